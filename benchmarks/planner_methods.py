@@ -24,7 +24,7 @@ from promises import notes
 
 from privacy.planning import Setting
 from privacy.promises import Possible, in_turn
-from privacy.run_plan import Target
+from privacy.target import Target
 from secure_fed.rounds.way import reached
 
 DELTA = 1e-5

@@ -26,7 +26,7 @@ from privacy import accounting, correlation
 from privacy.correlation import Correlation, best, square_root
 from privacy.planning import Setting
 from privacy.promises import Possible, compared
-from privacy.run_plan import Target
+from privacy.target import Target
 
 EPSILONS = (8.0, 3.0, 1.0)
 DELTA = 1e-5

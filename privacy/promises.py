@@ -27,9 +27,11 @@ from typing import Literal
 from privacy.correlation import best
 from privacy.planning import Setting
 from privacy.public_order import PublicOrder
-from privacy.run_plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
+from privacy.run_plan import Plan
+from privacy.run_planning import for_contributions, for_shares, for_sums, for_turns
 from privacy.sampling import Poisson
 from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
+from privacy.target import Target
 
 SMALL = 0.1  # of the way that a model can travel
 

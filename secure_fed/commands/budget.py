@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from privacy.planning import Plan, Setting
     from privacy.promises import Possible
-    from privacy.run_plan import Target
+    from privacy.target import Target
     from secure_fed.commands.release_space import Space
 
 _TARGETS = (1.0, 3.0, 8.0)
@@ -110,7 +110,7 @@ def plan(chosen: argparse.Namespace) -> None:
         return loop_plan.plan(chosen)
     from privacy import planning
     from privacy.promises import compared
-    from privacy.run_plan import Target
+    from privacy.target import Target
     from secure_fed.report.terminal import PlainConsole, doing
 
     given = {field.name: getattr(chosen, field.name) for field in fields(planning.Setting)}

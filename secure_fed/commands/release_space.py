@@ -15,7 +15,7 @@ from secure_fed.rounds.way import reached, unsteady
 
 if TYPE_CHECKING:
     from privacy.planning import Setting
-    from privacy.run_plan import Target
+    from privacy.target import Target
 
 _EXPLAINED = (
     "Numbers: under noise in a round, each counted once for every pass of it; of FRA those alone whose noise can reach the "

@@ -41,7 +41,8 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
     from privacy.distributed import DistributedGaussian
-    from privacy.run_plan import Made, Plan
+    from privacy.run_plan import Plan
+    from privacy.run_planning import Made
 
 
 @dataclass(frozen=True)

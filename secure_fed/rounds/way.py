@@ -88,7 +88,7 @@ def _in_turn(
         config = config.replace({("privacy", "noise"): "central"})
     from privacy.planning import Setting
     from privacy.promises import Possible, in_turn, pick
-    from privacy.run_plan import Target
+    from privacy.target import Target
 
     cohort = cohort_size(config, clients)
     numbers = reached(method, initial, personal)

@@ -71,7 +71,7 @@ def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[R
     shares, masks = assembly.protection.shares, assembly.masks
     if shares is None or masks is None or not records:
         return None
-    from privacy.run_plan import realised
+    from privacy.run_planning import realised
 
     counted = [record["masked"]["survivors"] for record in records if "masked" in record]
     survivors = min((count for count in counted if count is not None), default=None)

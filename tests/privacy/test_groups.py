@@ -11,8 +11,10 @@ from scipy.stats import norm
 from privacy.correlation import square_root
 from privacy.groups import of_curve, of_gaussian
 from privacy.public_order import PublicOrder
-from privacy.run_plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
+from privacy.run_plan import Plan
+from privacy.run_planning import for_contributions, for_shares, for_sums, for_turns
 from privacy.sampling import Poisson
+from privacy.target import Target
 
 DELTAS = (1e-3, 1e-5, 1e-9)
 ORDER = PublicOrder(60, 20)

@@ -13,7 +13,7 @@ from privacy.correlation import best
 from privacy.distributed import DistributedGaussian
 from privacy.planning import Setting
 from privacy.promises import Possible, Way, compared, in_turn, least_cohort, pick, recommended
-from privacy.run_plan import Target
+from privacy.target import Target
 from tests.cells import every
 from tests.privacy.test_correlation import dense, patterns
 

@@ -17,9 +17,10 @@ from scipy.stats import geom, logser, poisson
 from privacy import accounting, selection
 from privacy.composition import ORDERS, largest, of_plan, together
 from privacy.errors import PlanError
-from privacy.run_plan import Target, for_sums
+from privacy.run_planning import for_sums
 from privacy.sampling import Poisson
 from privacy.selection import LAWS, Law
+from privacy.target import Target
 
 Pmf = NDArray[np.float64]
 FINE = tuple(1 + 1.05**power for power in range(-90, 160))

@@ -20,7 +20,7 @@ from privacy.errors import LedgerError
 from privacy.ledger import Cost, Ledger
 from privacy.planning import Setting
 from privacy.promises import Possible, recommended
-from privacy.run_plan import Target
+from privacy.target import Target
 from protocols.rig.simulate import Simulation, simulate
 from secure_fed.commands import ways as shown_ways
 from secure_fed.commands.cli import main

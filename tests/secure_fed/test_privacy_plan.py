@@ -9,8 +9,10 @@ from scipy.stats import binom
 
 from privacy import accounting
 from privacy.errors import BudgetExhausted
-from privacy.run_plan import Plan, Target, for_contributions, for_gradients, for_sums, usual_participations
+from privacy.run_plan import Plan
+from privacy.run_planning import for_contributions, for_gradients, for_sums, usual_participations
 from privacy.sampling import FixedSize, Poisson
+from privacy.target import Target
 
 DELTA = 1e-5
 UNITS = (8, 40, 300)  # of each client; a batch of 8 by coins, an epoch a round

@@ -9,7 +9,7 @@ import pytest
 
 from privacy.planning import Setting
 from privacy.promises import Possible, recommended
-from privacy.run_plan import Target
+from privacy.target import Target
 from secure_fed.commands import release_space
 from secure_fed.commands.release_space import spaces
 from secure_fed.config import RunConfig

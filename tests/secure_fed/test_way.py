@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from privacy.mechanisms import Gaussian
 from privacy.planning import Setting
 from privacy.promises import Possible, in_turn
-from privacy.run_plan import Target
+from privacy.target import Target
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
