@@ -2,7 +2,8 @@
 
 For softmax and cross-entropy the gradient at the bias is dL/db_c = mean(p_c) - n_c / B over the B examples of a step
 (iDLG and LLG, Wainakh et al. 2022; iLRG, Ma et al. 2023, brings in the mean of p). A client that takes T steps of
-plain SGD sends -lr T mean(dL/db), clipped or not times an unknown factor f <= 1, so
+plain SGD sends -lr T mean(dL/db), with T less where the rate falls in the course of them, clipped or not times an unknown
+factor f <= 1, so
 
     shares_c = n_c / B = mean(p_c) + change_c / (lr T f),        f = 1 without clipping
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
+from secure_fed.learning.training.schedule import as_long, fading
 from secure_fed.runs.recording import Update
 
 MOST_UPDATES, MOST_EXAMPLES = 60, 1000
@@ -45,7 +47,7 @@ def l1(found: Floats, true: Floats) -> float:
 def run(case: Case, settings: Settings) -> Finding:
     """Compares with the clients' true labels, to score; the baseline says the population's shares of everybody."""
     bias = _bias(case)
-    updates = _chosen(case, bias, settings)
+    updates, config = _chosen(case, bias, settings), case.assembly.config
     classes = case.assembly.initial.tensors.tensor(bias).shape[0]
     population = _label_shares(case.population, classes)
     probabilities = {round_: _mean_probability(case, round_) for round_ in {update.round for update in updates}}
@@ -56,8 +58,9 @@ def run(case: Case, settings: Settings) -> Finding:
         change = np.asarray(update.contribution.tensor(bias).double())
         rate = case.seen.lr[update.round]
         if bias in case.assembly.problem.last:
-            rate *= case.assembly.config.training.head_times
-        found = shares(change, probabilities[update.round], rate, _steps(case, len(own)))
+            rate *= config.training.head_times
+        steps = as_long(_steps(case, len(own)), fading(config.training, update.round, config.federation.rounds))
+        found = shares(change, probabilities[update.round], rate, steps)
         true = _label_shares(own, classes)
         errors.append(l1(found, true))
         usual.append(l1(population, true))

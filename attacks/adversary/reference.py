@@ -236,10 +236,12 @@ def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetu
         training=config.training,
         collate=assembly.problem.collate,
         initial=assembly.initial.tensors,
+        rounds=config.federation.rounds,
         personal=assembly.server.personal,
         by_examples=config.federation.weighting == "examples",
         seed=config.federation.seed,
         group_examples=config.privacy.group_examples,
         allowance=_Allowance(math.inf if plan is None or plan.participations is None else plan.participations),
         train=desk.train,
+        last=assembly.problem.last,
     )

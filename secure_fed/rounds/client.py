@@ -18,7 +18,7 @@ from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.local import Job, Train, Trained, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import planned_steps
+from secure_fed.learning.training.schedule import fading, planned_steps
 from secure_fed.methods.method import Contextual, Method, RoundPlan, State
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.protection import Protection
@@ -36,7 +36,7 @@ class ClientSetup:
     watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
     train: local training without noise in its steps, `training.train` or an equivalent. ways: what is known of common passes.
     attendance: the rounds that clients took part in, where a public order says whose turn it is.
-    acceptable: the bounds on requests. last: the names of the head's last layer.
+    acceptable: the bounds on requests. last: the names of the head's last layer. rounds: of the run.
     """
 
     objective: Objective
@@ -45,6 +45,7 @@ class ClientSetup:
     training: TrainingConfig
     collate: Collate
     initial: Tensors
+    rounds: int
     personal: tuple[str, ...]
     by_examples: bool
     seed: int
@@ -59,8 +60,18 @@ class ClientSetup:
 
     def job(self, before: Tensors, request: Request, examples: Sequence[Any], rng: np.random.Generator) -> Job:
         """The local training that a request asks for."""
-        trainable = request.plan.trainable
-        return Job(before, trainable, examples, self.collate, self.training, request.lr, rng, last=self.last)
+        left = fading(self.training, request.round, self.rounds)
+        return Job(
+            before,
+            request.plan.trainable,
+            examples,
+            self.collate,
+            self.training,
+            request.lr,
+            rng,
+            last=self.last,
+            left=left,
+        )
 
 
 class Client:

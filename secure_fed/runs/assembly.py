@@ -195,6 +195,7 @@ def _setup(
         training=config.training,
         collate=problem.collate,
         initial=start.tensors,
+        rounds=config.federation.rounds,
         personal=start.personal,
         by_examples=config.federation.weighting == "examples",
         seed=config.federation.seed,

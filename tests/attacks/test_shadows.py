@@ -139,7 +139,8 @@ def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     ),
 )
 def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, Any]) -> None:
-    federation = few(method, **more, **{"training.together": 1})
+    rates = {"training.lr_schedule": "linear", "training.head_factor": 3.0}
+    federation = few(method, **more, **rates, **{"training.together": 1})
     run = federation.run().state.tensors
     members = federation.assembly.audit_pool.members
     assert 0 < members.sum() < len(members)

@@ -48,6 +48,7 @@ class Setting:
         settings: TrainingConfig = USUAL,
         lr: float | None = None,
         collate: Callable[[Sequence[Any]], Any] | None = None,
+        left: float = 1.0,
     ) -> list[Job]:
         """The same ones at every call, each from a place of its own, where no gradient vanishes."""
         start, generator = read(self.objective.model, self.names), torch.Generator().manual_seed(0)
@@ -64,6 +65,7 @@ class Setting:
                 settings.lr if lr is None else lr,
                 np.random.default_rng(number),
                 last=tuple(name for name in self.names if "classifier" in name),
+                left=left,
             )
             for number, size in enumerate(sizes)
         ]
@@ -122,6 +124,20 @@ def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> Non
     moved = [one.after - job.before.select(one.after) for one, job in zip(together, setting.jobs(), strict=True)]
     assert [change.norm() > 1e-2 for change in moved] == [size > 0 for size in SIZES]
     assert math.isnan(together[3].loss)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_where_the_rate_falls_each_client_is_as_far_as_its_own_steps(optimizer: str) -> None:
+    """They make 6, 2, 2, 0, 8 and 4 steps."""
+    setting, ways = toy(), Ways()
+    settings = replace(USUAL, optimizer=optimizer, lr=0.05, head_factor=3.0, weight_decay=0.1)
+    together, alone = setting.both(settings, ways, left=0.0)
+    assert ways.why_not == "", "they shared passes"
+    require_equal(together, alone)
+    constant = train_together(setting.objective, setting.jobs(settings=settings))
+    assert all(
+        (one.after - other.after).norm() > 1e-3 for one, other in zip(together, constant, strict=True) if one.loss > 0
+    )
 
 
 @pytest.mark.parametrize("kept", ["bias", "weight"])

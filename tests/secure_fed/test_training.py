@@ -17,7 +17,7 @@ from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Job, train
 from secure_fed.learning.training.objective import Objective, to_device
-from secure_fed.learning.training.schedule import scheduled_lr
+from secure_fed.learning.training.schedule import as_long, fading, scheduled_lr
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
@@ -430,6 +430,35 @@ def test_learning_rate_schedules() -> None:
 def test_the_learning_rate_rises_in_the_warm_up_and_then_keeps_to_its_schedule() -> None:
     settings = TrainingConfig(lr=8.0, lr_schedule="linear", lr_warmup=3)
     assert [scheduled_lr(settings, round_, 7) for round_ in range(7)] == [2.0, 4.0, 6.0, 8.0, 6.0, 4.0, 2.0]
+
+
+def test_within_a_round_the_rate_falls_to_that_of_the_next_round_and_never_rises() -> None:
+    falls = {"constant": [1, 1, 1, 1], "linear": [6 / 8, 4 / 6, 2 / 4, 0], "stable_decay": [1, 1, 0.75, 0]}
+    for schedule, expected in falls.items():
+        settings = TrainingConfig(lr=8.0, lr_schedule=schedule)
+        assert [fading(settings, round_, 4) for round_ in range(4)] == pytest.approx(expected)
+    warming = TrainingConfig(lr=8.0, lr_schedule="linear", lr_warmup=3)
+    assert [fading(warming, round_, 4) for round_ in range(4)] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_rate_that_falls_is_set_anew_for_every_step(optimizer: str) -> None:
+    settings = TrainingConfig(steps=4, batch_size=7, optimizer=optimizer, weight_decay=0.3, head_factor=4.0)
+    model, target, head = toys.model(), objective(), ("classifier.weight", "classifier.bias")
+    named = dict(model.named_parameters())
+    groups = [{"params": [named[name] for name in named if (name in head) == last]} for last in (False, True)]
+    made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer](groups, LR, weight_decay=0.3)
+    batch, rates = default_collate(toys.examples(1, 7)), [LR, 0.85 * LR, 0.7 * LR, 0.55 * LR]
+    for rate in rates:
+        for group, times in zip(made.param_groups, (1, 4), strict=True):
+            group["lr"] = times * rate
+        made.zero_grad()
+        nn.functional.cross_entropy(model(batch["x"]), batch["labels"]).backward()
+        made.step()
+    before, rng = weights(target.model), np.random.default_rng(0)
+    job = Job(before, list(before), toys.examples(1, 7), default_collate, settings, LR, rng, last=head, left=0.4)
+    assert_close(train(target, job).after, weights(model))
+    assert as_long(4, 0.4) == pytest.approx(sum(rates) / LR)
 
 
 def test_batches_of_any_nesting_reach_the_device() -> None:

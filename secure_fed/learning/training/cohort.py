@@ -97,7 +97,7 @@ def _alike(jobs: Sequence[Job]) -> list[list[int]]:
     kinds: dict[Hashable, list[int]] = {}
     for number in sorted(range(len(jobs)), key=lambda number: -jobs[number].steps):
         job = jobs[number]
-        kinds.setdefault((job.kind, job.settings, job.lr, job.steps > 0), []).append(number)
+        kinds.setdefault((job.kind, job.settings, job.lr, job.left, job.steps > 0), []).append(number)
     return list(kinds.values())
 
 
@@ -197,7 +197,7 @@ class _Cohort:
             for step in range(steps):
                 active = sum(job.steps > step for job in self._jobs)
                 self._narrow(active)
-                self._step(self._steps.gradients(passes, active))
+                self._step(step, self._steps.gradients(passes, active))
                 told(len(self._jobs) * (step + 1) / steps)
         parts = {name: part.cpu() for name, part in self._places.flat.parts(self._places.moving).items()}
         return [
@@ -205,8 +205,8 @@ class _Cohort:
             for row, loss in enumerate(self._steps.losses())
         ]
 
-    def _step(self, gradient: Tensor) -> None:
-        """One step of the clients that have a gradient."""
+    def _step(self, step: int, gradient: Tensor) -> None:
+        """One step of the clients that have a gradient, each at its own rate: a client with few steps is further along."""
         gradient = gradient.to(self._moving.device)
         if self._start is not None:  # FedProx: the gradient of mu/2 ||w - w_before||^2
             mu = self._jobs[0].settings.proximal
@@ -214,8 +214,13 @@ class _Cohort:
         if (most := self._jobs[0].settings.max_grad_norm) is not None:
             gradient *= most / gradient.norm(dim=1, keepdim=True).clamp_min(most)
         self._moving.grad = gradient
-        parts = self._places.flat.parts(self._moving.data)
+        moving, left = self._moving.data, self._jobs[0].left
+        before = moving.clone() if left != 1 else moving
+        parts = self._places.flat.parts(moving)
         stepped(self._optimizer, [parts[name] for name in self._jobs[0].scoring], self._jobs[0].settings.head_times)
+        if left != 1:
+            shares = torch.tensor([job.share(step) for job in self._jobs[: len(moving)]]).to(moving)
+            moving.copy_(torch.lerp(before, moving, shares[:, None]))
 
     def _narrow(self, active: int) -> None:
         """Leave out the clients that have made all their steps: nothing of theirs moves any more."""

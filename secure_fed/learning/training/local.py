@@ -63,9 +63,10 @@ class Job:
 
     before: every tensor by which the objective differs from its model. trainable: the names in it that are optimised. last: the
     names of the head's last layer, whose learning rate is another one (`TrainingConfig.head_times`).
-    settings: the optimiser, the batch size and the number of steps. lr: the learning rate of this round. rng: the order of
-    examples, and dropout. private: what makes its steps private; rng, which also says which examples of a group count, is then
-    as secret as the coins, since what it draws for one unit depends on how many units came before.
+    settings: the optimiser, the batch size and the number of steps. lr: the learning rate of the first step. left: what is left
+    of it after the last one, to which it falls in equal parts. rng: the order of examples, and dropout. private: what makes its
+    steps private; rng, which also says which examples of a group count, is then as secret as the coins, since what it draws for
+    one unit depends on how many units came before.
     """
 
     before: Tensors
@@ -77,6 +78,7 @@ class Job:
     rng: np.random.Generator
     private: PrivateSteps | None = None
     last: tuple[str, ...] = ()
+    left: float = 1.0
 
     @property
     def scoring(self) -> list[str]:
@@ -94,6 +96,10 @@ class Job:
         if self.private is None or not len(self.examples):
             return planned_steps(len(self.examples), self.settings)
         return self.private.count
+
+    def share(self, step: int) -> float:
+        """What is left of the learning rate at a step, from 0."""
+        return 1 + (self.left - 1) * step / self.steps
 
     def placed(self, device: torch.device) -> Placed:
         """The tensors on the device, ready to be optimised."""
@@ -116,7 +122,8 @@ def train(objective: Objective, job: Job) -> Trained:
     losses: list[Tensor] = []
     objective.begin()
     with seeded(objective.device, job.rng):
-        for batch in job.batches(list):
+        for step, batch in enumerate(job.batches(list)):
+            optimizer.param_groups[0]["lr"] = job.lr * job.share(step)
             optimizer.zero_grad()
             for items in parted(batch.inputs, job.settings.microbatch):
                 loss = objective.losses(placed.held | placed.moving, to_device(job.collate(items), objective.device))

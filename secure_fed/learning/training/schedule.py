@@ -30,6 +30,22 @@ def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
     return settings.rate
 
 
+def fading(settings: TrainingConfig, round_: int, rounds: int) -> float:
+    """What is left of the round's rate after its last step, where the next round's is lower: so that it falls step by step.
+
+    Rounds may be few and have many steps. At a rate that stays up until the last step, single batches would move the result.
+    Within a round it never rises.
+    """
+    if round_ < settings.lr_warmup:
+        return 1.0
+    return min(1.0, scheduled_lr(settings, round_ + 1, rounds) / scheduled_lr(settings, round_, rounds))
+
+
+def as_long(steps: float, left: float) -> float:
+    """How many steps at the full rate are as long as these together, of which the rate falls to `left`."""
+    return steps + (left - 1) * (steps - 1) / 2
+
+
 def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
     """The local optimiser that the settings name, with nothing remembered."""
     if settings.optimizer == "sgd":
