@@ -34,7 +34,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from learns_tasks import LATER, MEAN, PEERS, SAME, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
+from learns_tasks import FORMER, LATER, MEAN, PEERS, SAME, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
 from runs_file import keep, lines
 
 from secure_fed.methods import METHODS
@@ -148,12 +148,13 @@ def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
 
 
 def comparable(known: dict[tuple[Any, ...], Run], given: argparse.Namespace) -> list[Run]:
-    """The runs with as many steps and the same rates over them."""
-    return [
-        run
-        for run in known.values()
-        if (run["steps"], run["falls"], run["head"]) == (given.steps, *way(given, run["method"]))
-    ]
+    """The runs with as many steps and the same rates over them, by rounds at least."""
+    found = []
+    for run in known.values():
+        falls, head = way(given, run["method"])
+        alike = run["falls"] in (falls, FORMER if falls == "stable_decay" else falls)
+        found += [run] if alike and (run["steps"], run["head"]) == (given.steps, head) else []
+    return found
 
 
 def refined(given: argparse.Namespace, methods: Sequence[str]) -> None:
