@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learns_tasks import LATER, MEAN, PEERS, SEARCHED, defaults
+from learns_tasks import FORMER, LATER, MEAN, PEERS, SAME, SEARCHED, defaults
 from timing import machine
 
 from secure_fed.methods import METHODS
@@ -20,16 +22,20 @@ CLOSE = 0.02 + 1e-9  # a method that is no further below its peer is as good
 
 @dataclass(frozen=True)
 class Reached:
-    """The accuracy of a method on a data set, and over how many fresh seeds it is the mean; 0 is what seed 0 chose by."""
+    """The accuracy of a method on a data set, and over how many fresh seeds it is the mean; 0 is what seed 0 chose by.
+
+    former: the rate stayed as it was within a round.
+    """
 
     accuracy: float
     seeds: int
+    former: bool
 
     def __sub__(self, other: Reached) -> float:
         return self.accuracy - other.accuracy
 
     def __str__(self) -> str:
-        return _shown(self.accuracy) + ("" if self.seeds else "*")
+        return _shown(self.accuracy) + ("" if self.seeds else "*") + ("°" if self.former else "")
 
 
 TOP = """# Does every method learn, and at which learning rate?
@@ -102,6 +108,11 @@ clients ([methods.md](methods.md#the-learning-rate-in-a-federation)).
 
 
 _BEFORE = "The best over rates: with one rate for all that falls linearly, and with the defaults; 200 steps, seed 0."
+_ELSEWHERE = (
+    "The same methods elsewhere, as the peers at one rate that falls linearly: AdapterHub's (`adapters`, in an environment of "
+    "its own) with bottlenecks of the same size, and biases that train in a plain loop."
+)
+_STEPS = "The same seeds, other than the one that chose the rate; 200 steps, in 10 rounds of 20."
 
 
 def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
@@ -112,9 +123,11 @@ def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
         machine("torch", "peft"),
         f"\n\n## Before and now\n\n{_BEFORE}\n\n",
         _heads(runs),
+        f"\n\n## A rate that falls within a round\n\n{_STEPS}\n\n",
+        _within(runs),
     ]
     parts += ["\n\n## A constant rate beside one that falls\n\n", _falling(one_rate), "\n"]
-    runs = [run for run in runs if (run["falls"], run["head"]) == defaults(run["method"], run["steps"])]
+    runs = [run for run in runs if (_now(run["falls"]), run["head"]) == defaults(run["method"], run["steps"])]
     for steps in sorted({run["steps"] for run in runs}, reverse=True):
         own = [run for run in runs if run["steps"] == steps]
         datas = [data for data in (*SEARCHED, *LATER) if any(run["data"] == data for run in own)]
@@ -130,9 +143,10 @@ def page(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
 def _heads(runs: Sequence[Run]) -> str:
     """The best over rates with one rate for all that falls linearly, and with the defaults, of every method that has both."""
     known = [data for data in (*SEARCHED, *LATER) if not data.endswith(MEAN)]  # where there was a before
-    datas, lines = known, []
+    datas = [data for data in known if any(run["data"] == data and run["falls"] == FORMER for run in runs)]
+    lines = []
     for method in METHODS:
-        ways = ("linear", 1.0), defaults(method, 200)
+        ways = ("linear", 1.0), (FORMER, defaults(method, 200)[1])
         cells = [_pair_of(*(_best(runs, data, method, *way) for way in ways)) for data in datas]
         if any(cells):
             lines.append([f"`{method}`", *cells])
@@ -145,6 +159,30 @@ def _best(runs: Sequence[Run], data: str, method: str, falls: str, head: float) 
     at = (200, falls, head, data, method, 0)
     names = ("steps", "falls", "head", "data", "method", "seed")
     return max((run["accuracy"] for run in runs if tuple(run[name] for name in names) == at), default=None)
+
+
+def _now(falls: str) -> str:
+    """How a rate falls that fell so by rounds alone."""
+    return "stable_decay" if falls == FORMER else falls
+
+
+def _within(runs: Sequence[Run]) -> str:
+    """What was run on the same seeds with a rate that falls by rounds alone, and with one that falls within them."""
+    names = ("data", "method", "rate", "head", "steps", "seed")
+    found = {(run["falls"], *(run[name] for name in names)): run["accuracy"] for run in runs}
+    pairs: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for (falls, *rest), accuracy in found.items():
+        before = found.get((FORMER, *rest))
+        if falls == "stable_decay" and before is not None and rest[-1]:
+            pairs.setdefault((rest[0], rest[1]), []).append((before, accuracy))
+    lines = [["data", "method", "seeds", "by rounds", "step by step"]]
+    for (data, method), own in sorted(pairs.items()):
+        means = (_shown(statistics.mean(pair[which] for pair in own)) for which in (0, 1))
+        lines.append([data, f"`{method}`", str(len(own)), *means])
+    gains = [after - before for own in pairs.values() for before, after in own]
+    spread = 1.96 * statistics.stdev(gains) / math.sqrt(len(gains))
+    over = f"Over all {len(gains)} pairs of runs: {100 * statistics.mean(gains):+.1f} ± {100 * spread:.1f} points."
+    return "\n".join([over, "", _line(lines[0]), _line(["---"] * 5), *map(_line, lines[1:])])
 
 
 def _pair_of(one: float | None, other: float | None) -> str:
@@ -188,16 +226,37 @@ def _beside(runs: Sequence[Run], datas: Sequence[str], rate_of: RateOf, best_on:
         f"{sum(d >= -CLOSE for d in own.values())} of {len(own)} on {data}" for data, own in compared.items() if own
     ]
     table = "\n".join([_line(head), _line(["---"] * len(head)), *map(_line, rows)])
-    return f"Within two points of the peer, or above it: {'; '.join(near)}.\n\n{table}"
+    return (
+        f"Within two points of the peer, or above it: {'; '.join(near)}.\n\n{table}{_elsewhere(runs, datas, best_on)}"
+    )
+
+
+def _elsewhere(runs: Sequence[Run], datas: Sequence[str], best_on: BestOn) -> str:
+    """Of methods that PEFT does not have: ours beside AdapterHub's or a plain loop's, where that was run."""
+    lines = []
+    for data, (method, other) in itertools.product(datas, SAME.items()):
+        own, theirs = (_reached(runs, data, name, best_on) for name in (method, other))
+        if own and theirs:
+            seeds = f"{own.seeds or 1}, {theirs.seeds or 1}"
+            lines.append([data, f"`{method}`", other, f"{own}, {theirs}", seeds])
+    if not lines:
+        return ""
+    head = ["data", "method", "the same elsewhere", "ours, theirs", "seeds"]
+    return "\n".join(["\n\n" + _ELSEWHERE, "", _line(head), _line(["---"] * 5), *map(_line, lines)])
 
 
 def _reached(runs: Sequence[Run], data: str, method: str, best_on: BestOn) -> Reached | None:
     """The mean over seeds on which the rate was not chosen, or what seed 0 has, if there are no others."""
     rate = best_on(runs, data, method)
     of_rate = [run for run in runs if (run["data"], run["method"], run["rate"]) == (data, method, rate)]
-    fresh = [run["accuracy"] for run in of_rate if run["seed"]]
-    found = fresh or [run["accuracy"] for run in of_rate]
-    return Reached(statistics.mean(found), len(fresh)) if found else None
+    fresh = [run for run in of_rate if run["seed"]]
+    found = [run for run in fresh if run["falls"] != FORMER] or fresh or of_rate
+    former = any(run["falls"] == FORMER for run in found)
+    return Reached(_mean(found), len(found) if fresh else 0, former) if found else None
+
+
+def _mean(runs: Sequence[Run]) -> float:
+    return statistics.mean(run["accuracy"] for run in runs)
 
 
 def _pair(own: Reached | None, peer: Reached | None) -> str:

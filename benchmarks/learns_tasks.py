@@ -1,8 +1,8 @@
 """One training run of `learns.py`: the data, a method of ours with all data at one client, or the peer that it is held against.
 
 Both sides have the same encoder, the same texts, AdamW, and as many steps of as many texts. The rate is constant over 80 steps.
-Over 200 that of the peer falls linearly to zero, as Hugging Face's Trainer has it, and ours in the last third of the rounds, step
-by step, with three times the rate for the head's last layer: the defaults. Ours restarts AdamW in every round, as clients do.
+Over 200 that of the peer falls linearly to zero, as Hugging Face's Trainer has it, and ours in the last third of the steps,
+with three times the rate for the head's last layer: the defaults. Ours restarts AdamW in every round, as clients do.
 """
 
 from __future__ import annotations
