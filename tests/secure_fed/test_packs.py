@@ -21,6 +21,7 @@ from secure_fed.learning.training.cohort import Ways
 from secure_fed.learning.training.cohort_packs import Public, Shapes
 from secure_fed.learning.training.cohort_packs import Room as Space
 from secure_fed.learning.training.cohort_pass import Places, found_in
+from secure_fed.learning.training.gradient_trial import sizes_that_agree
 from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Job, Placed
@@ -164,14 +165,28 @@ def test_a_layer_with_room_for_four_examples_is_refused() -> None:
         sums(objective, before, toys.examples(1, 12), default_collate)([0])
 
 
-@pytest.mark.parametrize(("layer", "microbatch", "sizes"), [(Room(), 4, (1, 2, 3, 4)), (ToyRouter(), None, (1,))])
+@pytest.mark.parametrize(
+    ("layer", "microbatch", "units", "sizes"),
+    [(Room(), 4, 12, (1, 2, 3, 4)), (ToyRouter(), None, 12, (1,)), (Room(20), None, 60, (1, 2, 3, 6))],
+)
 def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_examples_own(
-    layer: nn.Module, microbatch: int | None, sizes: tuple[int, ...]
+    layer: nn.Module, microbatch: int | None, units: int, sizes: tuple[int, ...]
 ) -> None:
-    """In passes of four at most; and one by one, which a layer gets by its name."""
+    """In passes of four at most; one by one, which a layer gets by its name; and where a trial sees what is too large."""
     objective, before = with_room(layer)
-    check_shares(sums(objective, before, toys.examples(1, 12), default_collate, microbatch=microbatch), 12, 4)
-    assert [found.sizes for found in shapes(objective)] == [sizes]
+    check_shares(sums(objective, before, toys.examples(1, units), default_collate, microbatch=microbatch), units, 4)
+    assert [(found.sizes, found.untried) for found in shapes(objective)] == [(sizes, 0)]
+
+
+@pytest.mark.parametrize("dropped", range(12))
+def test_whichever_example_a_large_pass_has_no_room_for_a_trial_sees_it(dropped: int) -> None:
+    """Examples in the middle were in passes of twelve alone, all of which dropped the same ones."""
+
+    def gradients(items: Sequence[int]) -> dict[str, Tensor]:
+        kept = [0.0 if item == dropped and len(set(items)) > 10 else item + 1.0 for item in items]
+        return {"w": torch.tensor(kept)[:, None]}
+
+    assert sizes_that_agree(gradients, range(12), (1, 2, 3, 12)) == (1, 2, 3)
 
 
 # The largest passes are tried out when they are wanted.

@@ -77,22 +77,28 @@ def sizes_that_agree(
     """The sizes of passes that give every example's gradient to the same bit, ascending; () where only passes of one do.
 
     A pass of each size is made of the first examples, of the last ones in reverse, and of one example alone in every row, so
-    that an example has other company and another row. Of sets of sizes that agree the largest is taken. candidates: the
-    sizes to try, up to `len(probe)`, ascending.
+    that an example has other company and another row; and each of these examples is in smaller passes, too, with fewer beside
+    it. Of sets of sizes that agree the largest is taken. candidates: the sizes to try, up to `len(probe)`, ascending.
     """
     agreeing: list[tuple[list[int], dict[int, bytes]]] = []
     for size in candidates:
         last = len(probe) - 1
         own = _own(gradients, probe, [range(size), range(last, last - size, -1), [0] * size])
         for sizes, known in agreeing if own else ():
-            if all(known.get(i, digest) == digest for i, digest in own.items()):
+            known |= _own(gradients, probe, _covering([i for i in own if i not in known], sizes[-1]))
+            if all(known.get(i) == digest for i, digest in own.items()):
                 sizes.append(size)
-                known |= own
                 break
         else:
             agreeing += [([size], own)] if own else []
     best = max((sizes for sizes, _ in agreeing), key=lambda sizes: (len(sizes), sizes[-1]), default=[1])
     return tuple(best) if best[-1] > 1 else ()
+
+
+def _covering(places: Sequence[int], size: int) -> list[list[int]]:
+    """Passes of this size that hold all of these examples; the last one is filled up with its first."""
+    parts = [list(places[at : at + size]) for at in range(0, len(places), size)]
+    return [part + part[:1] * (size - len(part)) for part in parts]
 
 
 def _own(
