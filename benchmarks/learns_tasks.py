@@ -1,7 +1,7 @@
 """One training run of `learns.py`: the data, a method of ours with all data at one client, or the peer that it is held against.
 
 Both sides have the same encoder, the same texts, AdamW, and as many steps of as many texts. The rate is constant over 80 steps.
-Over 200 that of the peer falls linearly to zero, as Hugging Face's Trainer has it, and ours in the last third of the steps,
+Over 200 that of the peer falls linearly to zero, as Hugging Face's Trainer has it, and ours in the last fifth of the steps,
 with three times the rate for the head's last layer: the defaults. Ours restarts AdamW in every round, as clients do.
 """
 
@@ -38,7 +38,9 @@ def defaults(method: str, steps: int) -> tuple[str, float]:
     return ("stable_decay", card(method).head_factor) if method in METHODS else ("linear", 1.0)
 
 
-FORMER = "stable_decay, by rounds"  # of runs that were made when the rate stayed as it was within a round
+# Of runs that were made when the rate fell over the last third of the rounds and stayed as it was within one; and of runs
+# with one that fell step by step over as much.
+FORMER, THIRD = "stable_decay, by rounds", "stable_decay, last third"
 
 
 # Whom each method is held against. What PEFT does not have (whole biases, bottleneck adapters) is held against full training.

@@ -147,7 +147,7 @@ class TrainingConfig:
     lr_schedule: str = key(
         "auto",
         "of lr over the rounds, and step by step within a round; stable_decay is constant, and falls to zero over the last "
-        "third; auto is that, and constant where privacy protects anybody",
+        "fifth; auto is that, and constant where privacy protects anybody",
         choices=("auto", "constant", "linear", "cosine", "stable_decay"),
     )
     lr_warmup: int = key(0, "rounds in which lr rises to its value, before lr_schedule begins", at_least=0)

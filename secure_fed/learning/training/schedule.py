@@ -65,7 +65,7 @@ def stepped(optimizer: torch.optim.Optimizer, parts: Sequence[Tensor], times: fl
             part.copy_(start + times * (part - start))
 
 
-_DECAY = 1 / 3  # of the rounds
+_DECAY = 1 / 5  # of the run
 
 
 def planned_steps(units: int, settings: TrainingConfig) -> int:
