@@ -21,7 +21,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
-from secure_fed.learning.training.schedule import as_long, fading
+from secure_fed.learning.training.schedule import Falling
 from secure_fed.runs.recording import Update
 
 MOST_UPDATES, MOST_EXAMPLES = 60, 1000
@@ -59,7 +59,8 @@ def run(case: Case, settings: Settings) -> Finding:
         rate = case.seen.lr[update.round]
         if bias in case.assembly.problem.last:
             rate *= config.training.head_times
-        steps = as_long(_steps(case, len(own)), fading(config.training, update.round, config.federation.rounds))
+        falling = Falling(config.training, update.round, config.federation.rounds)
+        steps = falling.as_long(_steps(case, len(own)))
         found = shares(change, probabilities[update.round], rate, steps)
         true = _label_shares(own, classes)
         errors.append(l1(found, true))
@@ -121,7 +122,7 @@ def _chosen(case: Case, bias: str, settings: Settings) -> list[Update]:
     return [one for one in seen if one.round in rounds][:MOST_UPDATES]
 
 
-def _steps(case: Case, examples: int) -> float:
+def _steps(case: Case, examples: int) -> int:
     """The number of steps that the client took; an attacker knows it of its settings, or learns the client's size elsewhere."""
     training = case.assembly.config.training
     if training.steps is not None:

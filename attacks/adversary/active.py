@@ -16,7 +16,7 @@ import torch
 
 from attacks.adversary.case import Inapplicable
 from secure_fed.errors import SecureFedError, expected
-from secure_fed.learning.training.schedule import scheduled_lr
+from secure_fed.learning.training.schedule import Falling, scheduled_lr
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.transport import InProcess, Request, Stage
@@ -58,6 +58,11 @@ class LyingServer:
     def lr(self) -> float:
         """The learning rate of the schedule; clients refuse another."""
         return scheduled_lr(self.assembly.config.training, self.round, self.assembly.config.federation.rounds)
+
+    @property
+    def falling(self) -> Falling:
+        """How it falls in the course of the round."""
+        return Falling(self.assembly.config.training, self.round, self.assembly.config.federation.rounds)
 
     @property
     def limit(self) -> float:

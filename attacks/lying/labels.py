@@ -32,10 +32,11 @@ def flat(head: Head, optimizer: str) -> Tensors:
     return head.tensors(torch.zeros(head.hidden, head.width), b, v, torch.zeros(head.classes))
 
 
-def counts(head: Head, update: Tensors, optimizer: str, lr: float, steps: int, examples: int) -> Tensor:
+def counts(head: Head, update: Tensors, optimizer: str, lr: float, steps: float, examples: int) -> Tensor:
     """(classes,) whole numbers that add up to `examples`, the nearest to what the update says.
 
-    Exact for one step. Over several of SGD that of their mean: the last bias moves as well, which is neglected.
+    steps: how many at that rate are as long as all. Exact for one step. Over several of SGD that of their mean: the last bias
+    moves as well, which is neglected.
     """
     _, _, v, _ = head.changes(update)
     step = -v.mean(1) / (lr * steps)

@@ -79,7 +79,7 @@ def _labels(table: Table) -> Outcome:
     """The victim's counts of all classes, exactly; the guess rounds the public shares."""
     held, config = table.deal(), table.server.assembly.config.training
     read, people = table.answer(labels.flat(table.head, config.optimizer), held)
-    steps = planned_steps(table.each, config)
+    steps = table.server.falling.as_long(planned_steps(table.each, config))
     rate = people * table.server.lr * config.head_times
     counts = labels.counts(table.head, read, config.optimizer, rate, steps, table.each)
     true = np.bincount([_label(table.candidates[one]) for one in held], minlength=table.head.classes)

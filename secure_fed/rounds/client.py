@@ -18,7 +18,7 @@ from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.local import Job, Train, Trained, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import fading, planned_steps
+from secure_fed.learning.training.schedule import Falling, planned_steps
 from secure_fed.methods.method import Contextual, Method, RoundPlan, State
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.protection import Protection
@@ -60,17 +60,10 @@ class ClientSetup:
 
     def job(self, before: Tensors, request: Request, examples: Sequence[Any], rng: np.random.Generator) -> Job:
         """The local training that a request asks for."""
-        left = fading(self.training, request.round, self.rounds)
+        falling = Falling(self.training, request.round, self.rounds)
+        trainable = request.plan.trainable
         return Job(
-            before,
-            request.plan.trainable,
-            examples,
-            self.collate,
-            self.training,
-            request.lr,
-            rng,
-            last=self.last,
-            left=left,
+            before, trainable, examples, self.collate, self.training, request.lr, rng, last=self.last, falling=falling
         )
 
 

@@ -155,6 +155,13 @@ def test_labels_are_counted_exactly_from_one_step_and_not_under_noise(settings: 
     assert rate(tried(LIES["labels"], table(*NOISE), 6)).hits < 3
 
 
+def test_labels_of_steps_whose_rate_falls_are_counted_by_their_mean_rate() -> None:
+    falls = ("training.steps=2", "training.head_factor=1", "training.lr_schedule=linear", "federation.rounds=2")
+    one = table(*FIXED, *SGD, *falls)
+    assert one.server.falling.as_long(2) == 1.5
+    assert rate(tried(LIES["labels"], one, 8)).hits == 8, "6 by the full rate"
+
+
 @pytest.mark.parametrize("which", ["traps", "alarm", "dead", "flat"])
 def test_no_crafted_tensor_is_accepted_in_the_first_round(which: str) -> None:
     one = table(*FIXED, round_=0)

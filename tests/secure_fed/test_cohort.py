@@ -24,6 +24,7 @@ from secure_fed.learning.training.cohort_packs import Room, Tight
 from secure_fed.learning.training.cohort_pass import Trial
 from secure_fed.learning.training.local import Job, Trained, train
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.schedule import Falling
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
@@ -48,7 +49,7 @@ class Setting:
         settings: TrainingConfig = USUAL,
         lr: float | None = None,
         collate: Callable[[Sequence[Any]], Any] | None = None,
-        left: float = 1.0,
+        falling: Falling | None = None,
     ) -> list[Job]:
         """The same ones at every call, each from a place of its own, where no gradient vanishes."""
         start, generator = read(self.objective.model, self.names), torch.Generator().manual_seed(0)
@@ -65,7 +66,7 @@ class Setting:
                 settings.lr if lr is None else lr,
                 np.random.default_rng(number),
                 last=tuple(name for name in self.names if "classifier" in name),
-                left=left,
+                falling=falling,
             )
             for number, size in enumerate(sizes)
         ]
@@ -131,7 +132,7 @@ def test_where_the_rate_falls_each_client_is_as_far_as_its_own_steps(optimizer: 
     """They make 6, 2, 2, 0, 8 and 4 steps."""
     setting, ways = toy(), Ways()
     settings = replace(USUAL, optimizer=optimizer, lr=0.05, head_factor=3.0, weight_decay=0.1)
-    together, alone = setting.both(settings, ways, left=0.0)
+    together, alone = setting.both(settings, ways, falling=Falling(replace(settings, lr_schedule="linear"), 0, 1))
     assert ways.why_not == "", "they shared passes"
     require_equal(together, alone)
     constant = train_together(setting.objective, setting.jobs(settings=settings))

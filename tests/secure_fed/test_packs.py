@@ -17,6 +17,7 @@ from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.training import cohort_packs
 from secure_fed.learning.training.cohort import Ways
 from secure_fed.learning.training.cohort_packs import Public, Shapes
 from secure_fed.learning.training.cohort_packs import Room as Space
@@ -187,6 +188,39 @@ def test_whichever_example_a_large_pass_has_no_room_for_a_trial_sees_it(dropped:
         return {"w": torch.tensor(kept)[:, None]}
 
     assert sizes_that_agree(gradients, range(12), (1, 2, 3, 12)) == (1, 2, 3)
+
+
+def test_passes_that_draw_random_numbers_are_not_used() -> None:
+    """Only large ones here, in which whoever is drawn with an example could be coupled by what was drawn."""
+
+    def gradients(items: Sequence[int]) -> dict[str, Tensor]:
+        return {
+            "w": torch.tensor(items)[:, None] + 0.0 * torch.rand(1)
+            if len(items) > 8
+            else torch.tensor(items)[:, None] + 0.0
+        }
+
+    assert sizes_that_agree(gradients, range(12), (1, 2, 3, 12)) == (1, 2, 3)
+
+
+@pytest.mark.parametrize(("wrong", "sizes"), [((12, 48), (1, 2, 3)), ((48,), (1, 2, 3, 12)), ((2, 3, 12, 48), (1,))])
+def test_a_size_that_a_larger_trial_finds_wrong_is_given_up(
+    wrong: tuple[int, ...], sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objective, before = with_room(nn.Identity())
+    placed = Placed.of(before, list(before), CPU)
+    public, items = Public(objective, default_collate, Space(4096, 48), placed, []), toys.examples(1, 192)
+    list(public.packs([(0, item) for item in items[:5]]))
+    assert [(found.sizes, found.untried) for found in shapes(objective)] == [((1, 2, 3, 12), 48)]
+
+    def agreeing(gradients: Any, probe: Sequence[Any], candidates: Sequence[int]) -> tuple[int, ...]:
+        assert len(probe) == 48, "on as many examples as the largest pass holds"
+        found = tuple(size for size in candidates if size not in wrong)
+        return found if len(found) > 1 else ()
+
+    monkeypatch.setattr(cohort_packs, "sizes_that_agree", agreeing)
+    list(public.packs([(0, item) for item in items]))
+    assert [(found.sizes, found.untried) for found in shapes(objective)] == [(sizes, 0)]
 
 
 # The largest passes are tried out when they are wanted.

@@ -17,7 +17,7 @@ from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Job, train
 from secure_fed.learning.training.objective import Objective, to_device
-from secure_fed.learning.training.schedule import as_long, fading, scheduled_lr
+from secure_fed.learning.training.schedule import Falling, scheduled_lr
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 
@@ -432,13 +432,18 @@ def test_the_learning_rate_rises_in_the_warm_up_and_then_keeps_to_its_schedule()
     assert [scheduled_lr(settings, round_, 7) for round_ in range(7)] == [2.0, 4.0, 6.0, 8.0, 6.0, 4.0, 2.0]
 
 
-def test_within_a_round_the_rate_falls_to_that_of_the_next_round_and_never_rises() -> None:
-    falls = {"constant": [1, 1, 1, 1], "linear": [6 / 8, 4 / 6, 2 / 4, 0], "stable_decay": [1, 1, 1, 0]}
-    for schedule, expected in falls.items():
-        settings = TrainingConfig(lr=8.0, lr_schedule=schedule)
-        assert [fading(settings, round_, 4) for round_ in range(4)] == pytest.approx(expected)
-    warming = TrainingConfig(lr=8.0, lr_schedule="linear", lr_warmup=3)
-    assert [fading(warming, round_, 4) for round_ in range(4)] == [1, 1, 1, 0]
+def test_within_a_round_the_rate_keeps_to_its_schedule_and_never_rises() -> None:
+    def left(schedule: str, rounds: int, made: float, **own: Any) -> list[float]:
+        settings = TrainingConfig(lr=8.0, lr_schedule=schedule, **own)
+        return [Falling(settings, round_, rounds).left(made) for round_ in range(rounds)]
+
+    assert left("constant", 4, 1.0) == [1, 1, 1, 1]
+    assert left("linear", 4, 1.0) == pytest.approx([6 / 8, 4 / 6, 2 / 4, 0])
+    assert left("linear", 4, 0.5) == pytest.approx([7 / 8, 5 / 6, 3 / 4, 1 / 2])
+    assert left("stable_decay", 1, 0.75) == [1], "of one round the last fifth falls"
+    assert left("stable_decay", 1, 0.9) == pytest.approx([0.5])
+    assert left("cosine", 1, 0.5) == pytest.approx([0.5])
+    assert left("linear", 4, 1.0, lr_warmup=3) == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -448,7 +453,8 @@ def test_a_rate_that_falls_is_set_anew_for_every_step(optimizer: str) -> None:
     named = dict(model.named_parameters())
     groups = [{"params": [named[name] for name in named if (name in head) == last]} for last in (False, True)]
     made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer](groups, LR, weight_decay=0.3)
-    batch, rates = default_collate(toys.examples(1, 7)), [LR, 0.85 * LR, 0.7 * LR, 0.55 * LR]
+    falling = Falling(TrainingConfig(lr=LR, lr_schedule="linear"), 0, 2)
+    batch, rates = default_collate(toys.examples(1, 7)), [LR, 0.875 * LR, 0.75 * LR, 0.625 * LR]
     for rate in rates:
         for group, times in zip(made.param_groups, (1, 4), strict=True):
             group["lr"] = times * rate
@@ -456,9 +462,9 @@ def test_a_rate_that_falls_is_set_anew_for_every_step(optimizer: str) -> None:
         nn.functional.cross_entropy(model(batch["x"]), batch["labels"]).backward()
         made.step()
     before, rng = weights(target.model), np.random.default_rng(0)
-    job = Job(before, list(before), toys.examples(1, 7), default_collate, settings, LR, rng, last=head, left=0.4)
+    job = Job(before, list(before), toys.examples(1, 7), default_collate, settings, LR, rng, last=head, falling=falling)
     assert_close(train(target, job).after, weights(model))
-    assert as_long(4, 0.4) == pytest.approx(sum(rates) / LR)
+    assert falling.as_long(4) == pytest.approx(sum(rates) / LR)
 
 
 def test_batches_of_any_nesting_reach_the_device() -> None:

@@ -97,7 +97,7 @@ def _alike(jobs: Sequence[Job]) -> list[list[int]]:
     kinds: dict[Hashable, list[int]] = {}
     for number in sorted(range(len(jobs)), key=lambda number: -jobs[number].steps):
         job = jobs[number]
-        kinds.setdefault((job.kind, job.settings, job.lr, job.left, job.steps > 0), []).append(number)
+        kinds.setdefault((job.kind, job.settings, job.lr, job.falling, job.steps > 0), []).append(number)
     return list(kinds.values())
 
 
@@ -214,13 +214,12 @@ class _Cohort:
         if (most := self._jobs[0].settings.max_grad_norm) is not None:
             gradient *= most / gradient.norm(dim=1, keepdim=True).clamp_min(most)
         self._moving.grad = gradient
-        moving, left = self._moving.data, self._jobs[0].left
-        before = moving.clone() if left != 1 else moving
+        moving, shares = self._moving.data, [job.share(step) for job in self._jobs[: len(gradient)]]
+        before = moving.clone() if min(shares) < 1 else moving
         parts = self._places.flat.parts(moving)
         stepped(self._optimizer, [parts[name] for name in self._jobs[0].scoring], self._jobs[0].settings.head_times)
-        if left != 1:
-            shares = torch.tensor([job.share(step) for job in self._jobs[: len(moving)]]).to(moving)
-            moving.copy_(torch.lerp(before, moving, shares[:, None]))
+        if before is not moving:
+            moving.copy_(torch.lerp(before, moving, torch.tensor(shares).to(moving)[:, None]))
 
     def _narrow(self, active: int) -> None:
         """Leave out the clients that have made all their steps: nothing of theirs moves any more."""

@@ -81,18 +81,23 @@ class Tight:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes that passes of a kind may have. sizes: in examples, ascending. untried: a larger size, or 0 for none."""
+    """The shapes that passes of a kind may have.
+
+    sizes: in examples, ascending. untried: a larger size, or 0 for none; item: the example it is to be tried with.
+    """
 
     collate: Collate
     sizes: tuple[int, ...]
     untried: int = 0
+    item: Any = None
 
 
 class Public:
     """Passes of public shapes.
 
     The largest passes take most of a trial, so they are tried out when so many examples come. A gradient has the same bits
-    before and after: they are taken only if they give the bits of the smaller ones.
+    before and after: they are taken only if they give the bits of the smaller ones, and a smaller one that turns out not to
+    give every example its own is given up.
     """
 
     def __init__(
@@ -138,9 +143,10 @@ class Public:
             ways[key] = self._tried(kind, item, most)
         shapes: Shapes = ways[key]
         if shapes.untried and next_size((*shapes.sizes, shapes.untried), count, width) == shapes.untried:
-            both = (shapes.sizes[-1], shapes.untried)
-            fits = self._agreeing(self._probing.of(kind, [item], most).items, shapes.collate, both) == both
-            shapes = ways[key] = Shapes(shapes.collate, (*shapes.sizes, shapes.untried) if fits else shapes.sizes)
+            items = self._probing.of(kind, [shapes.item], most).items
+            found = self._agreeing(items, shapes.collate, (*shapes.sizes, shapes.untried))
+            same = found[:1] == shapes.sizes[:1]  # else the larger sizes agree on other bits
+            shapes = ways[key] = Shapes(shapes.collate, found if same else shapes.sizes[:1])
         return shapes
 
     def _tried(self, kind: Hashable, item: Any, most: int) -> Shapes:
@@ -151,7 +157,7 @@ class Public:
         if mixes_experts(self._objective.model) or not probe.padded:
             return Shapes(self._kinds.collate, (1,))  # not to be tried out; or no positions for this width
         if self._agreeing(probe.items, collate, small) == small:
-            return Shapes(collate, small, most if most > small[-1] else 0)
+            return Shapes(collate, small, most if most > small[-1] else 0, item)
         items = self._probing.of(kind, [item], most).items
         return Shapes(collate, self._agreeing(items, collate, tuple(sorted({*small, most}))) or (1,))
 

@@ -76,14 +76,16 @@ def sizes_that_agree(
 ) -> tuple[int, ...]:
     """The sizes of passes that give every example's gradient to the same bit, ascending; () where only passes of one do.
 
-    A pass of each size is made of the first examples, of the last ones in reverse, and of one example alone in every row, so
-    that an example has other company and another row; and each of these examples is in smaller passes, too, with fewer beside
-    it. Of sets of sizes that agree the largest is taken. candidates: the sizes to try, up to `len(probe)`, ascending.
+    Passes of each size are made of the first examples, of the last ones in reverse, and of one example alone in every row, for
+    three of them, so that an example has other company and another row; and each of these examples is in smaller passes, too,
+    with fewer beside it. Of sets of sizes that agree the largest is taken. candidates: the sizes to try, up to `len(probe)`,
+    ascending.
     """
     agreeing: list[tuple[list[int], dict[int, bytes]]] = []
     for size in candidates:
         last = len(probe) - 1
-        own = _own(gradients, probe, [range(size), range(last, last - size, -1), [0] * size])
+        copies = [[one] * size for one in sorted({0, last // 2, last})]
+        own = _own(gradients, probe, [range(size), range(last, last - size, -1), *copies])
         for sizes, known in agreeing if own else ():
             known |= _own(gradients, probe, _covering([i for i in own if i not in known], sizes[-1]))
             if all(known.get(i) == digest for i, digest in own.items()):
@@ -104,13 +106,18 @@ def _covering(places: Sequence[int], size: int) -> list[list[int]]:
 def _own(
     gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]], probe: Sequence[Any], passes: Sequence[Sequence[int]]
 ) -> dict[int, bytes]:
-    """A digest of each example's gradient, if that is the same in every row of these passes; else none."""
-    own: dict[int, bytes] = {}
+    """A digest of each example's gradient, if that is the same in every row of these passes; else none.
+
+    None either if a pass draws random numbers, by which examples could be coupled.
+    """
+    own, drawn = dict[int, bytes](), torch.get_rng_state()
     for rows in passes:
         try:
             found = gradients([probe[i] for i in rows]).values()
             flat = torch.cat([part.detach().flatten(1) for part in found], 1) + 0.0  # of the two zeros, one
         except _CANNOT:
+            return {}
+        if not torch.equal(torch.get_rng_state(), drawn):
             return {}
         digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in flat.cpu().numpy()]
         if any(own.setdefault(i, digest) != digest for i, digest in zip(rows, digests, strict=True)):

@@ -18,7 +18,7 @@ from secure_fed.learning.data.encode import Batch as BatchOfItems
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import local_batches, optimizer_of, planned_steps, stepped
+from secure_fed.learning.training.schedule import Falling, local_batches, optimizer_of, planned_steps, stepped
 from secure_fed.tensors.tensors import Layout, Tensors
 
 
@@ -63,10 +63,10 @@ class Job:
 
     before: every tensor by which the objective differs from its model. trainable: the names in it that are optimised. last: the
     names of the head's last layer, whose learning rate is another one (`TrainingConfig.head_times`).
-    settings: the optimiser, the batch size and the number of steps. lr: the learning rate of the first step. left: what is left
-    of it after the last one, to which it falls in equal parts. rng: the order of examples, and dropout. private: what makes its
-    steps private; rng, which also says which examples of a group count, is then as secret as the coins, since what it draws for
-    one unit depends on how many units came before.
+    settings: the optimiser, the batch size and the number of steps. lr: the learning rate of the first step. falling: how
+    it falls from there; None where it does not. rng: the order of examples, and dropout. private: what makes its steps private;
+    rng, which also says which examples of a group count, is then as secret as the coins, since what it draws for one unit
+    depends on how many units came before.
     """
 
     before: Tensors
@@ -78,7 +78,7 @@ class Job:
     rng: np.random.Generator
     private: PrivateSteps | None = None
     last: tuple[str, ...] = ()
-    left: float = 1.0
+    falling: Falling | None = None
 
     @property
     def scoring(self) -> list[str]:
@@ -99,7 +99,7 @@ class Job:
 
     def share(self, step: int) -> float:
         """What is left of the learning rate at a step, from 0."""
-        return 1 + (self.left - 1) * step / self.steps
+        return 1.0 if self.falling is None else self.falling.left(step / self.steps)
 
     def placed(self, device: torch.device) -> Placed:
         """The tensors on the device, ready to be optimised."""

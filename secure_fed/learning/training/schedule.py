@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from secure_fed.learning.data.encode import Batch, batches
 from secure_fed.learning.tasks.task import Collate
 
 
-def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
-    """The local learning rate of round `round_` (from 0) of `rounds`."""
+def scheduled_lr(settings: TrainingConfig, round_: float, rounds: int) -> float:
+    """The local learning rate of round `round_` (from 0) of `rounds`, or when so many of them are made."""
     if round_ < settings.lr_warmup:
         return settings.rate * (round_ + 1) / (settings.lr_warmup + 1)
     share = (round_ - settings.lr_warmup) / (rounds - settings.lr_warmup)
@@ -30,20 +31,28 @@ def scheduled_lr(settings: TrainingConfig, round_: int, rounds: int) -> float:
     return settings.rate
 
 
-def fading(settings: TrainingConfig, round_: int, rounds: int) -> float:
-    """What is left of the round's rate after its last step, where the next round's is lower: so that it falls step by step.
+@dataclass(frozen=True)
+class Falling:
+    """How the learning rate falls within a round.
 
     Rounds may be few and have many steps. At a rate that stays up until the last step, single batches would move the result.
     Within a round it never rises.
     """
-    if round_ < settings.lr_warmup:
-        return 1.0
-    return min(1.0, scheduled_lr(settings, round_ + 1, rounds) / scheduled_lr(settings, round_, rounds))
 
+    settings: TrainingConfig
+    round: int
+    rounds: int
 
-def as_long(steps: float, left: float) -> float:
-    """How many steps at the full rate are as long as these together, of which the rate falls to `left`."""
-    return steps + (left - 1) * (steps - 1) / 2
+    def left(self, made: float) -> float:
+        """What is left of the round's rate when this share of its steps is made."""
+        if self.round < self.settings.lr_warmup:
+            return 1.0
+        first, now = (scheduled_lr(self.settings, self.round + share, self.rounds) for share in (0, made))
+        return min(1.0, now / first)
+
+    def as_long(self, steps: int) -> float:
+        """How many steps at the round's full rate are as long as all of its steps together."""
+        return math.fsum(self.left(step / steps) for step in range(steps))
 
 
 def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
