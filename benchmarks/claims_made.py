@@ -210,6 +210,7 @@ CLAIMS = (
             Order("c2a_ours-beta-0.1", "c2a-beta-0.1"),
             Order("c2a_ours-beta-5", "lora-beta-5"),
             Order("c2a_ours-beta-0.1", "lora-beta-0.1"),
+            Order("c2a_ours-beta-0.1", "adapter-beta-0.1", stated=4.9),
         ),
         (
             Widening(("c2a-beta-5", "c2a-beta-0.1"), ("lora-beta-5", "lora-beta-0.1"), stated=2.3),

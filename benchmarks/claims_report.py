@@ -84,8 +84,8 @@ makes the runs, and `--only NAME --arms ARM --seeds N --again` some of them agai
 All-MiniLM-L6-v2 on AG News (descriptions, {_size(short.train)} training texts of at most {short.length} tokens). A run has
 {short.rounds} rounds of {short.steps} local steps of {short.batch} texts at a constant rate. The claims `federa` and `c2a`
 have twice the rounds, three silos and `fra` three times the steps. The runs called **longer** have {longer.rounds} rounds of
-{longer.steps} local steps, and a learning rate that falls to zero. Each method has the default learning rate
-([learning_rates.md](learning_rates.md)); none is tuned here.
+{longer.steps} local steps, and a learning rate that falls to zero, by rounds alone (now it falls within them, too). Each method
+has the default learning rate ([learning_rates.md](learning_rates.md)); none is tuned here.
 
 **These trainings are short**: rounds times local steps are 40 to 120 in the reduced runs and 160 to 480 in the longer ones,
 where the papers have thousands. FedARA and FedTT+ start from maps that are zero, and learn late. Where there are longer runs of
