@@ -147,7 +147,7 @@ def test_a_text_that_fills_the_width_shares_no_pass_with_one_that_has_a_hole(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model computes otherwise where nothing of a batch is masked. Whatever a trial finds: here, that eight may share one."""
-    monkeypatch.setattr(module, "sizes_that_agree", lambda gradients, probe, candidates: (8,))
+    monkeypatch.setattr(module, "sizes_that_agree", lambda gradients, probe, candidates, copied: (8,))
     ids = torch.stack([torch.arange(4, 4 + LONGEST), torch.arange(5, 5 + LONGEST)])
     mask = torch.ones_like(ids)
     mask[1, 3] = 0

@@ -72,20 +72,24 @@ def path_for(
 
 
 def sizes_that_agree(
-    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]], probe: Sequence[Any], candidates: Sequence[int]
+    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]],
+    probe: Sequence[Any],
+    candidates: Sequence[int],
+    copied: int = 3,
 ) -> tuple[int, ...]:
     """The sizes of passes that give every example's gradient to the same bit, ascending; () where only passes of one do.
 
     Passes of each size are made of the first examples, of the last ones in reverse, and of one example alone in every row, for
-    three of them, so that an example has other company and another row; and each of these examples is in smaller passes, too,
-    with fewer beside it. Of sets of sizes that agree the largest is taken. candidates: the sizes to try, up to `len(probe)`,
-    ascending.
+    as many as `copied`, so that an example has other company and another row; and each of these examples is in smaller passes,
+    too, with fewer beside it. Of sets of sizes that agree the largest is taken. candidates: the sizes to try, up to
+    `len(probe)`, ascending.
     """
     agreeing: list[tuple[list[int], dict[int, bytes]]] = []
     for size in candidates:
         last = len(probe) - 1
-        copies = [[one] * size for one in sorted({0, last // 2, last})]
-        own = _own(gradients, probe, [range(size), range(last, last - size, -1), *copies])
+        copies = [(one,) * size for one in (0, last // 2, last)[:copied]]
+        passes = dict.fromkeys([tuple(range(size)), tuple(range(last, last - size, -1)), *copies])
+        own = _own(gradients, probe, list(passes))
         for sizes, known in agreeing if own else ():
             known |= _own(gradients, probe, _covering([i for i in own if i not in known], sizes[-1]))
             if all(known.get(i) == digest for i, digest in own.items()):

@@ -146,7 +146,9 @@ class ReadOnce(AbstractContextManager[None]):
             made = made_up(Kinds(list, self._longest), kind, self._model, dict.fromkeys(names), self._most) or ()
             probe = [Text(item["input_ids"], item["attention_mask"], item.get("token_type_ids")) for item in made]
             tries = [1, self._most] if probe and not mixes_experts(self._model) else []
-            found = sizes_that_agree(lambda texts: {"mean": self._pass(kind.width, texts).float()}, probe, tries)
+            found = sizes_that_agree(
+                lambda texts: {"mean": self._pass(kind.width, texts).float()}, probe, tries, copied=1
+            )
             self._kept.sizes[key] = found or (1,)
         return self._kept.sizes[key]
 
