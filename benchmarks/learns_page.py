@@ -90,8 +90,9 @@ clients ([methods.md](methods.md#the-learning-rate-in-a-federation)).
   third of the full rate. Step by step BitFit, Compacter and FedTT end two points higher from the mean, and their seeds lie
   closer together; LoRA and its relatives end level or up to 1.5 points lower; over all it is hardly decided (the second table).
   Over three clients that are averaged, where training is far from its end, a fall over the last third costs 2.1 points, one
-  over the last fifth 0.5 (nine pairs each; `python benchmarks/federated_against_centralised.py fedlora ffa_lora rolora --examples 1200
-  --clients 3 --rounds 8 --steps 10 --seed 0`, seeds 0 to 2, before the changes and after; not stored). Hence the fifth.
+  over the last fifth 0.5 (nine pairs each; `python benchmarks/federated_against_centralised.py fedlora ffa_lora rolora
+  --examples 1200 --clients 3 --rounds 8 --steps 10 --seed 0`, seeds 0 to 2, before the changes and after; not stored). Hence
+  the fifth.
 - **Compacter and BitFit themselves were not.** AdapterHub's Compacter, and biases in a plain loop, end where ours end (below
   the table of 200 steps): what they lack beside training of all weights is the method's, not this project's.
 - **One seed as the yardstick was.** On 20 Newsgroups training of all weights ends at 65.0 with seed 0, and at 60.1 and 58.6
