@@ -61,7 +61,7 @@ class LyingServer:
 
     @property
     def falling(self) -> Falling:
-        """How it falls in the course of the round."""
+        """The fall of the learning rate in the course of the round."""
         return Falling(self.assembly.config.training, self.round, self.assembly.config.federation.rounds)
 
     @property

@@ -45,6 +45,13 @@ def test_known_batches_are_counted_better_than_by_the_population(factor: float) 
     assert found["baseline_l1"] > 4 * found["l1_error"]
 
 
+def test_steps_whose_rate_falls_are_counted_by_their_mean_rate() -> None:
+    """Four steps at 1, 3/4, 2/4 and 1/4 of the rate, too short to move the probabilities."""
+    falls = {"training__lr_schedule": "linear", "federation__rounds": 1, "training__steps": 4, "training__lr": 0.005}
+    found = label_counts.run(case(clients=6, each=8, data__partition="dirichlet", data__alpha=0.3, **falls), Settings())
+    assert found.measured["l1_error"] < 0.1
+
+
 def test_the_scale_matters() -> None:
     """A broken variant that forgets the number of steps is caught."""
     change, mean, true = np.array([-0.25, 0.05, 0.2]), np.array([0.5, 0.3, 0.2]), np.array([0.25, 0.35, 0.4])

@@ -203,7 +203,9 @@ def test_passes_that_draw_random_numbers_are_not_used() -> None:
     assert sizes_that_agree(gradients, range(12), (1, 2, 3, 12)) == (1, 2, 3)
 
 
-@pytest.mark.parametrize(("wrong", "sizes"), [((12, 48), (1, 2, 3)), ((48,), (1, 2, 3, 12)), ((2, 3, 12, 48), (1,))])
+@pytest.mark.parametrize(
+    ("wrong", "sizes"), [((12, 48), (1, 2, 3)), ((48,), (1, 2, 3, 12)), ((2, 3, 12, 48), (1,)), ((1,), (1,))]
+)
 def test_a_size_that_a_larger_trial_finds_wrong_is_given_up(
     wrong: tuple[int, ...], sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,11 +217,12 @@ def test_a_size_that_a_larger_trial_finds_wrong_is_given_up(
 
     def agreeing(gradients: Any, probe: Sequence[Any], candidates: Sequence[int]) -> tuple[int, ...]:
         assert len(probe) == 48, "on as many examples as the largest pass holds"
+        assert probe[0][1] is items[0], "made of the example of the first trial, so that a later draw decides nothing"
         found = tuple(size for size in candidates if size not in wrong)
         return found if len(found) > 1 else ()
 
     monkeypatch.setattr(cohort_packs, "sizes_that_agree", agreeing)
-    list(public.packs([(0, item) for item in items]))
+    list(public.packs([(0, item) for item in items[::-1]]))
     assert [(found.sizes, found.untried) for found in shapes(objective)] == [(sizes, 0)]
 
 

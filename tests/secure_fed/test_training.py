@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -444,6 +445,22 @@ def test_within_a_round_the_rate_keeps_to_its_schedule_and_never_rises() -> None
     assert left("stable_decay", 1, 0.9) == pytest.approx([0.5])
     assert left("cosine", 1, 0.5) == pytest.approx([0.5])
     assert left("linear", 4, 1.0, lr_warmup=3) == [1, 1, 1, 0]
+
+
+def test_a_client_trains_at_the_rate_as_it_falls_in_the_round_that_is_asked_for() -> None:
+    built = toys.federation({"training.lr_schedule": "linear", "training.steps": 2, "federation.rounds": 3})
+    client, server = built.assembly.clients[0], built.assembly.server
+    state = replace(built.assembly.initial, round=2)
+    plan = server.plan(state)
+    training = built.assembly.config.training
+    request = server.request(state, plan, plan.passes[0], scheduled_lr(training, 2, 3), {})
+    found = client.handle(request).contribution
+    setup = built.assembly.clients[0]._setup
+    job = setup.job(state.tensors, request, client.examples, client._rng(2))
+    assert job.falling == Falling(training, 2, 3)
+    assert [job.share(step) for step in range(2)] == pytest.approx([1, 0.5])
+    moved = train(setup.objective, job).after - state.tensors.select(job.trainable)
+    assert toys.same(found, moved)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
