@@ -27,6 +27,7 @@ from secure_fed.errors import SecureFedError, UsageError
 
 MOST_BYTES = 16_000_000  # some 100,000 members
 LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can hold a forged one
+LONGEST_CLASS = 1000  # characters of the name of a class
 SCHEMA = 1
 _FIELDS = (
     "schema",
@@ -82,6 +83,12 @@ class Charter:
                 raise CharterError(
                     f"{error}: rename the federation (--name) or the member (name in node.toml)"
                 ) from error
+        for called in self.label_names:
+            if not called.strip() or len(called) > LONGEST_CLASS:
+                raise CharterError(
+                    f"{called!r:.60} has {len(called):,} characters, and the name of a class has 1 to {LONGEST_CLASS:,}: "
+                    "rename it in the members' data and in data.test, or set data.label to another column"
+                )
         (name, count), *_ = Counter(member.name for member in self.members).most_common(1) or [("", 0)]
         if count > 1:
             raise CharterError(f"{count} members of the federation are called {name!r}: give each another name")
@@ -226,7 +233,7 @@ def shown_name(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > 1000:
+    if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_CLASS:
         raise ValueError(f"{value!r:.40} is no name")
     return value
 

@@ -37,6 +37,9 @@ class Policy:
     secure_aggregation: bool = key(
         True, "every federation has to mask contributions, so that the server sees sums alone"
     )
+    least_corrupt: float = key(
+        0.1, "the least share of colluding members that masks have to withstand", at_least=0.0, below=0.5
+    )
     active: bool = key(False, "and against a server that lies about keys and members, too")
 
 
@@ -66,6 +69,9 @@ def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
     masks = config.secure_aggregation
     if policy.secure_aggregation and not masks.enabled:
         yield "it has no secure aggregation, and secure_aggregation = true asks for it"
+    if masks.enabled and masks.corrupt < policy.least_corrupt:
+        share = f"secure_aggregation.corrupt = {masks.corrupt:g}"
+        yield f"its masks assume too few colluding members: {share}, below least_corrupt = {policy.least_corrupt:g}"
     if policy.active and not masks.active:
         yield "its secure aggregation is not active, and active = true asks for it"
     if counts_on_secrecy(config, len(charter.members)):

@@ -91,6 +91,7 @@ def founded(
         "coordinators": [fingerprint(key.public)],
         "privacy": False,
         "secure_aggregation": False,
+        "least_corrupt": 0.0,
         "most_epsilon": 1e6,
     }
     homes = []

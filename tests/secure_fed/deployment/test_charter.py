@@ -97,6 +97,14 @@ def test_a_charter_that_nobody_could_read_is_not_made(name: str) -> None:
         replace(CHARTER, members=(replace(MEMBERS[0], name=name), *MEMBERS[1:]))
 
 
+@pytest.mark.parametrize("name", [" ", "a" * 1001])
+def test_a_class_that_no_member_could_read_the_name_of_is_refused(name: str) -> None:
+    with pytest.raises(CharterError, match="the name of a class has 1 to 1,000"):
+        replace(CHARTER, label_names=(name, *CHARTER.label_names[1:]))
+    longest = replace(CHARTER, label_names=("a" * 1000, *CHARTER.label_names[1:]))
+    assert Charter.verified(longest.signed(COORDINATOR)) == longest
+
+
 def test_a_fingerprint_is_short_enough_to_read_aloud() -> None:
     assert len(fingerprint(COORDINATOR.public)) == 49
     assert fingerprint(COORDINATOR.public) != fingerprint(MEMBERS[0].identity)

@@ -55,6 +55,7 @@ BROKEN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("most_delta", {}, {"privacy": {"delta": 2e-5}}),
     ("against_server", {"against_server": True}, {}),
     ("active", {"active": True}, {}),
+    ("least_corrupt", {}, {"secure_aggregation": {"corrupt": 0.09}}),
     ("secure_aggregation", {}, {"secure_aggregation": {"enabled": False}}),
     ("privacy", {}, {"privacy": {"unit": "none"}}),
 ]
