@@ -10,6 +10,7 @@ columns; rates, batches, steps, clip norm and the server's steps are what a run 
 
     clients    2,000 clients of three texts, cohorts of 100, 20 rounds, privacy for each client
     silos      10 silos of 1,000 texts, 5 rounds, privacy for each text
+    longer     the same silos, 20 rounds
 
 At epsilon inf contributions are clipped as under privacy, and the noise multiplier is 0.001, so small that no accuracy depends
 on it. A seed decides which texts are whose, and the order. Every finished run is a line of recipes.jsonl beside this file, and
@@ -47,6 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
 WHERE: dict[str, tuple[int, int, str, dict[str, Any]]] = {  # clients, texts of each, the unit, and the federation
     "clients": (2_000, 3, "client", {"rounds": 20, "cohort": 100}),
     "silos": (10, 1_000, "example", {"rounds": 5}),
+    "longer": (10, 1_000, "example", {"rounds": 20}),
 }
 POOLINGS, EPSILONS, NONE = ("mean", "model"), (math.inf, 8.0, 3.0, 1.0), 0.001
 READS = {"mean": "the mean over tokens", "model": "the first token"}
