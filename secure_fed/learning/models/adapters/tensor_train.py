@@ -6,6 +6,11 @@ An m x n matrix, its sides factored by `factorisation(m, n)`, is a tensor of sid
 
 with r_0 = r_J = 1 and r_j = r between. W itself is never formed: cut between its row and its column cores the train is W = L R
 with L (m, r) and R (r, n), so x W = (x L) R. Nothing on the way is larger than r m, r n, or r numbers and the output a token.
+
+Cores start orthonormal: the unfolding (r_(j-1) k_j, r_j) of a row core has orthonormal columns, and the unfolding
+(r_(j-1), k_j r_j) of a column core orthonormal rows. Then L has orthonormal columns and R orthonormal rows, up to one common
+factor, and all r singular values of W are equal, unless a side is shorter than the ranks beside it. A product of Gaussian cores
+has a few large singular values and many small ones, and learns less in as many steps (docs/learning_rates.md).
 """
 
 from __future__ import annotations
@@ -34,8 +39,8 @@ _DENSE = ("classifier.dense", "pre_classifier", "pooler.dense")
 class TensorTrainLinear(ExampleWise):
     """(..., m) -> (..., n), x W + b with W a tensor train of rank `rank`.
 
-    All cores are drawn with one standard deviation, so that an entry of W has variance 1 / m; with `zero` the last of them is
-    zeros, and so is W.
+    The cores are drawn orthonormal and scaled alike, so that the squares of W's entries are 1 / m on average. With `zero` the
+    last core is zero afterwards, and so is W.
     """
 
     def __init__(
@@ -44,9 +49,7 @@ class TensorTrainLinear(ExampleWise):
         super().__init__()
         shape = factorisation(m, n)
         self.split, self.order = len(shape.rows), len(shape.shape)
-        std = (m * rank ** (self.order - 1)) ** (-1 / (2 * self.order))
-        for j, sides in enumerate(core_shapes(shape.shape, rank)):
-            core = torch.randn(sides, generator=generator, device="cpu") * std
+        for j, core in enumerate(_drawn(shape.shape, self.split, rank, n, generator)):
             self.register_parameter(f"core_{j}", nn.Parameter(core))
         if zero:
             self.get_parameter(f"core_{self.order - 1}").data.zero_()
@@ -67,6 +70,18 @@ def core_shapes(shape: Sequence[int], rank: int) -> list[tuple[int, int, int]]:
     """(r_(j-1), k_j, r_j) of each core."""
     ranks = [1, *[rank] * (len(shape) - 1), 1]
     return list(zip(ranks, shape, ranks[1:], strict=False))
+
+
+def _drawn(sides: Sequence[int], split: int, rank: int, n: int, generator: torch.Generator) -> list[Tensor]:
+    """Orthonormal cores times one factor: the sum of the squares of W's entries is n, the number of its columns."""
+    cores = []
+    for j, (before, side, after) in enumerate(core_shapes(sides, rank)):
+        unfolded = (before * side, after) if j < split else (before, side * after)
+        core = nn.init.orthogonal_(torch.empty(unfolded, device="cpu"), generator=generator)
+        cores.append(core.reshape(before, side, after))
+    left, right = _rows(cores[:split]), _columns(cores[split:])
+    squares = float(((left.T @ left) * (right @ right.T)).sum())  # of W = L R, which is not formed
+    return [core * (n / squares) ** (0.5 / len(cores)) for core in cores]
 
 
 def _rows(cores: Sequence[Tensor]) -> Tensor:
