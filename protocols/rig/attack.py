@@ -16,8 +16,8 @@ class Attack:
     """A lie, the party that should notice it, the stage, and the error.
 
     Every client that receives something false in `stage` must refuse it, and the server must refuse every false message that it
-    receives (`Scene.deliver` with lie=True). `stage` is a stage of the session, or "roster" or "survivors" for the stage in which
-    these are shown, or "" for every stage.
+    receives (`Scene.deliver` with lie=True). `stage` is a stage of the session, or "roster" or "survivors" for the stage in
+    which these are shown, or "" for every stage.
     """
 
     kind: str
