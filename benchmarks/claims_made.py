@@ -1,6 +1,6 @@
-"""The claims that `claims.py` tries: what each paper says, by how much, and the configurations that show it.
+"""The claims that `claims.py` tries: each paper's statement, its margin, and the configurations that test it.
 
-Every method has its own default learning rate, which comes from docs/learning_rates.md: none is tuned here.
+Every method has its default learning rate, from docs/learning_rates.md: none is tuned here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _LINEAR = {"training.lr_schedule": "linear"}
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the runs are. train, test: rows, all if None. steps: local steps of a client in a round.
+    """The size of the runs. train, test: numbers of rows, None for all. steps: local steps of a client in a round.
 
-    falls: the learning rate over the rounds.
+    falls: the schedule of the learning rate over the rounds.
     """
 
     train: int | None
@@ -45,11 +45,11 @@ class Scale:
 
 @dataclass(frozen=True)
 class Order:
-    """What is claimed of two configurations: the first is better than the second in `measure`.
+    """A claim about two configurations: the first is better than the second in `measure`.
 
     measure: "accuracy", "early" (accuracy at the first evaluation), "bytes" (fewer than `share` of the second's), or
-    "diagnostic", where both are measures of one run, of which less is better.
-    stated: how many points of accuracy the paper's own tables have between the two; None where it prints no number.
+    "diagnostic", where `better` and `worse` name two errors of one run and the first is lower.
+    stated: the difference in points of accuracy in the paper's own tables; None where it prints no number.
     """
 
     better: str
@@ -61,7 +61,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Widening:
-    """The lead of the first over the second grows from one setting to the next, harder, one."""
+    """A claim that the lead of `better` over `worse` grows from the first setting to the second, harder setting."""
 
     better: tuple[str, str]
     worse: tuple[str, str]
@@ -70,7 +70,10 @@ class Widening:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim: who makes it, in words; the data; the configurations by name; and what of them is claimed."""
+    """One paper's claim: its source and words, the data, the configurations by name, and the comparisons claimed of them.
+
+    adjusted: further settings of a configuration at a scale.
+    """
 
     name: str
     paper: str
@@ -80,7 +83,7 @@ class Claim:
     settings: Settings = field(default_factory=dict)
     orders: tuple[Order, ...] = ()
     widening: tuple[Widening, ...] = ()
-    adjusted: Callable[[Scale, str], Settings] = lambda scale, name: {}  # to the size, for a configuration
+    adjusted: Callable[[Scale, str], Settings] = lambda scale, name: {}
 
     def configurations(self, scale: Scale) -> dict[str, Settings]:
         return {name: {**self.settings, **self.adjusted(scale, name), **arm} for name, arm in self.arms.items()}
@@ -92,7 +95,7 @@ def _over(methods: Mapping[str, Settings], name: str, key: str, values: Mapping[
 
 
 def _without(arms: dict[str, Settings], *names: str) -> dict[str, Settings]:
-    """Without configurations of which nothing is claimed."""
+    """All configurations but the named ones, about which nothing is claimed."""
     return {name: own for name, own in arms.items() if name not in names}
 
 
@@ -101,7 +104,7 @@ def _method(name: str, **own: Any) -> Settings:
 
 
 def _longer(scale: Scale, name: str) -> Settings:
-    """Twice the rounds: under a strong skew ten rounds end near the commonest label."""
+    """Twice the rounds: under a strong skew ten rounds end near the accuracy of the commonest label."""
     return {"federation.rounds": 2 * scale.rounds, "evaluation.every": 2 * scale.every}
 
 
@@ -117,7 +120,7 @@ SILOS = {
     "ffa": _method("ffa_lora", **LOW_RANK),
     "rolora": _method("rolora", **LOW_RANK),
 }
-_FORMER = {"training.lr": 5e-3 * 256 / 384}  # the default before docs/methods.md looked at many clients
+_FORMER = {"training.lr": 5e-3 * 256 / 384}  # the default before docs/methods.md measured many clients
 _SILOS = {silos: {"federation.clients": silos, "federation.cohort": min(silos, 10)} for silos in (3, 20, 50)}
 
 
@@ -137,7 +140,7 @@ CLAIMS = (
     Claim(
         "federa",
         "Yan et al., arXiv 2404.18848, figures 1 and 5, table 2 (RoBERTa-base, 20 Newsgroups, 200 rounds)",
-        "FeDeRA is better than FedLR and FedLR than FedBF under strong label skew, the more so the stronger it is.",
+        "Under strong label skew FeDeRA is better than FedLR, and FedLR than FedBF; the leads grow with the skew.",
         "ag_news",
         _without(_over(FEDERA, "alpha", "data.alpha", {"10": 10.0, "0.1": 0.1}), "fedbf-alpha-10"),
         {"data.partition": "dirichlet", "federation.clients": 50},
@@ -175,7 +178,7 @@ CLAIMS = (
             f"{name}-silos-{silos}": {**own, **sizes}
             for silos, sizes in _SILOS.items()
             for name, own in SILOS.items()
-            if silos == 20 or name in ("fedtt_plus", "lora")  # of the others nothing is claimed
+            if silos == 20 or name in ("fedtt_plus", "lora")  # nothing is claimed about the others
         }
         | {"fedtt_plus_former-silos-20": {**SILOS["fedtt_plus"], **_SILOS[20], **_FORMER}},
         {"data.partition": "dirichlet", "data.alpha": 1.0},
@@ -196,7 +199,7 @@ CLAIMS = (
     Claim(
         "c2a",
         "Kim et al. (C2A), table 1 (DistilBERT, 20 Newsgroups)",
-        "C2A is better than Adapter and LoRA, the more so the stronger the skew.",
+        "C2A is better than Adapter and LoRA, and its lead grows with the skew.",
         "ag_news",
         _without(_over(C2A, "beta", "data.alpha", {"5": 5.0, "0.1": 0.1}), "adapter-beta-5"),
         {"data.partition": "label_dirichlet", "federation.clients": 50},

@@ -1,7 +1,7 @@
-"""What `claims.py` found, as a page: each claim's differences with their intervals, and the runs that they stand on.
+"""The page of `claims.py`: each claim's differences with their intervals, and the runs behind them.
 
-Two configurations are compared seed by seed, since a seed draws the same partition for both. The interval is Student's t of the
-differences at 95 %; each is by itself, so that of twenty one is expected to miss.
+Two configurations are compared seed by seed, since a seed draws the same partition for both. Intervals are Student's t of the
+differences at 95 %, without correction for their number: one interval of twenty is expected to miss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from claims_made import CLAIMS, Claim, Order, Scale, Widening
 from scipy import stats
 
 Run = dict[str, Any]
-Verdict = tuple[str, ...]  # what is compared, seen, interval, stated, detectable, verdict
+Verdict = tuple[str, ...]  # the cells under _HEADS
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Arms:
     runs: dict[str, dict[int, Run]]
 
     def differences(self, better: str, worse: str, measure: str = "accuracy") -> dict[int, float]:
-        """In points, over the seeds that both have."""
+        """Better minus worse in points, by seed, over the seeds that both have."""
         left, right = self.runs.get(better, {}), self.runs.get(worse, {})
         return {seed: 100 * (left[seed][measure] - right[seed][measure]) for seed in sorted(left.keys() & right.keys())}
 
@@ -38,7 +38,7 @@ class Arms:
 
 
 def page(runs: Sequence[Run], sizes: Mapping[str, Scale], machine: str) -> str:
-    """Markdown that ends with a newline. sizes: by name, in the order of the page."""
+    """The page in Markdown, ending with a newline. sizes: by name, in the order of the page."""
     made = {(claim.name, size): Arms(_by_arm(runs, claim.name, size)) for claim in CLAIMS for size in sizes}
     parts = [_top(sizes, machine), _short(made)]
     for claim in CLAIMS:
@@ -51,19 +51,19 @@ def page(runs: Sequence[Run], sizes: Mapping[str, Scale], machine: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_HEADS = ("compared", "seen", "95 % interval", "stated", "detectable", "verdict")
+_HEADS = ("compared", "measured", "95 % interval", "paper", "detectable", "verdict")
 _FEW = "not decided (fewer than three seeds)"
 
 
 def _verdicts(claim: Claim, arms: Arms) -> list[Verdict]:
-    """What is claimed of configurations that have runs."""
+    """A row for each comparison whose configurations have runs."""
     orders = [order for order in claim.orders if order.measure == "diagnostic" or arms.have(order.better, order.worse)]
     widening = [one for one in claim.widening if arms.have(*one.better, *one.worse)]
     return [*(_judged(order, arms) for order in orders), *(_widened(one, arms) for one in widening)]
 
 
 def _short(made: Mapping[tuple[str, str], Arms]) -> str:
-    """Every comparison once, at the largest size that has three seeds of it. made: by claim and size, in order of size."""
+    """Every comparison once, at the largest size with at least three seeds. made: by claim and size, in order of size."""
     rows = []
     for claim in CLAIMS:
         last: dict[str, tuple[str, ...]] = {}
@@ -79,30 +79,35 @@ def _top(sizes: Mapping[str, Scale], machine: str) -> str:
     return f"""# Claims of the papers, tried
 
 Made by `python benchmarks/claims.py --docs docs` from the runs in `benchmarks/claims.jsonl`; `python benchmarks/claims.py DATA`
-makes the runs, and `--only NAME --arms ARM --seeds N --again` some of them again. The page was made on: {machine}.
+makes the runs; `--only NAME --arms ARM --seeds N --again` repeats some of them. The page was made on: {machine}.
 
-All-MiniLM-L6-v2 on AG News (descriptions, {_size(short.train)} training texts of at most {short.length} tokens). A run has
-{short.rounds} rounds of {short.steps} local steps of {short.batch} texts at a constant rate. The claims `federa` and `c2a`
-have twice the rounds, three silos and `fra` three times the steps. The runs called **longer** have {longer.rounds} rounds of
-{longer.steps} local steps, and a learning rate that falls to zero, by rounds alone (now it falls within them, too). Each method
-has the default learning rate ([learning_rates.md](learning_rates.md)); none is tuned here.
+The model is all-MiniLM-L6-v2, the data AG News (descriptions, {_size(short.train)} training texts of at most {short.length}
+tokens). A **reduced** run has {short.rounds} rounds of {short.steps} local steps of {short.batch} texts at a constant rate. A
+**longer** run has {longer.rounds} rounds of {longer.steps} local steps, and a learning rate that falls to zero between rounds
+(today it falls within them, too). Runs of the claims `federa` and `c2a` have twice the rounds; runs of `fra` and of federations
+with three silos have three times the local steps. Each method has its default learning rate
+([learning_rates.md](learning_rates.md)); none is tuned here.
 
-**These trainings are short**: rounds times local steps are 40 to 120 in the reduced runs and 160 to 480 in the longer ones,
-where the papers have thousands. FedARA and FedTT+ start from maps that are zero, and learn late. Where there are longer runs of
-a claim, these decide: there seeds, which draw the partition, differ less.
+**Training is short here**: rounds times local steps are 40 to 120 in the reduced runs and 160 to 480 in the longer runs; the
+papers have thousands. FedARA and FedTT+ start from adapters whose output is zero, and learn late. Where a claim has longer
+runs, they decide: results differ less between seeds there, and seeds draw the partition.
 
-- **seen**: the mean difference in points of accuracy, seed by seed: a seed draws the same partition for both.
-- **stated**: the same difference in the paper's table, with another model, more rounds and often another data set.
-- **detectable**: the true difference that so many seeds would show with a chance of 80 %, at the spread that was seen.
-- **holds** or **contradicted**: the interval leaves out zero. Else the order is **not decided**; where the whole interval lies
-  below what is stated, that much is excluded at this size. One interval of twenty is expected to miss.
+- **measured**: the mean difference in points of accuracy. Differences are taken seed by seed, since a seed draws the same
+  partition for both configurations.
+- **paper**: the same difference in the paper's table, with another model, more rounds and often another data set.
+- **detectable**: the true difference that this number of seeds would show with a probability of 80 %, at the measured spread.
+- **holds** or **contradicted**: the interval excludes zero. Otherwise the order is **not decided**. Where the whole interval
+  lies below the paper's difference, a difference as large as the paper's is excluded at this size. One interval of twenty is
+  expected to miss.
 
-`c2a` is the paper's C2A: adapters are made of a client's class shares and the context of a batch. `c2a_text` has the shares
-and each text's own context, `c2a_ours`, this project's default, uniform shares and each text's own context
-([methods.md](methods.md)).
-FedARA's lead of 21 points on SemEval 2010 task 8 could not be tried: at this size FedARA and FedLoRA both end at the commonest
-label there. FedARA's time is in [performance.md](performance.md#training). Skewed languages (C2A) were not tried. What privacy
-costs which method is in [private_utility.md](private_utility.md) and [private_silos.md](private_silos.md)."""
+`c2a` is the paper's C2A: the hypernetwork makes adapters from a client's class shares and the context of a batch. `c2a_text`
+uses the client's class shares and each text's own context. `c2a_ours`, this project's default, uses uniform shares and each
+text's own context ([methods.md](methods.md)).
+
+FedARA's lead of 21 points on SemEval 2010 task 8 could not be tried: at this size FedARA and FedLoRA both end at the accuracy
+of the commonest label there. FedARA's time is in [performance.md](performance.md#training). Skewed languages (C2A) were not
+tried. The cost of privacy for each method is in [private_utility.md](private_utility.md) and
+[private_silos.md](private_silos.md)."""
 
 
 def _by_arm(runs: Sequence[Run], claim: str, size: str) -> dict[str, dict[int, Run]]:
@@ -125,17 +130,17 @@ def _judged(order: Order, arms: Arms) -> Verdict:
 
 
 def _widened(widening: Widening, arms: Arms) -> Verdict:
-    """The lead at the second setting, less that at the first."""
+    """The lead at the second setting minus the lead at the first."""
     mild, strong = (
         arms.differences(better, worse) for better, worse in zip(widening.better, widening.worse, strict=True)
     )
     grown = [strong[seed] - mild[seed] for seed in sorted(strong.keys() & mild.keys())]
-    text = f"the lead of {widening.better[1]} over {widening.worse[1]}, less that of {widening.better[0]}"
+    text = f"lead of {widening.better[1]} over {widening.worse[1]} minus lead of {widening.better[0]} over {widening.worse[0]}"
     return text, *_interval(grown, widening.stated)
 
 
 def _interval(differences: Sequence[float], stated: float | None) -> Verdict:
-    """Seen, interval, stated, detectable, verdict."""
+    """The cells under `_HEADS` from the second on. stated: the paper's difference."""
     said = "" if stated is None else f"{stated:+.1f}"
     if len(differences) < 3:
         return "", "", said, "", _FEW
@@ -156,19 +161,19 @@ def _verdict(seen: float, reach: float, stated: float | None) -> str:
     excluded = stated is not None and seen + reach < stated
     if abs(seen) > reach:
         word = "**holds**" if seen > 0 else "**contradicted**"
-        return f"{word}, by less than stated" if seen > 0 and excluded else word
-    return "not decided; less than stated" if excluded else "not decided"
+        return f"{word}, by less than in the paper" if seen > 0 and excluded else word
+    return "not decided; less than in the paper" if excluded else "not decided"
 
 
 def _bytes(order: Order, arms: Arms) -> Verdict:
     sent: Callable[[str], float] = lambda arm: arms.mean(arm, "bytes_up") + arms.mean(arm, "bytes_down")  # noqa: E731
     ratio = sent(order.better) / sent(order.worse)
     verdict = "**holds**" if ratio < order.share else "**contradicted**"
-    return f"{order.better}'s bytes beside {order.worse}'s", f"{ratio:.0%}", "", f"below {order.share:.0%}", "", verdict
+    return f"bytes of {order.better} / {order.worse}", f"{ratio:.0%}", "", f"below {order.share:.0%}", "", verdict
 
 
 def _diagnosed(order: Order, arms: Arms) -> Verdict:
-    """Two measures of the runs that average factors: what that loses, and what the best rank-r part of products loses."""
+    """Two errors of the runs that average factors: of that average, and of the best rank-r approximation of the products."""
     runs = list(arms.runs["fedlora"].values())
     better, worse = ([run[name] for run in runs] for name in (order.better, order.worse))
     wins = sum(map(float.__lt__, better, worse))

@@ -71,7 +71,8 @@ def main() -> None:
         [
             *rows,
             "",
-            f"The better one {right} times of {count}; one that is not worse, beyond the spread over seeds, {bearable} times.",
+            f"The planner names the better way in {right} of {count} cases, and in {bearable} one that is not worse beyond the "
+            "spread over seeds.",
         ]
     )
     print(shown)

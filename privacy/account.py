@@ -11,14 +11,14 @@ from privacy.ledger import Cost, Head, Ledger
 
 
 class Account:
-    """Charges what one run releases, and refuses what its reservation does not cover.
+    """Charges the releases of one run to its ledger, and refuses releases that its reservation does not cover.
 
     When `charge` returns, the charge is on disk and `after` has kept the ledger's new head; when it raises, nothing may be
     released (a charge may have been made all the same, and stays). The count is read from the ledger each time, so a resumed
-    run goes on where the killed one was.
+    run continues from the killed run's count.
 
-    The ledger holds a charge against the limit in the transaction that writes it, so that not even two processes which take
-    themselves for the same run exceed it. The sum over different runs is held likewise, when they reserve.
+    The ledger checks a charge against the limit in the transaction that writes it, so even two processes that act as the same
+    run cannot exceed it. The sum over different runs is checked in the same way, when they reserve.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class Account:
         cost: Callable[[int], Cost] | None,
         after: Callable[[Head], None],
     ) -> None:
-        """`limits(who)` is the releases that the run's reservation was made for, and `cost(count)` what a reservation for more
-        of them would be; None if the run cannot take more than it planned. The run has reserved.
+        """limits(who): the number of releases that the run's reservation covers. cost(count): the cost to reserve for a larger
+        number; None if the run cannot exceed its plan. The run must have reserved before.
         """
         self._ledger = ledger
         self._run = run
@@ -40,7 +40,7 @@ class Account:
         self._lock = threading.Lock()
 
     def releases(self, who: str = "") -> int:
-        """Charged so far for `who`; "" is the whole federation."""
+        """The number of releases charged so far for `who`; "" is the whole federation."""
         return self._ledger.charged(self._run).get(who, 0)
 
     def left(self, who: str = "") -> int:
@@ -52,7 +52,7 @@ class Account:
     ) -> None:
         """Charge that many releases, about to be made. BudgetExhausted if neither the plan nor the ledger has room for them.
 
-        most: releases that may have been charged with these, fewer than the plan holds.
+        most: a limit on the total charged, these releases included, that is lower than the plan's.
         """
         if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
             raise PlanError(f"{releases!r} releases cannot be charged: charge a whole number from 1 on")
@@ -64,7 +64,7 @@ class Account:
             self._after(self._ledger.charge(self._run, who, releases, note or {}, limit=limit))
 
     def _extend(self, wanted: int, who: str) -> None:
-        """Hold enough for `wanted` releases."""
+        """Extend the reservation to `wanted` releases."""
         if self._cost is None:
             remedy = ": raise privacy.participations in a new run, or set privacy.on_exhausted = 'stop'" if who else ""
             raise BudgetExhausted(

@@ -1,12 +1,12 @@
-"""The cost of noised releases together, and the noise that a target takes.
+"""The joint cost of several noised releases, and the noise that a privacy target needs.
 
 Noise multipliers z are in units of the clip norm C. The accountants:
 
-    everybody takes part  exact: count Gaussians of z are one of z / sqrt(count), and so are turns in a public order
+    everybody takes part  exact: count Gaussians of z equal one of z / sqrt(count); so for turns in a public order
     Poisson sampling      privacy loss distributions (PLD) of dp_accounting, discretised pessimistically
-    samples of one size   Renyi privacy (RDP) of dp_accounting, or the same without amplification where that is less
+    samples of one size   Renyi privacy (RDP) of dp_accounting, or the bound without amplification where that is lower
     discrete noise        Renyi privacy alone, with or without Poisson sampling (`concentrated`)
-    noise of another law  PLD of the event that its mechanism states
+    other noise           PLD of the event that its mechanism states
 
 All of them return upper bounds, and noise is rounded up.
 """
@@ -40,23 +40,24 @@ __all__ += ["sampled_without_replacement"]
 
 _MOST_RELEASES = 10_000_000
 _MOST_NOISE = 1e9
-_FEW_ORDERS_DO = 0.3  # small epsilons take high orders, of which the quick bound has none
+_FEW_ORDERS_DO = 0.3  # small epsilons need high orders, which the quick bound lacks
 
 
 def epsilon(release: Release, count: float, delta: float, *, discretization: float = FINE) -> float:
     """An epsilon such that `count` such releases together are (epsilon, delta)-private.
 
-    `discretization` is the widest step of the privacy loss: many releases, or small losses, take finer ones, and epsilons
-    far beyond use coarser ones. Where epsilon is in the thousands and PLD out of reach, the least of the closed bounds.
+    `discretization` is the widest step of the privacy loss: many releases or small losses use finer steps, and uselessly large
+    epsilons coarser ones. Where epsilon is in the thousands and PLD is out of reach, it is the least of the closed-form bounds.
 
-    A count that is no whole number is of plain Gaussians or of discrete noise: one release of squared sensitivity `count`.
+    A count that is not a whole number is allowed for plain Gaussians and discrete noise: it means one release of squared
+    sensitivity `count`.
     """
     _checked(count, delta)
     return _epsilon(release, count, delta, discretization) if count else 0.0
 
 
 def delta(release: Release, count: float, epsilon: float) -> float:
-    """A delta such that `count` such releases together are (epsilon, delta)-private; never below what rounding may hide."""
+    """A delta such that `count` such releases are together (epsilon, delta)-private; never below its rounding error."""
     if not (epsilon >= 0 and count >= 0):
         raise PlanError(f"epsilon {epsilon:g} and {count} releases must not be negative")
     if count == 0:
@@ -74,21 +75,21 @@ def delta(release: Release, count: float, epsilon: float) -> float:
 
 
 def rdp(release: Release, count: float, orders: Sequence[float]) -> tuple[float, ...]:
-    """The Renyi divergence of `count` such releases at each of `orders`: for composition with other runs."""
+    """The Renyi divergence of `count` such releases at each of `orders`, for composition with other runs."""
     return tuple(count * one for one in bounds.renyi(release, tuple(map(float, orders))))
 
 
 def largest_count(release: Release, epsilon: float, delta: float) -> int:
     """The number of such releases that fit: never too many, exact below a thousand, and to one in a thousand above.
 
-    At most ten million, and at most so many that PLD can still resolve `delta`.
+    At most ten million, and at most as many as still let PLD resolve `delta`.
     """
     _checked(1, delta)
     by_pld = not (release.plain or release.concentrated)
     most = min(_MOST_RELEASES, int(delta * 1e13)) if by_pld else _MOST_RELEASES
     fits, count = 0, 1
     for step in (COARSEST, FINE):
-        exceeds = most + 1  # again: what a coarse grid refuses, a fine one may admit
+        exceeds = most + 1  # again: a fine grid may admit counts that a coarse one refused
         while exceeds - fits > 1 + fits // 1000:
             found = _epsilon(release, count, delta, step)
             fits, exceeds = (count, exceeds) if found <= epsilon else (fits, count)
@@ -105,9 +106,9 @@ def calibrate(
 ) -> float:
     """A noise multiplier, rounded up, with which `count` releases cost at most `epsilon`, and more than 0.99 of it.
 
-    Bounds that take milliseconds find its surroundings, a coarse grid its neighbourhood, and the accountant of record settles
-    it. With `coarse` the last step is left out: still never above the target, but by a few percent more noise than needed.
-    The 0.99 is not promised where epsilon jumps: above 1000, or where delta alone makes it zero.
+    Three steps narrow the search: bounds that take milliseconds, a coarse grid, and the accountant of record. `coarse` omits
+    the last step: epsilon is still never above the target, but the noise is a few percent higher than needed. The 0.99 is not
+    guaranteed where epsilon jumps: above 1000, or where delta alone makes it zero.
     """
     _checked(count, delta)
     if not 0 < epsilon < math.inf or not count > 0:
@@ -137,7 +138,7 @@ def _at(release_at: Callable[[float], Release], count: float, delta: float, step
 def _descend(measure: Callable[[float], float], target: float, z: float, power: float = 1.5) -> float:
     """A z with 0.99 target < measure(z) <= target: secants of log epsilon over log z inside a bracket that shrinks.
 
-    power: p in the first guess that epsilon falls as z^-p.
+    power: the first guess of p, if epsilon falls as z^-p.
     """
     low, high, before = 0.0, math.inf, (0.0, 0.0)
     for turn in range(1, 200):
@@ -161,7 +162,7 @@ def _descend(measure: Callable[[float], float], target: float, z: float, power: 
 
 
 def _power(one: tuple[float, float], other: tuple[float, float], otherwise: float = 1.5) -> float:
-    """p where epsilon falls as z^-p, from two points (z, epsilon) if they can say so."""
+    """p where epsilon falls as z^-p, from two points (z, epsilon) if they determine it."""
     if one[0] == other[0] or not (0 < one[1] < math.inf and 0 < other[1] < math.inf):
         return otherwise
     return min(max(-math.log(one[1] / other[1]) / math.log(one[0] / other[0]), 1.0), 100.0)
@@ -200,6 +201,6 @@ def _checked(count: float, delta: float) -> None:
 
 
 def _rounded_up(z: float) -> float:
-    """To six digits: what is printed and stored is what was accounted for."""
+    """Round up to six digits, so that the printed and stored number is the accounted one."""
     grain = 10.0 ** (math.floor(math.log10(z)) - 5)
     return float(f"{math.ceil(z / grain - 1e-6) * grain:.6g}")

@@ -1,12 +1,12 @@
-"""A member's own memory of the rounds of a public order in which it took part.
+"""A member's own record of the rounds of a public order in which it took part.
 
-The guarantee of a public order counts on how seldom a member takes part, so the member itself sees to it: it knows the order
-and the number of rounds, takes no other turn than its own, and takes no turn twice. Whoever asks for one too early, again, or
-after the last round gets no contribution.
+The guarantee of a public order relies on how seldom a member takes part, so the member enforces this itself: it knows the order
+and the number of rounds, takes only its own turns, and takes no turn twice. A request for a turn that is too early, repeated,
+or after the last round gets no contribution.
 
-The memory outlives the process: a record of every turn is in the file before `enter` returns, and reading starts at its first
-record. A kill loses none. A power cut may lose the last ones, and then the ledger's charge of the round, which was on disk
-before anybody was asked, says that it has begun: an interrupted round is not repeated.
+The record outlives the process: every turn is in the file before `enter` returns, and reading starts at the first turn. A kill
+loses none. A power cut may lose the last ones; the ledger's charge of the round, which was on disk before any member was asked
+to take part, then shows that the round had begun, and an interrupted round is not repeated.
 
     file: for each turn, the member and the round, as two little-endian integers of 4 bytes
 """
@@ -23,12 +23,12 @@ from privacy.public_order import PublicOrder
 _TURN = struct.Struct("<II")
 
 
-class NotYourTurn(PrivacyError):  # noqa: N818 - what the member answers
-    """A member was asked to take part in a round where its guarantee has no room for it."""
+class NotYourTurn(PrivacyError):  # noqa: N818 - the member's answer
+    """A member was asked to take part in a round that its guarantee does not allow."""
 
 
 class Attendance:
-    """The turns that members of this process have taken, of a run of so many rounds."""
+    """The turns that members of this process have taken, in a run of `rounds` rounds."""
 
     def __init__(self, order: PublicOrder, rounds: int) -> None:
         self._order = order
@@ -37,7 +37,7 @@ class Attendance:
         self._file: int | None = None
 
     def begin(self, path: Path | None) -> None:
-        """Begin or resume a run whose memory is in that file; None for one that is gone with the process."""
+        """Begin or resume a run with its record in `path`; with None the record is lost when the process ends."""
         self.end()
         self._taken = {}
         if path is None:
@@ -63,13 +63,13 @@ class Attendance:
         return self._taken.get(member)
 
     def admits(self, member: int, round_: int) -> bool:
-        """Whether this round is the member's turn, and it has not taken one since the turn before."""
+        """Whether this round is the member's turn and its last turn was at least `gap` rounds earlier."""
         last = self._taken.get(member)
         own = 0 <= round_ < self._rounds and self._order.has_turn(member, round_)
         return own and (last is None or round_ - last >= self._order.gap)
 
     def enter(self, member: int, round_: int) -> None:
-        """Remember that the member takes part in this round. NotYourTurn unless that is its turn, and its first time."""
+        """Record that the member takes part in this round. NotYourTurn unless `admits`."""
         if not self.admits(member, round_):
             last = self._taken.get(member)
             taken = "" if last is None else f"; it took part in round {last + 1}"
@@ -87,7 +87,7 @@ class Attendance:
             if os.write(file, record) == len(record):
                 return
             why = "the disk is full"
-            os.ftruncate(file, whole)  # a part left here would garble every record after it, when they are read again
+            os.ftruncate(file, whole)  # a partial record left here would garble all later ones on the next read
         except OSError as error:
             why = str(error)
         raise LedgerError(f"a client's turn could not be noted, and so it does not take part: {why}")

@@ -13,12 +13,12 @@ from privacy.errors import LedgerError, PlanError
 from privacy.filters import Budget, Cost
 from privacy.units import Unit, Units, keyed
 
-FORMAT = 2  # of the rows' bodies
+FORMAT = 2  # the format version of row bodies
 
 
 @dataclass(frozen=True)
 class Head:
-    """A row of a ledger as somebody else remembers it: that row must be in that ledger for ever, as it is."""
+    """The position and digest of a ledger row, kept outside the ledger, which must contain this row unchanged for ever."""
 
     ledger: str
     row: int
@@ -48,7 +48,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Opening:
-    """The contents of the first row. key: of the digests of private rows that later rows hold."""
+    """The contents of the first row. key: for the digests of private data in later rows."""
 
     ledger: str
     key: str
@@ -58,7 +58,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Charge:
-    """Releases that are about to be made."""
+    """The charge for releases that are about to be made."""
 
     who: str
     releases: int
@@ -66,7 +66,7 @@ class Charge:
 
 @dataclass(frozen=True)
 class Statement:
-    """The user's statement that two names are of one unit."""
+    """The user's statement that two names mean one unit."""
 
     one: str
     other: str
@@ -95,11 +95,11 @@ class Book:
         return cast(Row, self.end)
 
     def keyed(self, purpose: str, digest: str) -> str:
-        """The digest as this ledger holds it."""
+        """The digest under this ledger's key, as its rows store it."""
         return keyed(self.opening.key, purpose, digest)
 
     def enter(self, row: Row) -> None:
-        """Add up one more row, which `chain` has verified."""
+        """Add one more row, which `chain` has verified."""
         match self.check(row):
             case Reservation() as reservation:
                 self._reservations[row.run] = reservation
@@ -115,7 +115,7 @@ class Book:
         self.end = row
 
     def check(self, row: Row) -> Entry:
-        """The entry in a row; LedgerError for one that no ledger writes."""
+        """The entry in a row; LedgerError for a row that no ledger writes."""
         try:
             if (row.kind == "open") != (row.id == 1):
                 raise ValueError("a ledger begins with the row 'open' and has one of them")
@@ -135,7 +135,7 @@ class Book:
             ) from error
 
     def holds(self, head: Head) -> bool:
-        """Whether that is a row of this ledger, as far as it has been read."""
+        """Whether `head` is among the rows of this ledger read so far."""
         return (
             head.ledger == self.opening.ledger
             and head.row <= len(self._seals)
@@ -143,12 +143,12 @@ class Book:
         )
 
     def require_begun(self) -> None:
-        """LedgerError unless a first row was entered."""
+        """LedgerError if no first row was entered."""
         if self.end is None:
             raise LedgerError(f"{self.path} is a ledger without a first row: {RESTORE}")
 
     def require(self, head: Head, source: str = "") -> None:
-        """LedgerError unless that is a row of this ledger; source: where it was noted, for people."""
+        """LedgerError unless `head` is a row of this ledger. source: for the message, where the head was noted."""
         if self.holds(head):
             return
         if self.opening.ledger != head.ledger:
@@ -171,7 +171,7 @@ class Book:
         return None if held is None else held.cost
 
     def others(self, run: str | None = None) -> list[Cost]:
-        """The costs reserved by all runs but that one."""
+        """The costs reserved by all runs except `run`."""
         return [held.cost for holder, held in self._reservations.items() if holder != run]
 
     def charged(self, run: str) -> dict[str, int]:
@@ -179,7 +179,7 @@ class Book:
 
 
 def words_of(cost: Cost) -> str:
-    """A cost for people."""
+    """A cost in words, for messages."""
     rdp = "" if cost.rdp is None else f", RDP {', '.join(f'{rho:.6g}' for rho in cost.rdp)}"
     return f"epsilon {cost.epsilon:.6g}, delta {cost.delta:.6g}{rdp}"
 

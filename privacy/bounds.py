@@ -1,8 +1,8 @@
 """Upper bounds on epsilon, one for each kind of accountant.
 
-Every number is an upper bound: a grid, a rounding or a shortcut may only make it larger. To `dp_accounting` a Gaussian has
-sensitivity one; where neighbours have one member *replaced*, a sum moves by up to 2 C, so an accountant that
-assumes add-remove neighbours is given z / 2.
+Every number is an upper bound: a grid, a rounding or a shortcut may only make it larger. `dp_accounting` assumes a Gaussian of
+sensitivity one. Where neighbours have one member *replaced*, a sum moves by up to 2 C, so an accountant that assumes add-remove
+neighbours gets z / 2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FINE, COARSE, COARSEST = 1e-4, 5e-4, 2e-3  # steps of the privacy loss: of recor
 ORDERS = tuple(map(float, (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256)))
 FEW_ORDERS = tuple(map(float, (2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64)))
 _RELATIONS = {"add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE, "replace-one": NeighboringRelation.REPLACE_ONE}
-_MOST_BY_PLD = 1e4  # an epsilon beyond which a distribution is too wide to be worth its time
+_MOST_BY_PLD = 1e4  # beyond this epsilon a distribution is too wide to compute
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Release:
 
     @property
     def concentrated(self) -> bool:
-        """Whether the noise is only known to have at most a Gaussian's Renyi divergences (`concentrated`)."""
+        """Whether all that is known of the noise is that its Renyi divergences are at most a Gaussian's (`concentrated`)."""
         return isinstance(self._of_everybody, ZCDpEvent)
 
     @property
     def gaussian(self) -> bool:
-        """Whether the noise is Gaussian, sampled or not: of any other law only PLD and dp_accounting's RDP know anything."""
+        """Whether the noise is Gaussian, sampled or not: other noise is covered only by PLD and dp_accounting's RDP."""
         return isinstance(self._of_everybody, GaussianDpEvent)
 
     @property
@@ -74,9 +74,9 @@ class Release:
         """The noise multiplier, to sensitivity one, of the same release over everybody."""
         event = self._of_everybody
         if isinstance(event, ZCDpEvent):
-            return math.sqrt(0.5 / event.rho)  # halved already, by its maker, where a member is replaced
+            return math.sqrt(0.5 / event.rho)  # already halved by its maker for replaced members
         z = float(event.noise_multiplier)
-        without_replacement = isinstance(self.event, SampledWithoutReplacementDpEvent)  # halved already, as above
+        without_replacement = isinstance(self.event, SampledWithoutReplacementDpEvent)  # already halved, as above
         return z / 2 if self.adjacency == "replace-one" and not without_replacement else z
 
     @property
@@ -100,10 +100,11 @@ def without_sampling(release: Release, count: float, delta: float) -> float:
 
 
 def by_participation(release: Release, count: float, delta: float) -> float:
-    """Epsilon as if a member sampled k times were known to be, k the most that comes about but with probability delta / 2.
+    """Epsilon as if a member's k participations were known; more than k have probability at most delta / 2.
 
-    Given its turns, the member's releases are k Gaussians or fewer; mixing over turns keeps (epsilon, delta / 2), and what
-    is left out adds its probability to delta and -log of its complement to epsilon. Tight where noise is very small.
+    Given the rounds it takes part in, the member's releases are at most k Gaussians, and mixing over those rounds keeps
+    (epsilon, delta / 2). The event of more than k participations adds its probability to delta and -log(1 - its probability) to
+    epsilon. Tight where noise is very small.
     """
     if not (release.gaussian and isinstance(release.event, PoissonSampledDpEvent)):
         return math.inf
@@ -128,7 +129,7 @@ def quick(release: Release, count: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
-    """Renyi divergences of one release: as sampled, if dp_accounting knows them, or without sampling if those are smaller."""
+    """Renyi divergences of one release: with sampling, if dp_accounting has them, or without, whichever are smaller."""
     if release.concentrated:
         return concentrated.divergences(release._of_everybody.rho, release.rate, at)
     if not release.gaussian:
@@ -144,7 +145,7 @@ def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _renyi_of_any(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
-    """Renyi divergences as sampled, if dp_accounting knows them; else without sampling, which makes none smaller."""
+    """Renyi divergences with sampling, if dp_accounting has them; else without it, which gives larger or equal ones."""
     for event in (release.event, release._of_everybody):
         accountant = RdpAccountant(at, _RELATIONS[release.adjacency])
         if accountant.supports(event):
@@ -152,7 +153,7 @@ def _renyi_of_any(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
     raise PlanError(f"dp_accounting knows no Renyi divergence of {release.event}, which this ledger composes by")
 
 
-@lru_cache(maxsize=2)  # of a whole curve of epsilon and delta
+@lru_cache(maxsize=2)  # for a whole curve of epsilon and delta
 def distribution(release: Release, count: int, step: float) -> PLDAccountant | sampled_gaussian.Composed:
     """The accountant of record: the distribution of the privacy loss of `count` releases, in steps, rounded up."""
     if release.gaussian and 0 < release.rate < 1 and release.adjacency == "add-remove":
@@ -164,11 +165,11 @@ def distribution(release: Release, count: int, step: float) -> PLDAccountant | s
 
 
 def pld_step(release: Release, count: float, widest: float) -> float | None:
-    """How finely to discretise; None if PLD is not the accountant, or no distribution is worth its time and memory.
+    """The discretisation step; None if PLD is not the accountant, or costs too much time and memory.
 
-    The error of `count` steps of width h grows as count h^2, and steps wider than the losses themselves hide them: so h is at
-    most 0.01 / sqrt(count) and 1/2000 of the largest loss that matters (for the step of record, and in proportion for
-    others). Where epsilon is large, h grows with it.
+    The error of `count` steps of width h grows as count h^2, and steps wider than the losses hide them, so h is at most 0.01 /
+    sqrt(count) and 1/2000 of the largest loss that matters (for the step of record, and in proportion for others). Where
+    epsilon is large, h grows with it.
     """
     if release.plain or release.accountant != "pld":
         return None
@@ -176,7 +177,7 @@ def pld_step(release: Release, count: float, widest: float) -> float | None:
     if scale > _MOST_BY_PLD:
         return None
     if release.gaussian:
-        everybody = 0.5 / release.multiplier**2 + 10 / release.multiplier  # the loss ten standard deviations out
+        everybody = 0.5 / release.multiplier**2 + 10 / release.multiplier  # the loss at ten standard deviations
     else:
         everybody = 1 / getattr(release._of_everybody, "noise_multiplier", 1.0)  # Laplace's; a guess for other events
     without = math.log1p(-rate) if rate < 1 else -math.inf
@@ -186,13 +187,13 @@ def pld_step(release: Release, count: float, widest: float) -> float | None:
 
 
 def least_delta(count: float) -> float:
-    """Below this, rounding in the transforms of PLD *under*states epsilon: seen with Gaussians, whose exact one is known."""
+    """Below this delta, rounding in PLD's transforms *under*states epsilon; seen with Gaussians, whose epsilon is known."""
     return max(1e-10, 1e-13 * count)
 
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """An order at which dp_accounting's series does not converge counts as infinite: nothing to warn anybody of."""
+    """Hides dp_accounting's warnings: an order at which its series does not converge counts as infinite."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

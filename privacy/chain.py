@@ -1,13 +1,14 @@
-"""A file of rows that are only ever added, each sealed to the one before.
+"""An append-only file of rows, each chained to the row before it by a digest.
 
     digest_n = SHA-256(JSON [digest_(n-1), n, kind, run, body_n]),   digest_0 = ""
 
-with `body_n` as canonical JSON text. What holds:
+with `body_n` as canonical JSON text. Guarantees:
 
-- A row whose transaction has ended is there after a kill and after a power cut (`database`).
-- A row is there as a whole or not at all, and a new file is seen with its first row or not at all.
-- A row that was edited, removed, swapped or added by hand breaks the chain, and whoever reads it is told at which row.
-- Rows cut off the end, and a chain that was written anew from some row on, are seen by whoever kept the digest of a later row.
+- A row whose transaction has ended survives a kill and a power cut (`database`).
+- A row is written completely or not at all, and a new file appears with its first row or not at all.
+- A row that was edited, removed, swapped or added by hand breaks the chain, and reading the file reports at which row.
+- Cutting rows off the end, or rewriting the chain from some row on, is detected by a reader who kept the digest of a row that
+  was cut or rewritten.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from privacy.errors import LedgerError, PlanError
 
 RESTORE = "put back a copy that is whole, or keep this file as evidence and name another in privacy.ledger"
 
-# The triggers keep honest hands from a mistake. Whoever means to edit can drop them; what sees that is the chain.
+# The triggers prevent edits by mistake. A deliberate editor can drop them; the chain detects that.
 _SCHEMA = (
     "CREATE TABLE chain (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, run TEXT NOT NULL, body TEXT NOT NULL,"
     " digest TEXT NOT NULL)",
@@ -38,7 +39,7 @@ _COLUMNS = "id, kind, run, body, digest"
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its place from 1, what it is, whose it is, what it says, and its seal."""
+    """One row: its position from 1, its kind, its run, its contents, and its digest."""
 
     id: int
     kind: str
@@ -48,10 +49,10 @@ class Row:
 
 
 def canonical(body: Mapping[str, Any]) -> str:
-    """The one JSON text of `body`; PlanError for what JSON cannot hold, NaN and infinities included."""
+    """The canonical JSON text of `body`; PlanError for values that JSON cannot represent, NaN and infinities included."""
     try:
         text = json.dumps(body, allow_nan=False)
-        # Read back, keys are strings, and sort as those.
+        # After a round trip keys are strings, and sort as strings.
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise PlanError(
@@ -69,7 +70,7 @@ def sealed(previous: Row | None, kind: str, run: str, body: Mapping[str, Any]) -
 
 
 def create(path: Path, first: Row) -> None:
-    """Make the file with that first row: under its name at once and whole, never in place of another file."""
+    """Create the file with this first row: it appears under its name complete, and never replaces another file."""
 
     def fill(connection: sqlite3.Connection) -> None:
         for statement in _SCHEMA:
@@ -90,9 +91,9 @@ def create(path: Path, first: Row) -> None:
 
 @contextmanager
 def transaction(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
-    """One transaction on an existing file; a writing one excludes all others from its beginning.
+    """One transaction on an existing file; a write transaction excludes all others from its beginning.
 
-    Committed durably at the end of the block, undone by any exception in it. Whatever SQLite says is a LedgerError.
+    Committed durably at the end of the block, undone by any exception in it. SQLite's errors become a LedgerError.
     """
     _check_file(path)
     with database.plainly(path, "ledger", RESTORE), closing(database.connection(path, "rw")) as connection:
@@ -115,7 +116,7 @@ def append(connection: sqlite3.Connection, row: Row) -> None:
 
 
 def rows_after(connection: sqlite3.Connection, path: Path, last: Row | None) -> Iterator[Row]:
-    """The rows after `last`, each verified; first of all, that `last` is still what it was. None: all rows of the file."""
+    """The rows after `last`, each verified, after checking that `last` itself is unchanged. None: all rows of the file."""
     found = connection.execute(
         f"SELECT {_COLUMNS} FROM chain WHERE ? OR id >= ? ORDER BY id", (not last, last and last.id)
     )
@@ -133,7 +134,7 @@ def _stored(row: Row) -> tuple[int, str, str, str, str]:
 
 
 def _verified(path: Path, previous: Row | None, stored: tuple[Any, ...]) -> Row:
-    """The row, or LedgerError at the first thing that is not as it was written."""
+    """The row; LedgerError if it is not as it was written."""
     place, kind, run, text, digest = stored
     expected = 1 if previous is None else previous.id + 1
     if place != expected:
@@ -160,7 +161,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Require the table, and nothing that could change rows on its own."""
+    """Require exactly this table and its triggers, so that nothing else can change rows."""
     found = tuple(sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master ORDER BY name"))
     if found != _SCHEMA:
         raise LedgerError(f"{path} is not a ledger, or its table or triggers were changed: {RESTORE}")

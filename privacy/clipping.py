@@ -1,17 +1,17 @@
 """Adaptive clipping: the clip norm follows a quantile of the contributions' norms.
 
 Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021): beside its
-clipped contribution everybody sends whether it was short enough, and the clip norm C moves geometrically towards the
+clipped contribution every client sends whether it was no longer than C, and the clip norm C moves geometrically towards the
 quantile g,
 
     C' = C exp(-eta (b - g)),   b the noised share of contributions no longer than C.
 
-The count costs privacy. It is sent as +1/2 or -1/2, so its sensitivity is 1/2, and with noise of standard deviation s_b beside
-a vector noised by z_v C the two together are one Gaussian mechanism of multiplier z with
+The count costs privacy. It is sent as +1/2 or -1/2, so its sensitivity is 1/2. With noise of standard deviation s_b on the
+count and z_v C on the vector, both together are one Gaussian mechanism of multiplier z with
 
     1 / z^2 = 1 / z_v^2 + 1 / (2 s_b)^2.                                                         (their Theorem 1)
 
-z is what is accounted for; the vector gets the somewhat larger z_v.
+z is the accounted multiplier; the vector gets the somewhat larger z_v.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AdaptiveGaussian(Mechanism):
     """`Gaussian` with a clip norm that follows a quantile.
 
     Guarantee: at whatever clip norm, the released sum and count together are a Gaussian mechanism of sensitivity 1 and standard
-    deviation `noise_multiplier`. The clip norm of a round is made of what earlier rounds released.
+    deviation `noise_multiplier`. The clip norm of a round is computed from the releases of earlier rounds.
     """
 
     quantile: float
@@ -63,7 +63,7 @@ class AdaptiveGaussian(Mechanism):
 
     @property
     def vector(self) -> Gaussian:
-        """The mechanism of the tensors: z_v."""
+        """The mechanism of the tensors, of multiplier z_v."""
         share = self.noise_multiplier / (2 * self.count_std)
         return Gaussian(self.noise_multiplier / math.sqrt(1 - share**2))
 
@@ -72,17 +72,17 @@ class AdaptiveGaussian(Mechanism):
         return Gaussian(self.noise_multiplier).event
 
     def counted(self, norm: Callable[[], float], clip_norm: float) -> dict[str, Tensor]:
-        return {COUNTER: torch.tensor(0.5 if norm() <= clip_norm else -0.5)}  # of no number, -1/2
+        return {COUNTER: torch.tensor(0.5 if norm() <= clip_norm else -0.5)}  # for NaN, -1/2
 
     def adapted(self, clip_norm: float, counts: Named) -> float:
         share = float(counts[COUNTER]) + 0.5
         return clip_norm * math.exp(-self.rate * (share - self.quantile))
 
     def least(self, clip_norm: float, rounds: int, expected: float) -> float:
-        """A clip norm below which so many rounds hardly ever come, of cohorts of that expected size.
+        """A clip norm below which `rounds` rounds almost never get, with cohorts of expected size `expected`.
 
-        The share b is at most one, but for the noise on the count and the deviation of a cohort that coins draw from its
-        expected size: of each, nine standard deviations over all rounds.
+        The share b is at most one, apart from the noise on the count and, where coins draw the cohort, its deviation from the
+        expected size: nine standard deviations of each over all rounds are allowed for.
         """
         spread = _FARTHEST * math.sqrt(rounds * (self.count_std**2 + expected / 4)) / expected
         return clip_norm * math.exp(-self.rate * (rounds * (1 - self.quantile) + spread))

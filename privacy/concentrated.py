@@ -1,20 +1,20 @@
-"""Renyi divergences of releases that are known to be no worse than a Gaussian at every order, and of which no more is known.
+"""Renyi divergences of releases about which only this is known: at every order they are at most a Gaussian's.
 
-So it is with sums of discrete noise (`distributed`): D_a <= a rho for all a > 1, which is rho-concentrated privacy, holds with
-rho = 1 / (2 z^2), as for a Gaussian of multiplier z. Their privacy loss is not a Gaussian's, so that neither the exact formulas
+Sums of discrete noise (`distributed`) are such releases: D_a <= a rho for all a > 1, which is rho-concentrated privacy, holds
+with rho = 1 / (2 z^2), as for a Gaussian of multiplier z. Their privacy loss is not a Gaussian's, so neither the exact formulas
 nor the privacy loss distribution of a Gaussian may be used.
 
 Poisson sampling at rate q. Let neighbours differ in one member, fix everybody else's coins, let Q be the law of the release
-without the member and P with it, and L = P / Q. With the member's coin open, the release has the law M = (1 - q) Q + q P, and
+without the member and P with it, and L = P / Q. With the member's coin random, the release has the law M = (1 - q) Q + q P, and
 at integer orders a,
 
     exp((a - 1) D_a(M | Q)) = E_Q (1 - q + q L)^a = sum_l C(a, l) (1 - q)^(a - l) q^l exp((l - 1) D_l(P | Q)),
 
-which grows with every D_l, and is at most what D_l = l rho makes of it: the Gaussian's own sum. The other order of the
-arguments costs no more. The noise N is symmetric, and P is the law of s + N where Q is that of N, up to a shift of both; so the
-reflection x -> s - x exchanges P and Q, and for two laws that a reflection exchanges D_a(Q | M) <= D_a(M | Q) (Mironov, Talwar
-and Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism", 2019, theorem 5: sums take the place of integrals).
-Mixing over s, where it is random, and over everybody else's coins costs nothing, by quasi-convexity.
+which grows with every D_l, so it is at most its value at D_l = l rho: the Gaussian's own sum. The reverse divergence D_a(Q | M)
+is no larger. The noise N is symmetric, and P is the law of s + N where Q is that of N, up to a shift of both; so the reflection
+x -> s - x exchanges P and Q, and for two laws that a reflection exchanges D_a(Q | M) <= D_a(M | Q) (Mironov, Talwar and Zhang,
+"Renyi Differential Privacy of the Sampled Gaussian Mechanism", 2019, theorem 5: sums take the place of integrals). Mixing over
+s, where it is random, and over everybody else's coins costs nothing, by quasi-convexity.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ WHOLE = (*_NEAR_ONE, *map(float, range(2, 64)), *(float(round(64 * 1.1**step)) f
 
 
 def divergences(rho: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Renyi divergences of one release, at each order; as sampled, or as if everybody took part where that is less.
+    """Renyi divergences of one release, at each order; sampled, or as if everybody took part where that is smaller.
 
-    Divergences grow with the order: between whole orders the next one bounds them.
+    Divergences grow with the order: between whole orders the next whole order is used as a bound.
     """
     everybody = [order * rho for order in orders]
     if rate == 1:
@@ -42,9 +42,9 @@ def divergences(rho: float, rate: float, orders: tuple[float, ...]) -> tuple[flo
 
 
 def _sampled(rho: float, rate: float, order: int) -> float:
-    """The sum above less one, sum_{l>=2} C(a, l) (1 - q)^(a - l) q^l (exp(l (l - 1) rho) - 1): no digits cancel.
+    """The module's sum minus one, sum_{l>=2} C(a, l) (1 - q)^(a - l) q^l (exp(l (l - 1) rho) - 1): no digits cancel.
 
-    Rounded up by more than float64 may have lost.
+    Rounded up by more than the possible float64 error.
     """
     chosen = np.arange(2, order + 1)
     ways = gammaln(order + 1) - gammaln(chosen + 1) - gammaln(order - chosen + 1)

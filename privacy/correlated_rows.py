@@ -1,11 +1,11 @@
-"""The noise of `correlation`, C^-1 Z, a row for each round.
+"""The noise C^-1 Z of `correlation`, one row for each round.
 
-With y_t the noise of round t, C (C^-1 Z) = Z says how a row follows from the band - 1 rows before it:
+With y_t the noise of round t, C (C^-1 Z) = Z gives a row from the band - 1 rows before it:
 
     y_t = (Z_t - sum_(j = 1 ... band - 1) c_j y_(t - j)) / c_0.
 
-So memory and the time of a round are those of `band` rows. Rows are made again from the first one, of the same streams, where
-those before are not at hand: in a process that goes on with a run. They are as secret as the keys of their streams.
+So a round takes the memory and time of `band` rows. A process that resumes a run lacks the earlier rows and makes them again
+from the first one, of the same streams. The rows are as secret as the keys of their streams.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class CorrelatedRows:
-    """Rows of C^-1 Z, where Z_t is the stream of round t from its beginning: the same whenever it is asked for.
+    """Rows of C^-1 Z, where Z_t is the stream of round t from its beginning. A row is the same at every call.
 
-    All rows are of the same shapes, drawn in the order of names, so that every number takes back its own earlier ones.
+    All rows have the same shapes and are drawn in the order of names, so each coordinate's noise cancels its own earlier noise.
     """
 
     def __init__(self, correlation: Correlation, stream_of: Callable[[int], Stream]) -> None:
@@ -35,7 +35,7 @@ class CorrelatedRows:
         self._next = 0
 
     def noised(self, total: Named, std: float, round_: int) -> dict[str, Tensor]:
-        """A round's total with its row, ready to be released. std: of Z, on each coordinate."""
+        """A round's total plus its noise row, ready for release. std: the standard deviation of Z on each coordinate."""
         row = self.row(round_, {name: tuple(tensor.shape) for name, tensor in total.items()})
         stream = self._stream_of(round_)
 
@@ -45,7 +45,7 @@ class CorrelatedRows:
         return {name: noised(name, tensor) for name, tensor in sorted(total.items())}
 
     def row(self, round_: int, shapes: Shapes) -> dict[str, Floats]:
-        """y of that round; those of rounds that were left out are made on the way."""
+        """y of this round; the rows of skipped rounds are made on the way."""
         if round_ < self._next:
             self._past.clear()
             self._next = 0

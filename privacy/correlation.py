@@ -1,9 +1,9 @@
-"""Gaussian noise that is correlated over rounds, so that it partly cancels in the models that the rounds add up to.
+"""Gaussian noise that is correlated over rounds, so that it partly cancels in the models, which are sums of rounds.
 
 Let row t of X be the sum of round t, every contribution clipped to norm C. The server publishes X + C^-1 Z, where the rows of Z
 are independent N(0, (z C)^2) and C (the matrix) is lower triangular. Every model is a sum A X of rounds, with A lower
-triangular too, and carries the noise A C^-1 Z. With C the square root of A this is far less than A Z: round t takes back a part
-of the noise of the rounds before it.
+triangular too, and carries the noise A C^-1 Z. With C the square root of A this is far less than A Z: round t cancels a part of
+the noise of the rounds before it.
 
 Guarantee. C (X + C^-1 Z) = C X + Z is one Gaussian mechanism for the whole run, and everything published is a function of it,
 also where later contributions depend on earlier models (Denisov et al., "Improved Differential Privacy for SGD via Optimal
@@ -16,9 +16,9 @@ so the run is a Gaussian mechanism of noise multiplier z / s. C is Toeplitz, its
 largest S is {0, gap, 2 gap, ...} (Kalinin and Lampert, "Banded Square Root Matrix Factorization for Differentially Private
 Model Training", 2024, theorem 2). The first r rounds alone are the mechanism of the leading r x r block of C.
 
-The square root. A is Toeplitz: 1 / ((1 - x)(1 - b x)) is its generating function under server momentum b, and that of C is its
-square root, cut off after `band` coefficients and scaled to a column of norm one. With columns that do not overlap (band at
-most gap) s is then the square root of the number of turns, as it is under independent noise (band 1).
+The square root. A is Toeplitz: 1 / ((1 - x)(1 - b x)) is its generating function under server momentum b, and the generating
+function of C is its square root, cut off after `band` coefficients and scaled to a column of norm one. With columns that do not
+overlap (band at most gap) s is then the square root of the number of turns, as it is under independent noise (band 1).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Correlation:
 
     def errors(self, rounds: int, momentum: float = 0.0) -> Floats:
         """(rounds,) the standard deviation of the noise on each model, for Z of standard deviation one."""
-        from scipy.signal import lfilter  # here, since it takes 0.4 s to import
+        from scipy.signal import lfilter  # imported here because the import takes 0.4 s
 
         model = _filtered([1.0], _denominator(momentum), rounds)
         noise = lfilter([1.0], self.column, model)
@@ -86,9 +86,9 @@ def square_root(band: int, momentum: float = 0.0) -> Correlation:
 def best(rounds: int, gap: int, most: int, momentum: float = 0.0) -> Correlation:
     """The banded square root with the least noise on the final model, at equal privacy.
 
-    In few rounds that is a band of the gap, or nearly. Where a member takes part dozens of times, some multiple of the gap is
-    better, although the columns of its rounds overlap: in 1,000 rounds with gaps of 20 by a tenth. Over all models its noise is
-    within a few per cent of the least (`noise`).
+    In few rounds the best band is the gap, or nearly. Where a member takes part dozens of times, some multiple of the gap is
+    better, although the columns of its rounds overlap: in 1,000 rounds with gaps of 20 by a tenth. Averaged over all models,
+    its noise is within a few per cent of the least (`noise`).
     """
     gap = min(gap, rounds)
     bands = _spread(gap) | {gap * times for times in _spread(rounds // gap)}
@@ -113,7 +113,7 @@ INDEPENDENT = Correlation()
 
 
 def _spread(most: int) -> set[int]:
-    """The numbers to nine, and from there to `most` each a quarter larger than the one before."""
+    """The numbers up to nine, and then up to `most`, each a quarter larger than the previous."""
     large = (round(1.25**power) for power in range(int(math.log(most, 1.25)) + 1))
     return {*range(1, min(9, most) + 1), *large, most}
 

@@ -1,4 +1,4 @@
-"""SQLite files that survive a kill and a power cut, readable by their owner alone.
+"""SQLite files that survive a kill and a power cut, and that only their owner can read.
 
 The rollback journal is used with `synchronous=EXTRA`: under FULL the folder is not synced once the journal is deleted, so a
 power cut could bring the journal back and undo a transaction that had ended.
@@ -22,7 +22,7 @@ BUSY_SECONDS = 30.0  # how long one transaction waits for those of other process
 
 
 def crash_point(name: str) -> None:
-    """A named instant between two durable steps. Does nothing; tests put a kill in its place."""
+    """A named point between two durable steps. Does nothing; tests replace it by a kill."""
 
 
 def connection(path: Path, mode: str) -> sqlite3.Connection:
@@ -40,17 +40,17 @@ def connection(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def create(path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
-    """Make the file with what `fill` writes: under its name at once and whole; FileExistsError where there is one."""
+    """Create the file with the rows that `fill` writes; it appears under its name complete. FileExistsError if it exists."""
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        with suppress(FileNotFoundError):  # without a folder: SQLite says so
+        with suppress(FileNotFoundError):  # a missing folder: SQLite reports it
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with closing(connection(part, "rw")) as made:
             made.execute("BEGIN IMMEDIATE")
             fill(made)
             made.execute("COMMIT")
         crash_point("built")
-        os.link(part, path)  # unlike a renaming, this refuses to replace
+        os.link(part, path)  # unlike a rename, this never replaces a file
         crash_point("linked")
     finally:
         with suppress(OSError):
@@ -61,10 +61,10 @@ def create(path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
 
 @contextmanager
 def plainly(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """An error of SQLite as one sentence about that file, which should be a `what`; `remedy`: for one that is damaged."""
+    """Report an error of SQLite in one sentence about the file, a `what`; `remedy`: the advice if it is damaged."""
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second: in an error that quotes a damaged name
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: from an error that quotes a damaged name
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             text = f"is locked by another process for more than {BUSY_SECONDS:g} s: end that process, or try again"
@@ -79,7 +79,7 @@ def plainly(path: Path, what: str, remedy: str) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Make the names of the files in a folder durable."""
-    with suppress(OSError):  # not every system can open a folder, and none that cannot needs it
+    with suppress(OSError):  # systems that cannot open a folder do not need this
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,16 +1,15 @@
-"""Estimates of a low-rank matrix from its noised release; the law of the noise is public.
+"""Estimates of a low-rank matrix from its noised release; the distribution of the noise is public.
 
-Post-processing: everything here is a function of what has been released already, the shape and the public noise level, so it
-costs no privacy.
+Post-processing: everything here is a function of the release, its shape and the public noise level, so it costs no privacy.
 
 Let Y = X + s Z be m x n, Z of independent N(0, 1), M = max(m, n), beta = min(m, n) / M. Noise alone has singular values up to
-s (sqrt(m) + sqrt(n)), so the best approximation of Y of some rank ("truncate") keeps directions that are noise, at the noise's
-size. Of all functions of the singular values, the one of Gavish and Donoho, "Optimal Shrinkage of Singular Values" (2017),
+s (sqrt(m) + sqrt(n)), so the best approximation of Y of some rank ("truncate") keeps directions of pure noise, at the noise's
+size. Of all functions of the singular values, the function of Gavish and Donoho, "Optimal Shrinkage of Singular Values" (2017),
 section III.A, has asymptotically the least Frobenius loss ("shrink"): with y = sigma / (s sqrt(M)),
 
     sigma  ->  s sqrt(M) sqrt((y^2 - beta - 1)^2 - 4 beta) / y     for y > 1 + sqrt(beta), else 0.
 
-A singular value of X up to `visible(shape, s)` = s (m n)^(1/4) leaves no trace above the noise, and nothing finds it.
+A singular value of X up to `visible(shape, s)` = s (m n)^(1/4) leaves no trace above the noise, and no method finds it.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ Shape = tuple[int, int]
 
 
 def shrunk(singular_values: Tensor, shape: Shape, noise_std: float) -> Tensor:
-    """The singular values of the estimate of X from those of Y (any number of them); unchanged without noise.
+    """The singular values of the estimate of X, from the singular values of Y (any number of them); unchanged without noise.
 
-    It grows with the value and never exceeds it, so the order stays.
+    The result grows with the value and never exceeds it, so the order is kept.
     """
     _require_std(noise_std)
     if noise_std == 0 or not singular_values.numel():
@@ -37,13 +36,13 @@ def shrunk(singular_values: Tensor, shape: Shape, noise_std: float) -> Tensor:
     small, large = sorted(shape)
     low, high = 1 - math.sqrt(small / large), 1 + math.sqrt(small / large)
     y = (singular_values / (noise_std * math.sqrt(large))).clamp(min=high)
-    # The formula over y, its root factored: nothing is lost near the edge, nor by squaring a large y.
+    # The formula divided by y, with its root factored: no precision is lost near the edge, nor by squaring a large y.
     kept = ((1 - (high / y).square()).clamp(min=0) * (1 - (low / y).square())).sqrt()
     return torch.where(y > high, singular_values * kept, 0.0)
 
 
 def visible(shape: Shape, noise_std: float) -> float:
-    """The singular value of X that X needs to exceed for `shrunk` to keep anything of it, in expectation: s (m n)^(1/4)."""
+    """`shrunk` keeps part of X, in expectation, only where a singular value of X exceeds this: s (m n)^(1/4)."""
     _require_std(noise_std)
     return noise_std * math.sqrt(math.sqrt(shape[0] * shape[1]))
 
@@ -51,13 +50,13 @@ def visible(shape: Shape, noise_std: float) -> float:
 def denoised(matrix: Tensor, rank: int, noise_std: float, *, shrink: bool) -> tuple[Tensor, Tensor]:
     """Factors (m, rank) and (rank, n), float64, of an estimate of X of at most that rank.
 
-    shrink: whether the singular values are shrunk at `noise_std`; else this is the best approximation (Eckart and Young).
+    shrink: whether to shrink the singular values at `noise_std`; otherwise this is the best approximation (Eckart and Young).
     Directions that do not survive are zero in one of the factors.
 
     With V the first right singular vectors of Y (or left ones, whichever are shorter), the estimate is Y V diag(w) V^T, where
-    w = shrunk(sigma) / sigma is at most 1: nothing is divided by a small number. Of a large Y they come from `leading`, exact
-    up to float32's rounding of Y. Else they are eigenvectors of Y^T Y, by LAPACK's direct solver for a range of eigenvalues:
-    forming Y^T Y moves singular values by the order of 2^-26 of the largest, which is below that rounding too.
+    w = shrunk(sigma) / sigma is at most 1: nothing is divided by a small number. For a large Y the vectors come from `leading`,
+    exact up to float32's rounding of Y. Otherwise they are eigenvectors of Y^T Y, by LAPACK's direct solver for a range of
+    eigenvalues: forming Y^T Y moves singular values by the order of 2^-26 of the largest, which is below that rounding too.
     """
     m, n = matrix.shape
     if not 0 <= rank <= min(m, n):
@@ -76,7 +75,7 @@ def denoised(matrix: Tensor, rank: int, noise_std: float, *, shrink: bool) -> tu
 
 
 def _top_eigenvectors(gram: Tensor, count: int) -> Tensor:
-    """(n, count): orthonormal, of the largest eigenvalues of the symmetric `gram`, which is overwritten; largest first."""
+    """(n, count) orthonormal eigenvectors of the symmetric `gram`, largest eigenvalues first. Overwrites `gram`."""
     from scipy.linalg import eigh
 
     n = gram.shape[0]

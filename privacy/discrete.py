@@ -1,13 +1,12 @@
 """The discrete Gaussian N_Z(0, sigma^2), exactly: P(x) is proportional to exp(-x^2 / (2 sigma^2)) on the integers.
 
-For sigma = 2^m, Karney's rejection ("Sampling exactly from the normal distribution", 2016) takes nothing but fair bits and
-comparisons of integers; no number of the sampler is ever rounded. With x a multiple of 2^-m in [0, 1), the value
-s (k + x) sigma is proposed with weight exp(-k^2 / 2) (`discrete_wholes`), every x and both signs s alike, and accepted with
-probability
+For sigma = 2^m, Karney's rejection ("Sampling exactly from the normal distribution", 2016) needs only fair bits and comparisons
+of integers; no number of the sampler is ever rounded. With x a multiple of 2^-m in [0, 1), the value s (k + x) sigma is
+proposed with weight exp(-k^2 / 2) (`discrete_wholes`), every x and both signs s alike, and accepted with probability
 
     exp(-k x) exp(-x^2 / 2),       which leaves it the weight       exp(-(k + x)^2 / 2).
 
-Zero has two signs: one of them is refused.
+Zero would be proposed with both signs; one of them is refused.
 
 A coin of probability exp(-g), 0 <= g <= 1, is von Neumann's alternating series: let N count the successes, before the first
 failure, of coins of probability g / 1, g / 2, g / 3, ... Then P(N >= n) = g^n / n!, and N is even with probability
@@ -34,8 +33,8 @@ LARGEST_EXPONENT = 40
 def discrete_gaussian(sigma: int, count: int, stream: Stream) -> Integers:
     """(count,) independent samples of N_Z(0, sigma^2), sigma a power of two up to 2^40.
 
-    Proposals are independent of each other and are taken in order, so that the law of those accepted first is exact. The
-    number of words drawn tells of the samples to whoever can measure time, as any rejection does.
+    Proposals are independent of each other and are taken in order, so the first `count` accepted samples have exactly this law.
+    As in any rejection sampler, the number of words drawn depends on the samples, which an observer who measures time can use.
     """
     exponent = sigma.bit_length() - 1
     if sigma < 1 or sigma != 1 << exponent or exponent > LARGEST_EXPONENT:
@@ -55,7 +54,7 @@ def discrete_gaussian(sigma: int, count: int, stream: Stream) -> Integers:
 
 
 def _accepted(exponent: int, proposals: int, stream: Stream) -> Integers:
-    """Those that are accepted of so many proposals."""
+    """The accepted samples among `proposals` proposals."""
     whole = wholes(proposals, stream)
     bits = stream.words(proposals)
     x = bits & _top(exponent)  # the first bits of a word are x, as a fraction of 2^64; its last bit is the sign
@@ -91,7 +90,7 @@ def _survives(x: Words, power: int, divisor: int, stream: Stream) -> Flags:
 
 
 def _one_in(sides: int, count: int, stream: Stream) -> Flags:
-    """(count,) coins of probability 1 / sides, from half words: those beyond the last multiple of `sides` are drawn again."""
+    """(count,) coins of probability 1 / sides, from half words; those beyond the last multiple of `sides` are redrawn."""
     share = (1 << 32) // sides
     halves = _halves(count, stream)
     while len(beyond := np.flatnonzero(halves > sides * share - 1)):
@@ -104,7 +103,7 @@ def _halves(count: int, stream: Stream) -> NDArray[np.uint32]:
 
 
 def _top(bits: int) -> np.uint64:
-    """The mask of a word's first bits."""
+    """The mask of a word's first `bits` bits."""
     return np.uint64((1 << 64) - (1 << (64 - bits)))
 
 

@@ -1,10 +1,10 @@
 """Whole numbers k >= 0 of weight exp(-k^2 / 2), exactly, from one uniform number each.
 
 Let F_k be the probability of at most k. A uniform U in [0, 1), whose bits are drawn one word after the other, gives the first
-k with U < F_k. With the first word W and T_k = floor(2^64 F_k), W < T_k says that U < F_k, and W > T_k that it is not. Only W
-= T_k, of probability 2^-64, says neither: then the next word is drawn, and compared with as many more bits of F_k. So no
-rounding decides. The bits of F_k are computed with decimals of more places than are asked for, and used only where the places
-beyond them leave no doubt.
+k with U < F_k. With the first word W and T_k = floor(2^64 F_k), W < T_k implies U < F_k, and W > T_k implies U > F_k. Only W =
+T_k, of probability 2^-64, implies neither: then the next word is drawn, and compared with as many more bits of F_k. So no
+rounding decides. The bits of F_k are computed with more decimal places than requested, and used only where the extra places
+leave no doubt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from privacy.entropy import Stream
 Integers = NDArray[np.int64]
 
 BITS = 64  # of a word
-_GUARD = 30  # places beyond those asked for
+_GUARD = 30  # decimal places beyond the requested ones
 
 
 def wholes(count: int, stream: Stream) -> Integers:
-    """(count,) independent k."""
+    """(count,) independent samples k."""
     table = np.array(thresholds(BITS), np.uint64)
     words = stream.words(count)
     found = np.searchsorted(table, words, side="right").astype(np.int64)  # thresholds that a word is not below
@@ -35,7 +35,7 @@ def wholes(count: int, stream: Stream) -> Integers:
 
 
 def resolved(first: int, more: Callable[[], int], bits: int) -> int:
-    """The k of a U that begins with this word of so many bits, which is one of the thresholds. more: draws the next word."""
+    """The k of a U whose first word, of `bits` bits, equals one of the thresholds. more: draws the next word."""
     value, drawn = first, 1
     while True:
         value, drawn = (value << bits) | more(), drawn + 1
@@ -57,7 +57,7 @@ def thresholds(bits: int, guard: int = _GUARD) -> tuple[int, ...]:
         while weights[-1] > least:
             weights.append((Decimal(-(len(weights) ** 2)) / 2).exp())
         total, below, found = sum(weights), Decimal(0), list[int]()
-        doubt = Decimal(10) ** (10 - guard)  # above the error of `scaled`
+        doubt = Decimal(10) ** (10 - guard)  # larger than the error of `scaled`
         while not found or found[-1] < (1 << bits) - 1:
             below += weights[len(found)]
             scaled = below / total * (1 << bits)

@@ -1,18 +1,18 @@
-"""Noise that nobody adds alone: every client adds a share of it, in integers, and a secure sum shows the total only.
+"""Distributed noise: every client adds a share of it, in integers, and a secure sum reveals only the total.
 
 A client scales its clipped contribution to integer units, rounds it (`rounding`), and adds its own N_Z(0, sigma^2) to every
 coordinate (`discrete`). The sum is taken modulo 2^bits.
 
-Guarantee. Let neighbours differ in one client's contribution, which is there or is zero; its share of the noise is there in
-both. (That a client takes part at all is not hidden: secure sums are made by named clients.) If the sum holds at least `shares`
-shares that the adversary does not know, then one release has Renyi divergences of at most those of a Gaussian with noise
-multiplier z = 1 / eps,
+Guarantee. Let neighbours differ in one client's contribution, which is present or zero; its share of the noise is present in
+both. (A client's participation itself is not hidden: secure sums are made by named clients.) If the sum contains at least
+`shares` shares that the adversary does not know, then one release has Renyi divergences of at most those of a Gaussian with
+noise multiplier z = 1 / eps,
 
     D_a <= a eps^2 / 2 for all a > 1,     eps^2 = Delta^2 / (shares sigma^2) + tau d,                                     (1)
     tau = 10 sum_{j=1}^{shares-1} exp(-2 pi^2 sigma^2 j / (j + 1)),
 
-where Delta is the L2 norm that no rounded contribution exceeds. More shares, the modulus, and whatever is made of the total are
-post-processing. If totals wrap around the modulus, the result is useless, but no less private.
+where Delta is the L2 norm that no rounded contribution exceeds. Further shares, the modulus, and everything computed from the
+total are post-processing. If totals wrap around the modulus, the result is useless, but no less private.
 
 Proof (the approach is that of Kairouz, Liu and Steinke, arXiv 2102.06387; the constants are ours). Write n for `shares` and
 g_v for x -> exp(-x^2 / 2v).
@@ -50,15 +50,15 @@ from privacy.errors import PlanError
 from privacy.mechanisms import clip_factor
 from privacy.rounding import norm_bound, rounded, squared_bound
 
-WRAPS = 2.0**-40  # the probability that any coordinate of a total wraps around is below
+WRAPS = 2.0**-40  # bounds the probability that any coordinate of a total wraps around
 
 
 @dataclass(frozen=True)
 class Grid:
     """How contributions become integers.
 
-    unit: what the clip norm is in integer units. sigma: the standard deviation of one client's share of the noise, a power of
-    two. bound: the L2 norm that no rounded contribution exceeds.
+    unit: the clip norm in integer units. sigma: the standard deviation of one client's share of the noise, a power of two.
+    bound: the L2 norm that no rounded contribution exceeds.
     """
 
     unit: float
@@ -68,11 +68,11 @@ class Grid:
 
 @dataclass(frozen=True)
 class DistributedGaussian:
-    """The mechanism of this module, with what a client asks of any mechanism before it encodes; nobody adds noise to a total.
+    """The mechanism of this module, with the methods that clients call on any mechanism; adds no noise to a total.
 
-    noise_multiplier: z, what is charged. contributors: who is in the sum when nobody drops out.
-    shares: how many shares count, which is the least number of survivors less the colluders among them, who know their own, and
-    less those that bring none.
+    noise_multiplier: z, the charged multiplier. contributors: the number of contributors to the sum when nobody drops out.
+    shares: the number of shares that the guarantee counts: the least number of survivors, minus the colluders among them, who
+    know their own shares, and minus the contributors that add none.
     """
 
     noise_multiplier: float
@@ -103,20 +103,20 @@ class DistributedGaussian:
         return clip_factor(norm(), clip_norm)
 
     def grid(self, dim: int) -> Grid:
-        """The finest grid for vectors of so many coordinates."""
+        """The finest grid for vectors of `dim` coordinates."""
         return _grid(self.noise_multiplier, self.contributors, self.shares, self.bits, dim)
 
     def encoded(self, values: Floats, clip_norm: float, stream: Stream) -> Integers:
-        """(d,) integers that a client adds to the secure sum: its (d,) values of norm at most `clip_norm`, and its share.
+        """(d,) integers that a client adds to the secure sum: its (d,) values of norm at most `clip_norm`, and its noise share.
 
-        What the guarantee needs is checked on the rounded integers. A vector that is longer than the clip norm by more than
-        floating point explains is refused.
+        The bound that the guarantee needs is checked on the rounded integers. A vector longer than the clip norm by more than
+        floating-point error is refused.
         """
         grid = self.grid(len(values))
         return self.silent(values, clip_norm, stream) + discrete_gaussian(grid.sigma, len(values), stream)
 
     def silent(self, values: Floats, clip_norm: float, stream: Stream) -> Integers:
-        """(d,) integers of a contributor that brings no noise and is in no way protected: one that is nobody's data.
+        """(d,) integers of a contributor that adds no noise and is not protected at all: it is nobody's data.
 
         It counts among `contributors`, which leave room for its values, and not among `shares`.
         """
@@ -129,9 +129,10 @@ class DistributedGaussian:
         return centred.astype(np.float64) * (clip_norm / self.grid(dim).unit)
 
     def std(self, clip_norm: float, dim: int, survivors: int) -> float:
-        """The standard deviation of the noise on each coordinate of the decoded total of so many clients.
+        """The standard deviation of the noise on each coordinate of the decoded total of `survivors` clients.
 
-        Rounding is counted as if every coordinate were half way between two integers: a bound, and small beside the noise.
+        Rounding is counted as if every coordinate were half way between two integers: an upper bound, small compared with the
+        noise.
         """
         grid = self.grid(dim)
         return math.sqrt(survivors * (grid.sigma**2 + 0.25)) * clip_norm / grid.unit
@@ -141,8 +142,9 @@ class DistributedGaussian:
 def _grid(z: float, contributors: int, shares: int, bits: int, dim: int) -> Grid:
     """The largest sigma, and with it the finest rounding, at which totals fit the modulus.
 
-    Of every contributor a coordinate holds at most unit + 1, and of the noise more than m sigma sqrt(contributors) with
-    probability at most 2 exp(-m^2 / 2), since the shares are subgaussian. m leaves WRAPS to all coordinates together.
+    Each contributor adds at most unit + 1 to a coordinate. The noise on it exceeds m sigma sqrt(contributors) with probability
+    at most 2 exp(-m^2 / 2), since the shares are subgaussian. m is such that this probability is at most WRAPS over all
+    coordinates together.
     """
     if dim < 1:
         raise PlanError(f"{dim} coordinates cannot be noised; encode at least one")
@@ -153,7 +155,7 @@ def _grid(z: float, contributors: int, shares: int, bits: int, dim: int) -> Grid
             continue
         if (bound := norm_bound(unit, dim)) <= _MOST_INFLATION * unit:
             return Grid(unit, 1 << exponent, bound)
-        break  # a smaller sigma makes a coarser grid still
+        break  # a smaller sigma makes the grid even coarser
     advice = "use 64 bits" if bits == 32 else "use fewer clients, fewer coordinates or less noise"
     raise PlanError(
         f"the noise of {contributors} clients with multiplier {z:g}, of whom {shares} are counted, does not fit integers of "
@@ -165,7 +167,7 @@ def _unit(z: float, shares: int, sigma: int, dim: int) -> float:
     """The largest unit at which equation (1) gives eps <= 1 / z: by bisection, since eps grows with it. 0 if there is none."""
     variance = float(shares) * sigma**2
     gap = dim * _tau(shares, sigma)
-    most = (1 - 1e-12) / z**2  # a hair below, for what float64 rounds
+    most = (1 - 1e-12) / z**2  # slightly below, to cover float64 rounding
 
     low, high = 0.0, math.sqrt(variance) / z
     while low < (middle := (low + high) / 2) < high:
@@ -176,11 +178,11 @@ def _unit(z: float, shares: int, sigma: int, dim: int) -> float:
 
 @lru_cache(maxsize=256)
 def _tau(shares: int, sigma: int) -> float:
-    """tau of equation (1); 0 where it is below every float64, which the hair of `_unit` covers."""
+    """tau of equation (1); 0 where it underflows float64, which the margin in `_unit` covers."""
     if math.exp(-(math.pi**2) * sigma**2) == 0:
         return 0.0
     return 10 * sum(math.exp(-2 * math.pi**2 * sigma**2 * j / (j + 1)) for j in range(1, shares))
 
 
 _LEAST_EXPONENT = 2
-_MOST_INFLATION = 1.25  # of the clip norm by rounding: what is more wants a wider modulus
+_MOST_INFLATION = 1.25  # of the clip norm by rounding; a larger one needs a wider modulus

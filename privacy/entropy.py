@@ -1,13 +1,13 @@
-"""Where released noise and secret coins come from: a ChaCha20 keystream, keyed by the operating system.
+"""The source of released noise and secret coins: a ChaCha20 keystream with a key from the operating system.
 
-`SystemEntropy` takes a fresh key of the operating system for every stream, so streams are independent of each other and of
-everything else, and nobody can make one a second time. `KeyedEntropy` derives the keys of a run's streams from one secret key
-of the operating system, so that the run itself can make a stream again. `SeededEntropy` derives them from a seed: it exists so
-that tests can inject noise, and whatever was released with it is not private.
+`SystemEntropy` takes a fresh key from the operating system for every stream, so streams are independent of each other and of
+everything else, and nobody can reproduce one. `KeyedEntropy` derives the keys of a run's streams from one secret key from the
+operating system, so that the run itself can reproduce a stream. `SeededEntropy` derives the keys from a seed: it exists so that
+tests can inject noise, and releases made with it are not private.
 
 The normal law is Box and Muller's transform of 53-bit uniforms in float64. It is exact up to floating point: |x| stays below
-8.6 (a probability of 1e-17 is missing), and the last bits of a float64 are not those of a real number. `mechanisms` rounds
-what it releases to a grid far coarser than that.
+8.6 (a probability of 1e-17 is missing), and the last bits of a float64 differ from a real number's. `mechanisms` rounds its
+releases to a far coarser grid.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Stream:
         self._keystream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> Words:
-        """(count,) independent integers, each uniform in 0 .. 2^64 - 1: the bits that every other draw is made of."""
+        """(count,) independent integers, each uniform in 0 .. 2^64 - 1: every other draw is made of these bits."""
         return np.frombuffer(self._keystream.update(bytes(8 * count)), dtype="<u8")
 
     def uniform(self, count: int) -> Floats:
@@ -65,7 +65,7 @@ class Entropy(Protocol):
 
     @property
     def private(self) -> bool:
-        """Whether nobody can predict or repeat what comes of it."""
+        """Whether nobody can predict or reproduce its numbers."""
 
     def stream(self, *label: str | int) -> Stream:
         """The stream for one use; a label is used once."""
@@ -85,7 +85,7 @@ class SystemEntropy:
 
 @dataclass(frozen=True)
 class KeyedEntropy:
-    """The streams of one secret key: whoever has the key can make each of them again, and nobody else can predict a number.
+    """The streams of one secret key: a holder of the key can reproduce all of them, and nobody else can predict a number.
 
     Keys of different labels are HMAC-SHA-256 values under the secret key: independent of each other to everybody without it.
     """
@@ -111,7 +111,7 @@ class KeyedEntropy:
 
 @dataclass(frozen=True)
 class SeededEntropy:
-    """The same streams for the same seed: for tests alone. A run with it says that it is NOT PRIVATE."""
+    """The same streams for the same seed: for tests alone. A run that uses it reports that it is NOT PRIVATE."""
 
     seed: int
 
@@ -124,4 +124,4 @@ class SeededEntropy:
 
 
 _KEY_BYTES = 32
-_AT_ONCE = 1 << 18  # numbers made in one go: bounds the memory beside the result
+_AT_ONCE = 1 << 18  # numbers made per batch: bounds the memory used besides the result

@@ -1,22 +1,22 @@
 """The errors of `privacy`, and their exit status.
 
 PrivacyError             1
-├── PlanError            2   parameters from which no guarantee can be made
+├── PlanError            2   parameters that allow no guarantee
 ├── LedgerError          2   a ledger that is damaged, tampered with, foreign or unreadable
-└── BudgetExhausted      3   what was asked for does not fit what is left
+└── BudgetExhausted      3   the request does not fit the remaining budget
 """
 
 from __future__ import annotations
 
 
 class PrivacyError(Exception):
-    """Any failure this package reports; `exit_code` is what a command line ends with."""
+    """Any failure that this package reports; `exit_code` is the exit status of a command line."""
 
     exit_code = 1
 
 
 class PlanError(PrivacyError):
-    """No guarantee can be made of these parameters."""
+    """These parameters allow no guarantee."""
 
     exit_code = 2
 
@@ -27,7 +27,7 @@ class LedgerError(PrivacyError):
     exit_code = 2
 
 
-class BudgetExhausted(PrivacyError):  # noqa: N818 - a state of affairs, and how everybody calls it
-    """The budget does not hold what was asked for."""
+class BudgetExhausted(PrivacyError):  # noqa: N818 - a state rather than an error, and its usual name
+    """The request does not fit the budget."""
 
     exit_code = 3

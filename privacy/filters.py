@@ -2,14 +2,14 @@
 
 A privacy filter admits a run if the sum of all costs, its own included, stays within a limit that was fixed before the first:
 
-- `basic`: sum of epsilon_i <= epsilon and sum of delta_i <= delta. All of it is (epsilon, delta)-DP (Rogers, Roth, Ullman,
-  Vadhan 2016, who show it for basic composition also with parameters chosen on the way).
-- `rdp`: at one order a, sum of rho_i(a) <= rho. All of it is (a, rho)-RDP (Feldman, Zrnic 2021), hence (epsilon, delta)-DP with
-  epsilon = rho + (log(1/delta) - log a) / (a - 1) + log(1 - 1/a) (Canonne, Kamath, Steinke 2020, proposition 12, which is
-  tighter than Mironov's rho + log(1/delta) / (a - 1)). The order is fixed beforehand too: the best of several orders, picked
-  afterwards, is not a filter.
+- `basic`: sum of epsilon_i <= epsilon and sum of delta_i <= delta. All runs together are (epsilon, delta)-DP (Rogers, Roth,
+  Ullman, Vadhan 2016, who show this for basic composition even if the parameters are chosen adaptively).
+- `rdp`: at one order a, sum of rho_i(a) <= rho. All runs together are (a, rho)-RDP (Feldman, Zrnic 2021), hence (epsilon,
+  delta)-DP with epsilon = rho + (log(1/delta) - log a) / (a - 1) + log(1 - 1/a) (Canonne, Kamath, Steinke 2020, proposition 12,
+  which is tighter than Mironov's rho + log(1/delta) / (a - 1)). The order is fixed beforehand too: the best of several orders,
+  picked afterwards, is not a filter.
 
-The orders are compared by how many Gaussian mechanisms, of rho(a) proportional to a, would fit.
+Orders are compared by the number of Gaussian mechanisms, with rho(a) proportional to a, that would fit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Composition = Literal["basic", "rdp"]
 ORDERS = (*(1 + tenth / 10 for tenth in range(1, 100)), *map(float, range(11, 64)), 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 # A decimal becomes a float with a relative error of at most 2^-53, and so do the correctly rounded sum and the limit: costs
-# which fit exactly on paper are within 2^-50. It is a tolerance on the whole sum and never adds up.
+# that fit exactly on paper are within 2^-50. The tolerance applies to the whole sum and never accumulates.
 TOLERANCE = 2.0**-50
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The most that a run may release: (epsilon, delta)-DP, and for an RDP ledger rho at each of the ledger's orders."""
+    """The maximum cost of a run: (epsilon, delta)-DP, and for an RDP ledger rho at each of the ledger's orders."""
 
     epsilon: float
     delta: float
@@ -48,14 +48,14 @@ class Cost:
             raise PlanError(f"a cost's delta is {self.delta:g}, above 1: lower privacy.delta")
 
     def or_more(self, other: Cost) -> Cost:
-        """The larger in each part."""
+        """The larger of both costs in each part."""
         rdp = self.rdp if other.rdp is None else tuple(map(max, self.rdp or other.rdp, other.rdp))
         return Cost(max(self.epsilon, other.epsilon), max(self.delta, other.delta), rdp)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The limit, None for none, and the filter that keeps to it; `order` is that of `rdp`."""
+    """The limit, None for no limit, and the filter that enforces it; `order`: the Renyi order of an `rdp` filter."""
 
     epsilon: float | None
     delta: float | None
@@ -115,7 +115,7 @@ class Budget:
             return (math.inf,) * len(self.limits)
 
     def holds(self, costs: Iterable[Cost]) -> bool:
-        """Whether all of that is within the limit, up to `TOLERANCE`."""
+        """Whether the sums of these costs are within the limits, up to `TOLERANCE`."""
         sums = self.sums(costs)
         return all(
             total <= limit * (1 + TOLERANCE) and total < math.inf
@@ -123,14 +123,14 @@ class Budget:
         )
 
     def left(self, costs: Iterable[Cost]) -> tuple[float, ...]:
-        """The rest of the limits beside these costs."""
+        """The remainder of each limit after these costs."""
         return tuple(max(0.0, limit - total) for total, limit in zip(self.sums(costs), self.limits, strict=True))
 
     def total(self, costs: Iterable[Cost]) -> Cost:
-        """All of it as one cost.
+        """All costs together as one cost.
 
-        With `rdp`, and runs chosen in view of each other's results, what is guaranteed at any time is the budget; the epsilon
-        here is what the sum comes to, and is guaranteed if the runs were fixed beforehand.
+        With `rdp`, if runs were chosen in view of each other's results, only the budget is guaranteed at any time. The epsilon
+        here is computed from the sum, and is guaranteed if the runs were fixed beforehand.
         """
         sums = self.sums(costs)
         if self.order is None or self.delta is None:
@@ -140,7 +140,7 @@ class Budget:
         return Cost(max(0.0, sums[0] + self._conversion(self.order)), self.delta, sums)
 
     def words(self, parts: tuple[float, ...]) -> str:
-        """Such parts for people."""
+        """Parts of a cost in words, for messages."""
         if self.order is not None:
             return f"RDP {parts[0]:.6g} at order {self.order:g}"
         return " and ".join(f"{name} {part:.6g}" for name, part in zip(("epsilon", "delta"), parts, strict=True))

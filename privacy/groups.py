@@ -1,6 +1,6 @@
-"""A guarantee for several members together, from the one for each member.
+"""A guarantee for several members together, from the guarantee for each member.
 
-With m members changed, data sets are m neighbours apart, and the guarantee for one holds m times in a row:
+With m members changed, data sets are m neighbours apart, and the guarantee for one member applies m times in a row:
 
     Gaussian, mu        the group's is m mu (Dong, Roth and Su, "Gaussian Differential Privacy", 2022, theorem 2.14)
     (epsilon, delta)    (m epsilon, delta (e^(m epsilon) - 1) / (e^epsilon - 1)), which is loose (Vadhan, "The Complexity of
@@ -16,12 +16,12 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
 
 def of_gaussian(mu: float, members: int, delta: float) -> float:
-    """Epsilon at delta for so many members together, where one has exactly mu."""
+    """Epsilon at delta for `members` members together, where one member has exactly mu."""
     return float(get_epsilon_gaussian(1 / (members * mu), delta)) if mu else 0.0
 
 
 def of_curve(curve: Sequence[tuple[float, float]], members: int, delta: float) -> float | None:
-    """The least epsilon at delta that follows for so many members together from (delta, epsilon) of one; None if none does."""
+    """The least epsilon at delta for `members` members together that follows from one's (delta, epsilon); None if none does."""
     found = [members * epsilon for own, epsilon in curve if _log_delta(own, epsilon, members) <= math.log(delta)]
     return min(found, default=None)
 

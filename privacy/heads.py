@@ -1,14 +1,15 @@
-"""The newest head of every ledger, a second time, in a file outside the ledgers: one per user.
+"""A second copy of every ledger's newest head, in a file outside the ledgers, one per user.
 
-A ledger's chain shows every edit but not a missing end: an older copy of the file is whole. Whoever remembers the head of a
-later row notices. Every run directory that charged remembers one; this file does for runs that start anew.
+A ledger's chain reveals every edit, but not missing rows at its end: an older copy of the file is a valid chain. A reader who
+kept the head of a later row notices. Every run directory that charged keeps such a head; this file keeps one for runs that
+start anew.
 
-A ledger is known by its identity, so one that was moved is the same, and two copies that went on apart are noticed as soon as
-the second is written to: the head of the first is no row of it.
+A ledger is recognised by its identity, so a moved ledger is the same ledger. Two copies that diverged are noticed as soon as
+the second is written to: the noted head of the first is not a row of the second.
 
 Order of writes: a row is committed to the ledger, then noted here, then the caller goes on and may release. A process killed in
-between leaves a ledger ahead of what is noted, which is no alarm, and the rows in between covered no release. Readers read this
-file before the ledger, so that whatever they find noted is committed already.
+between leaves a ledger ahead of its noted head. This raises no alarm, and the rows in between covered no release. Readers read
+this file before the ledger, so every head that they find noted is already committed.
 
 Not covered: an older copy of the ledger together with an older copy of this file, or with this file removed.
 """
@@ -31,12 +32,12 @@ _REMEDY = "put back a copy that is whole, or name another file in privacy.ledger
 
 @dataclass(frozen=True)
 class Heads:
-    """The file at `path`, made when a head is first noted. Any number of processes may share it."""
+    """The file at `path`, created when a head is first noted. Any number of processes may share it."""
 
     path: Path
 
     def prepare(self) -> None:
-        """LedgerError unless a head can be noted: found out before a ledger is written to."""
+        """LedgerError unless a head can be noted; called before a ledger is written to."""
         self._make()
         with self._transaction("BEGIN IMMEDIATE"):
             pass
@@ -52,9 +53,9 @@ class Heads:
             return _noted(connection, ledger)
 
     def advance(self, seen: Head | None, new: Head) -> Head:
-        """Note `new` in place of `seen`, and return it; where something else is noted by now, leave that and return it.
+        """Replace the noted head `seen` by `new` and return it; if another head is noted by now, keep and return that head.
 
-        `prepare` has been called.
+        Call `prepare` first.
         """
         with self._transaction("BEGIN IMMEDIATE") as connection:
             standing = _noted(connection, new.ledger)

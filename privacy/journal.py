@@ -18,9 +18,10 @@ from privacy.heads import Heads
 
 
 class Journal:
-    """The rows of the ledger at `path`; `book` is what they come to. Threads may share it, and so may forks.
+    """The rows of the ledger at `path`; `book` holds their sums. Threads and forks may share it.
 
-    heads: where the newest head is kept besides. What is noted there has to be in the file, whenever that is read or written.
+    heads: a second place where the newest head is kept. The ledger must contain the head noted there whenever it is read or
+    written.
     """
 
     def __init__(self, path: Path, heads: Heads | None) -> None:
@@ -38,14 +39,14 @@ class Journal:
 
     @contextmanager
     def transaction(self, *, write: bool) -> Iterator[None]:
-        """The file to oneself (`write`), or as it is at one instant; verified from where we have read to.
+        """Exclusive access to the file (`write`), or a snapshot of it; rows not yet read are verified.
 
-        The book is given a written row once it is on disk. A kill between the two costs nothing: the row is read next time.
+        A written row enters the book once it is on disk. After a kill between the two, the row is read next time.
         """
         with self._lock:
             if write:
                 self._prepare()
-            noted = self._newest()  # read before the ledger: what is noted has been committed to it
+            noted = self._newest()  # read before the ledger: a noted head is already committed to it
             with chain.transaction(self.path, write=write) as connection:
                 self._connection, self._written = connection, []
                 self._catch_up(connection, noted)
@@ -58,7 +59,7 @@ class Journal:
     def append(self, kind: str, run: str, body: Mapping[str, Any]) -> Head:
         """Add a row, inside a transaction that writes.
 
-        It has a nonce: copies of a ledger that go on apart part, even if they write the same in the same second.
+        A nonce makes copies of a ledger that diverge differ, even if they write the same contents in the same second.
         """
         row = chain.sealed(self.book.last, kind, run, {**body, "time": now(), "nonce": secrets.token_hex(8)})
         self.book.check(row)
@@ -80,7 +81,7 @@ class Journal:
         return None if self._heads is None or self.book.end is None else self._heads.newest(self.head.ledger)
 
     def _catch_up(self, connection: Connection, noted: Head | None) -> None:
-        """Read what others wrote, and require what is noted."""
+        """Read the rows that others wrote, and require that the noted head is among the rows."""
         for row in chain.rows_after(connection, self.path, self.book.end):
             self.book.enter(row)
         self.book.require_begun()
@@ -88,7 +89,7 @@ class Journal:
             self.book.require(noted, f", as {self._heads.path} notes")
 
     def _note(self, noted: Head | None) -> None:
-        """Note the end, which is on disk, or see that what others noted since is in this very file."""
+        """Note the ledger's end, which is on disk, or check that a head noted by others since then is in this file."""
         head = self.head
         while self._heads is not None and (standing := self._heads.advance(noted, head)) != head:
             noted = standing

@@ -1,21 +1,21 @@
-"""The leading singular vectors of a large matrix, from few products with it, checked before they are used.
+"""The leading singular vectors of a large matrix, from few matrix products, checked before use.
 
-Block Lanczos iteration (Golub and Underwood, 1977) on M^T M with full orthogonalisation, from a fixed Gaussian block of a few
-more columns than are asked for, in float64. After k columns it knows the best approximations of the leading vectors in
+Block Lanczos iteration (Golub and Underwood, 1977) on M^T M with full orthogonalisation, from a fixed Gaussian block with a few
+more columns than requested, in float64. After k columns it knows the best approximations of the leading vectors in
 
     span{G, M^T M G, (M^T M)^2 G, ...},
 
-and goes on until they are good. A full decomposition takes O(m n min(m, n)) operations, this O(m n k); k is about 60 where the
-leading values stand out, and 300 to 500 for a matrix of 1024 x 1024 or 4096 x 4096 that is all noise.
+and continues until they are accurate enough. A full decomposition takes O(m n min(m, n)) operations, this one O(m n k); k is
+about 60 where the leading values stand out, and 300 to 500 for a matrix of 1024 x 1024 or 4096 x 4096 of pure noise.
 
-What is guaranteed of the triplets (u_i, s_i, v_i) that are returned, |M| being the largest singular value:
+Guarantee for the returned triplets (u_i, s_i, v_i), with |M| the largest singular value:
 
     U and V have orthonormal columns, M v_i = s_i u_i, and |M^T u_i - s_i v_i| <= 2^-23 |M|, measured on the result itself.
 
 So they are exact for a matrix that differs from M by the rounding of float32 numbers. That they are the *leading* ones is
-certain but for a set of start blocks of probability zero: no leading vector is orthogonal to a Gaussian block, and as the block
-has more columns than are asked for, equal values are all found. Where the check fails, or k would come near the size of the
-matrix, nothing is returned, and the caller decomposes the whole.
+certain except for a set of start blocks of probability zero: no leading vector is orthogonal to a Gaussian block, and as the
+block has more columns than requested, equal values are all found. Where the check fails, or k would approach the size of the
+matrix, the result is None, and the caller decomposes the whole matrix.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Shape = tuple[int, int]
 Triplets = tuple[Tensor, Tensor, Tensor]
 
 SMALLEST = 256  # below this side a full decomposition is as fast
-_MORE = 8  # columns in a block beyond those asked for
-_GROWTH = 1.25  # from one look at the result to the next
+_MORE = 8  # columns in a block beyond the requested ones
+_GROWTH = 1.25  # of the basis between two checks of the result
 _TOLERANCE = 2.0**-23
-_LEAST = 1e-6  # singular values below this share of the largest are the rounding of float32 inputs
+_LEAST = 1e-6  # singular values below this share of the largest are rounding errors of float32 inputs
 
 
 def leading(times: Product, transposed: Product, shape: Shape, count: int, device: torch.device) -> Triplets | None:
-    """U (m, count), S (count,) falling and Vt (count, n) of a matrix given by its products; None where they are not found.
+    """U (m, count), S (count,) falling and Vt (count, n) of a matrix given by its products; None if not found.
 
     times: (n, b) -> M x, transposed: (m, b) -> M^T x, both float64.
     """
@@ -65,7 +65,7 @@ def leading(times: Product, transposed: Product, shape: Shape, count: int, devic
 
 
 def _bordered(inner: Tensor, seen: Tensor) -> Tensor:
-    """A symmetric matrix (k, k) from the one before and its new columns (k, b)."""
+    """The next symmetric matrix (k, k), from the previous one and its new columns (k, b)."""
     k, block = seen.shape
     whole = seen.new_zeros(k, k)
     whole[: k - block, : k - block] = inner
@@ -75,10 +75,10 @@ def _bordered(inner: Tensor, seen: Tensor) -> Tensor:
 
 
 def _good(inner: Tensor, rest: Tensor, count: int) -> Tensor | None:
-    """(k, count): the coordinates of the leading vectors in the basis, if by the last block's remainder they are good enough.
+    """(k, count): the leading vectors' coordinates in the basis, if the last block's remainder shows them accurate enough.
 
-    The residual |M^T M v - s^2 v| of a vector is `rest` times its coordinates in the last block, and that of M^T u - s v is
-    by 1/s as long.
+    The residual |M^T M v - s^2 v| of a vector is `rest` times its coordinates in the last block; |M^T u - s v| is 1/s times as
+    long.
     """
     squares, found = torch.linalg.eigh(inner)
     squares, found = squares[-count:], found[:, -count:]
@@ -89,7 +89,7 @@ def _good(inner: Tensor, rest: Tensor, count: int) -> Tensor | None:
 
 
 def _checked(times: Product, transposed: Product, v: Tensor) -> Triplets | None:
-    """The triplets that M has in the span of `v` (n, count), if they keep what the module says."""
+    """The triplets of M in the span of `v` (n, count), if they meet the module's guarantee."""
     q, r = torch.linalg.qr(times(v))
     left, s, right = torch.linalg.svd(r)
     u, vt = q @ left, right @ v.T

@@ -1,23 +1,23 @@
-"""The privacy budget of one data set, on disk, and what runs have taken from it.
+"""The privacy budget of one data set, on disk, and the costs that runs have taken from it.
 
 Rows of a `chain`, of four kinds:
 
     open      the ledger's identity, its data set, its budget and how costs compose, all fixed from then on; and its key
-    reserve   the most a run may cost and whom that is about, admitted by the budget's filter; a later row of the same run
-              replaces an earlier one
-    same      that two names of units are one unit, as the user says
-    charge    that the run is about to release
+    reserve   the most that a run may cost and the unit it protects, admitted by the budget's filter; a later row of
+              the same run replaces an earlier one
+    same      the user's statement that two unit names mean one unit
+    charge    releases that the run is about to make
 
-What holds:
+Guarantees:
 
 - At any time the latest reservations of all runs together are within the budget, however many processes reserve at once.
-- All of them are about one unit and one kind of neighbours (`units`), so that adding them up means something.
-- A charge is on disk before `charge` returns, so whoever charges first and releases then has, after a kill or a power cut at
-  any instant, charges for at least what was released.
-- Nothing is ever given back: there is no row that lowers a reservation or a charge.
-- Edits are seen when the ledger is opened, and a cut or rewritten end, or an older copy, by a `Head` kept elsewhere: by a run,
-  or by the user for all ledgers (`heads`). Somebody who controls the ledger and all heads is not resisted.
-- Digests of private rows are kept under a key of the ledger's own. The key is in the ledger, which its owner alone can read.
+- All reservations protect one unit, under one kind of neighbours (`units`), so that their sum is meaningful.
+- A charge is on disk before `charge` returns, so a caller that charges before it releases has, after a kill or a power cut at
+  any instant, charges for at least the releases made.
+- Budget is never returned: no row lowers a reservation or a charge.
+- Edits are detected when the ledger is opened; a cut or rewritten end, or an older copy, by a `Head` kept elsewhere: by a run,
+  or by the user for all ledgers (`heads`). An attacker who controls the ledger and all heads is not resisted.
+- Digests of private rows are stored under the ledger's own key. The key is in the ledger, which only its owner can read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Ledger:
     """An open ledger. Threads may share it; so may forks, and any number of processes may open the same file."""
 
     def __init__(self, path: str | PathLike[str], heads: Heads | None = None) -> None:
-        """For `create` and `open`, which say what becomes of the file."""
+        """Called by `create` and `open`, which create or check the file."""
         self.path = Path(path).absolute()
         self._journal = Journal(self.path, heads)
         self._book = self._journal.book
@@ -62,7 +62,7 @@ class Ledger:
         composition: Composition = "basic",
         heads: Heads | None = None,
     ) -> Ledger:
-        """A new ledger, None meaning no limit; LedgerError if there is such a file, PlanError for a budget that is none."""
+        """A new ledger; None means no limit. LedgerError if the file exists, PlanError for an invalid budget."""
         budget = Budget.fixed(epsilon, delta, composition)
         if not data_set:
             raise PlanError("a ledger belongs to a data set: give the name of one")
@@ -72,15 +72,15 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, head: Head | None = None, heads: Heads | None = None) -> Ledger:
-        """An existing ledger, every row of it verified, and that the row of `head` is in it.
+        """An existing ledger, after verifying all its rows and that it contains the row of `head`.
 
-        heads: where its newest head is kept besides, checked now and with every operation, and kept up to date.
+        heads: a second place for its newest head, checked now and at every operation, and kept up to date.
         """
         ledger = cls(path, heads)
         with ledger._journal.transaction(write=False):
             if head is not None:
                 ledger._book.require(head)
-        if heads is not None:  # from now on it is known which head is its
+        if heads is not None:  # again: its identity, and so its noted head, is known only now
             with ledger._journal.transaction(write=False):
                 return ledger
         return ledger
@@ -107,7 +107,7 @@ class Ledger:
 
     @property
     def orders(self) -> tuple[float, ...]:
-        """The orders at which `Cost.rdp` is to be given: one for `rdp`, none for `basic`."""
+        """The orders that `Cost.rdp` must cover: one for `rdp`, none for `basic`."""
         return () if self.budget.order is None else (self.budget.order,)
 
     @property
@@ -130,15 +130,15 @@ class Ledger:
         terms: Mapping[str, Any],
         data_set: str | None = None,
     ) -> Head:
-        """Hold `cost` for the run, in place of what it held, or BudgetExhausted and nothing is written.
+        """Reserve `cost` for the run, in place of its earlier reservation; else BudgetExhausted, and nothing is written.
 
-        `data_set` is the name that the user gave and has to be the ledger's. Without it, the digest of the data has to be one
-        that has reserved before, if any has. unit: whom the cost is about, as `units` explains. Digests are given plain and
-        kept under the ledger's key.
+        `data_set` is the user's name for the data set and must equal the ledger's. Without it, the digest of the data must be
+        one that has reserved before, if any has. unit: the unit that the cost protects (`units`). Digests are passed unkeyed
+        and stored under the ledger's key.
 
-        A run may only come to hold more. A filter covers that where growing does not depend on what the run has released
-        (rounds made again after a kill), or where the addition's own cost is added in full, as RDP at one order does. The
-        epsilon of a longer run, asked for in view of its first results, is no cost in the sense of a filter.
+        A run's reservation may only grow. A filter covers this where the growth does not depend on the run's releases (rounds
+        repeated after a kill), or where the addition's own cost is added in full, as RDP at one order does. The epsilon of a
+        run that was extended in view of its first results is not a cost in the sense of a filter.
         """
         with self._journal.transaction(write=True):
             self._require(run, data_digest, data_set, unit)
@@ -146,7 +146,7 @@ class Ledger:
             return self._hold(run, cost, self._book.keyed("data", data_digest), unit.keyed(opening.key), terms)
 
     def extend(self, run: str, cost: Cost) -> Head:
-        """`reserve` for a run that has reserved, on the terms it has: at least `cost`, and what it holds already."""
+        """Raise a run's reservation to at least `cost` in each part, on its existing terms; it is never lowered."""
         with self._journal.transaction(write=True):
             held = self._book.reservation(run)
             larger = held.cost.or_more(cost)
@@ -155,25 +155,26 @@ class Ledger:
             return self._hold(run, larger, held.data, held.unit, held.terms)
 
     def admits(self, run: str, cost: Cost) -> bool:
-        """Whether the run could reserve that now. Others may be quicker: only `reserve` promises."""
+        """Whether the run could reserve `cost` now. Another process may reserve first: only `reserve` guarantees it."""
         with self._journal.transaction(write=False):
             return self.budget.holds([*self._book.others(run), cost])
 
     def require(self, data_digest: str, data_set: str | None, unit: Unit) -> None:
-        """LedgerError unless a new run on such data, for such a unit, may reserve here. Digests are given plain."""
+        """LedgerError unless a new run on such data, for such a unit, may reserve here. Digests are passed unkeyed."""
         with self._journal.transaction(write=False):
             self._require("a new run", data_digest, data_set, unit)
 
     def declare_same(self, one: str, other: str) -> Head:
-        """Write down that two names are of one unit, as the user says: from then on costs of both add up."""
+        """Record the user's statement that two names mean one unit: from then on costs of both add up."""
         with self._journal.transaction(write=True):
             self._book.units.require_declarable(self.path, one, other)
             return self._journal.append("same", "", {"units": [one, other]})
 
     def charge(self, run: str, who: str, releases: int, note: Mapping[str, Any], *, limit: int | None = None) -> Head:
-        """Count `releases` more for `who` ("" is the whole federation); on disk when this returns. Then release, not before.
+        """Charge `releases` more to `who` ("" is the whole federation); on disk when this returns. Release only after that.
 
-        BudgetExhausted, and nothing is written, if that would be more than `limit` in all, whoever charges for the run.
+        BudgetExhausted, and nothing is written, if `who` would then have more than `limit` in all, charges by other processes
+        included.
         """
         if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
             raise PlanError(f"{releases!r} releases cannot be charged: charge a whole number from 1 on")
@@ -186,17 +187,17 @@ class Ledger:
             return self._journal.append("charge", run, {"who": who, "releases": releases, "note": dict(note)})
 
     def charged(self, run: str) -> dict[str, int]:
-        """The releases charged to the run so far, by who."""
+        """The releases charged to the run so far, for each `who`."""
         with self._journal.transaction(write=False):
             return self._book.charged(run)
 
     def reserved(self, run: str) -> Cost | None:
-        """The cost that a run has reserved; None if it has not."""
+        """The cost that a run has reserved; None if it has reserved nothing."""
         with self._journal.transaction(write=False):
             return self._book.cost(run)
 
     def spent(self) -> Cost:
-        """The reservations of all runs together: what everything released so far is covered by. See `Budget.total`."""
+        """The reservations of all runs together, which cover everything released so far. See `Budget.total`."""
         with self._journal.transaction(write=False):
             return self.budget.total(self._book.others())
 
@@ -209,7 +210,7 @@ class Ledger:
         if not run or not run.isprintable():
             raise PlanError(f"a run cannot be called {run!r} in a ledger: give it a name of printable characters")
         held, others = self._book.cost(run), self._book.others(run)
-        self.budget.parts(cost)  # whether it has what this ledger adds up
+        self.budget.parts(cost)  # raises unless it has the parts that this ledger sums
         if held is not None and held.or_more(cost) != cost:
             raise PlanError(
                 f"run {run!r} holds {words_of(held)} in {self.path} and cannot hold {words_of(cost)}: nothing is given back"

@@ -1,8 +1,8 @@
-"""Mechanisms: the bound on a contribution, the noise on a sum, and what both together cost, in one object.
+"""Mechanisms: the bound on a contribution, the noise on a sum, and the privacy cost of both together, in one object.
 
-A mechanism sees norms and dense tensors by name, never models. A client asks it by what factor to scale its contribution;
-the server hands it the total before any method sees it; an accountant reads its event. Nothing here knows whether a
-"contribution" is a client's change of a model or an example's gradient: one object serves both.
+A mechanism sees norms and named dense tensors, never models. A client calls it for the factor to scale its contribution by; the
+server passes it the total before any method sees the total; an accountant reads its event. A "contribution" may be a client's
+change of a model or an example's gradient: one object serves both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from privacy.entropy import Floats, Stream
 from privacy.errors import PlanError
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent  # it takes seconds to import
+    from dp_accounting import DpEvent  # the import takes seconds
 
 Named = Mapping[str, Tensor]
 Draw = Callable[[Stream, tuple[int, ...]], Floats]
@@ -30,8 +30,8 @@ Draw = Callable[[Stream, tuple[int, ...]], Floats]
 class Mechanism(ABC):
     """The interface between the federation and differential privacy: docs/adding_a_mechanism.md adds one.
 
-    noise_multiplier: the noise, in units of the clip norm C; calibration looks for it. order: p of the norm that C bounds.
-    counters: names of the single numbers that a contribution carries beside its tensors.
+    noise_multiplier: the noise, in units of the clip norm C; calibration chooses it. order: p of the norm that C bounds.
+    counters: names of the scalars that a contribution carries beside its tensors.
     """
 
     noise_multiplier: float
@@ -41,7 +41,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def event(self) -> DpEvent:
-        """One release over everybody: what `noised` guarantees of two sums that lie no farther apart than C."""
+        """One release over everybody: the guarantee of `noised` for two sums at a distance of at most C."""
 
     @abstractmethod
     def std(self, clip_norm: float) -> float:
@@ -49,12 +49,12 @@ class Mechanism(ABC):
 
     @abstractmethod
     def noised(self, total: Named, clip_norm: float, stream: Stream) -> dict[str, Tensor]:
-        """The total with the mechanism's noise, ready to be released."""
+        """The total with the mechanism's noise, ready for release."""
 
     def scale(self, norm: Callable[[], float], clip_norm: float) -> float:
-        """The factor to multiply a contribution by; `norm()` measures it, for those mechanisms that need to.
+        """The factor to multiply a contribution by; mechanisms that need its norm call `norm()`.
 
-        0 means: contribute zeros, since what there is cannot be bounded.
+        0 means: contribute zeros, since this contribution cannot be bounded.
         """
         return clip_factor(norm(), clip_norm)
 
@@ -69,7 +69,7 @@ class Mechanism(ABC):
 
 @dataclass(frozen=True)
 class NoMechanism(Mechanism):
-    """Neither clips nor adds noise, and guarantees nothing."""
+    """Neither clips nor adds noise, and gives no guarantee."""
 
     noise_multiplier: float = 0.0
 
@@ -95,7 +95,7 @@ class Gaussian(Mechanism):
 
     Guarantee: let neighbouring sets differ in one contribution. The sum is then moved by at most C in the L2 norm, taken over
     all coordinates of all tensors together, so that one release is a Gaussian mechanism of sensitivity 1 and standard deviation
-    z: what `dp_accounting.GaussianDpEvent(z)` stands for. Whoever replaces one contribution moves the sum by 2 C.
+    z: `dp_accounting.GaussianDpEvent(z)`. Replacing one contribution moves the sum by up to 2 C.
     """
 
     @property
@@ -115,9 +115,9 @@ class Gaussian(Mechanism):
 def clip_factor(norm: float, clip_norm: float) -> float:
     """The largest factor up to 1 that brings `norm` to at most `clip_norm`; 0 if there is none.
 
-    A hair below C / norm (one part in a million): contributions are kept in float32, and rounding must not make them
-    longer than C. There is none for a norm that is no finite number, nor where float32 loses its precision: a factor below
-    its smallest normal number (2^-126) is rounded by more than the hair, and so are the coordinates under a C below 1e-30.
+    One part in a million below C / norm: contributions are kept in float32, and rounding must not make them longer than C.
+    There is no factor for a norm that is not finite, nor where float32 loses precision: rounding exceeds that margin for a
+    factor below float32's smallest normal number (2^-126), and for the coordinates under a C below 1e-30.
     """
     if not math.isfinite(norm) or norm < 0:
         return 0.0
@@ -128,13 +128,13 @@ def clip_factor(norm: float, clip_norm: float) -> float:
 
 
 def perturbed(tensor: Tensor, std: float, stream: Stream, draw: Draw | None = None) -> Tensor:
-    """The tensor plus std times what is drawn, float32, on the tensor's device.
+    """The tensor plus std times the drawn numbers, float32, on the tensor's device.
 
-    draw: independent numbers of variance 1; normal ones if None.
+    draw: draws independent numbers of variance 1; standard normal ones if None.
 
     Sum and noise are float64, and their sum is rounded to multiples of 2^-20 std or finer before it becomes float32: the low
-    bits of floating-point noise, from which a sum can be told (Mironov, 2012), do not leave. What float32 rounds off
-    a larger sum after that is post-processing. With a std of 0 the tensor is copied as it is.
+    bits of floating-point noise, which can reveal a sum (Mironov, 2012), are not released. Rounding a larger sum to float32
+    after that is post-processing. With a std of 0 the tensor is copied as it is.
     """
     if std == 0:
         return tensor.clone()
@@ -153,4 +153,4 @@ def perturbed(tensor: Tensor, std: float, stream: Stream, draw: Draw | None = No
 _HAIR = 1 - 1e-6
 _LEAST_FACTOR = 2.0**-126
 _LEAST_SCALED_TO = 1e-30
-_LEAST_STD = 1e-300  # the grid of a smaller one is no float64
+_LEAST_STD = 1e-300  # float64 cannot represent the grid of a smaller std

@@ -1,7 +1,7 @@
-"""The noise that a privacy target takes, and its effect on a mean, before anything is trained.
+"""The noise that a privacy target needs, and its effect on a mean, computed before training.
 
-The error is that of a round's raw mean, on every coordinate of which noise N(0, (z C / cohort)^2) lies. Methods that
-denoise a mean err less.
+The error is the error of a round's raw mean, with noise N(0, (z C / cohort)^2) on every coordinate. Methods that denoise a mean
+have a smaller error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from privacy.sampling import FixedSize, Poisson
 
 Outlook = Literal["hopeless", "hard", "fine"]
 
-# Lengths of a round's noise, in units of the clip norm, which no mean of clipped contributions is longer than.
+# Lengths of a round's noise, in units of the clip norm; no mean of clipped contributions is longer than one clip norm.
 HOPELESS, HARD = 1.0, 0.1
 
 
@@ -26,8 +26,8 @@ HOPELESS, HARD = 1.0, 0.1
 class Setting:
     """The releases of a run: `rounds` noised sums over about `cohort` of `clients`, kept (epsilon, delta)-private.
 
-    dim: how many numbers a contribution has, where known. sampling: every client by a coin of its own ("poisson"), or exactly
-    `cohort` of them ("fixed").
+    dim: the number of coordinates of a contribution, if known. sampling: each client independently ("poisson"), or exactly
+    `cohort` clients ("fixed").
     """
 
     clients: int
@@ -56,19 +56,19 @@ class Setting:
         return self.cohort / self.clients
 
     def release(self, noise_multiplier: float) -> Release:
-        """One round, against whoever sees the models only."""
+        """One round, against an observer who sees only the models."""
         sampler = FixedSize(self.clients, self.cohort) if self.sampling == "fixed" else Poisson(self.clients, self.rate)
         return sampler.release(noise_multiplier)
 
     def seen(self, noise_multiplier: float) -> Release:
-        """One round, against whoever sees who takes part: nothing is amplified."""
+        """One round, against an observer who sees the cohort: no amplification."""
         made = accounting.replaced if self.sampling == "fixed" else accounting.unamplified
         return made(noise_multiplier)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A setting with its noise. noise_std: of one coordinate of a round's mean. noise_norm: expected length of the whole."""
+    """A setting with its noise. noise_std: on one coordinate of a round's mean. noise_norm: expected length of it all."""
 
     setting: Setting
     noise_multiplier: float
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def outlook(self) -> Outlook | None:
-        """hopeless: the noise is longer than any mean can be; hard: longer than a tenth of that; fine: shorter."""
+        """hopeless: the noise is longer than the longest possible mean; hard: longer than a tenth of that; fine: shorter."""
         if self.noise_norm is None:
             return None
         ratio = self.noise_norm / self.setting.clip_norm
@@ -105,9 +105,9 @@ def for_noise(setting: Setting, noise_multiplier: float) -> Plan:
 
 
 def alternatives(setting: Setting, epsilons: Iterable[float]) -> list[Plan]:
-    """The same for other targets and cohorts: half, as large, twice, four times. Coarsely, so by a little more noise.
+    """Plans for other targets, and for cohorts half, as large, twice and four times. Coarse, so with slightly more noise.
 
-    `epsilon` is the target here, which is not exceeded.
+    `epsilon` is the target here; the true epsilon does not exceed it.
     """
     cohorts = sorted({min(max(1, cohort), setting.clients) for cohort in _scaled(setting.cohort)})
     return [_coarse(replace(setting, cohort=cohort), target) for target in epsilons for cohort in cohorts]

@@ -1,11 +1,11 @@
-"""The ways to promise each client one epsilon, side by side: who is promised it, how much noise it takes, and which to take.
+"""The ways to guarantee each client one epsilon, compared: against whom it holds, how much noise it needs, and which to choose.
 
 A run adds up the sums of its rounds. Its final noise is the standard deviation of the noise on one coordinate of the sum of all
-rounds, in clip norms, whatever the server's momentum makes of the rounds. It holds against
+rounds, in clip norms, before any server momentum. The guarantee holds against
 
-    reader         whoever reads the models
-    participant    whoever also sees who takes part, and when
-    server         the server too, which sees whatever is sent to it
+    reader         an observer of the models
+    participant    an observer who also sees who takes part, and when
+    server         the server too, which sees everything that is sent to it
 
     sampling   noise         correlation   holds against                  who could break it
     coins      central       none          reader                         whoever learns the coins
@@ -33,16 +33,16 @@ from privacy.sampling import Poisson
 from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 from privacy.target import Target
 
-SMALL = 0.1  # of the way that a model can travel
+SMALL = 0.1  # of the longest distance that the model can move
 
 
 @dataclass(frozen=True)
 class Possible:
-    """What a federation can do beside plain sums.
+    """The protections that a federation supports beside plain sums.
 
-    counted: how many shares of noise are relied on in the masked sum of a cohort; 0 where sums are not masked. counted_of_all:
-    the same in a masked sum of all clients. correlated: whether noise can be taken back later, which needs the same coordinates
-    and the same clip norm in every round. momentum: of the server; it chooses the band.
+    counted: the number of noise shares that the guarantee relies on in a cohort's masked sum; 0 where sums are not masked.
+    counted_of_all: the same in a masked sum of all clients. correlated: whether later rounds can cancel earlier noise, which
+    needs the same coordinates and the same clip norm in every round. momentum: the server's; the choice of the band uses it.
     """
 
     counted: int = 0
@@ -53,10 +53,11 @@ class Possible:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to keep the promise.
+    """One way to give the guarantee.
 
     noise_multiplier: as `privacy.noise_multiplier` means it, the standard deviation of independent noise on a sum (with local
-    noise, on a contribution), in clip norms. final_noise: of the sum of all rounds if nobody drops out, in clip norms.
+    noise, on a contribution), in clip norms. final_noise: the noise on the sum of all rounds if nobody drops out, in clip
+    norms.
     """
 
     sampling: Literal["coins", "schedule"]
@@ -70,9 +71,9 @@ class Way:
     recommended: bool = False
 
     def share(self, setting: Setting) -> float | None:
-        """The length of the noise on the final model, over the longest way that the model can travel; None without `dim`.
+        """The length of the final model's noise, relative to the longest distance that it can move; None without `dim`.
 
-        A mean of clipped contributions is at most a clip norm long, and a run adds up one in each round.
+        A mean of clipped contributions is at most a clip norm long, and a run adds up one mean in each round.
         """
         if setting.dim is None:
             return None
@@ -80,7 +81,7 @@ class Way:
 
 
 def compared(setting: Setting, target: Target, possible: Possible) -> list[Way]:
-    """All ways that are possible, one of them recommended: the one that `recommended` returns."""
+    """All possible ways; the way that `recommended` returns is marked as recommended."""
     chosen = recommended(setting, target, possible)
     amplified = (make(setting, target, possible) for make in (_coins, _hidden))
     rest = (way for way in in_turn(setting, target, possible) if way != chosen)
@@ -89,16 +90,17 @@ def compared(setting: Setting, target: Target, possible: Possible) -> list[Way]:
 
 
 def recommended(setting: Setting, target: Target, possible: Possible) -> Way:
-    """The way to take, for plain numbers and what is possible; needs no coins and computes nothing about them."""
+    """The way to choose in this setting, among the ways of a public order; computes nothing about coins."""
     return pick(setting, in_turn(setting, target, possible))
 
 
 def pick(setting: Setting, ways: Iterable[Way]) -> Way:
-    """The strongest promise whose noise on the final model is small, or where none is small the quietest way.
+    """The strongest guarantee among the ways with little noise on the final model, or else the way with the least noise.
 
-    Coins are never picked: nobody can keep the server's, and those that clients toss make every client send in every round.
-    Small is a tenth of the longest way that the model can travel. Without `dim` this is unknown, and the quietest is picked.
-    Equally strong promises are told apart by their noise.
+    Coins are never picked: nobody can guarantee that the server's coins stay secret, and coins that clients toss make every
+    client send in every round. Little noise is at most a tenth of the longest distance that the model can move. Without `dim`
+    this is unknown, and the way with the least noise is picked. Among equally strong guarantees the one with less noise is
+    picked.
     """
     public = [way for way in ways if way.sampling == "schedule"]
     quiet = [way for way in public if (share := way.share(setting)) is not None and share <= SMALL]
@@ -106,10 +108,10 @@ def pick(setting: Setting, ways: Iterable[Way]) -> Way:
 
 
 def least_cohort(setting: Setting, target: Target, *, correlated: bool = True, most: float = 1.0) -> int | None:
-    """The least cohort in which some central noise of a public order is at most `most` of the way that the model can travel.
+    """The least cohort whose central noise in a public order is at most the share `most` of the distance the model can move.
 
-    With fewer clients a round, a method of `dim` numbers is hopeless. None if all clients together are too few. Larger cohorts
-    give clients more turns, so that noise jumps where a turn is added: the least one is looked for from few turns to many.
+    With fewer clients a round, training `dim` coordinates is hopeless. None if all clients together are too few. Larger cohorts
+    give clients more turns, so the noise jumps where a turn is added: the search goes from few turns to many.
     """
 
     def small(cohort: int) -> bool:
@@ -197,5 +199,5 @@ def _order(setting: Setting) -> PublicOrder:
 
 
 def _place(way: Way) -> tuple[int, bool, bool]:
-    """Where a way stands in the table: weak promises first."""
+    """The sort key of a way in the table: weak guarantees first."""
     return len(way.holds_against), way.noise == "local", way.correlation == "banded"

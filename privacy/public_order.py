@@ -1,15 +1,15 @@
 """Scheduled participation: a public order in which members take part, instead of secret coins.
 
-The order is a permutation of all places, made of a public seed alone. Round t takes the next `size` places of it, and after the
-last place the order begins again. So no member takes part twice within `gap` = places // size rounds, and nothing about a
-cohort is secret: its members, its size and the times of its rounds may be known to everybody.
+The order is a permutation of all places, computed from a public seed alone. Round t takes the next `size` places of it, and
+after the last place the order begins again. So no member takes part twice within `gap` = places // size rounds, and nothing
+about a cohort is secret: everybody may know its members, its size and the times of its rounds.
 
-Guarantee. Neighbours differ in one member's data being there or not; without them its contributions are zeros, and the order,
-the number of members and everybody's turns are the same. What bounds the privacy loss is how often and how far apart a member
-takes part (`correlation.exposures`). No amplification by sampling is counted on.
+Guarantee. Neighbours differ in the presence of one member's data; without the data its contributions are zeros, and the order,
+the number of members and everybody's turns are the same. The number and spacing of a member's turns bound the privacy loss
+(`correlation.exposures`). Amplification by sampling is not used.
 
-A place without a member stays empty, and no other member takes it. Members that join later are given empty places: their turns
-come as seldom as everybody's.
+A place without a member stays empty, and no other member takes it. Members that join later take empty places: their turns are
+as rare as everybody's.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PublicOrder:
-    """A `Sampler` whose draws are turns: those of round t are the same for everybody who knows the seed.
+    """A `Sampler` whose draws are turns: everybody who knows the seed computes the same cohort of round t.
 
-    population: the members. size: places that have their turn in a round. vacant: numbers of places beside the members that
-    nobody holds; members hold the other places, in their order.
+    population: the number of members. size: the number of places whose turn is in one round. vacant: the indices of the empty
+    places; members hold the other places, in their order.
     """
 
     population: int
@@ -77,7 +77,7 @@ class PublicOrder:
         return -(-rounds * self.size // self.places)
 
     def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
-        """The members whose turn is in that round, in ascending order. No coin is tossed."""
+        """The members whose turn is in that round, in ascending order. Tosses no coin."""
         return self.of_round(round_)
 
     def of_round(self, round_: int) -> list[int]:
@@ -102,7 +102,7 @@ class PublicOrder:
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:
-        """(places,) the places in the order of their turns; keystreams change with no version."""
+        """(places,) the places in the order of their turns; keystreams are the same in every version."""
         words = SeededEntropy(self.seed).stream("public order").words(self.places)
         return np.argsort(words, kind="stable")
 

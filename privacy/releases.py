@@ -1,4 +1,4 @@
-"""One noised sum as an accountant sees it: its sampling, its neighbours, and the law of its noise."""
+"""One noised sum as an accountant sees it: its sampling, its neighbours, and the distribution of its noise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gaussian(z: float) -> DpEvent:
 def poisson_sampled(rate: float, noise: float | DpEvent) -> Release:
     """A sum over members that each take part with probability `rate`; neighbours have one member more or less.
 
-    noise: a Gaussian's multiplier, or the event of any mechanism over everybody; likewise below.
+    noise: a Gaussian's multiplier, or the event of any mechanism over everybody; also in the functions below.
     """
     if _checked(rate) == 1:
         return unamplified(noise)

@@ -1,14 +1,14 @@
-"""Rounding a vector at random to integers without making it much longer (Kairouz, Liu and Steinke, arXiv 2102.06387, 2021).
+"""Random rounding of a vector to integers that barely lengthens it (Kairouz, Liu and Steinke, arXiv 2102.06387, 2021).
 
-Every coordinate is rounded up with probability its fractional part, and down otherwise, so that its mean stays what it was. The
-squared norm of the result has a mean of at most unit^2 + d / 4, but may be as large as (unit + sqrt(d))^2. All of
-the result is therefore drawn again until its squared norm is at most
+Every coordinate is rounded up with probability its fractional part, and down otherwise, so its mean is unchanged. The squared
+norm of the result has a mean of at most unit^2 + d / 4, but may be as large as (unit + sqrt(d))^2. The whole result is
+therefore redrawn until its squared norm is at most
 
     min{ (unit + sqrt(d))^2,   unit^2 + d / 4 + sqrt(2 log(1 / beta)) (unit + sqrt(d) / 2) },      beta = exp(-1/2),
 
-which is the guarantee, whatever the vector was: it is checked in exact integers, and nothing is clipped afterwards. A vector
-of norm at most `unit` meets it with probability at least 1 - beta = 0.39 at the first draw (their bound of the tail). The
-condition is all that biases the result: what it cuts off are draws that are longer than most.
+which is the guarantee, for any vector: it is checked in exact integers, and nothing is clipped afterwards. A vector of norm at
+most `unit` meets it with probability at least 1 - beta = 0.39 at the first draw (their bound of the tail). Only this condition
+biases the result: it rejects draws that are longer than most.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def squared_bound(unit: float, dim: int, beta: float = BETA) -> int:
 def rounded(values: Floats, unit: float, stream: Stream, beta: float = BETA) -> Integers:
     """(d,) integers of squared norm at most `squared_bound`, from (d,) float64 of norm at most `unit`.
 
-    Each draw is refused with probability at most beta. So many refusals in a row as are waited for have a probability below
-    1e-200 if beta is exp(-1/2), which is to say that they never happen; they mean a vector that is longer than `unit`.
+    Each draw is refused with probability at most beta. If beta is exp(-1/2), the number of refusals in a row that raises an
+    error has a probability below 1e-200, so they never happen by chance; they mean a vector that is longer than `unit`.
     """
     if not np.isfinite(values).all() or np.abs(values).max(initial=0.0) >= _TOO_LARGE:
         raise PlanError(
@@ -81,4 +81,4 @@ def squared_norm(vector: Integers) -> int:
 _TOO_LARGE = 2.0**62
 _MOST_DRAWS = 1000
 _BITS, _LIMB = 21, (1 << 21) - 1
-_AT_ONCE = 1 << 20  # products of two limbs are below 2^42, and so many of them below 2^62
+_AT_ONCE = 1 << 20  # products of two limbs are below 2^42, and the sum of this many of them below 2^62

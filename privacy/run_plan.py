@@ -22,9 +22,9 @@ class Plan:
     release: one release of the client with the largest epsilon; for a federation that releases sums, all passes of one round.
     releases: the planned number, of releases or of passes. limits: the most releases of every client; empty if the federation
     as a whole is charged. participations: the most rounds that a client may take part in. passes: releases in a round of the
-    federation. others: the releases of all other kinds of clients, since the largest epsilon need not go with the largest Renyi
-    divergence at every order. exposures: in a public order, the squared sensitivity of the first 0, 1, ... rounds together,
-    where that of `release` is one; else empty. correlation: of the noise over rounds.
+    federation. others: the releases of all kinds of clients, since the client with the largest epsilon need not have the
+    largest Renyi divergence at every order. exposures: in a public order, the squared sensitivity of the first 0, 1, ... rounds
+    together, relative to `release`; else empty. correlation: of the noise over rounds.
     """
 
     mechanism: Mechanism
@@ -60,7 +60,7 @@ class Plan:
         return Cost(self.epsilon(releases), self.delta if count else 0.0, rdp)
 
     def _turns(self, releases: int | None) -> float:
-        """The number of `release` that the charged releases make; a round that was begun counts in full."""
+        """The number of times that `release` is made by the charged releases; a round that was begun counts in full."""
         count = self.releases if releases is None else releases
         if self.limits:
             return count
@@ -72,13 +72,13 @@ class Plan:
         return self.exposures[rounds]
 
     def sensitivity(self, releases: int | None = None) -> float:
-        """In a public order, how far one member moves all releases together, in clip norms."""
+        """In a public order, the sensitivity of all releases together to one member, in clip norms."""
         return math.sqrt(self.passes * self._turns(releases))
 
     def curve(self, deltas: Sequence[float], releases: int | None = None) -> list[tuple[float, float]]:
-        """(delta, epsilon) as `epsilon`, of those deltas that the accountant can resolve; all hold together.
+        """(delta, epsilon) pairs as in `epsilon`, for the deltas that the accountant can resolve; all pairs hold together.
 
-        Clients of several kinds are worst at different deltas, and only the plan's own delta has been looked at for all.
+        Different kinds of clients are worst at different deltas, and only at the plan's own delta were all kinds compared.
         """
         if any(other != (self.release, self._turns(releases)) for other in self.others):
             deltas = [self.delta]
@@ -89,8 +89,10 @@ class Plan:
         return [(delta, epsilon) for delta, epsilon in found if epsilon < math.inf]
 
     def gaussian(self, releases: int | None = None) -> float | None:
-        """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where the guarantee is exactly that: no observer
-        tells neighbours apart better than N(0, 1) and N(mu, 1). None elsewhere."""
+        """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where the guarantee is exactly that; else None.
+
+        No observer then distinguishes neighbours better than N(0, 1) from N(mu, 1).
+        """
         if not self.release.plain or self.others:
             return None
         return math.sqrt(self._turns(releases)) / self.release.multiplier

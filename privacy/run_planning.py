@@ -1,10 +1,10 @@
-"""Plans of private runs, by who adds the noise and to what.
+"""Plans of private runs: one function for each place where noise is added.
 
-With noise on the sum, the federation as a whole releases: one noised sum a pass. All passes of a round are over one cohort.
-To an observer who does not know the cohort they are a single release, of a Gaussian of multiplier z / sqrt(passes), and not
-several releases sampled independently. With noise that each client adds itself, to its contribution or to its gradients,
-every client releases as often as it takes part. The guarantee is that of the client with the largest epsilon; a client that
-has spent its releases sits out.
+With noise on the sum, the federation as a whole makes the releases: one noised sum a pass. All passes of a round use one
+cohort. To an observer who does not know the cohort they are a single release of a Gaussian of multiplier z / sqrt(passes), not
+several independently sampled releases. With noise that each client adds to its own contribution or gradients, every client
+makes a release whenever it takes part. The guarantee is that of the client with the largest epsilon; a client that has spent
+its releases sits out.
 
 In a public order a client takes part in few rounds, which are known beforehand: the whole run is one release to it, whose
 squared sensitivity after each round is its exposure (`correlation`).
@@ -26,13 +26,13 @@ from privacy.run_plan import Plan
 from privacy.sampling import Sampler
 from privacy.target import Sampled, Target
 
-Made = Callable[[float], Mechanism]  # a mechanism of a noise multiplier
+Made = Callable[[float], Mechanism]  # makes a mechanism from a noise multiplier
 
 
 def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1, made: Made = Gaussian) -> Plan:
-    """Noise on the sum over a cohort, in rounds of `passes` releases. Whoever sees the cohort sees no amplification.
+    """Noise on the sum over a cohort, in rounds of `passes` releases. No amplification against an observer of the cohort.
 
-    made: the mechanism; of a Gaussian if there are several passes. What is accounted for is its own event.
+    made: makes the mechanism; Gaussian if there are several passes. The mechanism's own event is accounted.
     """
     together = math.sqrt(passes)
     if passes > 1 and not sampler.release(made(1.0).event).gaussian:
@@ -49,10 +49,11 @@ def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1, m
 
 
 def for_shares(target: Target, sampler: Sampler, releases: int, passes: int = 1, *, hidden: bool) -> Plan:
-    """Noise that the clients of a masked sum add, each its share.
+    """Noise in shares, which the clients of a masked sum add.
 
-    Neighbours differ in whether one client has its data; without them it sends zeros and its share of the noise. If each client
-    tosses a hidden coin, sampling amplifies against everybody; otherwise everybody sees the cohort, and it amplifies nothing.
+    Neighbours differ in the presence of one client's data; without the data it sends zeros and its share of the noise. If each
+    client tosses a hidden coin, sampling amplifies against everybody; otherwise everybody sees the cohort, and there is no
+    amplification.
     """
     together = math.sqrt(passes)
 
@@ -75,9 +76,10 @@ def for_turns(
     shares: bool = False,
     correlation: Correlation = INDEPENDENT,
 ) -> Plan:
-    """Noise on the sums of a public order's rounds, against everybody who does not add it.
+    """Noise on the sums of a public order's rounds; holds against everybody except the party that adds the noise.
 
-    shares: the clients of a masked sum add the noise, so that nobody does; it is then discrete, and independent over rounds.
+    shares: the clients of a masked sum add the noise, so there is no such party; the noise is then discrete, and independent
+    over rounds.
     """
     if shares and correlation.band > 1:
         raise PlanError(
@@ -103,7 +105,7 @@ def for_turns(
 
 
 def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:
-    """The epsilon of so many releases of a plan `for_shares` at this noise multiplier."""
+    """The epsilon of `releases` releases of a plan of `for_shares` at this noise multiplier."""
     z = multiplier / math.sqrt(plan.passes)
     release = accounting.discrete_sampled(plan.sampling_rate, z) if hidden else accounting.discrete(z)
     return replace(plan, release=release).epsilon(releases)
@@ -119,7 +121,7 @@ def _planned(target: Target, round_at: Sampled, releases: int, passes: int) -> t
 def for_contributions(target: Target, rate: float, names: Sequence[str], passes: int, participations: int) -> Plan:
     """Noise on every client's own contribution, which the server sees: no amplification for anybody.
 
-    Neighbours have one client's data replaced by any other. Participation is not hidden.
+    Neighbours have one client's data replaced by any other data. Participation is not hidden.
     """
     z = target.multiplier(accounting.replaced, participations * passes)
     release = accounting.replaced(z)
@@ -135,13 +137,13 @@ def for_gradients(
     """Noise on every step of a client's training, over batches that it draws in secret.
 
     draws[i]: the sampler of client i's batches. steps[i]: its steps in a round. Nobody but the client sees its batches,
-    so the guarantee is the same against everybody. It is that of the worst client.
+    so the guarantee is the same against everybody. It is the worst client's guarantee.
     """
     kinds = {(draw.rate, count * participations): draw for draw, count in zip(draws, steps, strict=True)}
     worst = next(iter(kinds))
     z = target.multiplier(kinds[worst].release, worst[1])
     if target.noise_multiplier is None:
-        for _ in kinds:  # a client that turns out worse than the worst so far takes its place
+        for _ in kinds:  # a client with a larger epsilon than the worst so far takes its place
             other = _worst(kinds, z, target.delta)
             if other == worst or accounting.epsilon(kinds[other].release(z), other[1], target.delta) <= (
                 target.epsilon or 0
@@ -159,7 +161,7 @@ def for_gradients(
 
 
 def _worst(kinds: Mapping[tuple[float, int], Sampler], z: float, delta: float) -> tuple[float, int]:
-    """The kind of client whose epsilon is largest: compared on a coarse grid, the nearest few on the fine one."""
+    """The kind of client whose epsilon is largest: compared on a coarse grid, then the largest few on the fine grid."""
     rough = {
         kind: accounting.epsilon(draw.release(z), kind[1], delta, discretization=COARSE) for kind, draw in kinds.items()
     }

@@ -1,12 +1,12 @@
-"""The privacy loss distribution of a Gaussian over Poisson samples: that of `dp_accounting`, all losses of its grid at once.
+"""The privacy loss distribution of a Gaussian over Poisson samples, as in `dp_accounting`, with array operations.
 
-The library asks for one loss after the other, in Python, at which observation x it lies, and a grid has some 100,000 of them.
-Here its formulas are evaluated over arrays. With sensitivity 1, sampling rate q and L(x) = -(1/2 + x) / z^2:
+The library computes in Python, for one loss at a time, the observation x that has this loss, and a grid has some 100,000
+losses. Here its formulas are evaluated over arrays. With sensitivity 1, sampling rate q and L(x) = -(1/2 + x) / z^2:
 
     a member less    loss(x) = log(1 - q + q e^L(x))            x = L^-1(log(1 + (e^loss - 1) / q))
     a member more    loss(x) = -log(1 - q + q e^-L(x - 1))      x = 1 + L^-1(-log(1 + (e^-loss - 1) / q))
 
-The grid, its rounding upwards and composition are the library's own, and the numbers are its numbers: upper bounds.
+The grid, its rounding upwards and composition are the library's own, and so are the resulting numbers: upper bounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Composed:
-    """The distribution of a loss, asked as `PLDAccountant` is."""
+    """The distribution of a loss, with the queries of `PLDAccountant`."""
 
     pld: PrivacyLossDistribution
 
@@ -39,7 +39,7 @@ class Composed:
 
 
 def composed(z: float, rate: float, count: int, step: float) -> Composed:
-    """What `PLDAccountant` makes of `count` Gaussians of multiplier z, each over a Poisson sample; 0 < rate < 1."""
+    """The composition by `PLDAccountant` of `count` Gaussians of multiplier z, each over a Poisson sample; 0 < rate < 1."""
     of_one = (
         GaussianPrivacyLoss(z, sampling_prob=rate, adjacency_type=kind)
         for kind in (AdjacencyType.REMOVE, AdjacencyType.ADD)
@@ -49,7 +49,7 @@ def composed(z: float, rate: float, count: int, step: float) -> Composed:
 
 
 def _on_grid(loss: GaussianPrivacyLoss, step: float) -> PLDPmf:
-    """The law of one loss on multiples of `step`, which dominates it ("connect the dots", Doroshenko et al. 2022)."""
+    """A distribution on multiples of `step` that dominates the loss ("connect the dots", Doroshenko et al. 2022)."""
     bounds = loss.connect_dots_bounds()
     low, high = math.floor(bounds.epsilon_lower / step), math.ceil(bounds.epsilon_upper / step)
     deltas = divergences(loss, np.arange(low, high + 1) * step)
@@ -60,7 +60,7 @@ def divergences(loss: GaussianPrivacyLoss, epsilons: Floats) -> Floats:
     """(n,) the hockey-stick divergence at each epsilon: `loss.get_delta_for_epsilon(epsilons)`."""
     bound = math.log1p(
         -loss.sampling_prob
-    )  # no loss of a member less is below it, and none of a member more above -bound
+    )  # with a member less no loss is below it, with a member more none above -bound
     if loss.adjacency_type == AdjacencyType.REMOVE:
         reached, deltas = epsilons > bound, -np.expm1(epsilons)
     else:
@@ -73,7 +73,7 @@ def divergences(loss: GaussianPrivacyLoss, epsilons: Floats) -> Floats:
 
 
 def observations(loss: GaussianPrivacyLoss, losses: Floats) -> Floats:
-    """(n,) where the density ratio is each loss: `[loss.inverse_privacy_loss(one) for one in losses]`."""
+    """(n,) the observation that has each loss: `[loss.inverse_privacy_loss(one) for one in losses]`."""
     q, sign = loss.sampling_prob, 1.0 if loss.adjacency_type == AdjacencyType.REMOVE else -1.0
     shift, least = 1 - 1 / q, math.log(1 - q)
     less = sign * losses  # log(e^less / q + shift) is the loss without sampling

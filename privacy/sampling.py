@@ -1,8 +1,8 @@
 """Samplers of a round's cohort or of a step's batch.
 
-A sampler both draws and describes one release over its draws to an accountant, so that the accounted sampling is the one that
-happened. Both kinds count on secret coins; the privacy statement says from whom they are secret. `public_order` has a third
-kind, without coins.
+A sampler both draws and describes one release over its draws to an accountant, so that the accounted sampling is the actual
+sampling. Both samplers here rely on secret coins; the privacy statement says from whom they are secret. `public_order` has a
+third sampler, without coins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from privacy.accounting import Release
 
-# uniform(n): n independent numbers in [0, 1), of a seeded generator or of a stream that nobody can predict.
+# uniform(n): n independent numbers in [0, 1), from a seeded generator or from a stream that nobody can predict.
 Uniform = Callable[[int], NDArray[np.float64]]
 
 
@@ -29,7 +29,7 @@ class Sampler(Protocol):
 
     @property
     def expected(self) -> float:
-        """The expected number of members in a draw, a public number; private means are divided by it."""
+        """The expected number of members in a draw: public. Private means are divided by it."""
 
     @property
     def most(self) -> int:
@@ -40,18 +40,18 @@ class Sampler(Protocol):
         """The probability with which a member is in a draw."""
 
     def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
-        """One draw, in ascending order. round_: its number, which matters only where draws are fixed beforehand."""
+        """One draw, in ascending order. round_: the round's number, used only where draws are fixed beforehand."""
 
     def release(self, noise: float | DpEvent) -> Release:
-        """One noised sum over such a draw, every member bounded by C. noise: a Gaussian's multiplier, or an event."""
+        """One noised sum over such a draw, every contribution bounded by C. noise: a Gaussian's multiplier, or an event."""
 
 
 @dataclass(frozen=True)
 class FixedSize:
     """A uniformly random subset of exactly `size` members.
 
-    Neighbours have one member replaced, which moves the sum by up to 2 C: to an accountant whose Gaussian has sensitivity one
-    the noise multiplier is half as large. Amplification by sampling without replacement is counted by Renyi privacy.
+    Neighbours have one member replaced, which moves the sum by up to 2 C: an accountant whose Gaussian has sensitivity one gets
+    half the noise multiplier. Amplification by sampling without replacement is accounted by Renyi privacy.
     """
 
     population: int
@@ -75,7 +75,7 @@ class FixedSize:
             return list(range(self.population))
         largest = np.partition(coins, self.size - 1)[self.size - 1] if self.size else -1.0
         below, equal = np.flatnonzero(coins < largest), np.flatnonzero(coins == largest)
-        return sorted([*below.tolist(), *equal[: self.size - len(below)].tolist()])  # of equal coins the first
+        return sorted([*below.tolist(), *equal[: self.size - len(below)].tolist()])  # ties: the first members
 
     def release(self, noise: float | DpEvent) -> Release:
         from privacy.accounting import sampled_without_replacement
@@ -102,9 +102,10 @@ class Poisson:
         return self.population
 
     def seldom_exceeded(self, chance: float) -> int:
-        """A number that a draw's size exceeds with a probability of at most `chance`; it depends on `most` and `rate` alone.
+        """A size that a draw exceeds with a probability of at most `chance`; computed from `most` and `rate` alone.
 
-        Chernoff's bound: of n coins of rate q at least m land with a probability of at most exp(-n KL(m/n || q)), if m > n q.
+        Chernoff's bound: of n coins of rate q at least m come up with a probability of at most exp(-n KL(m/n || q)), if m > n
+        q.
         """
         for members in range(math.ceil(self.expected), self.most):
             if -self.most * _divergence((members + 1) / self.most, self.rate) <= math.log(chance):

@@ -1,4 +1,4 @@
-"""The guarantee of a run, in words and as data, with its assumptions and what it does not cover."""
+"""The guarantee of a run, in words and as data, with its assumptions and the limits of its coverage."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ EVERYBODY: tuple[Observer, ...] = ("reader", "participant", "server")
 class Statement:
     """A differential-privacy guarantee.
 
-    holds_against: whom epsilon holds against: whoever reads the released models; whoever also sees who takes part, and when;
-    the server, which sees what is sent to it. epsilon_participants: against whoever sees who takes part, which is epsilon where
-    that holds against participants; with noise that the server adds, neither holds against the server. private: False if
-    noise or coins were seeded or injected, which voids all of it.
+    holds_against: the observers that epsilon holds against: a reader of the released models; an observer who also sees who
+    takes part, and when; the server, which sees everything sent to it. epsilon_participants: epsilon against an observer who
+    sees who takes part; it equals epsilon where epsilon holds against participants. With noise that the server adds, neither
+    holds against the server. private: False if noise or coins were seeded or injected, which voids the whole guarantee.
     """
 
     unit: str
@@ -48,7 +48,7 @@ class Statement:
 
     @property
     def text(self) -> str:
-        """One paragraph. Its numbers are rounded up, so that it never promises more than the data do."""
+        """One paragraph. Its numbers are rounded up, so that the text never promises more than the data."""
         verdict = (
             ""
             if self.private
@@ -65,7 +65,7 @@ class Statement:
 
     @property
     def _participants(self) -> str:
-        """The second epsilon, where the first does not hold against those who see who takes part."""
+        """The second epsilon, where the first does not hold against observers who see who takes part."""
         if "participant" in self.holds_against:
             return ""
         return f"Against whoever sees who takes part, epsilon is {_up(self.epsilon_participants, 4)}. "
@@ -82,5 +82,5 @@ _AGAINST: dict[tuple[Observer, ...], str] = {
 
 
 def _up(value: float, digits: int) -> str:
-    """The least number of so many digits that is no smaller, taking the value as it is printed: 0.1 is 0.1."""
+    """The value rounded up to `digits` digits, starting from its shortest decimal form: 0.1 stays 0.1."""
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):.{digits}g}"

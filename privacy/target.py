@@ -1,4 +1,4 @@
-"""What is asked of a private run: an epsilon, a noise multiplier, or both."""
+"""The privacy requested of a run: an epsilon, a noise multiplier, or both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Target:
         return accounting.calibrate(release_at, count, self.epsilon or 0.0, self.delta)
 
     def allowed(self, release: Release, count: int) -> int:
-        """The number of `count` releases that fit the limit. Fewer than all are refused unless the run may stop early."""
+        """The number of `count` releases that fit the limit. BudgetExhausted if not all fit, unless the run may stop early."""
         if self.epsilon is None or self.noise_multiplier is None:
             return count
         spent = accounting.epsilon(release, count, self.delta)
@@ -42,7 +42,7 @@ class Target:
         )
 
     def rounds(self, release: Release, exposures: Sequence[float]) -> int:
-        """The number of rounds, of which the first r cost exposures[r] releases, that fit the limit; as `allowed`."""
+        """The number of rounds that fit the limit, as in `allowed`; the first r rounds cost exposures[r] releases."""
         if self.epsilon is None or self.noise_multiplier is None:
             return len(exposures) - 1
         spent = accounting.epsilon(release, exposures[-1], self.delta)
@@ -59,7 +59,7 @@ class Target:
         return not exposure or accounting.epsilon(release, exposure, self.delta) <= (self.epsilon or math.inf)
 
     def some(self, count: int) -> int:
-        """The count; zero is refused."""
+        """The count; BudgetExhausted if it is zero."""
         if count:
             return count
         raise BudgetExhausted(

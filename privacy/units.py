@@ -1,13 +1,13 @@
 """The unit that the costs in a ledger protect: costs add up for one unit, and for one kind of neighbours.
 
-An epsilon bounds how well two neighbouring data sets can be told apart. Where one run's neighbours differ in a patient and
-another's in all patients of a doctor, the sum of the two epsilons is about neither: without the doctor, the first run lacks
-many patients at once. A ledger therefore keeps with every reservation whom it is for: a name, the kind of unit, a keyed digest
-of which rows belong to which unit, and the neighbours. A reservation for anybody else is refused.
+An epsilon bounds how well two neighbouring data sets can be distinguished. Where one run's neighbours differ in a patient and
+another's in all patients of a doctor, the sum of the two epsilons holds for neither: without the doctor, the first run lacks
+many patients at once. A ledger therefore stores the unit of every reservation: a name, the kind of unit, a keyed digest of
+which rows belong to which unit, and the neighbours. A reservation for any other unit is refused.
 
-What digests cannot tell, the user states: a patient with new rows is the same patient. The user gives the changed unit a name
-of its own and declares that the two names are of one unit; the statement is a row of the ledger. Neighbours of different kinds
-never add up, whatever is stated, nor do examples and those whom they belong to: a client or a group has many of them.
+The user states what digests cannot show: a patient with new rows is the same patient. The user gives the changed unit its own
+name and declares that both names mean one unit; the statement is a row of the ledger. Costs for different kinds of neighbours
+never add up, whatever is stated. Neither do costs for examples and for their owners: a client or a group has many examples.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from privacy.errors import LedgerError, PlanError
 class Unit:
     """The unit whose presence a run's cost protects.
 
-    name: chosen by the user, or the column that says whose a row is. kind: a client, an example, a group. members: a digest of
-    which rows belong to which unit. neighbours: what two neighbouring data sets differ in.
+    name: chosen by the user, or the column that names a row's owner. kind: a client, an example, a group. members: a digest of
+    which rows belong to which unit. neighbours: the difference between two neighbouring data sets.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Unit:
     neighbours: str
 
     def keyed(self, key: str) -> Unit:
-        """With a digest that confirms no guess about the rows to anybody without the key."""
+        """With a keyed digest: without the key it confirms no guess about the rows."""
         return replace(self, members=keyed(key, "members", self.members))
 
     def to_dict(self) -> dict[str, str]:
@@ -53,13 +53,13 @@ class Unit:
 
 
 def keyed(key: str, purpose: str, digest: str) -> str:
-    """HMAC-SHA-256 of a digest, apart for each purpose."""
+    """HMAC-SHA-256 of a digest, separate for each purpose."""
     return hmac.new(bytes.fromhex(key), f"{purpose} {digest}".encode(), "sha256").hexdigest()
 
 
 @dataclass
 class Units:
-    """The units that have reserved in a ledger, by name, each with its first row; and the names declared the same."""
+    """The units with reservations in a ledger, by name, each with its first row; and the names declared the same."""
 
     used: dict[str, tuple[Unit, int]] = field(default_factory=dict)
     declared: list[tuple[str, str]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Units:
         self.declared.append((one, other))
 
     def same(self, name: str) -> set[str]:
-        """All names that were declared the same as this one, itself among them."""
+        """All names that were declared the same as this one, including itself."""
         found: set[str] = set()
         new = {name}
         while new:
@@ -80,7 +80,7 @@ class Units:
         return found
 
     def require(self, path: Path, unit: Unit) -> None:
-        """LedgerError unless the unit's costs add up with all that are in the ledger at `path`."""
+        """LedgerError unless the unit's costs may be added to all costs in the ledger at `path`."""
         _check_name(unit.name)
         for known, row in self.used.values():
             if known.neighbours != unit.neighbours:
@@ -115,13 +115,13 @@ class Units:
         )
 
     def _kind(self, name: str) -> str:
-        """The kind of a unit that has reserved, or whose name is a kind, as it is by default; "" if it is not known yet."""
+        """The kind of a unit that has reserved, or whose name is a kind (the default); "" if it is not known yet."""
         if name in self.used:
             return self.used[name][0].kind
         return name if name in _KINDS else ""
 
     def require_declarable(self, path: Path, one: str, other: str) -> None:
-        """Refuse a statement that adds nothing, or that is about no unit of this ledger."""
+        """LedgerError for a statement that adds nothing, mixes kinds, or names no unit of this ledger."""
         for name in (one, other):
             _check_name(name)
         if other in self.same(one):
@@ -144,7 +144,7 @@ class Units:
 
 
 def _differ(kinds: Iterable[str]) -> bool:
-    """Whether some of them are examples and others, of those that are known, are not."""
+    """Whether, among the known kinds, some are examples and others are not."""
     return len({kind == "example" for kind in kinds if kind}) > 1
 
 

@@ -1,8 +1,8 @@
-"""Secure aggregation: a server learns the sum of its clients' integer vectors, and of the vectors nothing else.
+"""Secure aggregation: a server learns the sum of its clients' integer vectors, and nothing else about the vectors.
 
 State machines without input or output: bytes in, bytes out. A whole session, with everybody in one process:
 
-    def end(answers):  # of a stage: what every client says goes in, what each is told next comes out
+    def end(answers):  # ends a stage: takes every client's answer, returns the next message for each client
         for client, answer in answers.items():
             server.receive(client, answer)
         return server.close().items()

@@ -1,6 +1,6 @@
-"""How a client comes by the keys that it shares with others.
+"""How a client obtains the keys that it shares with others.
 
-A client on its own agrees with everybody by X25519. `one_process` has another way, for simulations alone.
+A client on its own machine agrees with every other by X25519. `one_process` has another way, for simulations only.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from typing import Protocol
 
 from protocols.keys import AgreementKey, Mask, Secret, channels, pair_mask
 
-Channel = tuple[Secret, Secret]  # the key of what goes out to another, and of what comes in
+Channel = tuple[Secret, Secret]  # the keys for messages to another client, and for messages from it
 
 
 class Agreements(Protocol):
-    """The keys between one client, its private key and its number, and others of whom it has the public keys."""
+    """The keys between one client, with its private key and its number, and other clients, with their public keys."""
 
     def channels(
         self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int
     ) -> Mapping[int, Channel]:
-        """`keys.channels` with each of the others."""
+        """`keys.channels` with each client in `publics`."""
 
     def masks(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> Mapping[int, Mask]:
-        """`keys.pair_mask` with each of the others."""
+        """`keys.pair_mask` with each client in `publics`."""
 
 
 class Alone:
-    """`Agreements` of a client that has its own secrets and nobody else's."""
+    """`Agreements` of a client that has only its own secrets."""
 
     def channels(
         self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int

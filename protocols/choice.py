@@ -1,37 +1,38 @@
-"""How many neighbours and which threshold: from the shares of clients that may be corrupt, and that may drop out.
+"""The number of neighbours and the threshold, chosen from the shares of clients that may be corrupt and that may drop out.
 
-Let n clients be invited, C = floor(corrupt n) of them be corrupt, D = floor(dropout n) go missing, and S = n - D be the least
-number whose sum is released.
+Let n clients be invited, C = floor(corrupt n) of them be corrupt, D = floor(dropout n) drop out, and S = n - D be the least
+number of survivors whose sum is released.
 
-Complete graph. Each client's shares are held by all others, c = C of them corrupt: nothing is left to chance, and `failure`
-is 0. S - 1 holders are left for each, so with t <= S - 1 `abort` is 0.
+Complete graph. All other clients hold each client's shares, c = C of them corrupt: nothing is random, and `failure` is 0. Each
+client keeps S - 1 holders, so with t <= S - 1 `abort` is 0.
 
-H(N, K, m) counts the marked ones among m drawn without replacement from N with K marked.
+H(N, K, m) counts the marked items among m drawn without replacement from N items with K marked.
 
 Ring in random order, k neighbours, in passive sessions.
 
     failure   n P[H(S - 1, C, k) > c] + n P[H(S, C, k / 2) > window]
               Some client has more than c corrupt neighbours, or some k / 2 consecutive places have more than `window`. One term
-              for each client and each place (union bound). S - 1 and not n - 1: all who are missing may be honest, and missing
-              before the ring is drawn, and fewer honest ones leave a larger share of corrupt.
+              for each client and each place (union bound). S - 1 and not n - 1: all missing clients may be honest and missing
+              before the ring is drawn, and fewer honest clients leave a larger share of corrupt ones.
     abort     n P[H(n - 1, D, k) > k - t] + n P[H(n, n - D, k / 2) <= window]
               D clients chosen at random are missing at the end. Some client has fewer than t holders left, or the ring is not
-              certain to hold together. Were some missing before the ring is drawn, it would be less.
+              certain to stay connected. If some were missing before the ring is drawn, the probability would be smaller.
 
 Clients that choose k holders each and mask with the first m = k / 2 of them, in active sessions (see `chosen`). Of the first m
-choices of each survivor u = c' + a have to survive.
+choices of each survivor, u = c' + a must survive.
 
     failure   n P[H(n - 1, C, k) > c] + n P[H(n - 1, C, m) > c'] + P[cut]
-              Some client has more than c corrupt holders, or more than c' corrupt among its first m choices, or somewhere the
-              honest survivors can be cut in two. P[cut] is at most the sum over s = a + 1, a + 2, ... of the number of pairs
+              Some client has more than c corrupt holders, or more than c' corrupt among its first m choices, or the honest
+              survivors can be cut in two somewhere. P[cut] is at most the sum over s = a + 1, a + 2, ... of the number of pairs
               of disjoint sets of s and r = max(a + 1, S - C - s) honest clients, times the probability for each pair that
-              nobody in one has chosen anybody in the other. Who survives, the server may pick after it has seen all choices.
+              nobody in one set has chosen anybody in the other. The server may pick the survivors after it has seen all
+              choices.
     abort     n P[H(n - 1, D, k) > k - t] + n P[H(n - 1, D, m) > m - u]
-              D clients chosen at random are missing, from whichever stage on. Some client has fewer than t holders left, or
-              fewer than u of its first m choices.
+              D clients chosen at random are missing, from any stage on. Some client has fewer than t holders left, or fewer
+              than u of its first m choices.
 
-Both bounds are for one session. c, c' and `window` are the least that keep their terms of `failure` to half of 2^-security or
-less, and a the least that keeps P[cut] to half of it.
+Both bounds are for one session. c, c' and `window` are the least values that keep their terms of `failure` at or below half of
+2^-security, and a is the least that keeps P[cut] at or below half of it.
 """
 
 from __future__ import annotations
@@ -46,24 +47,24 @@ from numpy.typing import NDArray
 
 from protocols.errors import ParameterError
 
-ABORT = 1e-6  # a round of the foreseen dropouts should abort no more often
-RING_FROM = 100  # clients: with fewer, a complete graph is cheap, and leaves nothing to chance
+ABORT = 1e-6  # the accepted probability that a round with the foreseen dropouts aborts
+RING_FROM = 100  # clients: with fewer, a complete graph is cheap, and nothing is random
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A graph and a threshold for `clients` invited ones, and what they are good for."""
+    """A graph and a threshold for `clients` invited clients, with the properties that they guarantee."""
 
     clients: int
     neighbours: int  # clients - 1: a complete graph
     threshold: int
-    survivors: int  # the least number whose sum is released
+    survivors: int  # the least number of clients whose sum is released
     corrupt: int  # most among the holders of one client's shares
-    window: int  # most in k / 2 consecutive places of the ring; 0 on a graph that is none
-    failure: float  # probability, at most, that chance puts more there
-    abort: float  # probability, at most, that a round aborts from which the foreseen share of clients drops out
-    partners: int = 0  # where clients choose: so many of the first k / 2 choices of each have to survive
-    colluding: int = 0  # most among all who are invited
+    window: int  # most in k / 2 consecutive places of the ring; 0 on other graphs
+    failure: float  # upper bound on the probability of more corrupt clients there
+    abort: float  # upper bound on the probability that a round with the foreseen dropouts aborts
+    partners: int = 0  # where clients choose: the number of each one's first k / 2 choices that must survive
+    colluding: int = 0  # most among all invited clients
 
 
 def choose(
@@ -77,15 +78,15 @@ def choose(
     security: int = 40,
 ) -> Choice:
     """A graph with the least even number of neighbours that has `failure` <= 2^-security and `abort` <= 1e-6, or a complete
-    graph: for fewer than 100 clients, and where another would save less than half of the neighbours.
+    graph: for fewer than 100 clients, and where another graph would save less than half of the neighbours.
 
     `corrupt` and `dropout` are shares of the clients, taken as the decimals they are written as. On a ring the threshold is the
-    least that is safe, since a higher one only aborts more. On a complete graph it is halfway between the least that is safe
-    and the most that the foreseen survivors can reach: half the room for more corrupt ones than foreseen, half for more missing
-    once the vectors are in.
+    least safe one, since a higher one only aborts more often. On a complete graph it is halfway between the least safe
+    threshold and the highest that the foreseen survivors can reach: half the margin is for more corrupt clients than foreseen,
+    half for more dropouts after the vectors were sent.
 
-    `neighbours` and `threshold`, where given, are kept to: ParameterError if they are not safe; if they are, the `abort` that
-    they lead to is reported, however large. ParameterError too where no graph is safe, saying which share to lower.
+    `neighbours` and `threshold`, where given, are used as they are: ParameterError if they are not safe; if they are, the
+    resulting `abort` is reported, however large. ParameterError also where no graph is safe, with the share to lower.
     """
     case = _case(clients, corrupt, dropout, active, security)
     case.check()
@@ -103,7 +104,7 @@ def choose(
 
 @dataclass(frozen=True)
 class _Case:
-    """n, C, D and what is asked for."""
+    """n, C, D and the requested security."""
 
     clients: int
     corrupt: int
@@ -120,7 +121,7 @@ class _Case:
         return (holders + corrupt) // 2 + 1 if self.active else corrupt + 1
 
     def check(self) -> None:
-        """ParameterError if not even a complete graph is safe and finishes. On a ring chance only adds to what it needs."""
+        """ParameterError if not even a complete graph is safe and can finish. A random ring only needs more."""
         if self.survivors < self.corrupt + 2:
             raise ParameterError(
                 f"{self.survivors} of {self.clients} clients would be left and {self.corrupt} of them may be corrupt, so fewer "
@@ -128,7 +129,7 @@ class _Case:
             )
         least = self.least_threshold(self.clients - 1, self.corrupt)
         if least > self.survivors - 1:
-            raise ParameterError(  # in an active session: a passive one has just been found to finish
+            raise ParameterError(  # in an active session: a passive one was just found able to finish
                 f"with {self.corrupt} of {self.clients} clients corrupt an active session needs a threshold of {least}, and "
                 f"with {self.missing} missing only {self.survivors - 1} others are left: {self._remedy(least)}"
             )
@@ -140,7 +141,7 @@ class _Case:
             remedies.append(f"lower dropout to at most {_share(missing, self.clients)}")
         if (
             corrupt := 2 * self.survivors - 3 - others
-        ) >= 0:  # the most with (others + corrupt) // 2 + 1 <= survivors - 1
+        ) >= 0:  # the largest with (others + corrupt) // 2 + 1 <= survivors - 1
             remedies.append(f"lower corrupt to at most {_share(corrupt, self.clients)}")
         return ", or ".join(remedies) or "lower both corrupt and dropout"
 
@@ -157,17 +158,17 @@ def _case(clients: int, corrupt: float, dropout: float, active: bool, security: 
 
 
 def surviving(clients: int, dropout: float) -> int:
-    """How many of so many clients are left when the share that may vanish has vanished."""
+    """The number of clients left after the share `dropout` has dropped out."""
     return clients - _count(dropout, clients)
 
 
 def colluding(clients: int, corrupt: float) -> int:
-    """How many of so many clients are assumed to collude with the server."""
+    """The number of clients that are assumed to collude with the server."""
     return _count(corrupt, clients)
 
 
 def _count(share: float, clients: int) -> int:
-    """floor(share clients), where 0.29 is 29 / 100 and no binary fraction just below it."""
+    """floor(share clients), where 0.29 is 29 / 100 and not the binary fraction just below it."""
     return math.floor(Fraction(str(share)) * clients)
 
 
@@ -205,10 +206,10 @@ def _given(case: _Case, k: int, threshold: int | None) -> Choice:
 
 
 def _graph(case: _Case, k: int, threshold: int | None) -> Choice | None:
-    """None if k neighbours with that threshold are not safe."""
+    """The choice of a graph with k neighbours; None if it is not safe with this threshold."""
     corrupt, surrounded = _most_corrupt(case, k)
     least = case.least_threshold(k, corrupt)
-    chosen = max(least, 2) if threshold is None else threshold  # of a threshold of 1 every share is the secret
+    chosen = max(least, 2) if threshold is None else threshold  # at a threshold of 1 every share is the secret
     if not least <= chosen <= k:
         return None
     n, half = case.clients, k // 2
@@ -229,7 +230,7 @@ def _graph(case: _Case, k: int, threshold: int | None) -> Choice | None:
 
 
 def _most_corrupt(case: _Case, k: int) -> tuple[int, float]:
-    """c, and its term of `failure`."""
+    """c and its term of `failure`."""
     others = (case.clients if case.active else case.survivors) - 1
     return _exceeded(case, others, min(k, others), parts=4 if case.active else 2)
 
@@ -243,7 +244,7 @@ def _exceeded(case: _Case, population: int, drawn: int, parts: int = 2) -> tuple
 
 @lru_cache(maxsize=4096)
 def _partners(case: _Case, masked: int) -> tuple[int, float] | None:
-    """u, and its terms of `failure`; None if not even all of the first m choices are enough."""
+    """u and its terms of `failure`; None if even all of the first m choices are not enough."""
     corrupt, surrounded = _exceeded(case, case.clients - 1, masked, parts=4)
     for honest in range(1, masked - corrupt + 1):
         cut = _cut(case, masked, honest)
@@ -253,7 +254,7 @@ def _partners(case: _Case, masked: int) -> tuple[int, float] | None:
 
 
 def _cut(case: _Case, masked: int, honest: int) -> float:
-    """P[cut], if each of the honest has so many honest survivors among its first m choices."""
+    """P[cut], if each honest client has `honest` honest survivors among its first m choices."""
     everybody, others = case.clients - case.corrupt, case.clients - 1
     s = np.arange(honest + 1, everybody - honest)
     r = np.maximum(honest + 1, case.survivors - case.corrupt - s)
@@ -267,7 +268,7 @@ def _cut(case: _Case, masked: int, honest: int) -> float:
 
 
 def _log_avoiding(logs: NDArray[np.float64], others: int, some: NDArray[np.int64], drawn: int) -> NDArray[np.float64]:
-    """log P[none of `drawn` of the others is among so many of them]; minus infinity where they have no room."""
+    """log P[none of `drawn` of the `others` is in a set of size `some`]; minus infinity where that is impossible."""
     room = others - some - drawn
     ways = logs[others - some] - logs[np.maximum(room, 0)] - logs[others] + logs[others - drawn]
     return np.where(room >= 0, ways, -np.inf)
@@ -282,7 +283,7 @@ def _at_least(population: int, marked: int, drawn: int) -> NDArray[np.float64]:
     terms = logs[marked] - logs[x] - logs[marked - x] + logs[rest] - logs[drawn - x] - logs[rest - drawn + x]
     terms -= logs[population] - logs[drawn] - logs[population - drawn]
     tails = np.zeros(drawn + 2)
-    tails[low : high + 1] = np.minimum(np.cumsum(np.exp(terms)[::-1])[::-1], 1.0)  # the small ones are added first
+    tails[low : high + 1] = np.minimum(np.cumsum(np.exp(terms)[::-1])[::-1], 1.0)  # small terms are added first
     tails[:low] = 1.0
     return tails
 
@@ -294,5 +295,5 @@ def _log_factorials(most: int) -> NDArray[np.float64]:
 
 
 def _share(count: int, clients: int) -> str:
-    """The largest share of three digits that stands for no more than `count` clients."""
+    """The largest three-digit share of the clients that is no more than `count` of them."""
     return f"{math.floor(1000 * count / clients) / 1000:g}"

@@ -1,48 +1,49 @@
-"""The graph of an active session: every client chooses for itself who holds its shares and with whom it shares a mask.
+"""The graph of an active session: every client chooses the holders of its shares and its mask partners itself.
 
-Each client draws a seed of 32 bytes from its operating system and names it in its signed advertisement. The seed stands for k
-other clients among those invited, in an order: `choices`. All k hold shares of the client's secrets; with the first m = k / 2,
-and with those who have it among their first m, it shares a mask, so about k masks each. Who is invited, with which identities,
-is fixed by the session before anybody chooses. So whatever corrupt clients and the server do, the choice of an honest client is
-uniform, and independent of every other honest client's.
+Each client draws a seed of 32 bytes from its operating system and publishes it in its signed advertisement. The seed determines
+k other invited clients, in an order: `choices`. All k hold shares of the client's secrets. It shares a mask with the first m =
+k / 2 of them, and with the clients that have it among their first m, so each client has about k masks. The session fixes the
+invited clients and their identities before anybody chooses. So whatever corrupt clients and the server do, the choice of an
+honest client is uniform, and independent of every other honest client's choice.
 
 What a server that lies can read
 --------------------------------
 
-L is the list of survivors for which some honest client opened shares, D the list of those who dealt shares. There is one pair
-(D, L) that honest clients open for: each signs one pair, each asks for n_min signatures, and 2 n_min > n + C. F are the honest
-signers, at least n_min - C.
+L is the list of survivors for which some honest client opened shares, D the list of the clients that dealt shares. Honest
+clients open shares for only one pair (D, L): each signs one pair, each requires n_min signatures, and 2 n_min > n + C. F is the
+set of honest signers, at least n_min - C.
 
-The seed of an honest j in L is opened by an honest holder at least, since t > c, its mask key by nobody. So the server can take
-all masks off y_j but those with honest members of L. It reads the sum over a set K of honest members of L only if each of these
-masks is in y_i of one i in K and in y_j of another j in K, where they cancel. A mask that one side lacks, since the server
-withheld the other's choice or delivery, cancels nowhere: it hides the vector it is on.
+At least one honest holder opens the seed of an honest j in L, since t > c; nobody opens its mask key. So the server can remove
+all masks from y_j except the masks with honest members of L. It reads the sum over a set K of honest members of L only if each
+of these masks is in y_i of one i in K and in y_j of another j in K, where they cancel. A mask that one side did not add, since
+the server withheld the other's choice or delivery, cancels nowhere: it hides the vector that contains it.
 
-Before the vectors, every client has read D with everybody's seeds: its own is right, and it masks with all in D that it chose
-or that chose it. It signs D with its vector. An honest client that signs (D, L) has checked
+Before the vectors are sent, every client has read D with everybody's seeds: its own seed there is right, and it masks with all
+members of D that it chose or that chose it. It signs D with its vector. An honest client that signs (D, L) has checked
 
     (1) for j in L whose shares it holds or with whom it shares a mask: j signed this D;
     (2) for j in L whose shares it holds, and for itself: at least u of j's first m choices are in L.
 
-Say that those who passed (1) with an honest signer, and the honest signers themselves, are *vouched*: their seeds in D are
-right and they have added every mask they should. With c' the most corrupt clients among anybody's first m choices, let a = u
-- c'.
+Call the clients that passed (1) with an honest signer, and the honest signers themselves, *vouched*: their seeds in D are right
+and they have added every mask that they should. Let c' be the largest number of corrupt clients among anybody's first m
+choices, and a = u - c'.
 
 - K is vouched, by (1), as honest holders sign before they open. It has at least a + 1 members: by (2) i in K has at least a
   honest choices in L, its masks with these are in y_i, so they are in K.
-- If K holds all of F, it is the sum of at least n_min - C honest clients that the protocol is there to release, and there is
-  one such K. Else take r in F outside K. By (2) r has at least a honest choices in L, vouched by (1), since r shares masks
-  with them. None is in K: it would have added its mask with r. Let R be these and F outside K. It has at least a + 1 members,
-  and at least n_min - C - |K|.
-- No member of K has a member of R among its first m choices, nor the other way round: both sides would have added the mask.
+- If K contains all of F, its sum is the sum of at least n_min - C honest clients that the protocol is meant to release, and
+  there is one such K. Otherwise take r in F outside K. By (2) r has at least a honest choices in L, vouched by (1), since r
+  shares masks with them. None of these is in K: it would have added its mask with r. Let R be these choices and F outside K. It
+  has at least a + 1 members, and at least n_min - C - |K|.
+- No member of K has a member of R among its first m choices, nor the reverse: both sides would have added the mask.
 
 So a smaller sum is read only if there are disjoint sets K and R of honest clients, of s >= a + 1 and r >= max(a + 1, n_min -
-C - s) members, none of whom chose into the other. For two given sets of that many that has probability
+C - s) members, such that no member of either chose a member of the other. For two given sets of these sizes this has
+probability
 
     [C(n - 1 - r, m) / C(n - 1, m)]^s  [C(n - 1 - s, m) / C(n - 1, m)]^r,    C(x, y) being x! / (y! (x - y)!)
 
 and the server picks the sets after it has seen all choices: (n - C)! / (s! r! (n - C - s - r)!) pairs for every s. `choice.py`
-adds all of them up, and keeps the sum below 2^-41.
+adds up the probabilities of all pairs, and keeps the sum below 2^-41.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from protocols.graph import below, stream
 def choices(seed: bytes, clients: tuple[int, ...], chooser: int, k: int) -> tuple[int, ...]:
     """k others among `clients` (ascending), in the order in which the seed of 32 bytes draws them.
 
-    Given a uniform seed every order of every k is equally likely, save for what a keystream differs from true randomness.
+    Given a uniform seed every order of every k is equally likely, up to the difference between a keystream and true randomness.
     """
     if len(seed) != 32 or not 1 <= k < len(clients):
         raise ParameterError(
@@ -74,7 +75,7 @@ def choices(seed: bytes, clients: tuple[int, ...], chooser: int, k: int) -> tupl
 
 @dataclass(frozen=True)
 class Chosen:
-    """The graph on the members of a session, from what each of them chose among all who were invited."""
+    """The graph on the members of a session, from each member's choices among all invited clients."""
 
     chosen: Mapping[int, tuple[int, ...]]
     masked: int  # m
@@ -84,27 +85,27 @@ class Chosen:
         return tuple(sorted(self.chosen))
 
     def holders(self, member: int) -> tuple[int, ...]:
-        """Who hold its shares, ascending."""
+        """The holders of its shares, ascending."""
         return self._present(self.chosen[member])
 
     def owners(self, member: int) -> tuple[int, ...]:
-        """Whose shares it holds, ascending."""
+        """The members whose shares it holds, ascending."""
         return tuple(self._choosers[0].get(member, ()))
 
     def firsts(self, member: int) -> tuple[int, ...]:
-        """With whom it shares a mask because it chose them."""
+        """The members with whom it shares a mask because it chose them."""
         return self._present(self.chosen[member][: self.masked])
 
     def first_of(self, member: int) -> tuple[int, ...]:
-        """With whom it shares a mask because they chose it."""
+        """The members with whom it shares a mask because they chose it."""
         return tuple(self._choosers[1].get(member, ()))
 
     def partners(self, member: int) -> tuple[int, ...]:
-        """All with whom it shares a mask, ascending."""
+        """All members with whom it shares a mask, ascending."""
         return tuple(sorted({*self.firsts(member), *self.first_of(member)}))
 
     def require_partners(self, member: int, present: Collection[int], least: int) -> None:
-        """Aborted if fewer than `least` of those whom the member chose to mask with are present."""
+        """Aborted if fewer than `least` of the member's first m choices are present."""
         left = len(set(present).intersection(self.firsts(member)))
         if left < least:
             raise Aborted(f"{left} of the clients that client {member} chose to mask with are left, fewer than {least}")
@@ -114,7 +115,7 @@ class Chosen:
 
     @cached_property
     def _choosers(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """By chosen member: who has it among all choices, and among the first m."""
+        """For each member: the members that have it among all their choices, and among their first m."""
         every, first = dict[int, list[int]](), dict[int, list[int]]()
         for chooser in self.order:
             for place, other in enumerate(self.chosen[chooser]):

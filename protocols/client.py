@@ -1,10 +1,10 @@
 """A client of one session: bytes in, bytes out, no input or output of its own.
 
-Its steps come in order and each once; anything else is `MessageError`. After any error the client is finished: its secrets are
-dropped and it answers nothing more. What it believes of the server it judges by its own `Policy` and its own state.
+Its steps come in order, each once; anything else is a `MessageError`. After any error the client is finished: it drops its
+secrets and answers nothing more. It judges the server's messages by its own `Policy` and its own state.
 
-What leaves it, and when: public keys; shares sealed to neighbours; its vector under its masks; and at most one share of each
-neighbour, once per session, after `Sessions.claim` has recorded that durably.
+It sends, in this order: public keys; shares sealed to neighbours; its vector under its masks; and at most one share of each
+neighbour, once per session, after `Sessions.claim` has recorded this durably.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from protocols.roster import Agreed, Topology, chosen_by, judged, related, topol
 class Client:
     """One client's side of one session.
 
-    `sessions` remembers what was opened; keep it on disk (`OnDisk`) where a client may be restarted. In an active session
-    `identity` is the one that `policy.identities` has registered for it. `agreements` is for simulations (`one_process`): a
-    client on its own machine is given none. ParameterError if the client must not take part.
+    `sessions` records the sessions for which shares were opened; keep it on disk (`OnDisk`) where a client may be restarted. In
+    an active session `identity` must be the client's identity in `policy.identities`. `agreements` is for simulations
+    (`one_process`): leave it out for a client on its own machine. ParameterError if the client must not take part.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Client:
         sessions: Sessions | None = None,
         threads: int | None = None,
         agreements: Agreements | None = None,
-        _keys: Keys | None = None,  # fixed keys make a session anybody can read: for test vectors alone
+        _keys: Keys | None = None,  # fixed keys let anybody read the session: for test vectors only
     ) -> None:
         policy.check(parameters)
         if me not in parameters.clients:
@@ -80,7 +80,7 @@ class Client:
             return self._advert.to_bytes(self.parameters, self.me)
 
     def share(self, message: bytes) -> bytes:
-        """Shares of its secrets for those who are to hold them, after the roster."""
+        """Shares of its secrets for their holders, after the roster."""
         with self._turn("share") as keys:
             self._agreed: Agreed = judged(bytes(message), self.parameters, self._identities)
             if self._agreed.adverts.get(self.me) != self._advert:
@@ -92,7 +92,7 @@ class Client:
             return shares.to_bytes(self.parameters, self.me)
 
     def mask(self, message: bytes, vector: Words) -> bytearray:
-        """Its vector, of `length` unsigned words, under its own mask and one for each partner that has dealt shares."""
+        """Its vector, of `length` unsigned words, under its self mask and one mask for each partner that has dealt shares."""
         with self._turn("mask") as keys:
             self._check_vector(vector)
             session = self.parameters.session
@@ -117,28 +117,28 @@ class Client:
             return frame
 
     def confirm(self, message: bytes) -> bytes:
-        """Its signature over the list of survivors that it was shown, once for this session. Only in an active one."""
+        """Its signature over the list of survivors that it received, once per session. Only in active sessions."""
         with self._turn("confirm"):
             self._accept(message)
-            self._sessions.claim(hashlib.sha256(b"signed" + self.parameters.session).digest())  # before it has left
+            self._sessions.claim(hashlib.sha256(b"signed" + self.parameters.session).digest())  # before it is sent
             signed = Confirm.signed(self.me, self._dealt, self._list)
             return Confirm(self._sign("survivors", signed)).to_bytes(self.parameters, self.me)
 
     def unmask(self, message: bytes) -> bytes:
-        """One share of each neighbour's secrets, after the survivors, or in an active session after their signatures."""
+        """One share of each neighbour's secrets, after the survivors' list, or in an active session after their signatures."""
         with self._turn("unmask"):
             if self.parameters.active:
                 found = signers(bytes(message), self.parameters, self._identities, self._dealt, self._list)
                 confirmed(found, self.me, self._survivors, self._graph, self.parameters)
             else:
                 self._accept(message)
-            self._sessions.claim(self.parameters.session)  # before anything is opened, and for good
+            self._sessions.claim(self.parameters.session)  # before anything is opened, permanently
             opened = open_shares(self._survivors, self._held).to_bytes(self.parameters, self.me)
             self._forget()
             return opened
 
     def _holders(self) -> tuple[int, ...]:
-        """Who are to hold its shares, of those on the roster."""
+        """The holders of its shares, among the clients on the roster."""
         if not self.parameters.chosen:
             self._graph = topology(self.parameters, self._agreed)
             return self._graph.holders(self.me)
@@ -147,7 +147,7 @@ class Client:
         return tuple(sorted(self._agreed.adverts.keys() & set(own)))
 
     def _accept(self, message: bytes) -> None:
-        """Accept a list of survivors for which shares may be opened."""
+        """Accept a list of survivors, after checking that shares may be opened for it."""
         told = listed(bytes(message), self.parameters)
         self._survivors, self._list = told.present, told.digest
         check_survivors(self._survivors, self.me, self.parameters, self._graph, self._held, self._window)
@@ -164,14 +164,14 @@ class Client:
             raise RangeError(f"a coordinate of the vector is beyond the session's bound of {bound}: clip it first")
 
     def _sign(self, purpose: str, body: bytes) -> bytes:
-        """Nothing in a passive session."""
+        """The signature; empty in a passive session."""
         if self._identity is None or not self.parameters.active:
             return b""  # the constructor has refused a client without identity in an active session
         return self._identity.sign(purpose, self.parameters.session, body)
 
     @contextmanager
     def _turn(self, step: str) -> Iterator[Keys]:
-        """One step. Whatever goes wrong in it finishes the client, and says what is protected all the same."""
+        """One step. Any error in it finishes the client; a protocol error also states what stays protected."""
         with self._turns:
             try:
                 if step != self._next or self._keys is None:
@@ -197,7 +197,7 @@ def steps(parameters: Parameters) -> tuple[str, ...]:
 
 
 def _told(error: ProtocolError, who: str, step: str, place: str) -> ProtocolError:
-    """The same error, with whose it is, where it struck and what nobody has learnt."""
+    """The same error, with the party, the step, and what stays protected."""
     learnt = {"": "", "confirm": _UNOPENED, "unmask": _UNOPENED}.get(place, "this client's vector was not sent")
     return type(error)(error.what, who=error.who or who, stage=step, protected=error.protected or learnt)
 

@@ -1,7 +1,7 @@
-"""Numbers as integers modulo 2^bits: fixed point, two's complement, with room for the sum of all clients.
+"""Numbers as integers modulo 2^bits: fixed point, two's complement, with room for the sum over all clients.
 
-The scale is the largest power of two with which n clients at the bound cannot wrap around, so that what is decoded is off by
-the rounding alone: by at most 1 / (2 scale) for every client in the sum, and the last bit of a float64.
+The scale is the largest power of two with which n clients at the bound cannot wrap around, so that a decoded sum is off only by
+rounding: at most 1 / (2 scale) for every client in the sum, and the last bit of a float64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Words = NDArray[Any]  # uint32 or uint64
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_PIECE = 1 << 15  # coordinates worked on at a time: their temporaries stay in the processor's cache
+_PIECE = 1 << 15  # coordinates processed at a time: their temporaries stay in the processor's cache
 _EXACT = 2**52  # float64 holds every integer up to twice this
 _WORDS = tuple(np.dtype(order + kind) for kind in ("u4", "u8") for order in "=<")  # the machine's, and a message's
 _LARGEST_EXPONENT = 1023  # of a float64
@@ -30,7 +30,7 @@ _LARGEST_EXPONENT = 1023  # of a float64
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """For coordinates up to `bound` in magnitude, of at most so many clients in one sum."""
+    """For coordinates up to `bound` in magnitude, and at most `clients` clients in one sum."""
 
     bits: int
     bound: float
@@ -53,9 +53,9 @@ class FixedPoint:
     def scale(self) -> float:
         """The largest power of two with clients (floor(bound scale) + 1) < 2^(bits - 1) and bound scale <= 2^52; 0 if none.
 
-        In exact arithmetic: a logarithm that is off by its last bit would let a sum wrap around.
+        Computed in exact arithmetic: a logarithm with an error in its last bit would let a sum wrap around.
         """
-        most = (2 ** (self.bits - 1) - 1) // self.clients - 1  # what floor(bound scale) may be
+        most = (2 ** (self.bits - 1) - 1) // self.clients - 1  # the largest allowed floor(bound scale)
         if most < 1:
             return 0.0
         above = min(most + 1, _EXACT).bit_length() - math.frexp(self.bound)[1] + 1  # 2^above bound >= most + 1
@@ -66,26 +66,26 @@ class FixedPoint:
 
     @property
     def largest(self) -> int:
-        """The most that an encoded coordinate can be, in magnitude."""
+        """The largest possible magnitude of an encoded coordinate."""
         return math.floor(self.bound * self.scale) + 1
 
     @property
     def error(self) -> float:
-        """By how much rounding to the nearest moves a coordinate at most."""
+        """The largest error of a coordinate from rounding to the nearest."""
         return 0.5 / self.scale
 
     def encode(self, values: Floats, uniform: Callable[[int], Floats] | None = None) -> Words:
-        """(d,) words: rounded to the nearest, ties to even, or with `uniform` up or down at random, right on average.
+        """(d,) words: rounded to the nearest, ties to even, or with `uniform` up or down at random, unbiased.
 
-        uniform(count): so many independent numbers in [0, 1).
+        uniform(count): `count` independent numbers in [0, 1).
         """
-        values = np.asarray(values, np.float64)  # a bound that float32 rounds up would let too much in
+        values = np.asarray(values, np.float64)  # float32 could round the bound up and admit too large values
         if values.ndim != 1:
             raise ParameterError(f"values of {values.ndim} axes cannot be encoded: flatten them to one")
         words = np.empty(len(values), f"u{self.bits // 8}")
         for start in range(0, len(values), _PIECE):
             piece = values[start : start + _PIECE]
-            within = np.abs(piece) <= self.bound  # NaN is not
+            within = np.abs(piece) <= self.bound  # false for NaN
             if not within.all():
                 place = int(np.flatnonzero(~within)[0])
                 raise RangeError(
@@ -101,12 +101,12 @@ class FixedPoint:
         return (down + (uniform(len(scaled)) < scaled - down)).astype(np.int64)
 
     def decode(self, total: Words) -> Floats:
-        """(d,) the sum that these words are."""
+        """(d,) the sum that these words encode."""
         return centred(total) / self.scale
 
 
 def to_words(integers: Integers, bits: int) -> Words:
-    """Two's complement modulo 2^bits; what does not fit is refused."""
+    """Two's complement modulo 2^bits; integers that do not fit are refused."""
     if bits not in (32, 64) or integers.dtype.kind != "i":
         raise ParameterError(f"{integers.dtype} cannot become words of {bits} bits: signed integers become 32 or 64")
     if bits == 64:
@@ -118,7 +118,7 @@ def to_words(integers: Integers, bits: int) -> Words:
 
 
 def centred(words: Words) -> Integers:
-    """The integers nearest zero that these words are modulo 2^bits."""
+    """The integers nearest zero that equal these words modulo 2^bits."""
     if words.dtype not in _WORDS:
         raise ParameterError(f"words are uint32 or uint64, not {words.dtype}")
     return words.view(words.dtype.str.replace("u", "i")).astype(np.int64)

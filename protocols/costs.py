@@ -1,4 +1,4 @@
-"""What a session costs, in closed form.
+"""The cost of a session, in closed form.
 
 With n clients, d words of w bytes, h holders of each client's shares (n - 1 on a complete graph, else k), D clients dropped:
 
@@ -26,10 +26,10 @@ class Traffic(NamedTuple):
 
 
 def traffic(parameters: Parameters) -> dict[str, Traffic]:
-    """By stage, in order. What comes down in a stage is what a client needs to answer in it; in the first, the parameters.
+    """By stage, in order. down: the message that a client answers in this stage; in the first stage, the parameters.
 
-    Where clients choose, what is near a client depends on the choices: its expectation is given, to the nearest byte. All that
-    goes up, and the shares, are exact as the mean of all clients.
+    Where clients choose, the number of clients near a client depends on the choices: sizes are expectations, to the nearest
+    byte. Everything sent up, and the shares, are exact means over all clients.
     """
     clients, holders, active = len(parameters.clients), parameters.holders, parameters.active
     advert = sum(Advertise.sizes(parameters))
@@ -58,7 +58,7 @@ def traffic(parameters: Parameters) -> dict[str, Traffic]:
 
 
 def _near(parameters: Parameters) -> tuple[float, float]:
-    """How many adverts a client is shown, and how many are near it when the survivors are listed."""
+    """The number of advertisements that a client receives, and of clients near it when the survivors are listed."""
     clients, k, m = len(parameters.clients), parameters.neighbours, parameters.masked
     if not parameters.chosen:
         return clients, clients - 1

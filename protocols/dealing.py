@@ -1,4 +1,4 @@
-"""A client's fresh secrets, how it deals them to its neighbours, and what it holds of theirs."""
+"""A client's fresh secrets, how it deals shares of them to its neighbours, and the shares that it holds of theirs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from protocols.shamir import split_each
 
 @dataclass(frozen=True)
 class Keys:
-    """What a client makes anew for every session, from the operating system."""
+    """A client's secrets, fresh for every session, from the operating system."""
 
     channel: AgreementKey
     mask: AgreementKey
-    seed: Secret  # of its self mask
+    seed: Secret  # of the self mask
     choice: Secret  # the seed of its choice of neighbours, secret until it is advertised
 
     @classmethod
@@ -31,7 +31,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Held:
-    """One neighbour's shares. Of these two, one at most is ever opened."""
+    """One neighbour's shares. At most one of the two is ever opened."""
 
     seed: Secret
     key: Secret
@@ -45,9 +45,9 @@ def deal(
     holders: Sequence[int],
     agreements: Agreements,
 ) -> tuple[Shares, dict[int, Secret]]:
-    """Shares of the seed and of the mask key for every holder, each pair sealed for its receiver alone.
+    """Shares of the seed and of the mask key for every holder, each pair sealed so that only its receiver can read it.
 
-    Also returns, for everybody in `adverts`, the key of what may come from there.
+    Also returns, for every client in `adverts`, the key for messages from it.
     """
     session = parameters.session
     seeds, privates = split_each((keys.seed, keys.mask.private), parameters.threshold, holders)
@@ -63,8 +63,11 @@ def deal(
 def check_dealt(
     delivery: Delivery, me: int, mine: bytes, adverts: Mapping[int, Advertise], graph: Topology, parameters: Parameters
 ) -> None:
-    """In an active session: Tampering unless the list of those who have dealt agrees with what this client knows of itself and
-    of those near it, and brings the shares of each whose shares it is to hold; Aborted if too few have dealt."""
+    """In an active session, check the list of the clients that have dealt.
+
+    Tampering unless it agrees with this client's own choice and with the advertised choices of the clients near it, and comes
+    with the shares of every owner whose shares this client is to hold; Aborted if too few have dealt.
+    """
     dealt = delivery.dealt
     if dealt.get(me) != mine:
         raise Tampering("the list of those who have dealt does not show this client with the choice that it advertised")
@@ -84,7 +87,7 @@ def check_dealt(
 
 
 def collect(delivery: Delivery, inbound: Mapping[int, Secret], session: bytes, me: int) -> dict[int, Held]:
-    """What the neighbours dealt to `me`, by owner. Tampering if it is a stranger's, or not what the owner sealed."""
+    """The shares dealt to `me`, by owner. Tampering if they are a stranger's, or not as the owner sealed them."""
     strangers = delivery.sealed.keys() - inbound.keys()
     if strangers:
         raise Tampering(f"shares were delivered of client {min(strangers)}, which is no neighbour")

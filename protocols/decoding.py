@@ -1,12 +1,12 @@
-"""Unique decoding of Reed-Solomon codes, by which wrong shares are found.
+"""Unique decoding of Reed-Solomon codes, to find wrong shares.
 
 With w_i the weights of interpolation (`polynomials`) through m places, sum_i w_i f(x_i) x_i^j = 0 whenever f has a degree below
-t and j < m - t. So of values f(x_i) + e_i, where e_i is not 0 for i in E alone, the m - t syndromes
+t and j < m - t. So for values f(x_i) + e_i, where e_i is nonzero only for i in E, the m - t syndromes
 
     S_j = sum_i w_i (f(x_i) + e_i) x_i^j = sum_{i in E} (w_i e_i) x_i^j
 
-know the errors only. They obey the linear recurrence with the roots x_i, i in E, and if |E| <= (m - t) / 2 they obey no other
-that is as short: the algorithm of Berlekamp and Massey finds it, and its roots are the places of the errors.
+depend only on the errors. They obey the linear recurrence with the roots x_i, i in E, and if |E| <= (m - t) / 2 they obey no
+other recurrence as short: the algorithm of Berlekamp and Massey finds it, and its roots are the places of the errors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from protocols.polynomials import PRIME, Interpolation, evaluated
 
 
 def misplaced(whole: Interpolation, threshold: int, values: Mapping[int, int]) -> frozenset[int] | None:
-    """The fewest places without which the values are of one polynomial of degree below `threshold`, if there are few enough.
+    """The fewest places without which the values lie on one polynomial of degree below `threshold`, if there are few enough.
 
-    `whole` is through all m places that have values. Few enough are (m - threshold) // 2: there is at most one polynomial that
-    all but so many of the values are of. None if there is none. If more than that were made wrong, on purpose, the polynomial
-    can be another than the one that was shared: what it gives is to be judged. O(m (m - threshold)) products modulo p.
+    `whole` is through all m places that have values. Few enough means (m - threshold) // 2: at most one polynomial passes
+    through all but this many of the values. None if there is no such polynomial. If more values were made wrong on purpose, the
+    polynomial can differ from the shared one: the caller must verify its result. O(m (m - threshold)) products modulo p.
     """
     recurrence = _shortest_recurrence(_syndromes(whole, len(whole.places) - threshold, values))
     errors = len(recurrence) - 1
@@ -45,7 +45,7 @@ def _shortest_recurrence(sequence: Sequence[int]) -> list[int]:
     After Berlekamp and Massey. As the coefficients of a polynomial, the highest first, it has the roots of the recurrence.
     """
     found = [1]
-    before, discrepancy, since = [1], 1, 1  # of the last time that it grew longer, and how long ago that is
+    before, discrepancy, since = [1], 1, 1  # from the last time that it grew longer, and how long ago that was
     for index in range(len(sequence)):
         off = sum(one * sequence[index - back] for back, one in enumerate(found)) % PRIME
         if off == 0:
@@ -61,7 +61,7 @@ def _shortest_recurrence(sequence: Sequence[int]) -> list[int]:
 
 
 def _less(one: Sequence[int], factor: int, other: Sequence[int]) -> list[int]:
-    """one - factor * other, the shorter of them filled up with zeros."""
+    """one - factor * other, the shorter one padded with zeros."""
     size = max(len(one), len(other))
     left = [*one, *[0] * (size - len(one))]
     for index, number in enumerate(other):

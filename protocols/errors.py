@@ -1,7 +1,7 @@
-"""What can go wrong, by whose doing. No message ever holds a secret.
+"""The errors of a session, by cause. No message ever contains a secret.
 
 ProtocolError
-    ParameterError     parameters that no session can be made of, or that are weaker than somebody allows
+    ParameterError     parameters that allow no session, or that are weaker than a party allows
         RangeError     a value that the codec cannot carry
     MessageError       bytes that are no message of this session, this stage and this sender
     Tampering          somebody lied and was caught
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """what: the sentence. who: the party it happened to. stage: when. protected: what stayed secret all the same."""
+    """what: the sentence. who: the party concerned. stage: the stage. protected: what stayed secret nevertheless."""
 
     exit_code = 1
 
@@ -31,7 +31,7 @@ class ProtocolError(Exception):
 
 
 class ParameterError(ProtocolError):
-    """Parameters that are unusable, or weaker than somebody allows."""
+    """Parameters that are unusable, or weaker than a party allows."""
 
     exit_code = 2
 
@@ -44,12 +44,12 @@ class MessageError(ProtocolError):
     """Bytes that are no message of this session, this stage and this sender."""
 
 
-class Tampering(ProtocolError):  # noqa: N818 - what was found, and how everybody calls it
+class Tampering(ProtocolError):  # noqa: N818 - a finding, and its usual name
     """Somebody lied and was caught."""
 
 
 class Misdealt(Tampering):
-    """The shares of a client's secret do not rebuild what it published: it dealt wrong ones, or many of their holders lied.
+    """The shares of a client's secret do not rebuild what it published: it dealt wrong shares, or many of their holders lied.
 
     `who` is that client.
     """
@@ -60,7 +60,7 @@ class Misdealt(Tampering):
         return int(self.who.removeprefix("client "))
 
 
-class Aborted(ProtocolError):  # noqa: N818 - how a session ended
+class Aborted(ProtocolError):  # noqa: N818 - the way a session ended
     """Too few are left: no sum is released."""
 
 

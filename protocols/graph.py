@@ -1,7 +1,8 @@
-"""Who shares secrets with whom: everybody with everybody, or a ring in random order on which one knows the nearest places.
+"""Which clients share secrets: all with all, or each with its nearest places on a ring in random order.
 
-The ring is for passive sessions, where the server delivers what was dealt, so that all survivors have masked with each of their
-neighbours among them. Where the server may withhold deliveries, clients choose for themselves: see `chosen`.
+The ring is for passive sessions, where the server delivers all dealt shares, so that every survivor has masked with each of its
+neighbours among the survivors. Where the server may withhold deliveries, clients choose their neighbours themselves: see
+`chosen`.
 
 The ring is a Harary graph: on a random permutation of the members, two are neighbours if their places differ by at most k / 2
 around the ring. The permutation is a pure function of the members and a seed of 32 bytes, the same on every machine.
@@ -21,18 +22,18 @@ from protocols.errors import ParameterError
 
 @dataclass(frozen=True)
 class Graph:
-    """Members in ring order, and how many neighbours each has. Made by `complete` and `ring`."""
+    """Members in ring order, and each one's number of neighbours. Made by `complete` and `ring`."""
 
     order: tuple[int, ...]
     k: int
 
     @property
     def complete(self) -> bool:
-        """Whether all are neighbours of all."""
+        """Whether all members are neighbours of all others."""
         return self.k >= len(self.order) - 1
 
     def neighbours(self, member: int) -> tuple[int, ...]:
-        """Those of that member, ascending, itself not among them."""
+        """The neighbours of this member, ascending, without itself."""
         if member not in self._known:
             self._known[member] = self._found(member)
         return self._known[member]
@@ -48,31 +49,32 @@ class Graph:
         return tuple(sorted(self.order[(place + step) % count] for step in steps))
 
     def holders(self, member: int) -> tuple[int, ...]:
-        """Who hold its shares: here, and in all that follow, its neighbours."""
+        """The holders of its shares: here and in the next methods, its neighbours."""
         return self.neighbours(member)
 
     def owners(self, member: int) -> tuple[int, ...]:
-        """Whose shares it holds."""
+        """The members whose shares it holds."""
         return self.neighbours(member)
 
     def partners(self, member: int) -> tuple[int, ...]:
-        """With whom it shares a mask."""
+        """The members with whom it shares a mask."""
         return self.neighbours(member)
 
     def holds_together(self, alive: Collection[int], window: int) -> bool:
-        """Whether the honest ones of `alive` are certainly connected through each other, wherever the corrupt ones are.
+        """Whether the honest members of `alive` are certainly connected through each other, wherever the corrupt members are.
 
-        Corrupt members may be anywhere, at most `window` in any k / 2 consecutive places of the ring. On a ring True is said
-        if every k / 2 consecutive places hold more than `window` alive ones, whoever chose those who are gone.
+        Corrupt members may be anywhere, at most `window` in any k / 2 consecutive places of the ring. On a ring the answer is
+        True if every k / 2 consecutive places hold more than `window` alive members, whoever chose the missing members.
 
         Proof that True is right. Every k / 2 consecutive places then hold an honest alive member. Go around the ring from one
         honest alive member to the next, at places p < q. None of the places between is honest and alive; had they been k / 2
         or more, the first k / 2 of them would hold none, so q - p <= k / 2 and the two are neighbours. Each is a neighbour of
-        the next all around the ring, so all are in one piece. And it is more than one: after a lone one all other places of the
-        ring would follow, which are more than k / 2.
+        the next all around the ring, so all are in one piece. And there is more than one: after a single honest alive member
+        all other places of the ring would follow, which are more than k / 2.
 
-        On a complete graph any two honest ones are neighbours, so True is right however few are alive. That a sum has at least
-        two honest members is not a matter of connection: the least number of survivors has to exceed the corrupt by two there.
+        On a complete graph any two honest members are neighbours, so True is right however few are alive. Connection does not
+        ensure that a sum has at least two honest members: for that, the least number of survivors must exceed the number of
+        corrupt members by two.
         """
         if self.complete:
             return True
@@ -82,7 +84,7 @@ class Graph:
         return self._judged[asked]
 
     def _least(self, present: Collection[int]) -> int:
-        """The fewest that are present among any k / 2 consecutive places."""
+        """The least number of present members in any k / 2 consecutive places."""
         row = np.fromiter((member in present for member in self.order), dtype=np.int64, count=len(self.order))
         half = self.k // 2
         upto = np.concatenate(([0], np.cumsum(np.concatenate((row, row[: half - 1])))))  # around the ring's end
@@ -90,12 +92,12 @@ class Graph:
 
     @cached_property
     def _known(self) -> dict[int, tuple[int, ...]]:
-        """Neighbours by member, as far as they were asked for: each is asked for in every stage."""
+        """A cache of neighbours by member: every stage needs them."""
         return {}
 
     @cached_property
     def _judged(self) -> dict[tuple[frozenset[int], int], bool]:
-        """Answers of `holds_together`: all members of a session ask about one list of survivors."""
+        """A cache of `holds_together`: all members of a session check the same list of survivors."""
         return {}
 
     @cached_property
@@ -108,14 +110,15 @@ class Graph:
 
 
 def complete(members: Collection[int]) -> Graph:
-    """All are neighbours of all; the order is ascending."""
+    """All members are neighbours of all others; the order is ascending."""
     return Graph(_distinct(members), max(len(members) - 1, 0))
 
 
 def ring(members: Collection[int], k: int, seed: bytes) -> Graph:
-    """k neighbours each, an even number, on the ring that `seed` (32 bytes) draws; complete where there are at most k others.
+    """k neighbours each, an even number, on the ring drawn by `seed` (32 bytes); complete where there are at most k others.
 
-    Given a uniform seed every order of the ring is equally likely, save for what a keystream differs from true randomness.
+    Given a uniform seed every order of the ring is equally likely, up to the difference between a keystream and true
+    randomness.
     """
     ascending = _distinct(members)
     if k >= len(ascending) - 1:
@@ -147,6 +150,6 @@ def stream(seed: bytes) -> Iterator[int]:
 
 
 def below(limit: int, words: Iterator[int]) -> int:
-    """Exactly uniform in 0 .. limit - 1: words beyond the last multiple of `limit` are passed over."""
+    """Exactly uniform in 0 .. limit - 1: words beyond the last multiple of `limit` are skipped."""
     multiple = 2**32 - 2**32 % limit
     return next(word for word in words if word < multiple) % limit

@@ -1,4 +1,4 @@
-"""Keys: agreed, derived, signed with; every use is bound to the protocol's version, the session and the parties.
+"""Keys for agreement, derivation and signing; every use is bound to the protocol's version, the session and the parties.
 
 agreement     X25519, fresh for every session
 identity      Ed25519, registered out of band
@@ -6,8 +6,8 @@ derivation    HKDF-SHA256, salted with the session
 channel       ChaCha20-Poly1305; every key is derived for one message, so the nonce is zero
 pairs         a channel each way, and one mask
 
-The mask of clients i and j is PRG(s_ij), with s_ij derived from their mask keys. The smaller id adds it and the larger one
-takes it away, so in a sum over both it is gone. Whoever has the mask key of either can compute it.
+The mask of clients i and j is PRG(s_ij), with s_ij derived from their mask keys. The client with the smaller id adds it and the
+other subtracts it, so it cancels in a sum over both. A holder of either one's private mask key can compute it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _EIGHTH, _FIELD - _EIGHTH})  # y of 
 
 
 class Secret:
-    """Bytes that show themselves to nobody who does not ask: not printed, not formatted, not pickled, not hashed."""
+    """Bytes that are revealed only on explicit request: not printed, not formatted, not pickled, not hashed."""
 
     __slots__ = ("_bytes",)
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, value: bytes) -> None:
-        # of a number, `bytes` would make that many zeros
+        # for an integer, `bytes` would return that many zeros
         self._bytes = value if type(value) is bytes else bytes(memoryview(value))
 
     @classmethod
     def new(cls) -> Secret:
-        """32 bytes of the operating system's entropy."""
+        """32 random bytes from the operating system."""
         return cls(os.urandom(32))
 
     def reveal(self) -> bytes:
@@ -69,7 +69,7 @@ class Secret:
         raise TypeError("a Secret is not pickled")
 
 
-Mask = tuple[Secret, int]  # what keys the stream, and the sign with which it is added
+Mask = tuple[Secret, int]  # the key of the stream, and the sign with which it is added
 
 
 class _Key(Generic[Private]):
@@ -97,7 +97,7 @@ class _Key(Generic[Private]):
 
 
 class AgreementKey(_Key[X25519PrivateKey]):
-    """One party's half of X25519 agreements."""
+    """One party's private key for X25519 agreements."""
 
     @classmethod
     def new(cls) -> AgreementKey:
@@ -105,11 +105,11 @@ class AgreementKey(_Key[X25519PrivateKey]):
 
     @classmethod
     def from_secret(cls, secret: Secret) -> AgreementKey:
-        """Of 32 bytes, of which X25519 sets five bits: `private` has them set."""
+        """From 32 bytes, of which X25519 sets five bits; in `private` they are set."""
         return cls(X25519PrivateKey.from_private_bytes(_clamped(secret).reveal()))
 
     def agree(self, public: bytes) -> Secret:
-        """(32,) what only the two can compute. A key of small order, with which anybody could, is refused."""
+        """(32,) a secret that only the two parties can compute. A key of small order, with which anybody could, is refused."""
         try:
             return Secret(self._key.exchange(_point(public)))
         except ValueError:
@@ -118,15 +118,15 @@ class AgreementKey(_Key[X25519PrivateKey]):
 
 @lru_cache(maxsize=4096)
 def _point(public: bytes) -> X25519PublicKey:
-    """Read once by a process that agrees with this key many times. It is public."""
+    """Cached for a process that agrees with this key many times. The key is public."""
     return X25519PublicKey.from_public_bytes(public)
 
 
 def belongs(secret: Secret, public: bytes) -> bool:
-    """Whether that is the private key of `public`, bit for bit as `AgreementKey` has it.
+    """Whether `secret` is the private key of `public`, bit for bit as in `AgreementKey`.
 
-    X25519 ignores five bits of a private key, so 32 secrets have the same public key and one of them is made. To take another
-    for it would let a wrong share of it pass, and put the blame on the right ones.
+    X25519 ignores five bits of a private key, so 32 secrets have the same public key, and only one of them was generated.
+    Accepting another would let a wrong share of it pass, and put the blame on the right shares.
     """
     return secret == _clamped(secret) and AgreementKey.from_secret(secret).public == public
 
@@ -151,8 +151,8 @@ class Identity(_Key[Ed25519PrivateKey]):
 def verify(public: bytes, signature: bytes, purpose: str, session: bytes, body: bytes) -> bool:
     """Whether the holder of that identity signed this, for this purpose, in this session.
 
-    An identity of small order has no holder: anybody can sign for it, and 32 zeros, where one was forgotten, are of order 4.
-    All of this is public, so a process that plays many clients checks a signature once.
+    An identity of small order has no holder: anybody can sign for it, and 32 zeros, left where a key was forgotten, are of
+    order 4. All of this is public, so a process that plays many clients checks a signature once.
     """
     if (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD in _SMALL_ORDER:
         return False
@@ -166,7 +166,8 @@ def verify(public: bytes, signature: bytes, purpose: str, session: bytes, body: 
 def registry_digest(identities: Mapping[int, bytes], clients: Sequence[int]) -> bytes:
     """(32,) SHA-256("secure-fed/registry" | number of clients u32 | for each, ascending: number u32, public key 32).
 
-    ParameterError for a client without a key of 32 bytes, and for a key that two clients have: who holds one key is one party.
+    ParameterError for a client without a key of 32 bytes, and for a key that two clients share: the holder of one key is one
+    party.
     """
     return _registry(tuple((client, identities.get(client)) for client in sorted(set(clients))))
 
@@ -196,7 +197,7 @@ def derive(secret: Secret, session: bytes, purpose: str, *ids: int) -> Secret:
 
 
 def _extracted(secret: Secret, session: bytes) -> Secret:
-    """The first half of HKDF, the same for all that is derived of one secret: HMAC-SHA256 under the session."""
+    """The first half of HKDF, the same for all keys derived from one secret: HMAC-SHA256 under the session."""
     return Secret(hmac.digest(session, secret.reveal(), "sha256"))
 
 
@@ -207,12 +208,12 @@ def _expanded(extracted: Secret, purpose: str, *ids: int) -> Secret:
 
 
 def seal(key: Secret, plaintext: bytes, session: bytes, sender: int, receiver: int) -> bytes:
-    """Encrypted and authenticated, 16 bytes longer; to be done once with a key."""
+    """Encrypt and authenticate, 16 bytes longer. Use each key only once."""
     return ChaCha20Poly1305(key.reveal()).encrypt(_NONCE, plaintext, _between(session, sender, receiver))
 
 
 def unseal(key: Secret, sealed: bytes, session: bytes, sender: int, receiver: int) -> bytes:
-    """What was sealed with that key, in that session, between these two."""
+    """The plaintext that was sealed with this key, in this session, between these two parties."""
     try:
         return ChaCha20Poly1305(key.reveal()).decrypt(_NONCE, sealed, _between(session, sender, receiver))
     except InvalidTag:
@@ -221,22 +222,22 @@ def unseal(key: Secret, sealed: bytes, session: bytes, sender: int, receiver: in
 
 
 def pair_mask(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> Mask:
-    """What `me` adds on account of `other`, from the mask key of the one and the public mask key of the other.
+    """The mask that `me` adds for `other`, from the mask key of `me` and the public mask key of `other`.
 
-    It is also what takes off what `other` added on account of `me`.
+    It also removes the mask that `other` added for `me`.
     """
     secret = derive(key.agree(public), session, "mask", min(me, other), max(me, other))
     return secret, 1 if other > me else -1
 
 
 def channels(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> tuple[Secret, Secret]:
-    """The keys of what `me` sends to `other` and of what comes back. Each seals one message of a session."""
+    """The keys for messages from `me` to `other`, and back. Each seals one message of a session."""
     extracted = _extracted(key.agree(public), session)
     return _expanded(extracted, "share", me, other), _expanded(extracted, "share", other, me)
 
 
 def commitment(secret: Secret, session: bytes, purpose: str, owner: int) -> bytes:
-    """(32,) by which the secret can be known again, and which tells nothing of 32 random bytes."""
+    """(32,) a value that identifies the secret and reveals nothing about 32 random bytes."""
     return hashlib.sha256(_encoded(purpose, session + struct.pack("<I", owner), secret.reveal())).digest()
 
 

@@ -1,11 +1,11 @@
-"""Masks: keystreams added to a vector of words, or taken off it, modulo 2^bits.
+"""Masks: keystreams added to a vector of words, or subtracted from it, modulo 2^bits.
 
 A mask is the AES-256-CTR keystream of a full 256-bit secret, from counter zero, read as little-endian words. Each secret is
 derived for one mask, so no counter is used twice under a key.
 
 Cost of m masks on d words: m d words of keystream and m additions, each made on a piece that stays in the processor's cache, so
-that it takes little more than the cipher. Memory beside the vector: two pieces a thread, and what AES keeps of 256 keys. Cipher
-and addition both let go of the interpreter's lock, so threads work on as many cores.
+that the addition takes little time beside the cipher. Memory beside the vector: two pieces a thread, and AES's state for 256
+keys. Cipher and addition both release the interpreter's lock, so threads use as many cores.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _BLOCK = 16  # bytes of AES
 _KEY = 32  # bytes of AES-256
 _WORTH_THREADS = 1 << 22  # bytes of keystream
 _WORDS = tuple(np.dtype(order + kind) for kind in ("u4", "u8") for order in "=<")  # the machine's, and a message's
-_OPEN = 256  # streams at once: each takes about a kilobyte, and a server takes off as many masks as there are pairs
+_OPEN = 256  # streams at once: each takes about a kilobyte, and a server may subtract as many masks as there are pairs
 
 
 def add_masks(accumulator: Words, masks: Sequence[Mask], *, threads: int | None = None) -> None:
     """accumulator += sum of sign * PRG(secret), in place, modulo 2^32 or 2^64, by the accumulator's words.
 
-    threads: as many as there are cores if None and there is enough to do.
+    threads: with None, the number of cores if there is enough work.
     """
     _check(accumulator, masks, threads)
     size = accumulator.nbytes
@@ -56,7 +56,7 @@ def add_masks(accumulator: Words, masks: Sequence[Mask], *, threads: int | None 
 
 
 def _add_in_shares(accumulator: Words, masks: Sequence[Mask], threads: int) -> None:
-    """Of a vector too short to be cut, every thread adds up some of the masks. Sums modulo 2^bits have no order."""
+    """For a vector too short to split, each thread adds up some of the masks. Sums modulo 2^bits do not depend on order."""
     shares = [masks[first::threads] for first in range(1, min(threads, len(masks)))]
     sums = [np.zeros_like(accumulator) for _ in shares]
     with ThreadPoolExecutor(len(shares)) if shares else nullcontext() as pool:
@@ -69,7 +69,7 @@ def _add_in_shares(accumulator: Words, masks: Sequence[Mask], threads: int) -> N
 
 
 def _check(accumulator: Words, masks: Sequence[Mask], threads: int | None) -> None:
-    """ParameterError before the first word has changed."""
+    """ParameterError before any word is changed."""
     if accumulator.dtype not in _WORDS or accumulator.ndim != 1:
         raise ParameterError(
             f"masks are added to vectors of uint32 or uint64, not to {accumulator.dtype} of {accumulator.ndim} axes"
@@ -85,7 +85,7 @@ def _check(accumulator: Words, masks: Sequence[Mask], threads: int | None) -> No
 
 
 def _add(part: Words, masks: Sequence[Mask], start: int) -> None:
-    """The same for the words from byte `start` on, a multiple of a block."""
+    """`add_masks` for the words from byte `start` on, a multiple of a block."""
     piece = min(_PIECE, part.nbytes)
     zeros, room = bytes(piece), bytearray(piece)
     for first in range(0, len(masks), _OPEN):
@@ -95,7 +95,7 @@ def _add(part: Words, masks: Sequence[Mask], start: int) -> None:
 def _add_some(part: Words, masks: Sequence[Mask], start: int, zeros: bytes, room: bytearray) -> None:
     """Pieces are the outer loop and masks the inner one, so that a piece stays in the cache until it is done."""
     streams = [(_keystream(secret, start), np.add if sign > 0 else np.subtract) for secret, sign in masks]
-    stream = np.frombuffer(room, f"<u{part.itemsize}")  # explicitly: a machine may have the other order
+    stream = np.frombuffer(room, f"<u{part.itemsize}")  # explicit, since a machine may have the other byte order
     length = len(stream)
     for begin in range(0, len(part), max(length, 1)):
         here = part[begin : begin + length]
@@ -115,5 +115,5 @@ def _counter(block: int) -> modes.CTR:
 
 
 def cores() -> int:
-    """Those that this process may use, where the system tells."""
+    """The number of cores that this process may use, where the system reports it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,8 +1,8 @@
-"""Every message of a session, one frozen dataclass each, and the fields that it is written as.
+"""Every message of a session, one frozen dataclass each, and its encoded fields.
 
 `to_bytes` and `from_bytes` are inverse to each other; `wire` has the header and the fields. The parameters, on which both sides
-agree, decide which fields an advertisement has, never the message. Decoding says that bytes are a message of this session, kind
-and sender. Whether it is true is for `roster`, `opening`, `client` and `server` to judge.
+agree, decide which fields an advertisement has, never the message. Decoding checks that bytes are a message of this session,
+kind and sender. `roster`, `opening`, `client` and `server` check whether its contents are true.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Advertise:
 
     @staticmethod
     def sizes(parameters: Parameters) -> tuple[int, int, int, int]:
-        """How long each field is in this session; zero: it has none."""
+        """The length of each field in this session; zero: the field is absent."""
         return PUBLIC, PUBLIC, seeds(parameters), SIGNATURE if parameters.active else 0
 
 
@@ -76,19 +76,19 @@ class Shares:
 
 @dataclass(frozen=True)
 class Masked:
-    """A masked vector, `length` words of `bits` bits, little-endian; and the sender's signature over whom it masked with."""
+    """A masked vector, `length` words of `bits` bits, little-endian, and a signature over the list by which it was masked."""
 
     vector: Words
     signature: bytes = b""  # only in active sessions
 
     @staticmethod
     def signed(owner: int, dealt: bytes) -> bytes:
-        """What the signature is over: the digest of the list of those who have dealt, by which it masked."""
+        """The signed bytes: the digest of the list of the clients that have dealt, by which it masked."""
         return struct.pack("<I", owner) + dealt
 
     @staticmethod
     def frame(parameters: Parameters, sender: int, signature: bytes = b"") -> tuple[bytearray, Words]:
-        """A message of zeros, and its vector as a view: what is written there is in the message."""
+        """A message of zeros, and its vector as a writable view of the message."""
         data = bytearray(HEADER.size + parameters.length * parameters.bits // 8) + signature
         HEADER.pack_into(data, 0, MAGIC, PROTOCOL, Kind.MASKED, 0, parameters.session, sender, 0)
         return data, np.frombuffer(data, dtype=word(parameters), count=parameters.length, offset=HEADER.size)
@@ -103,13 +103,13 @@ class Masked:
 
 @dataclass(frozen=True)
 class Confirm:
-    """A survivor's signature over the list of survivors it was shown."""
+    """A survivor's signature over the list of survivors that it received."""
 
     signature: bytes
 
     @staticmethod
     def signed(owner: int, dealt: bytes, survivors: bytes) -> bytes:
-        """What the signature is over: digests of the list of those who have dealt and of the list of survivors."""
+        """The signed bytes: digests of the list of the clients that have dealt and of the list of survivors."""
         return struct.pack("<I", owner) + dealt + survivors
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
@@ -123,7 +123,7 @@ class Confirm:
 
 @dataclass(frozen=True)
 class Opened:
-    """Shares of the seeds of neighbours that survived and of the mask keys of those that did not: never both of one."""
+    """Shares of the seeds of neighbours that survived and of the mask keys of the others: never both of one client."""
 
     seeds: Mapping[int, bytes]  # by owner
     keys: Mapping[int, bytes]
@@ -143,7 +143,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who takes part, with what each has advertised."""
+    """The clients that take part, each with its advertisement."""
 
     adverts: Mapping[int, Advertise]
 
@@ -161,14 +161,14 @@ class Roster:
 
 @dataclass(frozen=True)
 class Delivery:
-    """To one client: what others sealed for it, and in active sessions who has dealt shares, each with its choice's seed."""
+    """To one client: the shares sealed for it, and in active sessions all that have dealt, each with its choice's seed."""
 
     sealed: Mapping[int, bytes]  # by sender
     dealt: Mapping[int, bytes] = field(default_factory=dict)  # the same for all
 
     @property
     def digest(self) -> bytes:
-        """(32,) of `dealt`, over which clients sign."""
+        """(32,) digest of `dealt`, which clients sign."""
         return hashlib.sha256(b"".join(COUNT.pack(owner) + self.dealt[owner] for owner in sorted(self.dealt))).digest()
 
     def to_bytes(self, parameters: Parameters) -> bytes:
@@ -183,7 +183,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Survivors:
-    """Whose vectors are in the sum; in active sessions, also what those near one client signed with their vectors."""
+    """The clients whose vectors are in the sum; in active sessions also what the clients near the receiver signed."""
 
     clients: tuple[int, ...]  # ascending; the same for all
     statements: Mapping[int, bytes] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class Survivors:
 
     @property
     def digest(self) -> bytes:
-        """(32,) of `clients`, over which they sign."""
+        """(32,) digest of `clients`, which they sign."""
         return hashlib.sha256(struct.pack(f"<{len(self.clients)}I", *self.clients)).digest()
 
     def to_bytes(self, parameters: Parameters) -> bytes:
@@ -224,7 +224,7 @@ class Confirmations:
 
 
 def seeds(parameters: Parameters) -> int:
-    """How many bytes the seed of a client's choice has in this session; zero: there is none."""
+    """The size in bytes of the seed of a client's choice in this session; zero: there is none."""
     return DIGEST if parameters.chosen else 0
 
 

@@ -1,16 +1,16 @@
-"""Agreements of clients that all live in one process: what both ends of a pair compute is computed once.
+"""Agreements of clients that all run in one process: a pair's common key is computed once for both ends.
 
-For simulations alone. The process holds the secrets of all clients anyway, so a key that one end has derived tells it nothing
-when it is kept for the other end. A client is given it explicitly and is `agreements.Alone` otherwise; nothing of the protocol
-imports this file, and of the packages only what plays both sides of a session does (`tests/test_layering.py`).
+For simulations only. The process holds the secrets of all clients anyway, so it learns nothing from keeping a key that one end
+derived for the other end. A client uses it only if it is passed explicitly, and `agreements.Alone` otherwise. No part of the
+protocol imports this file; in the packages only code that plays both sides of a session does (`tests/test_layering.py`).
 
 Guarantees:
 
-- The keys are those that `Alone` has, to the bit. An entry stands under both numbers, both public keys and what it is for;
-  these and the session determine the keys from either end. So a client that was shown another key than its peer has
-  advertised shares nothing with that peer here, as it shares nothing with it elsewhere.
-- An entry leaves when its second end has taken it, and all that are left leave when the session ends. Outside a session, and
-  for any session but the open one, nothing is kept.
+- The keys equal the keys of `Alone` bit for bit. An entry is stored under both numbers, both public keys and its purpose; these
+  and the session determine the keys from either end. So a client that received another key than its peer advertised shares no
+  key with that peer, here as elsewhere.
+- An entry is deleted when its second end has taken it, and all remaining entries when the session ends. Outside a session, and
+  for any session other than the open one, nothing is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protocols.agreements import Alone, Channel
 from protocols.keys import AgreementKey, Mask, channels, pair_mask
 
 Key = TypeVar("Key", Channel, Mask)
-_Entry = tuple[int, int, bytes, bytes]  # whose key, with whom, and the public keys of both
+_Entry = tuple[int, int, bytes, bytes]  # the owner of the key, the other client, and the public keys of both
 
 
 class OneProcess:
@@ -66,7 +66,7 @@ class OneProcess:
 
 @dataclass
 class _Pairs(Generic[Key]):
-    """Keys of one kind. mirrored: the key as the other end has it."""
+    """Keys of one kind. mirrored: the key from the other end's side."""
 
     derive: Callable[[AgreementKey, bytes, bytes, int, int], Key]
     mirrored: Callable[[Key], Key]

@@ -1,25 +1,26 @@
-"""What a client asks of a list of survivors before it opens a single share, judged on its own state alone.
+"""A client's checks of a list of survivors before it opens any share, using only its own state.
 
-The list says which of two secrets is opened of each neighbour: the seed of a survivor, or the mask key of one that dropped. A
-server that could have both opened of one client would read its vector, and one that could make up lists would cut the sum
-into small ones. So the client refuses a list
+The list determines which of two secrets is opened for each neighbour: the seed of a survivor, or the mask key of a client that
+dropped out. A server that obtained both secrets of one client would read its vector, and a server that could invent lists would
+cut the sum into small sums. So the client refuses a list
 
-- without itself, or with somebody who is not on the roster;
-- shorter than `survivors`, or with fewer than `threshold` of those who hold its own shares;
+- without itself, or with a client that is not on the roster;
+- shorter than `survivors`, or with fewer than `threshold` holders of its own shares;
 - with a neighbour that never dealt shares, so never completed the stage before the masks;
-- on a ring: on which the survivors no longer hang together against its `window`, since each part would have a sum of its own.
+- on a ring: whose survivors are no longer certainly connected, given its `window`, since each part would have its own sum.
 
-In an active session every client signs, with its vector, the list of those who have dealt shares, which says whom it masked
-with; and it signs one list of survivors together with that one, ever (`Sessions`). A client refuses a list of survivors
+In an active session every client signs, with its vector, the list of the clients that have dealt shares, which shows with whom
+it masked; and it signs only one list of survivors together with that list, ever (`Sessions`). A client refuses a list of
+survivors
 
-- with somebody near it who did not sign the same list of those who have dealt (`near`: whose shares it holds, or with whom it
-  shares a mask), so that the edges that are counted are masks that both sides have added;
-- where clients choose: with fewer than `partners` of the first choices of somebody whose shares it holds, or of its own;
-- without the signatures of `signers` clients, `threshold` of those who hold its own shares among them.
+- with a client near it that did not sign the same list of the clients that have dealt (`near`: whose shares it holds, or with
+  whom it shares a mask), so that every counted edge is a mask that both sides have added;
+- where clients choose: with fewer than `partners` of the first choices of a client whose shares it holds, or of its own;
+- without the signatures of `signers` clients, among them `threshold` holders of its own shares.
 
-On a complete graph 2 threshold > h + c, and where clients choose 2 survivors > n + C, so there is one pair of lists that honest
-clients open for. On a complete graph all honest survivors share masks with each other, so no part of them has a sum of its own;
-where clients choose see `chosen` for the proof.
+On a complete graph 2 threshold > h + c, and where clients choose 2 survivors > n + C, so honest clients open shares for only
+one pair of lists. On a complete graph all honest survivors share masks with each other, so no part of them has its own sum; for
+sessions where clients choose, `chosen` has the proof.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from protocols.roster import Identities, Topology
 
 @lru_cache(maxsize=4)
 def listed(data: bytes, parameters: Parameters) -> Survivors:
-    """The list in these bytes."""
+    """The list encoded in these bytes."""
     return Survivors.from_bytes(data, parameters)
 
 
 def check_survivors(
     survivors: frozenset[int], me: int, parameters: Parameters, graph: Topology, held: Collection[int], window: int
 ) -> None:
-    """Tampering, or Aborted if too few are left, unless shares may be opened for this list."""
+    """Tampering, or Aborted if too few clients are left, unless shares may be opened for this list."""
     if me not in survivors:
         raise Tampering("the list of survivors leaves out this client, which has sent its vector")
     strangers = survivors.difference(graph.order)
@@ -69,14 +70,14 @@ def check_survivors(
 
 
 def near(me: int, graph: Topology, survivors: Collection[int]) -> tuple[int, ...]:
-    """Those survivors whose shares a client holds or with whom it shares a mask."""
+    """The survivors whose shares a client holds or with whom it shares a mask."""
     return tuple(sorted({*graph.owners(me), *graph.partners(me)}.intersection(survivors)))
 
 
 def check_statements(
     statements: Mapping[int, bytes], expected: Collection[int], parameters: Parameters, known: Identities, dealt: bytes
 ) -> None:
-    """Tampering unless exactly the expected signed, with their vectors, the list of those who have dealt with this digest."""
+    """Tampering unless exactly the expected clients signed, with their vectors, the list of dealers with this digest."""
     if set(statements) != set(expected):
         raise Tampering("the list of survivors comes with the signatures of others than those near this client")
     identities = dict(known)
@@ -88,12 +89,12 @@ def check_statements(
 
 
 def states(owner: int, signature: bytes, parameters: Parameters, identity: bytes, dealt: bytes) -> bool:
-    """Whether it is the owner's signature, with its vector, over the list of those who have dealt."""
+    """Whether it is the owner's signature, with its vector, over the list of the clients that have dealt."""
     return verify(identity, signature, "masked", parameters.session, Masked.signed(owner, dealt))
 
 
 def open_shares(survivors: frozenset[int], held: Mapping[int, Held]) -> Opened:
-    """Of every neighbour that dealt its shares, the one that the list calls for."""
+    """For every neighbour that dealt shares, the share that the list requires."""
     return Opened(
         seeds={owner: share.seed.reveal() for owner, share in held.items() if owner in survivors},
         keys={owner: share.key.reveal() for owner, share in held.items() if owner not in survivors},
@@ -104,7 +105,7 @@ def confirmed(
     signers: frozenset[int], me: int, survivors: frozenset[int], graph: Topology, parameters: Parameters
 ) -> None:
     """Tampering or Aborted unless enough of the survivors have signed the list."""
-    everybody = signers | {me}  # which has signed itself, whether or not it is shown that
+    everybody = signers | {me}  # this client has signed, whether or not the server returns its signature
     strangers = everybody - survivors
     if strangers:
         raise Tampering(f"client {min(strangers)} signs a list of survivors on which it is not")
@@ -120,7 +121,7 @@ def confirmed(
 def signers(
     data: bytes, parameters: Parameters, identities: Identities, dealt: bytes, survivors: bytes
 ) -> frozenset[int]:
-    """Who signed these lists, given by their digests. Tampering if somebody signed others."""
+    """The clients that signed the lists with these digests. Tampering if a client signed others."""
     known = dict(identities)
     signatures = Confirmations.from_bytes(data, parameters).signatures
     for owner, signature in signatures.items():

@@ -1,17 +1,17 @@
-"""What a session is. What a client of its own accord asks of one is its `policy`.
+"""The parameters of a session. A client's own requirements on a session are its `policy`.
 
-`Parameters` come from the server, or from whoever sets up the run; every side checks that they are usable, and every message is
-bound to their digest.
+`Parameters` come from the server, or from the party that sets up the run; every side checks that they are usable, and every
+message is bound to their digest.
 
 With h holders of each client's shares, c of them corrupt, and t shares to rebuild a secret:
 
     passive    c < t           the corrupt holders alone rebuild nothing
     active     2 t > h + c     two different lists of survivors would need t answers each. Every corrupt holder can give two, an
-                               honest one gives one: h + c in all. So never both secrets of one client are rebuilt.
+    honest holder gives one: h + c in all. So both secrets of one client are never rebuilt.
 
 Where n clients choose their neighbours (`chosen`), C of them corrupt, a list is opened after `survivors` signatures:
 
-    2 survivors > n + C        two different lists would need so many signatures each, and get n + C at most
+    2 survivors > n + C        two different lists would need `survivors` signatures each, and get n + C at most in all
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ PROTOCOL = 2
 _TITLE = b"secure-fed/session"
 SERVER = 2**32 - 1  # the server's number; clients have smaller ones
 WORDS = (32, 64)
-SMALL, LARGE = 2**32 - 1, 2**64 - 1  # the largest numbers that the session's encoding has room for
+SMALL, LARGE = 2**32 - 1, 2**64 - 1  # the largest numbers that the session's encoding can represent
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """All that both sides must agree on. ParameterError, in one sentence, for what no session can be made of.
+    """Everything that both sides must agree on. ParameterError, in one sentence, if no session is possible.
 
-    `clients` are those invited; fewer may come. The shares of each are held by its neighbours in the graph on those who came:
-    `neighbours` of them, or all others where there are no more. No sum of fewer than `survivors` is released.
+    `clients` are the invited clients; fewer may take part. The neighbours of each, in the graph on the clients that take part,
+    hold its shares: `neighbours` of them, or all others where there are no more. No sum of fewer than `survivors` clients is
+    released.
 
     In an active session that is not complete every client chooses its neighbours itself (see `chosen`).
     """
 
     run: str
     round: int
-    layout: bytes  # 32: digest of what the coordinates mean
+    layout: bytes  # 32: digest of the meaning of the coordinates
     length: int  # coordinates of a vector
     bits: int  # of one coordinate
     clients: tuple[int, ...]  # ascending
@@ -53,8 +54,8 @@ class Parameters:
     survivors: int
     active: bool
     bound: int = 0  # largest magnitude of one encoded coordinate; 0: the size of the sum is not checked
-    registry: bytes = bytes(32)  # digest of the identities of the invited; zeros in a passive session
-    partners: int = 0  # where clients choose: so many of the first `masked` choices of each survive; else 0
+    registry: bytes = bytes(32)  # digest of the invited clients' identities; zeros in a passive session
+    partners: int = 0  # where clients choose: the least survivors of each one's first `masked` choices; else 0
 
     def __post_init__(self) -> None:
         for sentence in self._violations():
@@ -66,7 +67,7 @@ class Parameters:
         return hashlib.sha256(self.to_bytes()).digest()
 
     def __hash__(self) -> int:
-        """By the session, which is worked out once: parameters name the caches of all that follows from them."""
+        """By the session, which is computed once: parameters are the keys of many caches."""
         return hash(self.session)
 
     def to_bytes(self) -> bytes:
@@ -76,7 +77,7 @@ class Parameters:
                 | number of clients u32 | clients u32 each | neighbours u32 | threshold u32 | survivors u32
                 | active u32 | partners u32 | bound u64 | registry 32
 
-        Every part is of fixed size or preceded by its size, so no two different sessions encode alike.
+        Every part is of fixed size or preceded by its size, so two different sessions never have the same encoding.
         """
         run = self.run.encode()
         numbers = (self.neighbours, self.threshold, self.survivors, int(self.active), self.partners)
@@ -91,7 +92,7 @@ class Parameters:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Parameters:
-        """The inverse of `to_bytes`; ParameterError of anything that is not the bytes of usable parameters."""
+        """The inverse of `to_bytes`; ParameterError for anything but the bytes of usable parameters."""
         try:
             found = cls._read(memoryview(data))
         except (struct.error, UnicodeDecodeError, IndexError) as error:
@@ -110,7 +111,7 @@ class Parameters:
         layout = bytes(data[at + 8 : at + 40])
         length, bits, count = struct.unpack_from("<III", data, at + 40)
         at += 52
-        if 4 * count > len(data) - at:  # before a table of that size is made
+        if 4 * count > len(data) - at:  # before a table of this size is allocated
             raise ParameterError(f"the session's parameters cannot be read: they lack {count} clients")
         clients = struct.unpack_from(f"<{count}I", data, at)
         neighbours, threshold, survivors, active, partners, bound = struct.unpack_from("<5IQ", data, at + 4 * count)
@@ -133,27 +134,27 @@ class Parameters:
 
     @property
     def complete(self) -> bool:
-        """Whether every client is a neighbour of every other, however many come."""
+        """Whether every client is a neighbour of every other, however many take part."""
         return self.neighbours >= len(self.clients) - 1
 
     @property
     def holders(self) -> int:
-        """h: at most so many hold shares of one client."""
+        """h: the largest number of holders of one client's shares."""
         return min(self.neighbours, len(self.clients) - 1)
 
     @property
     def chosen(self) -> bool:
-        """Whether every client chooses its neighbours itself: a server that actively lies could otherwise surround it."""
+        """Whether every client chooses its neighbours itself; otherwise a lying server could surround it with corrupt ones."""
         return self.active and not self.complete
 
     @property
     def masked(self) -> int:
-        """With how many of its choices, the first, a client shares a mask, where clients choose."""
+        """m: where clients choose, the number of first choices with which a client shares a mask."""
         return self.neighbours // 2
 
     @property
     def signers(self) -> int:
-        """How many clients must sign a list of survivors of an active session."""
+        """The number of clients that must sign a list of survivors in an active session."""
         return self.survivors if self.chosen else self.threshold + 1
 
     def _violations(self) -> Iterator[str]:
@@ -234,7 +235,7 @@ def stages(parameters: Parameters) -> tuple[str, ...]:
 
 
 def is_whole(value: object, least: int, most: int) -> TypeGuard[int]:
-    """Whether it is a whole number, and no bool, in this range."""
+    """Whether it is an integer, not a bool, in this range."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 

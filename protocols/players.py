@@ -1,4 +1,4 @@
-"""Where the clients of this process are played: here, or in processes of their own (`workers`)."""
+"""Where the clients of a simulation run: in this process, or in separate processes (`workers`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Message = bytes | bytearray
 
 @dataclass(frozen=True)
 class Waiting:
-    """A message that another process is making. send: sees to it that the process knows."""
+    """A message that another process is making. send: passes the request to that process."""
 
     future: Future[tuple[Message, float]]
     send: Callable[[], None]
@@ -32,7 +32,7 @@ class Waiting:
 
 
 class Played(Protocol):
-    """`client.Client`, whose messages may be made elsewhere."""
+    """The interface of `client.Client`, whose messages may be made in another process."""
 
     @property
     def parameters(self) -> Parameters: ...
@@ -49,15 +49,15 @@ class Played(Protocol):
 
 
 class Players(Protocol):
-    """Makes clients. Each has one record of what it opened, for all its sessions."""
+    """Makes clients. Each client has one record of opened sessions, for all its sessions."""
 
     def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Played:
-        """`client.Client` of a session, in its first step at the latest."""
+        """A `client.Client` of a session, constructed by its first step at the latest."""
 
 
 @dataclass(frozen=True)
 class OneClient:
-    """The one client of this machine, which keeps its record of opened sessions where it says: on disk, if it may restart."""
+    """The only client of this machine. sessions: its record of opened sessions, on disk if it may restart."""
 
     sessions: Sessions
 
@@ -67,7 +67,7 @@ class OneClient:
 
 @dataclass
 class Here:
-    """Clients that this process plays. agreements: how they come by the keys they share, if not each by itself."""
+    """Clients that this process plays. agreements: how they obtain their shared keys; None: each by itself."""
 
     agreements: Agreements | None = None
     _records: dict[int, InMemory] = field(default_factory=dict)

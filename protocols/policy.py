@@ -1,6 +1,6 @@
-"""What a client asks of a session before it takes part, whatever the server says: no server can lower it.
+"""A client's own requirements on a session before it takes part: no server can lower them.
 
-The bounds on thresholds and survivors are those of `parameters`, with the client's own count of who may be corrupt.
+The bounds on thresholds and survivors are the bounds of `parameters`, with the client's own count of corrupt clients.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from protocols.parameters import SMALL, Parameters, is_whole
 
 @dataclass(frozen=True)
 class Policy:
-    """What a client asks of a session, whatever the server says: minima, and how many it believes corrupt at the most.
+    """A client's requirements on a session: minima, and the largest numbers of corrupt clients that it assumes.
 
     `corrupt` counts among the holders of one client's shares (on a complete graph, among all clients), `window` among any k / 2
-    consecutive places of a ring, `colluding` among all who are invited. `partners` is the least of the parameter of that name.
+    consecutive places of a ring, `colluding` among all invited clients. `partners` is the least value of the parameter of that
+    name.
     """
 
     threshold: int
@@ -28,7 +29,7 @@ class Policy:
     active: bool = False  # True: passive sessions are refused
     identities: Mapping[int, bytes] = field(default_factory=dict)  # registered out of band
     clients: int = 2  # least number invited
-    neighbours: int | None = None  # exactly so many, where corrupt and window were worked out for these
+    neighbours: int | None = None  # exactly this number, where corrupt and window were computed for it
     partners: int = 0
     colluding: int = 0
 

@@ -17,12 +17,12 @@ from functools import cached_property
 import numpy as np
 
 PRIME = 2**256 + 297
-_LAZY = 512  # bits by which a value may outgrow the field before its remainder is taken
+_LAZY = 512  # bits by which a value may exceed the field before reduction
 _WORD = 62  # bits of a machine word that a product of differences may fill
 
 
 class Interpolation:
-    """Through these places: different integers from 1 to 2^64 - 1."""
+    """Interpolation through these places: different integers from 1 to 2^64 - 1."""
 
     def __init__(self, places: Sequence[int]) -> None:
         self.places = tuple(places)
@@ -38,7 +38,7 @@ class Interpolation:
         return self.at(0)
 
     def at(self, point: int) -> list[int]:
-        """The weights with which values at the places add up to the value at `point`, which is none of them."""
+        """The weights that give the value at `point`, which is none of the places, from the values at the places."""
         differences = [point - place for place in self.places]
         whole = 1
         for difference in differences:
@@ -58,8 +58,8 @@ def evaluated(coefficients: Sequence[int], point: int) -> int:
 def evaluated_together(polynomials: Sequence[Sequence[int]], points: Sequence[int]) -> list[list[int]]:
     """The values of polynomials of one degree, coefficients highest first, at points from 1 on: by polynomial, by point.
 
-    Horner's rule for all polynomials in one integer, in fields wide enough for `lazy` steps without a remainder: before them a
-    field is below p, and after them below p (lazy + 1) point^lazy.
+    Horner's rule for all polynomials in one integer, in bit fields wide enough for `lazy` steps without reduction: before these
+    steps a field is below p, and after them below p (lazy + 1) point^lazy.
     """
     bits = max(points).bit_length()
     lazy = max(1, _LAZY // bits)
@@ -85,7 +85,7 @@ def _packed(numbers: Sequence[int], width: int) -> int:
 
 
 def _distances(places: Sequence[int]) -> list[int]:
-    """prod_{j != i} (x_i - x_j), for each i. As many differences as fit a machine word are multiplied there."""
+    """prod_{j != i} (x_i - x_j), for each i. As many differences as fit are multiplied in a machine word."""
     least, bits = min(places), (max(places) - min(places)).bit_length()
     count, group = len(places), max(1, _WORD // max(bits, 1))
     table = np.ones((count, -(-count // group) * group), dtype=np.int64 if bits <= _WORD else object)
@@ -96,7 +96,7 @@ def _distances(places: Sequence[int]) -> list[int]:
 
 
 def inverses(numbers: Sequence[int]) -> list[int]:
-    """Modulo p, of numbers that are no multiples of it. Montgomery's trick: one inverse of the product, unwound."""
+    """The inverses modulo p of numbers that are not multiples of p. Montgomery's trick: one inverse of the product, unwound."""
     products = [1]
     for number in numbers:
         products.append(products[-1] * number % PRIME)

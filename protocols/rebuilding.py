@@ -1,8 +1,9 @@
-"""What the server rebuilds from opened shares, and the masks that it takes off the sum with it.
+"""The secrets that the server rebuilds from opened shares, and the masks that it removes from the sum with them.
 
-The sum of the masked vectors of the survivors S holds, beside the plain sum, the self mask of every s in S, and for every
-client d that dealt shares and dropped the masks that its neighbours in S added on its account. So of each client one secret is
-rebuilt: the seed of a survivor, judged by its commitment; the mask key of one that dropped, judged by its public key.
+The sum of the masked vectors of the survivors S contains, beside the plain sum, the self mask of every s in S, and for every
+client d that dealt shares and then dropped out, the masks that its neighbours in S added for it. So one secret of each client
+is rebuilt: the seed of a survivor, checked against its commitment, or the mask key of a client that dropped out, checked
+against its public key.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Near = Callable[[int], Collection[int]]
 
 @dataclass(frozen=True)
 class Ballot:
-    """Which secret of which client is to be rebuilt, and the shares of it that have come so far."""
+    """The secret to rebuild for each client, and the shares of it received so far."""
 
     graph: Topology
     survivors: frozenset[int]
@@ -32,7 +33,7 @@ class Ballot:
     shares: dict[int, dict[int, bytes]] = field(default_factory=dict, repr=False)  # by owner, by holder
 
     def asked(self, holder: int) -> tuple[frozenset[int], frozenset[int]]:
-        """Whose seeds and whose mask keys a holder is to open shares of."""
+        """The clients whose seeds, and the clients whose mask keys, this holder must open shares of."""
         owners = frozenset(self.graph.owners(holder))
         return owners & self.survivors, owners & self.dropped
 
@@ -42,7 +43,7 @@ class Ballot:
                 self.shares.setdefault(owner, {})[holder] = share
 
     def enough(self, holders: Collection[int], threshold: int) -> None:
-        """Aborted if these holders cannot rebuild some secret that is needed."""
+        """Aborted if these holders cannot rebuild some needed secret."""
         present = frozenset(holders)
         for owner in sorted(self.survivors | self.dropped):
             left = len(present.intersection(self.graph.holders(owner)))
@@ -53,10 +54,10 @@ class Ballot:
 
 
 def core(graph: Topology, members: Collection[int], threshold: int, partners: int = 0) -> frozenset[int]:
-    """The largest set of `members` of whom each has at least `threshold` holders in the set, and where clients choose also
-    `partners` of those whom it chose to mask with.
+    """The largest subset of `members` in which each has at least `threshold` holders, and where clients choose, also `partners`
+    of its first m choices.
 
-    A client outside would find too few and give up, after its neighbours had counted on it.
+    A client outside it would find too few and stop, after its neighbours had relied on it.
     """
     needs: list[tuple[Near, Near, int]] = [(graph.holders, graph.owners, threshold)]
     if isinstance(graph, Chosen):
@@ -79,9 +80,10 @@ def core(graph: Topology, members: Collection[int], threshold: int, partners: in
 def masks_left(
     parameters: Parameters, agreed: Agreed, commitments: Mapping[int, bytes], ballot: Ballot
 ) -> tuple[list[Mask], frozenset[int]]:
-    """What to add to the sum so that no mask is left in it, and the clients that opened wrong shares.
+    """The masks to add to the sum so that no mask is left in it, and the clients that opened wrong shares.
 
-    Aborted if too few shares of some secret have come, Tampering if no `threshold` of them agree with what its owner published.
+    Aborted if too few shares of some secret have arrived, Tampering if no `threshold` of them agree with the value that its
+    owner published.
     """
     session, rebuild = parameters.session, _Rebuilding(parameters.threshold, ballot)
     masks: list[Mask] = []
@@ -95,18 +97,18 @@ def masks_left(
                 masks.extend(_of_a_pair(secret, agreed, session, owner, other) for other in sorted(others))
                 del secret
     except ProtocolError:
-        masks.clear()  # the error keeps this frame alive, and with it what had been rebuilt
+        masks.clear()  # the error keeps this frame alive, and with it the rebuilt secrets
         raise
     return masks, frozenset(rebuild.suspects)
 
 
 def _of_a_pair(secret: Secret, agreed: Agreed, session: bytes, owner: int, other: int) -> Mask:
-    """What `owner`, whose mask key is known, would have added for `other`."""
+    """The mask that `owner`, whose mask key is known, would have added for `other`."""
     return pair_mask(AgreementKey.from_secret(secret), agreed.adverts[other].mask, session, owner, other)
 
 
 class _Rebuilding:
-    """Rebuilds one secret after the other, and does without the shares of those whose share was wrong before."""
+    """Rebuilds one secret after the other, without the shares of holders whose earlier shares were wrong."""
 
     def __init__(self, threshold: int, ballot: Ballot) -> None:
         self._threshold, self._shares = threshold, ballot.shares
@@ -117,7 +119,7 @@ class _Rebuilding:
         shares = self._shares.get(owner, {})
         trusted = {holder: share for holder, share in shares.items() if holder not in self.suspects}
         if self._threshold <= len(trusted) < len(shares):
-            with suppress(Tampering):  # whoever dealt bad shares has made suspects of honest holders
+            with suppress(Tampering):  # a client that dealt bad shares may have made honest holders suspects
                 return self._rebuild(owner, trusted, fits)
         return self._rebuild(owner, shares, fits)
 

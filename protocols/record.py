@@ -1,7 +1,7 @@
-"""Which sessions a client has unmasked: each once, ever.
+"""A client's record of the sessions that it has unmasked: each only once, ever.
 
-Whoever answers a second time for one session, on another list of survivors, hands out both secrets of somebody. So a client
-claims the session first, durably, and opens its shares after.
+A client that answers twice for one session, on different lists of survivors, gives away both secrets of some client. So a
+client claims the session first, durably, and only then opens its shares.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ WAIT_SECONDS = 30.0  # for another process's lock file
 
 
 class Sessions(Protocol):
-    """What remembers sessions."""
+    """A record of claimed sessions."""
 
     def claim(self, session: bytes) -> None:
-        """Remember it from now on; Spent if that was done before. Of any number of claims at once, one succeeds."""
+        """Record the session; Spent if it is already recorded. Of any number of simultaneous claims, one succeeds."""
 
 
 class InMemory:
-    """Remembers as long as the process lives: for simulations, and for clients whose keys die with the process."""
+    """A record that lasts as long as the process: for simulations, and for clients whose keys end with the process."""
 
     def __init__(self) -> None:
         self._claimed: set[bytes] = set()
@@ -49,9 +49,9 @@ class InMemory:
 class OnDisk:
     """A file that only grows: a header, then 32 bytes a session. Threads and processes on one machine may share it.
 
-    When `claim` returns, the entry has been handed to the disk, name of the file included. A kill or power cut before that may
-    leave part of an entry; it belongs to a claim that never returned, so nothing was opened under it, and the next claim cuts
-    it off. Every entry before it stays. A file that is deleted or put back from a copy forgets: keep it where the keys are.
+    When `claim` returns, the entry, and the name of the file, have been handed to the disk. A kill or power cut before that may
+    leave part of an entry; it belongs to a claim that never returned, so nothing was opened under it, and the next claim
+    removes it. Every earlier entry stays. A file that is deleted or restored from a copy loses entries: keep it with the keys.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -74,7 +74,7 @@ class OnDisk:
             ) from error
 
     def _read(self, file: int) -> list[bytes]:
-        """The whole entries; ParameterError if the file is something else."""
+        """The complete entries; ParameterError if the file is something else."""
         content = _content(file)
         if content[:SIZE] != HEADER[: len(content)]:
             raise ParameterError(
@@ -94,15 +94,15 @@ def _check(session: bytes, claimed: bool) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """The file open for reading and writing, made if need be, and nobody else inside at the same time."""
+    """The file open for reading and writing, created if needed, with exclusive access."""
     with _lock_file(path) if fcntl is None else _nothing():
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         try:
             if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)  # of the open file and not of the process: excludes threads too
+                fcntl.flock(file, fcntl.LOCK_EX)  # a lock of the open file, not of the process: excludes threads too
             yield file
         finally:
-            os.close(file)  # and with it the lock
+            os.close(file)  # also releases the lock
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _nothing() -> Iterator[None]:
 
 @contextmanager
 def _lock_file(path: Path) -> Iterator[None]:
-    """Mutual exclusion by a file that only one can create. A kill leaves it behind, and then all claims are refused."""
+    """Mutual exclusion by a file that only one process can create. After a kill it remains, and all claims are refused."""
     lock = path.with_name(path.name + ".lock")
     until = time.monotonic() + WAIT_SECONDS
     while True:
@@ -146,7 +146,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    with suppress(OSError):  # not every system can open a folder, and none that cannot needs it
+    with suppress(OSError):  # systems that cannot open a folder do not need this
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

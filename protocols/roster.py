@@ -1,7 +1,7 @@
-"""What a roster fixes for everybody who accepts it: who takes part with which keys, and the graph among them.
+"""A roster fixes, for every client that accepts it, the participants, their keys, and the graph among them.
 
-Every client reads the roster that it is shown and judges it alone. The functions are pure, of immutable arguments that are
-public, so one process that plays many clients reads one roster once (`lru_cache`). A roster that was refused is not remembered.
+Every client checks the roster that it receives by itself. The functions are pure, with immutable public arguments, so a process
+that plays many clients checks one roster once (`lru_cache`). A refused roster is not cached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Identities = tuple[tuple[int, bytes], ...]  # the invited clients' public identi
 Topology = Graph | Chosen
 
 _PRIME = 2**255 - 19
-# The u-coordinates of the points whose order divides 8, on the curve and on its twist: with them any key agrees on zero.
+# The u-coordinates of the points whose order divides 8, on the curve and on its twist: any key agrees on zero with them.
 SMALL_ORDER = frozenset(
     {
         0,
@@ -38,7 +38,7 @@ SMALL_ORDER = frozenset(
 
 @dataclass(frozen=True)
 class Agreed:
-    """A roster that holds together; `digest` is that of its bytes."""
+    """A roster that passed all checks; `digest` is the digest of its bytes."""
 
     members: tuple[int, ...]
     adverts: Mapping[int, Advertise]
@@ -46,12 +46,12 @@ class Agreed:
 
 
 def point(public: bytes) -> int:
-    """The coordinate that an X25519 key stands for: several encodings mean the same one."""
+    """The coordinate that an X25519 key encodes: several encodings mean the same coordinate."""
     return (int.from_bytes(public, "little") & (2**255 - 1)) % _PRIME
 
 
 def usable(owner: int, advert: Advertise) -> tuple[int, int]:
-    """The points of its two keys. Tampering if they are one key or one of them is of small order."""
+    """The points of its two keys. Tampering if both keys are the same or one is of small order."""
     points = point(advert.channel), point(advert.mask)
     if points[0] == points[1] or not SMALL_ORDER.isdisjoint(points):
         raise Tampering(f"client {owner} advertises one key twice, or a key of small order that would hide nothing")
@@ -70,9 +70,9 @@ def authentic(owner: int, advert: Advertise, parameters: Parameters, identities:
 def judged(data: bytes, parameters: Parameters, identities: Identities) -> Agreed:
     """The roster in these bytes.
 
-    Tampering if somebody on it was not invited, or a key is of small order, occurs twice or (active) is not signed.
-    Aborted if it is too short for any sum: fewer than `survivors`, or than a client and `threshold` holders of its shares.
-    Where clients choose, it shows a client those near it alone, and `related` says whether these are enough.
+    Tampering if a client on it was not invited, or a key is of small order, occurs twice or (active) is not signed. Aborted if
+    it is too short for any sum: fewer than `survivors`, or than a client and `threshold` holders of its shares. Where clients
+    choose, the roster contains only the clients near the receiver, and `related` checks whether they are enough.
     """
     adverts = Roster.from_bytes(data, parameters).adverts
     uninvited = adverts.keys() - set(parameters.clients)
@@ -92,8 +92,11 @@ def judged(data: bytes, parameters: Parameters, identities: Identities) -> Agree
 
 
 def related(me: int, mine: bytes, agreed: Agreed, parameters: Parameters) -> None:
-    """Where clients choose: Tampering if somebody is on the roster who neither chose `me` nor was chosen; Aborted if fewer
-    than `threshold` of those chosen take part. `mine` is the seed of the own choice."""
+    """Where clients choose, check the roster for the client `me`; `mine` is the seed of its own choice.
+
+    Tampering if a client on the roster neither chose `me` nor was chosen by it; Aborted if fewer than `threshold` of the
+    clients that it chose take part.
+    """
     own = chosen_by(me, mine, parameters)
     for other in agreed.adverts.keys() - {me, *own}:
         if me not in chosen_by(other, agreed.adverts[other].choice, parameters):
@@ -105,7 +108,7 @@ def related(me: int, mine: bytes, agreed: Agreed, parameters: Parameters) -> Non
 
 @lru_cache(maxsize=4096)
 def chosen_by(client: int, seed: bytes, parameters: Parameters) -> tuple[int, ...]:
-    """Whom a client chose by this seed."""
+    """The choices of a client with this seed."""
     return choices(seed, parameters.clients, client, parameters.neighbours)
 
 
@@ -116,7 +119,7 @@ def topology(parameters: Parameters, agreed: Agreed) -> Graph:
 
 
 def topology_of(dealt: Mapping[int, bytes], parameters: Parameters) -> Topology:
-    """The graph of an active session on those who have dealt shares, from the seeds of their choices."""
+    """The graph of an active session on the clients that have dealt shares, from the seeds of their choices."""
     uninvited = dealt.keys() - set(parameters.clients)
     if uninvited:
         raise Tampering(f"client {min(uninvited)} is said to have dealt shares and was not invited")

@@ -1,9 +1,9 @@
 """The server of one session: bytes in, bytes out, no input or output of its own.
 
-It takes one message of each client in each stage, in any order, and whoever runs it decides when a stage ends. Masked vectors
-go into one accumulator as they come and are not kept. What it holds at any time is what the honest-but-curious server of the
-threat model sees; the sum of the survivors is the one thing that it can compute, and only after `threshold` of each one's
-neighbours have opened their shares.
+It accepts one message from each client in each stage, in any order, and its caller decides when a stage ends. Masked vectors
+are added to one accumulator as they arrive and are not kept. Its state at any time is the view of the honest-but-curious server
+of the threat model; it can compute only the sum of the survivors, and only after `threshold` of each one's neighbours have
+opened their shares.
 
 An error in `receive` leaves the session as it was. An error in `close` ends it: the accumulator is wiped, no sum is released.
 """
@@ -40,7 +40,7 @@ from protocols.wire import Buffer
 
 
 class Server:
-    """The server's side of one session. `identities` are those of the registry, needed in an active session."""
+    """The server's side of one session. `identities`: the registry's public keys, needed in an active session."""
 
     def __init__(
         self, parameters: Parameters, *, identities: Mapping[int, bytes] | None = None, threads: int | None = None
@@ -51,8 +51,8 @@ class Server:
         self._threads = threads
         self._stages = stages(parameters)
         self.stage = self._stages[0]  # one of `stages`, then "done", or "aborted"
-        self.survivors: tuple[int, ...] = ()  # whose vectors are in the sum: known when "mask" is closed
-        self.suspects: frozenset[int] = frozenset()  # opened a share that was wrong, or were dealt one
+        self.survivors: tuple[int, ...] = ()  # the clients in the sum: known when "mask" is closed
+        self.suspects: frozenset[int] = frozenset()  # opened a wrong share, or were dealt one
         self._waiting = set(parameters.clients)  # may still send in this stage
         self._heard: set[int] = set()  # have sent
         self._points: set[int] = set()
@@ -66,11 +66,11 @@ class Server:
 
     @property
     def waiting(self) -> frozenset[int]:
-        """Who may still send in this stage."""
+        """The clients that may still send in this stage."""
         return frozenset(self._waiting)
 
     def receive(self, sender: int, message: Buffer) -> None:
-        """Take one client's message of this stage. MessageError if it is none, or not its turn; Tampering if it lies."""
+        """Accept one client's message of this stage. MessageError if it is invalid or out of turn; Tampering if it lies."""
         take = self._takes().get(self.stage)
         if take is None:
             raise MessageError(f"the session is {self.stage}: nothing more is taken", who=f"client {sender}")
@@ -85,7 +85,7 @@ class Server:
         self._heard.add(sender)
 
     def close(self) -> dict[int, bytes]:
-        """End this stage. What to send to whom for the next one; after the last one, nothing: the sum is there."""
+        """End this stage. Returns the next stage's message for each client; nothing after the last stage: the sum is ready."""
         end = self._ends().get(self.stage)
         if end is None:
             raise MessageError(f"the session is {self.stage}: there is no stage to close")
@@ -147,7 +147,7 @@ class Server:
         return {member: self._roster_of(member) for member in self._agreed.members}
 
     def _roster_of(self, member: int) -> bytes:
-        """Those whom a client chose, those who chose it, and itself."""
+        """The roster for a client: its choices, the clients that chose it, and itself."""
         shown = {member, *self._graph.holders(member), *self._graph.owners(member)}
         return Roster({one: self._adverts[one] for one in shown}).to_bytes(self.parameters)
 
@@ -233,7 +233,7 @@ class Server:
         return {}
 
     def _check_size(self) -> None:
-        """Vectors within the bound cannot add up to more than so many times the bound."""
+        """Tampering if the sum exceeds the number of survivors times the bound: vectors within the bound cannot."""
         most = len(self.survivors) * self.parameters.bound
         signed = self._accumulator.view(f"i{self.parameters.bits // 8}")
         if most and not -most <= signed.min() <= signed.max() <= most:
@@ -245,7 +245,7 @@ class Server:
             raise Aborted(f"{count} clients {done}, fewer than the {least} that a sum needs")
 
     def _abort(self) -> None:
-        """Wipe what a sum could be made of."""
+        """Wipe everything from which a sum could be computed."""
         self.stage = "aborted"
         self._accumulator[:] = 0
         self._waiting, self._mail, self._commitments = set(), {}, {}

@@ -1,11 +1,11 @@
 """Shamir's secret sharing over the integers modulo p = 2^256 + 297.
 
 A secret of 32 bytes is f(0) of a random polynomial f of degree t - 1; holder h gets f(h + 1) in 33 bytes. Any t shares give f
-by interpolation (`polynomials`), and t - 1 of them are equally likely for every secret. Wrong shares are found by unique
+by interpolation (`polynomials`), and t - 1 shares are equally likely for every secret. Wrong shares are found by unique
 decoding (`decoding`).
 
-Python's integers take time that depends on their values. Shares are made and combined once each, on the machines of those who
-may know them, so this tells nobody else anything but through a clock that stands beside the machine.
+The time of Python's integer operations depends on the values. Shares are made and combined once each, on the machines of
+parties that may know them, so this leaks only to an observer who can time these machines.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from protocols.polynomials import PRIME, Interpolation, evaluated_together
 SHARE = 33  # bytes
 _SECRET = 32  # bytes
 _TRIES = 512
-_RAREST = 10**6  # sets of holders to one without a liar
-_CHANCE = secrets.SystemRandom()  # `random` itself may be seeded: liars would know what is tried
+_RAREST = 10**6  # sets of holders per set without a liar
+_CHANCE = secrets.SystemRandom()  # `random` itself may be seeded, and liars would know the sets tried
 
 Fits = Callable[[Secret], bool]
 
 
 def split(secret: Secret, threshold: int, holders: Sequence[int]) -> dict[int, bytes]:
-    """A share for each holder, of which any `threshold` give the secret."""
+    """A share for each holder; any `threshold` shares give the secret."""
     return split_each((secret,), threshold, holders)[0]
 
 
 def split_each(secrets_: Sequence[Secret], threshold: int, holders: Sequence[int]) -> list[dict[int, bytes]]:
-    """Of each secret a share for each holder, by polynomials that are independent of each other."""
+    """For each secret a share for each holder, by independent polynomials."""
     _check_split(secrets_, threshold, holders)
     polynomials = [
         [*(secrets.randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret.reveal(), "little")]
@@ -59,7 +59,7 @@ def _check_split(secrets_: Sequence[Secret], threshold: int, holders: Sequence[i
 
 
 class Rebuilder:
-    """Rebuilds secrets from shares and finds whose shares were wrong.
+    """Rebuilds secrets from shares and finds the holders of wrong shares.
 
     n holders at threshold t take O(n^2) products of small numbers, and O(n) while the holders stay the same and nobody lies.
     (n - t) // 2 liars or fewer take O(n (n - t)) products more, and are always found.
@@ -69,15 +69,15 @@ class Rebuilder:
         self._last: Audit | None = None
 
     def rebuild(self, shares: Mapping[int, bytes], threshold: int, fits: Fits) -> tuple[Secret, frozenset[int]]:
-        """The secret that `fits`, and the holders whose shares are not of its polynomial.
+        """The secret that `fits`, and the holders whose shares are not on its polynomial.
 
-        The holders with the smallest numbers are believed first; if what they give does not fit, then those that are left by
-        unique decoding, which bears (n - t) // 2 wrong shares among the n that are numbers at all. For more liars than that,
-        since `fits` can tell their secret, other sets of holders are tried, at random, a bounded number of times, unless there
-        are so many of them that a set without a liar would hardly be met.
+        First it tries the holders with the smallest numbers; if their secret does not fit, then the holders left by unique
+        decoding, which tolerates (n - t) // 2 wrong shares among the n that encode numbers. For more liars than that, since
+        `fits` can recognise the secret, it tries other sets of holders, at random, a bounded number of times, unless there are
+        so many sets that it would hardly meet one without a liar.
 
-        Two polynomials with the secret at 0 meet in at most t - 2 of the n places, so only one can leave (n - t + 1) / 2 shares
-        wrong or fewer. If more of the holders lied than that, and agreed on how, the blame can fall on others.
+        Two polynomials with the secret at 0 meet in at most t - 2 of the n places, so for only one polynomial can (n - t + 1) /
+        2 or fewer shares be wrong. If more holders lied, in a coordinated way, the blame can fall on others.
         """
         if threshold < 1 or min(shares, default=0) < 0:
             raise ParameterError(f"the threshold is {threshold}, or a holder's number negative: take positive ones")
@@ -101,7 +101,7 @@ class Rebuilder:
         return best
 
     def _bases(self, values: Mapping[int, int], threshold: int) -> Iterator[Interpolation]:
-        """Which places to believe, one attempt after the other."""
+        """The sets of places to try, one attempt after the other."""
         places = sorted(values)
         if len(places) < threshold:
             return
@@ -109,14 +109,14 @@ class Rebuilder:
         yield audit.basis
         wrong = misplaced(audit.whole, threshold, values)
         if wrong == frozenset():
-            return  # all agree, so that every set of them gives what the first gave
+            return  # all agree, so every set gives the same secret as the first
         if wrong is not None and not wrong.isdisjoint(audit.basis.places):
             yield Interpolation([place for place in places if place not in wrong][:threshold])
         while _hopeful(len(places), threshold):
             yield Interpolation(sorted(_CHANCE.sample(places, threshold)))
 
     def _audit(self, places: Sequence[int], threshold: int) -> Audit:
-        """The one before, or its basis, if it was for the same holders."""
+        """The previous audit, or its basis, if it was for the same holders."""
         last, first = self._last, tuple(places[:threshold])
         basis = last.basis if last is not None and last.basis.places == first else Interpolation(first)
         if last is None or last.basis is not basis or last.whole.places != tuple(places):
@@ -124,7 +124,7 @@ class Rebuilder:
         return last
 
     def _off(self, basis: Interpolation, values: Mapping[int, int]) -> set[int]:
-        """The places whose value is not that of the basis' polynomial."""
+        """The places whose value is not on the basis' polynomial."""
         if self._last is not None and self._last.basis is basis and self._last.passes(values):
             return set()
         others = values.keys() - set(basis.places)
@@ -132,11 +132,11 @@ class Rebuilder:
 
 
 class Audit:
-    """Whether n values are all of the polynomial through those at the t places of `basis`, in O(n) for every n values.
+    """Whether all n values lie on the polynomial through the values at the t places of `basis`, in O(n) for every n values.
 
-    The polynomial of degree below n through all of them is that of the basis if and only if they are. The two are compared at
-    one random point: equal ones always pass; different ones, of values that were not chosen by somebody who knows the point,
-    with a probability below n / 2^255, for they meet in fewer than n points.
+    They do if and only if the polynomial of degree below n through all of them is the polynomial of the basis. The two are
+    compared at one random point: equal polynomials always pass; different polynomials, from values that were not chosen with
+    knowledge of the point, pass with a probability below n / 2^255, since they meet in fewer than n points.
     """
 
     def __init__(self, basis: Interpolation, places: Sequence[int]) -> None:
@@ -153,10 +153,10 @@ class Audit:
 
 
 def _hopeful(count: int, threshold: int) -> bool:
-    """Whether one set in a million or more is without a liar, where one liar more has lied than unique decoding bears.
+    """Whether at least one set in a million is without a liar, with one liar more than unique decoding tolerates.
 
-    Where it is not, all tries together find the secret once in two thousand times at best, and take half a minute for a
-    thousand holders.
+    Otherwise all tries together find the secret once in two thousand times at best, and take half a minute for a thousand
+    holders.
     """
     liars = (count - threshold) // 2 + 1
     return math.comb(count, threshold) <= _RAREST * math.comb(count - liars, threshold)
@@ -167,12 +167,12 @@ def _combined(weights: Sequence[int], basis: Interpolation, values: Mapping[int,
 
 
 def _secret(basis: Interpolation, values: Mapping[int, int]) -> Secret | None:
-    """f(0), unless it is more than 32 bytes hold and so cannot have been shared."""
+    """f(0); None if it does not fit 32 bytes and so cannot have been shared."""
     found = _combined(basis.at_zero, basis, values)
     return Secret(found.to_bytes(_SECRET, "little")) if found < 2 ** (8 * _SECRET) else None
 
 
 def _number(share: bytes) -> int | None:
-    """The one encoding of every number below p; None for what is no share."""
+    """The number below p in its unique encoding; None for bytes that are no share."""
     value = int.from_bytes(share, "little")
     return value if len(share) == SHARE and value < PRIME else None

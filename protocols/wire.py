@@ -2,9 +2,9 @@
 
     "SFSA" | version u8 | kind u8 | zero u16 | session 32 | sender u32 | zero u32
 
-The server's sender number is 2^32 - 1. A length that does not come out even, an id out of order, a reserved byte that is not
-zero and a byte too many are each a `MessageError`. A table's length is compared with the bytes that are there before anything
-is made of it, so time and memory are bounded by the size of the message.
+The server's sender number is 2^32 - 1. A length that does not match, an id out of order, a nonzero reserved byte and a surplus
+byte are each a `MessageError`. A table's length is compared with the available bytes before anything is allocated for it, so
+time and memory are bounded by the size of the message.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ HEADER = struct.Struct("<4sBBH32sII")
 COUNT = struct.Struct("<I")
 
 Buffer = bytes | bytearray | memoryview
-Entries = Mapping[int, bytes]  # of a table, by id
+Entries = Mapping[int, bytes]  # of a table: bytes by id
 
 
 class Kind(IntEnum):
-    """What a message is. From 16 on they are the server's."""
+    """The kinds of messages. From 16 on they come from the server."""
 
     ADVERTISE = 1
     SHARES = 3
@@ -71,7 +71,7 @@ class Reader:
         return bytes(self.view(size))
 
     def view(self, size: int) -> memoryview:
-        """The next `size` bytes, as they lie in the message."""
+        """The next `size` bytes, as a view of the message."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.data):
             raise self.error(f"{self.at - len(self.data)} bytes are missing at the end")
@@ -101,7 +101,7 @@ class Reader:
             self.end()
 
     def end(self) -> None:
-        """Nothing may be left over."""
+        """MessageError if bytes are left over."""
         if self.at != len(self.data):
             raise self.error(f"{len(self.data) - self.at} bytes too many at the end")
 
@@ -123,7 +123,7 @@ def written(kind: Kind, parameters: Parameters, sender: int, *fields: tuple[byte
 
 
 def named(sender: int) -> str:
-    """Who a sender number stands for."""
+    """The name of the party with this sender number."""
     return "the server" if sender == SERVER else f"client {sender}"
 
 

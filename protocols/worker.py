@@ -1,7 +1,8 @@
 """A process that plays clients of a simulation, for `workers.Workers`, which starts it and talks to it.
 
 It reads batches of tasks from its standard input and writes the outcome of their steps to its standard output, in order, until
-its input ends. All of it is pickled by the process that started it: whoever could write to either could do anything else too.
+its input ends. All of it is pickled by the process that started it: a party that could write to either could do anything else
+too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Step(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step gave: the message, or the error that ended the client. seconds: that it took."""
+    """The result of a step: the message, or the error that ended the client. seconds: the time it took."""
 
     message: bytes | bytearray
     error: Exception | None
@@ -56,7 +57,7 @@ Task = Open | Close | Step
 
 
 class Worker:
-    """Clients of one session at a time, and for each of them the record of the sessions that it has opened."""
+    """Clients of one session at a time, and each one's record of the sessions that it has opened."""
 
     def __init__(self) -> None:
         self._records: dict[int, InMemory] = {}
@@ -111,7 +112,7 @@ class Worker:
 
 
 def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
-    """Play until the input ends."""
+    """Play batches until the input ends."""
     worker = Worker()
     while True:
         try:
@@ -123,10 +124,10 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
 
 
 def main() -> None:
-    """The process. An interrupt is for the process that started it, which then ends the input."""
+    """The entry point. An interrupt is handled by the process that started this one, which then ends the input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # printed text must not mix with outcomes
     try:
         serve(sys.stdin.buffer, outbox)
     except BrokenPipeError:

@@ -1,11 +1,11 @@
 """Clients of a simulation, played by processes on all cores.
 
 For simulations alone, like `one_process`: the process that starts the others holds all contributions anyway. A client is a
-state machine that takes bytes and gives bytes, so it does not matter where it is: the same class plays it, with its keys from
-the operating system of its own process. Keys of a pair are computed once where both ends are in one process.
+state machine that takes bytes and gives bytes, so it can run in any process: the same class plays it, and its keys come from
+the operating system in its own process. Keys of a pair are computed once where both ends are in one process.
 
-A step is only noted when it is asked for; `send` has the processes work on all that were noted, and `Waiting.result` waits for
-one. The processes end with the object, or with the process that holds it.
+A requested step is only queued; `send` makes the processes work on all queued steps, and `Waiting.result` waits for one. The
+processes end with the object, or with the process that owns it.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from protocols.policy import Policy
 from protocols.worker import Close, Open, Outcome, Step, Task
 
 _Answer = Future[tuple[Message, float]]
-_AT_ONCE = 16  # steps in a batch: few, so that answers come while others are worked on
+_AT_ONCE = 16  # steps in a batch: few, so that answers arrive while other steps run
 
 
 class Workers:
-    """`players.Players` in `count` processes, which start with the first client. Client i is always in the same one."""
+    """`players.Players` in `count` processes, which start with the first client. Client i is always in the same process."""
 
     def __init__(self, count: int | None = None) -> None:
         self._count = cores() if count is None else count
         self._processes: list[_Process] = []
-        self._policies: dict[bytes, Policy] = {}  # of the session that is open
+        self._policies: dict[bytes, Policy] = {}  # of the open session
 
     def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Elsewhere:
         if not self._processes:
@@ -54,7 +54,7 @@ class Workers:
 
     @contextmanager
     def session(self, session: bytes) -> Iterator[None]:
-        """A session. What its clients hold is dropped when it ends, however it ends."""
+        """A session. Its clients' secrets are dropped when it ends, however it ends."""
         try:
             yield
         finally:
@@ -64,7 +64,7 @@ class Workers:
             self.send()
 
     def send(self) -> None:
-        """Have the processes work on all steps that were asked for."""
+        """Make the processes work on all queued steps."""
         for process in self._processes:
             process.send()
 
@@ -99,7 +99,7 @@ class Elsewhere:
 
 
 class _Process:
-    """One process. Two threads talk to it, so that neither side waits with a full pipe for the other."""
+    """One process. Two threads communicate with it, so that neither side blocks on a full pipe."""
 
     def __init__(self) -> None:
         search = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -119,7 +119,7 @@ class _Process:
         self._finalizer = weakref.finalize(self, _end, self._process, sent, due)
 
     def note(self, task: Task) -> None:
-        """Have it done before what is asked next."""
+        """Queue a task before the next step."""
         self._noted.append(task)
 
     def ask(self, step: Step) -> Waiting:
@@ -143,7 +143,7 @@ def _write(process: subprocess.Popen[bytes], sent: SimpleQueue[list[Task] | None
         try:
             pickle.dump(tasks, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
             process.stdin.flush()
-        except OSError:  # it has ended; who reads its answers says so
+        except OSError:  # it has ended; the thread that reads its answers reports this
             return
 
 
@@ -163,7 +163,7 @@ def _read(process: subprocess.Popen[bytes], due: SimpleQueue[list[_Answer] | Non
 
 
 def _end(process: subprocess.Popen[bytes], *queues: SimpleQueue[Any]) -> None:
-    """Without waiting for what it is working on."""
+    """End the process without waiting for its current work."""
     for queue in queues:
         queue.put(None)
     process.terminate()

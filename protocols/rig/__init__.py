@@ -1,8 +1,8 @@
-"""A rig that plays whole sessions in one process, with clients that vanish and with lies. It is no part of the protocol.
+"""A test rig that plays whole sessions in one process, with dropouts and with lies. It is not part of the protocol.
 
-It reads and changes the private state of clients and servers, as no party of a session can: to lie as somebody who knows
-everything would, and to compare the sum with vectors that only it has seen. Nothing of the protocol imports it.
+It reads and changes the private state of clients and servers, which no party of a session can do: to lie like an attacker who
+knows everything, and to compare the sum with vectors that only the rig has seen. No part of the protocol imports it.
 
-`simulate` plays a session and says what it cost and who noticed a lie. `scene` is that session, stage by stage. `tampering` has
-the lies, and `verdict` says whether they were caught.
+`simulate` plays a session and reports its cost and who noticed a lie. `scene` is that session, stage by stage. `tampering` has
+the lies, and `verdict` decides whether they were caught.
 """

@@ -1,4 +1,4 @@
-"""A lie in a session: the changed messages, and who must refuse them, in which stage and with which error."""
+"""A lie in a session: the changed messages, and the party that must refuse them, in which stage and with which error."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from protocols.rig.scene import Inbox, Scene
 
 @dataclass(frozen=True)
 class Attack:
-    """A lie, who should notice it, when, and with which error.
+    """A lie, the party that should notice it, the stage, and the error.
 
-    Every client that is told something false in `stage` has to refuse it, and every false message that the server is sent
-    (`Scene.hear` with lie=True) has to be refused by it. `stage` is that of a session, or "roster" or "survivors" for the
-    one in which these are shown, or "" for each.
+    Every client that receives something false in `stage` must refuse it, and the server must refuse every false message that it
+    receives (`Scene.deliver` with lie=True). `stage` is a stage of the session, or "roster" or "survivors" for the stage in
+    which these are shown, or "" for every stage.
     """
 
     kind: str
@@ -26,13 +26,13 @@ class Attack:
     stage: str
     error: type[ProtocolError]
     active: bool = False  # only an active session can notice it
-    ring: bool = False  # there has to be a ring
-    exact: bool = False  # the others must get their sum all the same
-    propose: Callable[[Parameters], Parameters] | None = None  # the session that the clients are invited to
-    tell: Callable[[Scene, str, Inbox], Inbox] | None = None  # the server's messages, in the place of the true ones
-    send: Callable[[Scene, str, int, bytes], None] | None = None  # delivers a client's answer, or another, or nothing
+    ring: bool = False  # needs a ring
+    exact: bool = False  # the others must still get their sum
+    propose: Callable[[Parameters], Parameters] | None = None  # the session that clients are invited to
+    tell: Callable[[Scene, str, Inbox], Inbox] | None = None  # the server's messages, in place of the true ones
+    send: Callable[[Scene, str, int, bytes], None] | None = None  # delivers a client's answer, another, or nothing
     closing: Callable[[Scene, str], None] | None = None  # before the server ends a stage
-    outcome: Callable[[Scene], str] | None = None  # where nobody has to refuse: what came out right, "" if it did not
+    outcome: Callable[[Scene], str] | None = None  # where no party must refuse: the correct outcome, "" if it failed
 
 
 HONEST = Attack("", "nobody lies", "", "", ProtocolError)
@@ -48,7 +48,7 @@ def lie(
     how: Callable[[Any], Any] = lambda function: function,
     **more: Any,
 ) -> Callable[[Any], Any]:
-    """Add the attack whose `hook` is made by `how` from the decorated function. Its docstring is what the attack does."""
+    """Add the attack whose `hook` is made by `how` from the decorated function. Its docstring describes the attack."""
 
     def add(function: Any) -> Any:
         does = " ".join(function.__doc__.split())

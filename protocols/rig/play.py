@@ -1,4 +1,4 @@
-"""A session played from its first stage to its last, with one attack or none."""
+"""A session played from its first stage to its last, with at most one attack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _join(scene: Scene, attack: Attack) -> None:
     invited = scene.parameters.clients
     try:
         proposed = attack.propose(scene.parameters) if attack.propose else scene.parameters
-    except ProtocolError as error:  # not even parameters: nobody can read them
+    except ProtocolError as error:  # unusable parameters: nobody can read them
         proposed = scene.parameters
         scene.refusals += [Refusal(client, PARAMETERS, error) for client in invited]
         scene.expected.update((client, PARAMETERS) for client in invited)
@@ -48,7 +48,7 @@ def _join(scene: Scene, attack: Attack) -> None:
             scene.refusals.append(Refusal(client, PARAMETERS, error))
     try:
         scene.server = Server(proposed, identities=public)
-    except ProtocolError:  # identities that the liar has made up are not in the registry: it takes the true ones
+    except ProtocolError:  # identities that the liar invented are not in the registry: use the true parameters
         scene.server = Server(scene.parameters, identities=public)
     scene.parameters = scene.server.parameters
     scene.inbox = dict.fromkeys(scene.clients, proposed.to_bytes())
@@ -98,9 +98,9 @@ def _turn(scene: Scene, attack: Attack, client: int, message: bytes) -> None:
 
 
 def _forget_shared_work() -> None:
-    """Empty the caches of work that all clients do alike on one message, so that the first client of each stage does it anew.
+    """Empty the caches of work that all clients repeat on one message, so that the first client of each stage does it anew.
 
-    The longest time of a stage is then that of a client on its own.
+    The longest time in a stage is then the time of a client on its own machine.
     """
     for remembered in (roster.judged, roster._chosen, roster.chosen_by, keys.verify, opening.listed, opening.signers):
         remembered.cache_clear()

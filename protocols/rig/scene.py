@@ -1,7 +1,7 @@
 """The state of one session with all its clients in one process: messages, costs, refusals, and the plain sum to compare with.
 
-`protocols.rig.play` carries a scene from stage to stage. The clients and the server are those of the protocol itself, so a lie
-is noticed by the checks of the protocol, or not at all.
+`protocols.rig.play` carries a scene from stage to stage. The clients and the server are the protocol's own, so a lie is noticed
+by the protocol's checks, or not at all.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from protocols.parameters import Parameters, stages
 from protocols.policy import Policy
 from protocols.server import Server
 
-SERVER = -1  # who the server is among those that may notice something
-PARAMETERS = "parameters"  # the stage before the first: what a session is to be
+SERVER = -1  # the server's number among the parties that may notice something
+PARAMETERS = "parameters"  # the stage before the first: the session's parameters
 
-Inbox = dict[int, bytes]  # what the server tells, by client
+Inbox = dict[int, bytes]  # the server's messages, by client
 METHODS = {stage: stage for stage in ("advertise", "share", "mask", "unmask")} | {"consistency": "confirm"}
 
-Progress = Callable[[str, int, int], None]  # stage, clients that are done with it, of how many
+Progress = Callable[[str, int, int], None]  # stage, number of clients finished, number of clients
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Somebody, a client or SERVER, noticed something."""
+    """A client or SERVER refused a message."""
 
     who: int
     stage: str
@@ -42,7 +42,7 @@ class Refusal:
 
 @dataclass
 class Tally:
-    """What one stage has cost so far."""
+    """The cost of one stage so far."""
 
     name: str
     up: list[int] = field(default_factory=list)
@@ -54,29 +54,29 @@ class Tally:
 
 @dataclass
 class Scene:
-    """A session and what happened in it. `leaving[stage]` are silent from that stage on. The roles are clients that stay."""
+    """A session and its events. Clients in `leaving[stage]` are silent from that stage on. The roles are clients that stay."""
 
     parameters: Parameters
     policy: Policy
     identities: Mapping[int, Identity]
     leaving: Mapping[str, Collection[int]]
-    peer: int = 0  # whom lies are about; its number is the smallest of the three
-    victim: int = 0  # to whom alone the server lies, where it does not lie to all
+    peer: int = 0  # the subject of lies; its number is the smallest of the three
+    victim: int = 0  # the only client that the server lies to, where it does not lie to all
     liar: int = 0  # the client that lies
     progress: Progress | None = None
     clients: dict[int, Client] = field(default_factory=dict)
     inbox: Inbox = field(default_factory=dict)
-    answers: dict[tuple[str, int], bytes] = field(default_factory=dict)  # only of those three
+    answers: dict[tuple[str, int], bytes] = field(default_factory=dict)  # only of the three roles
     messages: dict[tuple[str, int], bytes] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
-    expected: Counter[tuple[int, str]] = field(default_factory=Counter)  # who has to refuse something when
+    expected: Counter[tuple[int, str]] = field(default_factory=Counter)  # who must refuse something, and when
     tallies: list[Tally] = field(default_factory=list)
     summed: set[int] = field(default_factory=set)
     aborted: str = ""
-    believed: int = 0  # lies, of those told beside the stages, that somebody has taken for the truth
+    believed: int = 0  # the number of lies outside the stages that were accepted as true
     stage: str = PARAMETERS  # the present one
-    lies_in: str = ""  # the stage in which an attack is to be noticed, as `Attack.stage` names it
-    kept: Any = None  # whatever an attack has to remember
+    lies_in: str = ""  # the stage in which the attack must be noticed, named as in `Attack.stage`
+    kept: Any = None  # an attack's own state
     server: Server = field(init=False)  # made when the clients have joined
 
     def __post_init__(self) -> None:
@@ -86,16 +86,16 @@ class Scene:
         self.plain: Words = np.zeros(self.parameters.length, dtype=word(self.parameters))
 
     def stage_of(self, name: str) -> str:
-        """The stage in which the roster or the survivors are shown; of any other name, itself."""
+        """The stage in which the "roster" or the "survivors" are shown; any other name is returned as it is."""
         names = stages(self.parameters)
         return {"roster": names[1], "survivors": names[names.index("mask") + 1]}.get(name, name)
 
     def expect(self, who: int, stage: str = "") -> None:
-        """Somebody has to notice something: in the attack's stage, or else in the present one."""
+        """Note that `who` must refuse something: in `stage`, else the attack's stage, else the present one."""
         self.expected[who, stage or self.stage_of(self.lies_in) or self.stage] += 1
 
     def deliver(self, client: int, message: bytes, *, lie: bool = False) -> None:
-        """The server gets a message, which it has to refuse if it is a lie."""
+        """Pass the server a message, which it must refuse if it is a lie."""
         if lie:
             self.expect(SERVER, self.stage)
         start = time.perf_counter()
@@ -111,12 +111,12 @@ class Scene:
             self.summed.add(client)
 
     def lie(self, client: Client, stage: str, message: bytes) -> None:
-        """Ask a client for something beside what the stages ask for. It has to refuse."""
+        """Send a client a message outside the stages' own. It must refuse."""
         self.expect(client.me, stage)
         self.believed += self.act(client, stage, message) is not None
 
     def act(self, client: Client, stage: str, message: bytes) -> bytes | None:
-        """None if it refuses."""
+        """The client's answer; None if it refuses."""
         arguments: tuple[Any, ...] = () if stage == "advertise" else (message,)
         if stage == "mask":
             self._vectors[client.me] = self._vector()

@@ -1,11 +1,11 @@
-"""A whole session of many clients in one process: the real protocol over random vectors, what it costs, and what it notices.
+"""A whole session of many clients in one process: the real protocol over random vectors, its cost, and noticed lies.
 
     report = simulate(Simulation(clients=100, dim=10_000, dropout=0.1))
     report.exact, report.stages[2].client_seconds
 
-The clients are not the machines that they stand for: they take turns on this one, and what all of them compute alike from one
-message (the roster, the signatures) is computed by the first of a stage and remembered for the others. So `client_seconds` is
-what a client costs this process on average, and `client_seconds_most` what one on its own spends.
+All clients take turns on this machine, and work that is the same for all of them on one message (the roster, the signatures) is
+done by the first client of a stage and cached for the others. So `client_seconds` is the average time of a client in this
+process, and `client_seconds_most` the time of a client on its own.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from protocols.rig.scene import Progress, Scene, Tally
 from protocols.rig.tampering import attack_of
 from protocols.rig.verdict import Verdict, verdict
 
-FORESEEN = 10  # a session is chosen for at least one in so many missing
-_MOST_CLIENTS, _MOST_DIM = 100_000, 100_000_000  # what one process can be asked for
-_ROOM = 8  # bits: vectors fill no more than 2^-8 of what a sum may be, so that garbage is seen to be no sum
+FORESEEN = 10  # a session is chosen so that at least one client in ten may be missing
+_MOST_CLIENTS, _MOST_DIM = 100_000, 100_000_000  # the limits of one process
+_ROOM = 8  # bits: vectors fill at most 2^-8 of a sum's range, so that garbage is recognised
 _ROLES = 3  # clients that an attack needs to stay
 _RANDOM = secrets.SystemRandom()
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What to simulate. ParameterError, in one sentence, for what cannot be.
+    """The settings of a simulation. ParameterError, in one sentence, if it is impossible.
 
-    round(dropout clients) of the clients vanish, spread over the stages, and one more may be lost to `tamper`. Neighbours and
-    threshold are chosen so that the rest can finish (see `choice`), or taken as given if they are safe against the share
+    round(dropout clients) of the clients drop out, spread over the stages, and one more may be lost to `tamper`. Neighbours and
+    threshold are chosen so that the rest can finish (see `choice`), or used as given if they are safe against the share
     `corrupt` of the clients. `survivors` of the choice is the least number whose sum is released.
     """
 
@@ -90,21 +90,21 @@ class Simulation:
 
     @cached_property
     def choice(self) -> Choice:
-        """The graph and the threshold, foreseeing those that drop out, or a tenth of all where that is more."""
+        """The graph and the threshold for the expected dropouts, or for a tenth of all clients where that is more."""
         missing = max(self.dropped + bool(self.tamper), self.clients // FORESEEN)
         return choose(
             self.clients,
             corrupt=self.corrupt,
             dropout=min(
                 (missing + 0.5) / self.clients, 0.999999
-            ),  # of which `choose` takes the whole clients: `missing`
+            ),  # `choose` rounds it down to whole clients: `missing`
             active=self.active,
             neighbours=self.neighbours,
             threshold=self.threshold,
         )
 
     def parameters(self, identities: tuple[tuple[int, bytes], ...]) -> Parameters:
-        """Of the session; `identities` are the public ones, and may be left out of one that nobody will play."""
+        """The session's parameters. identities: the public ones; may be empty if the session will not be played."""
         choice, invited = self.choice, tuple(range(self.clients))
         digest = registry_digest(dict(identities), invited) if identities else bytes([self.active]) * 32
         return Parameters(
@@ -126,7 +126,7 @@ class Simulation:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage cost: bytes and seconds of one client, on average, and at most where it says so."""
+    """The cost of a stage: bytes and seconds of one client, on average, or the maximum (`_most`)."""
 
     name: str
     bytes_up: float
@@ -139,7 +139,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Report:
-    """What happened. `exact`: whether the sum was, bit for bit, the plain one of the survivors; None if there was none."""
+    """The outcome. `exact`: whether the sum equals the survivors' plain sum bit for bit; None if there was no sum."""
 
     simulation: Simulation
     dropped: int
@@ -152,7 +152,7 @@ class Report:
 
     @property
     def well(self) -> bool:
-        """Whether all is as it should be: the sum is exact, or whoever should notice the lie has noticed it."""
+        """Whether the outcome is right: the sum is exact, or the parties that should notice the lie have noticed it."""
         return bool(self.exact) if self.tamper is None else self.tamper.caught
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class Report:
 
 
 def simulate(simulation: Simulation, *, progress: Progress | None = None) -> Report:
-    """Play one session. `progress(stage, done, clients)` is told whenever a client has had its turn."""
+    """Play one session. Calls `progress(stage, done, clients)` after each client's turn."""
     scene = _scene(simulation, progress)
     play(scene, simulation.attack)
     total = None if scene.aborted else scene.server.total()
@@ -221,9 +221,9 @@ def _scene(simulation: Simulation, progress: Progress | None) -> Scene:
 
 
 def departures(parameters: Parameters, count: int) -> Mapping[str, list[int]]:
-    """Who vanishes before which stage: as many before each, drawn by the operating system."""
+    """The clients that drop out before each stage: equally many before each, drawn by the operating system's randomness."""
     where = list(stages(parameters))
-    _RANDOM.shuffle(where)  # which of them get one more
+    _RANDOM.shuffle(where)  # which stages get one more
     leaving: dict[str, list[int]] = {stage: [] for stage in where}
     for turn, client in enumerate(_RANDOM.sample(parameters.clients, count)):
         leaving[where[turn % len(where)]].append(client)

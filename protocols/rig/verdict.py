@@ -1,4 +1,4 @@
-"""Whether a lie was noticed by who should notice it."""
+"""Whether a lie was noticed by the parties that should notice it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protocols.rig.scene import SERVER, Refusal, Scene
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a lie was caught: by whom, at which stage, and in which words. None and "" where nobody noticed."""
+    """Whether a lie was caught: by which party, at which stage, with which message. None and "" where nobody noticed."""
 
     kind: str
     caught: bool
@@ -20,8 +20,10 @@ class Verdict:
 
 
 def verdict(scene: Scene, attack: Attack, exact: bool | None) -> Verdict:
-    """Caught: everybody who had to notice has done so, as often as it was lied to, in the right stage and with the right
-    error; and where an attack must not cost the others their sum, they have it, exact."""
+    """Caught: every party noticed every lie that it had to notice, in the right stage and with the right error.
+
+    Where an attack must not cost the others their sum, they must also have the exact sum.
+    """
     noticed = [
         one for one in scene.refusals if isinstance(one.error, attack.error) and (one.who, one.stage) in scene.expected
     ]

@@ -1,1 +1,1 @@
-"""One federation on many machines, whatever carries its messages: who is in it, and what each side accepts of the other."""
+"""One federation on many machines, over any transport: its members, and the messages that each side accepts from the other."""

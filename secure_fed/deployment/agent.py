@@ -2,9 +2,9 @@
 
     python -m secure_fed.deployment.agent FOLDER [--attended]
 
-The socket can be opened by the folder's owner alone. One agent at a time holds a folder. Envelopes are answered one after the
-other, whoever brings them: they are judged by their signatures (`node`). The agent loads the model once, for all rounds.
---attended: the agent ends with the process that started it, which holds the other end of its standard input.
+Only the folder's owner can open the socket. At most one agent runs for a folder. Envelopes are answered one after the other,
+whoever delivers them: `node` checks their signatures. The agent loads the model once, for all rounds.
+--attended: the agent ends with the process that started it, which has the other end of its standard input.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from secure_fed.deployment.relay import LOCK, place
 from secure_fed.errors import UsageError, plainly, reported
 
 Answer = Callable[[Envelope], Envelope]
-_SILENCE = 300.0  # seconds in which whoever connected sends or takes nothing
+_SILENCE = 300.0  # seconds in which a connected peer neither sends nor reads
 
 
 class AgentError(UsageError):
-    """An agent that cannot begin."""
+    """The agent cannot start."""
 
 
 def serve(folder: Path, answer: Answer) -> None:
-    """Answer envelopes until the process is told to end. AgentError if another agent holds the folder."""
+    """Answer envelopes until the process is asked to terminate. AgentError if another agent runs for the folder."""
     with _held(folder), _listening(folder) as server:
         while True:
             connection, _ = server.accept()
@@ -45,7 +45,7 @@ def serve(folder: Path, answer: Answer) -> None:
 
 
 def _answered(connection: socket.socket, answer: Answer) -> None:
-    """Answer one envelope. A peer that breaks off, or sends none, is left alone."""
+    """Answer one envelope. A peer that disconnects or sends none is ignored."""
     connection.settimeout(_SILENCE)
     with suppress(OSError), connection.makefile("rb") as stream:
         try:
@@ -59,7 +59,7 @@ def _answered(connection: socket.socket, answer: Answer) -> None:
 
 
 def _judged(asked: Envelope, answer: Answer) -> Envelope:
-    """The answer; of an unexpected error only that there was one, and its description in this process's log."""
+    """The answer. An unexpected error is described only in this process's log; the answer says only that one occurred."""
     try:
         return answer(asked)
     except Exception:
@@ -69,7 +69,7 @@ def _judged(asked: Envelope, answer: Answer) -> Envelope:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """The folder's lock, for as long as this process lives."""
+    """The folder's lock, held as long as this process lives."""
     with plainly(AgentError, f"{folder} cannot be used", "give the folder of `secure-fed node init`"):
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -84,7 +84,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _listening(folder: Path) -> Iterator[socket.socket]:
-    """A socket that only this user can open. Whoever holds the lock may replace what an earlier agent left."""
+    """A socket that only this user can open. The holder of the lock may replace an earlier agent's socket."""
     path = place(folder)
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -105,7 +105,7 @@ def _listening(folder: Path) -> Iterator[socket.socket]:
 
 
 def _owner(connection: socket.socket) -> int:
-    """The user whose process is at the other end; the socket's mode says it already where the system cannot."""
+    """The user of the process at the other end; where the system cannot report it, the socket's mode already restricts it."""
     if not hasattr(socket, "SO_PEERCRED"):
         return os.getuid()
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -113,14 +113,14 @@ def _owner(connection: socket.socket) -> int:
 
 
 def _end_with_input() -> None:
-    """End when the standard input does."""
+    """Terminate when the standard input ends."""
     while os.read(0, 1000):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> int:
-    """The process. It says on standard error why it cannot begin, in one sentence."""
+    """The entry point. Reports on standard error, in one sentence, why the agent cannot start."""
 
     def begin() -> None:
         from secure_fed.deployment.node import Node

@@ -3,10 +3,10 @@
     {"charter": {...}, "signature": "..."}
 
 The coordinator signs it with its Ed25519 key, and a node takes part only in federations whose coordinator its owner has named
-(`policy`). So neither whoever carries the messages nor another coordinator can add a member, replace a key, lower a threshold
-or change a setting. The digest of the charter names the federation in everything that the parties sign later.
+(`policy`). So neither a carrier of the messages nor another coordinator can add a member, replace a key, lower a threshold or
+change a setting. The digest of the charter names the federation in everything that the parties sign later.
 
-The charter says nothing of anybody's files: where a member's examples are, its own folder says.
+The charter names nobody's files: each member's own folder names the files with its examples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError, UsageError
 
 MOST_BYTES = 16_000_000  # some 100,000 members
-LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can hold a forged one
+LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can contain a forged one
 LONGEST_CLASS = 1000  # characters of the name of a class
 SCHEMA = 1
 _FIELDS = (
@@ -49,7 +49,7 @@ class CharterError(UsageError):
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a federation. identity: its public key. examples: how many it has, where the guarantee counts them."""
+    """A member of a federation. identity: its public key. examples: its number of examples, where the guarantee counts them."""
 
     name: str
     identity: bytes
@@ -60,9 +60,9 @@ class Member:
 class Charter:
     """The terms of one run of a federation.
 
-    run: an identifier that no other run has. config: its settings, without the paths of anybody's files. labels, label_names:
-    the classes as the data write them, and their names. model_digest: of the base model before a method changes it. members: in
-    the order of their numbers. coordinator: its public key.
+    run: a unique identifier of the run. config: its settings, without paths of anybody's files. labels, label_names: the
+    classes as written in the data, and their names. model_digest: of the base model before a method changes it. members: in the
+    order of their numbers. coordinator: its public key.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Charter:
         return self._canonical.decode()
 
     def signed(self, coordinator: Identity) -> bytes:
-        """The file, signed. The key has to be the coordinator's."""
+        """The signed file. The key must be the coordinator's."""
         if coordinator.public != self.coordinator:
             raise CharterError("the charter names another coordinator than the one that signs it")
         signature = coordinator.sign(_PURPOSE, self.digest, b"")
@@ -131,7 +131,7 @@ class Charter:
 
     @classmethod
     def verified(cls, content: bytes) -> Charter:
-        """The charter in a file whose signature fits the coordinator that it names. CharterError for anything else."""
+        """The charter in a file that is signed by the coordinator that it names. CharterError for anything else."""
         outer = _object(content)
         if set(outer) != {"charter", "signature"}:
             raise CharterError("the charter is damaged: it is not one object with its signature")
@@ -196,7 +196,7 @@ class Charter:
 
 
 def fingerprint(public: bytes) -> str:
-    """A public key as people compare it: the first 20 bytes of its SHA-256, in groups of four hexadecimal digits."""
+    """A public key for comparison by people: the first 20 bytes of its SHA-256, in groups of four hexadecimal digits."""
     text = hashlib.sha256(b"secure-fed identity" + public).hexdigest()[:40]
     return "-".join(text[at : at + 4] for at in range(0, 40, 4))
 
@@ -223,7 +223,7 @@ def _member(fields: Any) -> Member:
 
 
 def shown_name(value: Any) -> str:
-    """A name that people read beside a fingerprint. ValueError for one that could pass for other lines or another name."""
+    """A name that people read beside a fingerprint. ValueError if it could be mistaken for other lines or another name."""
     fits = isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
     if not fits or value != " ".join(value.split()):
         raise ValueError(

@@ -1,6 +1,6 @@
-"""The content of envelopes, written and read: fields of a header, each of its type and taken once, and arrays likewise.
+"""Writing and reading the content of envelopes: typed header fields and arrays, each taken once.
 
-Whoever reads raises ValueError, KeyError or TypeError for what is not as it should be, which `messages` makes one error of.
+Readers raise ValueError, KeyError or TypeError for invalid content, and `messages` turns these into one error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MessageError(SecureFedError):
 
 
 class Fields(dict[str, Any]):
-    """The fields of a header, each taken once and with its type."""
+    """The fields of a header, each taken once, with a check of its type."""
 
     def take(self, name: str, *types: type) -> Any:
         value = self.pop(name)
@@ -44,7 +44,7 @@ class Fields(dict[str, Any]):
         return found
 
     def content(self, name: str, size: int) -> bytes:
-        """Bytes of that size, which stand there in base 64."""
+        """Bytes of this size, from base 64."""
         found = base64.b64decode(self.take(name, str), validate=True)
         if len(found) != size:
             raise ValueError(f"{name} has {len(found)} bytes, and not {size}")
@@ -54,7 +54,7 @@ class Fields(dict[str, Any]):
         return float.fromhex(self.take(name, str))
 
     def done(self) -> None:
-        """Nothing is left over."""
+        """Require that no field is left over."""
         if self:
             raise ValueError(f"it has a field {next(iter(self))!r:.40} that its kind has not")
 
@@ -69,7 +69,7 @@ class Arrays(dict[str, Any]):
         return bytes(array.tobytes())
 
     def tensors(self, owner: str, bits: frozenset[str]) -> Tensors:
-        """The tensors of one owner. bits: names of arrays that are the bits of a bfloat16."""
+        """The tensors of one owner. bits: names of arrays that contain the bits of a bfloat16 tensor."""
         prefix = f"{owner}/"
         names = [name for name in self if name.startswith(prefix)]
         parts = {}
@@ -111,7 +111,7 @@ def made_with(
 
 
 def fields_of(envelope: Envelope) -> Fields:
-    """The fields of an envelope's header, its kind among them. MessageError if it is not one object, each field there once."""
+    """The fields of an envelope's header, its kind among them. MessageError unless it is one object with each field once."""
     try:
         found = json.loads(envelope.header.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -133,10 +133,10 @@ def _no_constant(name: str) -> Any:
 
 
 def base64_of(content: bytes) -> str:
-    """As `Fields.content` reads it."""
+    """The base 64 text that `Fields.content` reads."""
     return base64.b64encode(content).decode()
 
 
 def hex_of(number: float) -> str:
-    """As `Fields.real` reads it: the same number, infinities and not-a-number too."""
+    """The text that `Fields.real` reads back as the same number, including infinities and NaN."""
     return float(number).hex()

@@ -1,11 +1,11 @@
-"""The coordinator: a run without anybody's data, its rounds carried to the nodes.
+"""The coordinator: a run without anybody's data, whose rounds are sent to the nodes.
 
-It is the run of a simulation, by the same engine, with the same directory, budget and report. What differs:
+It is the same run as in a simulation, with the same engine, directory, budget and report. Differences:
 
 - its transport is `links.Links`;
 - before a round begins it waits until enough members can be reached (`Settings.wait`);
-- a round that was begun and not finished is lost, whatever interrupted it, and never begun again: its members have trained for
-  it and refuse a second time. So a coordinator that is killed goes on with the next round.
+- a round that was begun and not finished is lost, whatever interrupted it, and never repeated: its members have trained for it
+  and refuse a second time. So a killed coordinator resumes with the next round.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from secure_fed.runs.run import Result, run
 
 @dataclass(frozen=True)
 class Settings:
-    """deadline: the seconds that a stage of a round may take. wait: for members, before a round begins. too_few: what happens
-    to a round for which too few members can be reached after that: "wait" ends the run, to be gone on with; "lose" goes on with
-    the next round.
+    """deadline: the seconds that a stage of a round may take. wait: for members, before a round begins. too_few: the action if
+    too few members can be reached after that: "wait" ends the run, which can be resumed later; "lose" loses the round and
+    continues with the next.
     """
 
     deadline: float = 600.0
@@ -61,7 +61,7 @@ def assembled(home: CoordinatorHome) -> Assembly:
 
 
 def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[str], None]) -> Result:
-    """Run the federation whose charter is in this folder, or go on with it, to its end."""
+    """Run the federation whose charter is in this folder, or resume it, to its end."""
     home = CoordinatorHome.load(folder)
     assembly = assembled(home)
     place = folder / RUN
@@ -82,11 +82,11 @@ def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[s
 
 @dataclass
 class Gate:
-    """Lets a round begin once: when enough members can be reached, and if no earlier process has begun it.
+    """Lets each round begin only once: when enough members can be reached, and if no earlier process has begun it.
 
-    file: the number of rounds begun, durable before any member is asked. Without it a coordinator that is killed in a round
-    would ask for the same round again. The members refuse that, and if some did not, two sums over different members would
-    tell their contributions.
+    file: stores the number of rounds begun, durably, before any request to a member. Without it a coordinator that is killed in
+    a round would repeat that round. The members refuse this, and if some did not, two sums over different members would reveal
+    their contributions.
     """
 
     assembly: Assembly
@@ -96,7 +96,7 @@ class Gate:
     _own: int = -1
 
     def charge(self, round_: int, pass_name: str) -> None:
-        """`Server.charge`, at the gate. TurnPassed if the round cannot be begun and is lost."""
+        """`Server.charge`, after the gate's checks. TurnPassed if the round cannot begin and is lost."""
         if round_ != self._own:
             if round_ < self._begun():
                 raise TurnPassed(f"round {round_ + 1} was interrupted, and its members have trained for it")

@@ -1,10 +1,10 @@
-"""An envelope: the content of one message between the coordinator and a node, before it means anything.
+"""An envelope: the uninterpreted content of one message between the coordinator and a node.
 
 Its bytes, on the socket between a node's relay and its agent, little-endian:
 
     header u32 | header | arrays u32 | for each: name u16 | name | dtype u8 | dimensions u8 | each u64 | numbers
 
-Every size is compared with its limit before anything of that size is read or made. Needs no torch.
+Every size is compared with its limit before anything of that size is read or allocated. Needs no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = tuple(map(np.dtype, ("<f4", "<f8", "<f2", "|u1", "<u4", "<u8", "<i2", "
 
 
 class EnvelopeError(SecureFedError):
-    """Bytes that are no envelope, or one beyond its limits."""
+    """Bytes that are no envelope, or an envelope beyond the limits."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Envelope:
 
 
 def refusal(error: str, sentence: str) -> Envelope:
-    """The envelope of a refusal, by whoever carries envelopes."""
+    """The envelope of a refusal by a carrier of envelopes."""
     return Envelope(json.dumps({"kind": "refused", "error": error, "sentence": sentence}).encode())
 
 
@@ -95,11 +95,11 @@ def _array(stream: BinaryIO, most: int) -> tuple[str, np.ndarray[Any, Any]]:
     _within("all arrays", math.prod(shape) * DTYPES[kind].itemsize, most)
     try:
         array = np.empty(shape, DTYPES[kind])
-    except (ValueError, MemoryError) as error:  # no bytes, and yet a length beyond numpy's; more than this machine has
+    except (ValueError, MemoryError) as error:  # a length beyond numpy's, or too much memory
         raise EnvelopeError(f"array {name!r:.40} is of a shape that cannot be had here") from error
     numbers = array.reshape(-1).view(np.uint8)
     _into(stream, numbers.data)
-    if array.dtype == np.bool_ and array.size and numbers.max() > 1:  # numpy would believe any byte
+    if array.dtype == np.bool_ and array.size and numbers.max() > 1:  # numpy would accept any byte
         raise EnvelopeError(f"array {name!r:.40} holds truth values other than 0 and 1")
     return name, array
 

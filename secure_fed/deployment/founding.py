@@ -17,14 +17,14 @@ from secure_fed.learning.models.loading import digest_of, head_of, load
 from secure_fed.rounds.cohort import counts_on_secrecy
 from secure_fed.runs.durable import atomic_write
 
-MEMBERS = "the files of each member"  # data.train of a charter: nobody's path
+MEMBERS = "the files of each member"  # data.train of a charter, which contains no path
 
 
 def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
     """Write and sign the charter of a new federation in the coordinator's folder. An earlier run there is refused.
 
-    config: as for a simulation. Of its data, the test set is the coordinator's; the members' training data are their own, and
-    which classes there are is read from the test set.
+    config: as for a simulation. The coordinator has the test set, which also determines the classes; each member has its own
+    training data.
     """
     identity = load_coordinator_key(folder)
     if (folder / RUN).exists():
@@ -60,7 +60,7 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
 
 
 def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
-    """The settings that all parties share, without anybody's paths. Refuses those that need all data on one machine."""
+    """The settings that all parties share, without anybody's paths. Refuses settings that need all data on one machine."""
     _require_deployable(config, members)
     own = {
         ("data", "train"): MEMBERS,

@@ -2,13 +2,13 @@
 
 node           node.toml          data, model and policy, written by its owner
                identity.key       the private half of its identity
-               card.json          what the coordinator needs of it: name, public key, declared number of units
+               card.json          for the coordinator: name, public key, declared number of units
                ledger.sqlite      the budget of its data, over all federations
-               federations/       what it remembers of each
-               journal.jsonl      what it was asked, and answered
-coordinator    coordinator.toml   its test data, and what else is its own
+               federations/       its state in each federation
+               journal.jsonl      the requests that it received, and its answers
+coordinator    coordinator.toml   its test data and other settings of its own
                coordinator.key    the private half of its key
-               charter.json       signed: who takes part, and in what
+               charter.json       signed: the members, and the terms of the run
                run/               the run directory
 """
 
@@ -92,7 +92,7 @@ class Home:
         return cls(folder, identity, node.name, train, policy, model, node.device, node.units)
 
     def federation(self, digest: bytes) -> Path:
-        """The folder of what this node remembers of the federation whose charter has this digest."""
+        """The folder of this node's state in the federation whose charter has this digest."""
         return self.folder / FEDERATIONS / digest.hex()[:32]
 
     @property
@@ -139,7 +139,7 @@ class CoordinatorHome:
         return tuple((self.folder / Path(one).expanduser()).absolute() for one in self.own.test)
 
     def configured(self, config: RunConfig) -> RunConfig:
-        """The charter's settings with what is this machine's to say."""
+        """The charter's settings with this machine's own."""
         model = {("model", "name"): self.own.model} if self.own.model else {}
         ledger = {("privacy", "ledger"): self.own.ledger} if self.own.ledger else {}
         return config.replace({**model, **ledger, ("model", "device"): self.own.device})
@@ -166,7 +166,7 @@ def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str,
 
 
 def require_name(name: str, setting: str = "--name") -> None:
-    """HomeError for a name that people could not compare on a screen."""
+    """HomeError for a name that people cannot compare on a screen."""
     try:
         shown_name(name)
     except ValueError as error:
@@ -180,12 +180,12 @@ def write_card(home: Home) -> Path:
 
 
 def replace_key(folder: Path) -> Home:
-    """Give a node a new identity. The old key stays, under the time at which it was put aside.
+    """Give a node a new identity. The old key is kept, renamed with the time of its replacement.
 
-    The node has a whole key at every instant, and no key that was put aside is overwritten.
+    The node has a complete key at every instant, and no earlier key is overwritten.
     """
     old = folder / IDENTITY
-    Home.load(folder)  # refused before anything changes
+    Home.load(folder)  # raises before anything changes
     aside = old.with_name(f"{IDENTITY}.{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
     with plainly(HomeError, f"{aside} cannot be made", "wait a second, or make the folder writable"):
         os.link(old, aside)
@@ -226,7 +226,7 @@ def read_card(path: Path) -> Member:
 
 
 def made(folder: Path, command: str) -> None:
-    """Make a private folder that is new or empty."""
+    """Make a private folder; it must be new or empty."""
     with plainly(HomeError, f"{folder} cannot be made", f"give `{command}` another folder"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -235,7 +235,7 @@ def made(folder: Path, command: str) -> None:
 
 
 def write_key(path: Path) -> Identity:
-    """A new key of the operating system's entropy, in a file that only its owner can read."""
+    """A new key from the operating system's entropy, in a file that only its owner can read."""
     identity = Identity.new()
     atomic_write(path, identity.private.reveal().hex() + "\n", private=True)
     return identity
@@ -283,7 +283,7 @@ def _known(found: Iterable[str], known: Iterable[str], place: Path, section: str
 
 
 def _section(kind: type[Section], table: Any, place: Path, section: str) -> Section:
-    """A section's values, each of the type that it is declared with."""
+    """A section's values, each checked against its declared type."""
     if not isinstance(table, Mapping):
         raise HomeError(f"{place} has {section} = {table!r:.40}: write a section [{section}]")
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A node's journal for its owner: a line for everything that was asked of it, and what became of that."""
+"""A node's journal for its owner: a line for every request, with its outcome."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 FILE = "journal.jsonl"
-_MOST = 10_000_000  # bytes, before the file is put aside as journal.jsonl.1
+_MOST = 10_000_000  # bytes, before the file is renamed journal.jsonl.1
 _SENTENCE = 500  # characters
 
 
 @dataclass(frozen=True)
 class Journal:
-    """The journal in a node's folder. It holds no contribution and no key."""
+    """The journal in a node's folder. It contains no contribution and no key."""
 
     folder: Path
 
     def note(self, asked: str, federation: str, sentence: str, *, refused: bool) -> None:
-        """Add a line. A journal that cannot be written stops nothing."""
+        """Add a line. Failure to write the journal stops nothing."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = {"time": now, "federation": federation, "asked": asked, "refused": refused, "what": sentence[:_SENTENCE]}
         path = self.folder / FILE
@@ -34,7 +34,7 @@ class Journal:
                 file.write(json.dumps(line) + "\n")
 
     def last(self, count: int, *, refused: bool = False) -> list[dict[str, Any]]:
-        """The newest lines, the oldest of them first; of refusals alone if asked."""
+        """The newest lines, the oldest of them first; only refusals if `refused`."""
         kept: deque[dict[str, Any]] = deque(maxlen=count)
         for path in (self.folder / f"{FILE}.1", self.folder / FILE):
             with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:

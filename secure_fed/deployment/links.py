@@ -1,12 +1,11 @@
-"""`Transport` over a carrier: which node is which member, and what is done with what comes back.
+"""`Transport` over a carrier: matches nodes with members, and checks their answers.
 
-Before a round's first stage, and whenever a node is new, the coordinator offers its charter. A node that accepts proves by a
-signature over a fresh number that it has a member's key. So members are found by their keys, wherever and under whatever node
-number they come, and a node that was away and comes back takes part from the next round on.
+Before a round's first stage, and for every new node, the coordinator offers its charter. A node that accepts proves by a
+signature over a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node number,
+and a node that returns takes part from the next round on.
 
-What a node answers is believed only as far as its signature goes: it is an answer of that member, to this very request.
-Anything else (no answer before the deadline, a refusal, an answer that cannot be read) makes the member absent, and is said in
-one line.
+A node's signature proves that the answer is from that member, to this very request; nothing more is assumed. Anything else (no
+answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from secure_fed.tensors.tensors import Layout
 
 
 class Carrier(Protocol):
-    """Carries envelopes to nodes, which it knows by numbers, and their answers back."""
+    """Carries envelopes to nodes, which it identifies by numbers, and their answers back."""
 
     def nodes(self) -> set[int]:
         """The nodes that can be reached now."""
 
     def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
-        """The answers as they come, until all are there or the time is over."""
+        """The answers as they arrive, until all have arrived or the time is over."""
 
 
 @dataclass
 class Links:
-    """The members that can be reached. deadline: the seconds that a stage may take. say: told in one line what goes wrong."""
+    """The members that can be reached. deadline: the seconds that a stage may take. say: gets each problem in one line."""
 
     carrier: Carrier
     charter: Charter
@@ -48,7 +47,7 @@ class Links:
     deadline: float
     say: Callable[[str], None]
     _node: dict[int, int] = field(default_factory=dict)
-    _refused: dict[int, float] = field(default_factory=dict)  # until when a node is not asked again
+    _refused: dict[int, float] = field(default_factory=dict)  # the time until which a node gets no new offer
 
     @property
     def present(self) -> frozenset[int]:
@@ -56,7 +55,7 @@ class Links:
         return frozenset(self._node)
 
     def greet(self) -> None:
-        """Find out which members the nodes are that came since."""
+        """Offer the charter to new nodes, to find out which members they are."""
         there = self.carrier.nodes()
         self._node = {member: node for member, node in self._node.items() if node in there}
         refused = {node for node, until in self._refused.items() if time.monotonic() < until}
@@ -70,7 +69,7 @@ class Links:
             self._welcome(node, offers[node], envelope)
 
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
-        """The answers of the members that give one before the deadline."""
+        """The answers that members give before the deadline."""
         member_of = {self._node[member]: member for member in requests if member in self._node}
         asked = {node: self._sealed(messages.encode(requests[member])) for node, member in member_of.items()}
         for node, envelope in self.carrier.exchange(asked, self.deadline):
@@ -87,13 +86,13 @@ class Links:
                 self._node.pop(member, None)
 
     def end(self) -> None:
-        """Tell everybody that the run is over; a node that does not hear it forgets the run with its process."""
+        """Announce the end of the run to all nodes; a node that misses it forgets the run when its process ends."""
         goodbye = {node: self._sealed(messages.encode(End())) for node in self._node.values()}
         for _ in self.carrier.exchange(goodbye, min(self.deadline, _GOODBYE)):
             pass
 
     def await_members(self, members: Iterable[int], least: int, seconds: float) -> bool:
-        """Wait until so many of these members can be reached, that long at most. Returns whether they can."""
+        """Wait at most `seconds` until `least` of these members can be reached. Returns whether they can."""
         wanted, until = set(members), time.monotonic() + seconds
         said = False
         while True:
@@ -112,7 +111,7 @@ class Links:
         return seal.sealed(envelope, self.identity, seal.REQUEST, self.charter.digest)
 
     def _welcome(self, node: int, offer: Offer, envelope: Envelope) -> None:
-        """Note which member a node is, if it proves it."""
+        """Note which member a node is, if its answer proves it."""
         try:
             found = messages.decode(seal.unsealed(envelope))
         except SecureFedError as error:
@@ -133,13 +132,13 @@ class Links:
         self.say(f"node {node} does not take part: {sentence}")
 
     def _answer(self, member: int, asked: Envelope, envelope: Envelope) -> Any:
-        """The member's answer, None where it has none that can be read."""
+        """The member's answer; None if there is no readable answer."""
         public = self.charter.members[member].identity
         try:
             if seal.SIGNATURE in envelope.arrays:
                 envelope = seal.opened(envelope, public, seal.ANSWER, self.charter.digest, seal.digest(asked))
                 found = messages.decode(envelope, member)
-            else:  # from somebody on the way, such as the node's relay: it can say what is wrong, and nothing else
+            else:  # from an intermediary, such as the node's relay: it can only report an error
                 found = messages.decode(envelope)
                 found = found if isinstance(found, Refusal) else Refusal("Forged", "its answer is not signed")
         except SecureFedError as error:
@@ -160,7 +159,7 @@ class Links:
 
 
 def fits(answer: Any, asked: Any) -> bool:
-    """Whether an answer is of the kind that was asked for; in the open, whether it can be added to the others."""
+    """Whether an answer is of the requested kind; without masks, whether it can be added to the others."""
     if not isinstance(asked, Request):
         return isinstance(answer, Staged)
     if not isinstance(answer, Reply) or not 0 <= answer.weight < math.inf:
@@ -169,6 +168,6 @@ def fits(answer: Any, asked: Any) -> bool:
     return all(part.is_floating_point() for part in parts) and Layout.of(answer.contribution).digest == asked.layout
 
 
-_AGAIN = 60.0  # seconds until a node that refused the charter is asked again: its owner may have changed the policy
-_PAUSE = 1.0  # seconds between two looks at who is there
+_AGAIN = 60.0  # seconds until a node that refused the charter gets it again: its owner may have changed the policy
+_PAUSE = 1.0  # seconds between two checks for reachable members
 _GOODBYE = 30.0  # seconds

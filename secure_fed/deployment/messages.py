@@ -1,11 +1,11 @@
-"""What coordinator and nodes say to each other, as envelopes.
+"""The messages between coordinator and nodes, as envelopes.
 
-    coordinator    offer, request (a pass in the open), stage (of a masked sum), end
-    node           accepted, reply, staged, left, ended; refused, also by whoever carries envelopes
+    coordinator    offer, request (an unmasked pass), stage (of a masked sum), end
+    node           accepted, reply, staged, left, ended; refused, also by carriers of envelopes
 
-A header is one JSON object with exactly the fields of its kind. Floats stand there in hexadecimal, so that both sides hold the
-same number. Tensors and the messages of the protocol are arrays; bfloat16, which numpy lacks, travels as its bits. Whatever is
-wrong with an envelope is a `MessageError`, found in time and memory bounded by the envelope's size.
+A header is one JSON object with exactly the fields of its kind. Floats are written in hexadecimal, so that both sides have the
+same number. Tensors and the messages of the protocol are arrays; bfloat16, which numpy lacks, travels as its bits. Any error in
+an envelope is a `MessageError`, found in time and memory bounded by the envelope's size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MEANS = 1000  # of earlier passes in a request
 
 @dataclass(frozen=True)
 class Offer:
-    """The charter, for a node that the carrier knows by this number. nonce: 32 bytes that no other offer has."""
+    """The charter, for the node with this number at the carrier. nonce: 32 bytes, unique to this offer."""
 
     charter: bytes
     node: int
@@ -55,7 +55,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A node takes part, as this member of the charter."""
+    """The node takes part as this member of the charter."""
 
     member: int
     signature: bytes
@@ -63,7 +63,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Nothing else is answered. error: the kind of reason."""
+    """A refusal, in place of any other answer. error: the kind of reason."""
 
     error: str
     sentence: str
@@ -71,7 +71,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Left:
-    """The node leaves the round, as the protocol bids it."""
+    """The node leaves the round, as the protocol requires."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def encode(message: Message) -> Envelope:
 
 
 def decode(envelope: Envelope, client: int = 0) -> Message:
-    """The message in an envelope. client: who sent it, which its signature says and the message does not."""
+    """The message in an envelope. client: the sender, known from the signature and not from the message."""
     fields = fields_of(envelope)
     found = fields.pop("kind")
     read = _READ.get(found) if isinstance(found, str) else None
@@ -131,7 +131,7 @@ def decode(envelope: Envelope, client: int = 0) -> Message:
 
 
 def kind(envelope: Envelope) -> str:
-    """The kind of message in an envelope; "" of none."""
+    """The kind of message in an envelope; "" if it has none."""
     try:
         found = fields_of(envelope).get("kind")
     except MessageError:
@@ -217,7 +217,7 @@ def _read_request(fields: Fields, arrays: Arrays, bits: frozenset[str]) -> Reque
     plan = RoundPlan(fields.texts("trainable"), fields.texts("down"), fields.texts("passes"))
     means = fields.texts("means")
     if len(means) > _MEANS or len(set(means)) < len(means) or any("/" in name for name in means):
-        # each is looked for among all arrays, by what stands before the "/" of an array's name
+        # each mean is looked up among all arrays by the prefix before "/"
         raise ValueError(f"it names {len(means)} means, above {_MEANS}, one of them twice, or one with a '/'")
     return Request(
         round=fields.number("round"),
@@ -247,7 +247,7 @@ def _nested(inside: Mapping[str, Any], read: Callable[[Fields], Any]) -> Any:
 
 
 def _whole(found: Made, fields: Fields, arrays: Arrays) -> Made:
-    """The message, of which nothing is left over."""
+    """The message, after checking that no field and no array is left over."""
     fields.done()
     arrays.done()
     return found

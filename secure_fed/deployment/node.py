@@ -1,11 +1,11 @@
-"""A node: it judges every envelope that reaches it, and answers those that its owner, its policy and the protocol admit.
+"""A node: it checks every envelope that it receives, and answers those that its owner, its policy and the protocol admit.
 
-An offer brings a charter. The node accepts it if the coordinator that signed it is one of those whom its owner named, if the
-policy admits its terms, and if model and data are those that it says; then the node proves which member it is. Every other
-envelope has to be signed by that coordinator. What the node answers it signs, together with the request.
+An offer brings a charter. The node accepts it if its owner named the coordinator that signed it, if the policy admits its
+terms, and if model and data are as the charter states; then the node proves which member it is. Every other envelope must be
+signed by that coordinator. The node signs every answer together with the request.
 
-Whatever is wrong becomes a refusal of one sentence, which is noted for the owner (`journal`) and sent back. An unexpected error
-is not described to the coordinator.
+Any problem becomes a refusal of one sentence, which is noted for the owner (`journal`) and sent back. An unexpected error is
+not described to the coordinator.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from secure_fed.errors import SecureFedError
 from secure_fed.rounds.transport import Request, Stage
 
 
-class Refused(SecureFedError):  # noqa: N818 - what the node does
-    """The node does not answer this."""
+class Refused(SecureFedError):  # noqa: N818 - the node's decision
+    """The node refuses to answer this envelope."""
 
 
 @dataclass
@@ -41,9 +41,9 @@ class _Joined:
 
 
 class Node:
-    """What a node answers to whom. One envelope is answered at a time.
+    """The node's answers to envelopes, one at a time.
 
-    entropy: where noise and coins come from; the operating system, but for tests.
+    entropy: the source of noise and coins; the operating system, except in tests.
     """
 
     def __init__(self, folder: Path, entropy: Entropy | None = None) -> None:
@@ -53,7 +53,7 @@ class Node:
         self._joined: _Joined | None = None
 
     def answer(self, envelope: Envelope) -> Envelope:
-        """The answer, signed; a refusal where there is no other. Never an exception of ours."""
+        """The signed answer, or a refusal. Never raises an exception of this package."""
         asked = ""
         try:
             asked = messages.kind(envelope)
@@ -70,7 +70,7 @@ class Node:
             self._joined = None
 
     def _offered(self, envelope: Envelope) -> tuple[Accepted, str]:
-        """Accept a charter, or refuse it. An offer of the same charter again is accepted without starting anew."""
+        """Accept a charter, or refuse it. A repeated offer of the same charter is accepted without starting anew."""
         offer = messages.decode(seal.unsealed(envelope))
         if not isinstance(offer, Offer):
             raise Refused("an envelope says that it is an offer and is none")
@@ -84,7 +84,7 @@ class Node:
         return accepted, f"accepted as member {number + 1} of {len(charter.members)}"
 
     def _join(self, charter: Charter) -> None:
-        """Take part in this federation, and no longer in another."""
+        """Take part in this federation, and leave any other."""
         number = charter.number(self.home.identity.public)
         if (name := charter.members[number].name) != self.home.name:
             raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")

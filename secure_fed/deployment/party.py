@@ -1,14 +1,14 @@
-"""One member's side of a run, on its own machine: an `Assembly` of the whole federation, of which one client is ever asked.
+"""One member's side of a run, on its own machine: an `Assembly` of the whole federation in which only one client gets requests.
 
-The member computes every term itself, from the charter and from its own data, as each client of a simulation does. What has to
-outlive the process is in its folder, readable by its owner alone:
+The member computes every term itself, from the charter and from its own data, as each client of a simulation does. State that
+must outlive the process is in its folder, which only its owner can read:
 
-    attendance    the rounds that the member took part in: none is taken twice, and none that is not its turn
-    sessions      the sums that it opened shares for: none is opened twice
+    attendance    the rounds that the member took part in: each at most once, and only its own turns
+    sessions      the sums for which it opened shares: each at most once
     private/      its place in the owner's ledger
 
-Session keys are in memory alone. A process that is killed in the middle of a round forgets them, and the member is missing from
-that round; it takes part in the next.
+Session keys are only in memory. A process that is killed during a round loses them, and the member is missing from that round;
+it takes part in the next.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from secure_fed.runs.budget_terms import Subject
 
 @dataclass(frozen=True)
 class Own:
-    """What is a member's own: its key, its data, where the base model is on this machine ("" for the charter's name of it), the
+    """A member's own settings: its key, its data, the base model's place on this machine ("" for the charter's name of it), the
     device, and the ledger of these data over all federations, with its limits.
     """
 
@@ -53,7 +53,7 @@ class Own:
 
 
 class Party:
-    """A member of a federation. It answers what the federation's server asks, as a client of a simulation does."""
+    """A member of a federation. It answers the server's requests like a client of a simulation."""
 
     def __init__(self, charter: Charter, own: Own, folder: Path, entropy: Entropy | None = None) -> None:
         self.charter = charter
@@ -71,7 +71,7 @@ class Party:
         self._attendance = self._begun()
 
     def answer(self, ask: Request | Stage) -> Reply | Staged | None:
-        """The answer to a request, None where too few members are left for this one to stay in the round."""
+        """The answer to a request; None where too few members are left for this member to stay in the round."""
         if _trains(ask, self.assembly) and self.assembly.attendance is None:
             self._attendance.enter(self.number, ask.round)
         masks = self.assembly.masks
@@ -83,7 +83,7 @@ class Party:
         self._during.close()
 
     def _begun(self) -> Attendance:
-        """Open the member's budget and its memory of the rounds. It has one in every run, so that no round is trained twice."""
+        """Open the member's budget and its record of rounds. Every run has this record, so that no round is trained twice."""
         assembly, config = self.assembly, self.assembly.config
         if plan := assembly.protection.plan:
             privacy = replace(config.privacy, ledger=str(self._ledger()), data_set="", on_exhausted="refuse")
@@ -107,13 +107,13 @@ class Party:
 
 
 def _here(config: RunConfig, own: Own) -> RunConfig:
-    """The charter's settings with what is this machine's to say."""
+    """The charter's settings with this machine's own."""
     model = {("model", "name"): own.model} if own.model else {}
     return config.replace({**model, ("model", "device"): own.device, ("training", "together"): 1})
 
 
 def _trains(ask: Request | Stage, assembly: Assembly) -> bool:
-    """Whether this asks the member to train: it is the first request of a round."""
+    """Whether this request makes the member train: it is the first request of a round."""
     request = ask if isinstance(ask, Request) else ask.request
     return request is not None and request.pass_name == assembly.method.plan(assembly.initial).passes[0]
 

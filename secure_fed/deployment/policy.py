@@ -1,6 +1,6 @@
 """A node's policy: the federations that its owner lets it take part in. [policy] of node.toml.
 
-A node judges a charter by it before it looks at its data. No server can change it.
+A node checks a charter against it before it reads its data. No server can change it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from secure_fed.rounds.cohort import cohort_size, counts_on_secrecy
 
 
 class PolicyError(UsageError):
-    """A charter that the node's owner does not admit."""
+    """The node's owner does not admit the charter."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What the owner of a node admits. An empty list admits everything, but for coordinators, where it admits nobody."""
+    """The terms that a node's owner admits. An empty list admits everything, but for coordinators it admits nobody."""
 
     coordinators: tuple[str, ...] = key(
         (), "fingerprints of the coordinators' keys; with none here, no federation is admitted"
@@ -37,10 +37,10 @@ class Policy:
     secure_aggregation: bool = key(
         True, "every federation has to mask contributions, so that the server sees sums alone"
     )
+    active: bool = key(False, "and against a server that lies about keys and members, too")
     least_corrupt: float = key(
         0.1, "the least share of colluding members that masks have to withstand", at_least=0.0, below=0.5
     )
-    active: bool = key(False, "and against a server that lies about keys and members, too")
 
 
 def require(policy: Policy, charter: Charter) -> None:
@@ -92,6 +92,6 @@ def _of_privacy(policy: Policy, charter: Charter) -> Iterator[str]:
         yield f"its epsilon is {privacy.epsilon:g}, above most_epsilon = {policy.most_epsilon:g}"
     if privacy.delta > policy.most_delta:
         yield f"its delta is {privacy.delta:g}, above most_delta = {policy.most_delta:g}"
-    clients = privacy.unit == "client"  # of other units the noise is in each step of a member's own training
+    clients = privacy.unit == "client"  # for other units the noise is in each step of a member's own training
     if policy.against_server and clients and privacy.noise not in ("distributed", "local"):
         yield "its guarantee does not hold against the server, and against_server = true asks for it"

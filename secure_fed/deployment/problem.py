@@ -1,7 +1,7 @@
-"""The learning problem of a federation on many machines, as one party has it: the model, and its own examples alone.
+"""The learning problem of a federation on many machines, from one party's side: the model, and only its own examples.
 
-A node has its member's training examples, the coordinator a test set. Everything else is the same for all parties, because it
-follows from the charter: the names of the members, how many units each has declared, the classes.
+A node has its member's training examples, the coordinator a test set. Everything else follows from the charter and is the same
+for all parties: the names of the members, each one's declared number of units, the classes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.commonest import Commonest
 from secure_fed.learning.tasks.confidence import confidence
 
-_UNKNOWN = 1  # units of a member that declares none; where units are clients nothing counts them
+_UNKNOWN = 1  # units of a member that declares none; not counted where units are clients
 
 
 def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Path]) -> Problem:
@@ -99,7 +99,7 @@ def _classes(charter: Charter) -> Vocabulary:
 
 
 def _require_declared(charter: Charter, config: RunConfig, number: int, rows: Rows) -> None:
-    """Refuse another number of units than the member declared, where the guarantee counts them."""
+    """Refuse a number of units that differs from the declared one, where the guarantee counts units."""
     unit, declared = config.privacy.unit, charter.members[number].examples
     if unit not in ("example", "group"):
         return

@@ -1,6 +1,6 @@
-"""The way from whatever receives messages at a node to the node's agent, over a socket in the node's folder.
+"""The connection from a node's message receiver to the node's agent, over a socket in the node's folder.
 
-Needs no torch and holds no key: a process that carries messages may be started for each of them, by code that others deliver.
+Needs no torch and no key: a process may be started for each message, by code from third parties.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read
 
 SOCKET, LOCK, LOG = "agent.sock", "agent.lock", "agent.log"
 _STARTING = 120.0  # seconds until a new agent listens
-_LONGEST = 107  # bytes of a socket's path, by the system
+_LONGEST = 107  # bytes of a socket's path, a limit of the system
 
 
-class NoAgent(EnvelopeError):  # noqa: N818 - what is missing
-    """The node's agent does not run."""
+class NoAgent(EnvelopeError):  # noqa: N818 - named for the missing process
+    """The node's agent is not running."""
 
 
 def ask(folder: Path, envelope: Envelope, seconds: float) -> Envelope:
-    """The agent's answer; a refusal if there is none in that time. An agent that does not run is started."""
+    """The agent's answer; a refusal if there is none within `seconds`. Starts the agent if it is not running."""
     try:
         return _exchanged(folder, envelope, seconds)
     except NoAgent:
@@ -40,7 +40,7 @@ def ask(folder: Path, envelope: Envelope, seconds: float) -> Envelope:
 
 
 def running(folder: Path) -> bool:
-    """Whether an agent holds this folder."""
+    """Whether an agent runs for this folder."""
     try:
         with open(folder / LOCK, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -52,7 +52,7 @@ def running(folder: Path) -> bool:
 
 
 def listens(folder: Path) -> bool:
-    """Whether an agent takes connections."""
+    """Whether an agent accepts connections."""
     try:
         with _connected(folder):
             return True
@@ -61,7 +61,7 @@ def listens(folder: Path) -> bool:
 
 
 def started(folder: Path) -> None:
-    """Start an agent that outlives this process, and wait until it listens. NoAgent, with a sentence, if it does not."""
+    """Start an agent that outlives this process, and wait until it listens. NoAgent, with one sentence, if it does not."""
     log = folder / LOG
     with open(log, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as output:
         command = [sys.executable, "-m", "secure_fed.deployment.agent", str(folder)]
@@ -72,7 +72,7 @@ def started(folder: Path) -> None:
     while time.monotonic() < until:
         if listens(folder):
             return
-        if process.poll() is not None and not running(folder):  # one that came second leaves the place to the first
+        if process.poll() is not None and not running(folder):  # a second agent ends in favour of the first
             raise NoAgent(f"it ended with status {process.returncode}, and {log.name} in its folder says why")
         time.sleep(0.1)
     raise NoAgent(f"it did not listen within {_STARTING:g} s, and {log.name} in its folder may say why")

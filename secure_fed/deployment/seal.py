@@ -1,9 +1,9 @@
-"""Signatures on envelopes, above whatever carries them.
+"""Signatures on envelopes, independent of the transport.
 
 The coordinator signs every request with the key that the charter names, and a node signs every answer with its identity,
-together with the digest of the request that it answers. So whoever carries messages (a proxy, the owner of the server that
-relays them) can drop and delay them, and can neither make nor change one, nor pass the answer to one request off as the answer
-to another. Signatures hide nothing: that is what masks and TLS are for.
+together with the digest of the request. So a carrier of messages (a proxy, the owner of the relaying server) can drop and delay
+messages, but can neither make nor change one, nor pass off the answer to one request as the answer to another. Signatures hide
+nothing; masks and TLS do.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SIGNATURE = "signature"
 REQUEST, ANSWER = "coordinator request", "node answer"
 
 
-class Forged(SecureFedError):  # noqa: N818 - what it is
-    """An envelope without the signature of the party that it should be from."""
+class Forged(SecureFedError):  # noqa: N818 - a finding, not a failure
+    """An envelope without the signature of its supposed sender."""
 
 
 def digest(envelope: Envelope) -> bytes:
-    """(32,) SHA-256 over the header and every array: its name, dtype, shape and bytes; the signature apart."""
+    """(32,) SHA-256 over the header and every array: its name, dtype, shape and bytes; without the signature."""
     found = hashlib.sha256(struct.pack("<Q", len(envelope.header)) + envelope.header)
     for name in sorted(envelope.arrays):
         if name == SIGNATURE:
@@ -45,7 +45,7 @@ def sealed(envelope: Envelope, identity: Identity, purpose: str, charter: bytes,
 
 
 def opened(envelope: Envelope, public: bytes, purpose: str, charter: bytes, answers: bytes = b"") -> Envelope:
-    """The envelope without its signature. Forged unless the holder of that key signed it, for this purpose and charter."""
+    """The envelope without its signature. Forged unless the holder of the key signed it, for this purpose and charter."""
     signature = envelope.arrays.get(SIGNATURE)
     said = b"" if signature is None else signature.tobytes()
     if len(said) != 64 or not verify(public, said, purpose, charter, answers + digest(envelope)):
@@ -56,5 +56,5 @@ def opened(envelope: Envelope, public: bytes, purpose: str, charter: bytes, answ
 
 
 def unsealed(envelope: Envelope) -> Envelope:
-    """The envelope without its signature, whoever made that."""
+    """The envelope without its signature, which is not checked."""
     return Envelope(envelope.header, {name: array for name, array in envelope.arrays.items() if name != SIGNATURE})

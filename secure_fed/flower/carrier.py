@@ -1,9 +1,9 @@
-"""Envelopes over Flower's Grid: to nodes, and their answers back as they come.
+"""Envelopes over Flower's Grid: to nodes, and their answers back as they arrive.
 
-Flower's own `send_and_receive` looks for answers every three seconds and returns when the last is there; `GridCarrier` looks
-three times a second. Every message is sent and fetched by itself, so one node's message can neither swell the request that
-carries those of others nor, where Flower fails to read it, take theirs with it. An answer counts as that of the node that was
-asked, whatever the answer says of itself.
+Flower's own `send_and_receive` polls every three seconds and returns when the last answer has arrived; `GridCarrier` polls
+three times a second. Every message is sent and fetched separately, so one node's message can neither enlarge the request that
+carries other messages nor, if Flower cannot read it, lose them. An answer is attributed to the node that got the request,
+whatever sender the answer states.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from secure_fed.errors import SecureFedError
 from secure_fed.flower.content import packed, unpacked
 
 MESSAGE_TYPE = "query.secure_fed"
-PAUSE = 0.3  # seconds between two looks for answers
-_SENTENCES = {  # by Flower's codes; anything else it says came from the node, and is not repeated
+PAUSE = 0.3  # seconds between two polls for answers
+_SENTENCES = {  # by Flower's codes; other texts came from the node, and are not repeated
     1: "the node could not load the app: it lacks secure-fed, or has another version of it",
     2: "the node's app raised an exception, which its own log has",
     3: "the message expired, or its content was lost, before an answer was there",
@@ -34,7 +34,7 @@ _EXPIRED = (3, 4)
 
 
 class CarrierError(SecureFedError):
-    """Flower's SuperLink cannot be asked."""
+    """Flower's SuperLink cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class GridCarrier:
     grid: Grid
 
     def nodes(self) -> set[int]:
-        """The nodes that the SuperLink hears of. CarrierError if it cannot be asked."""
+        """The nodes connected to the SuperLink. CarrierError if it cannot be reached."""
         try:
             return set(self.grid.get_node_ids())
         except Exception as error:  # of whatever library Flower asks with
             raise CarrierError(f"the SuperLink does not say which nodes there are: {_plain(error)}") from error
 
     def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
-        """Node and answer, as answers come, until all are there or the time is over.
+        """Node and answer, as answers arrive, until all have arrived or the time is over.
 
-        A node that Flower has no answer of, or an unreadable one, answers with a refusal: `{"kind": "refused", ...}`. A message
-        expires with the deadline, so a node that comes back later is not asked for a stage that is over.
+        Where Flower has no answer from a node, or an unreadable one, the answer is a refusal: `{"kind": "refused", ...}`. A
+        message expires with the deadline, so a node that returns later gets no request for a stage that is over.
         """
         until = time.monotonic() + seconds
         waiting: dict[str, int] = {}
@@ -81,7 +81,7 @@ class GridCarrier:
             time.sleep(max(0.0, min(PAUSE, until - time.monotonic())) if waiting else 0)
 
     def _answer(self, identifier: str, until: float) -> Envelope | None:
-        """The answer to a message, None while there is none. until: when the message expires, which is no answer either."""
+        """The answer to a message; None while there is none, and also when the message has expired. until: its expiry time."""
         try:
             found = next(iter(self.grid.pull_messages([identifier])), None)
             if found is None:
@@ -94,11 +94,11 @@ class GridCarrier:
             return unpacked(found.content)
         except SecureFedError as error:
             return refusal(type(error).__name__, str(error))
-        except Exception as error:  # a node can send what Flower fails to read
+        except Exception as error:  # a node can send messages that Flower cannot read
             return refusal("Unreadable", f"its answer cannot be read: {_plain(error)}")
 
 
 def _plain(error: Exception) -> str:
-    """An exception of a library in a line."""
+    """An exception of a library in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__

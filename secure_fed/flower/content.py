@@ -1,9 +1,9 @@
 """An envelope as the content of a Flower message, and back.
 
-A message has one record with one uint8 array: the bytes of `envelope.frames`. Flower makes a request of its own for every array
-at each of its six hops, so in one array a hundred adapted layers cost what one does; it cuts it into chunks of 5 MB.
-`Array.numpy()` is never called: `envelope.read` bounds every size by the bytes that are there. So no format of numpy's, and no
-pickle, is ever parsed.
+A message has one record with one uint8 array: the bytes of `envelope.frames`. Flower makes a separate request for every array
+at each of its six hops, so in one array a hundred adapted layers cost as much as one; Flower cuts the array into chunks of 5
+MB. `Array.numpy()` is never called: `envelope.read` bounds every size by the available bytes. So no numpy format and no pickle
+is ever parsed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from secure_fed.deployment.envelope import MOST_BYTES, MOST_HEADER, Envelope, EnvelopeError, frames, read
 
 _RECORD, _ARRAY = "envelope", "bytes"
-_RAW = "secure-fed.envelope"  # Flower's serialisation type: not numpy's, so that nobody reads it as numpy's
+_RAW = "secure-fed.envelope"  # Flower's serialisation type: not numpy's, so that nothing reads it as numpy's
 
 
 def packed(envelope: Envelope) -> RecordDict:

@@ -3,9 +3,9 @@
     coordinator    folder of `secure-fed coordinator init`, on the machine of the SuperLink
     deadline       seconds that a stage of a round may take
     wait           seconds to wait for members before a round begins
-    too-few        "wait" or "lose": what happens to a round if they are too few after that
+    too-few        "wait" or "lose": the action if they are too few after that
 
-What the run has to say is printed a line at a time, which `flwr run --stream` shows. A run that fails ends with one sentence.
+The run's messages are printed line by line; `flwr run --stream` shows them. A run that fails ends with one sentence.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from secure_fed.flower.carrier import GridCarrier
 app = ServerApp()
 
 
-class RunFailed(Exception):  # noqa: N818 - what it is
-    """A run that ended with an error which is said in one sentence."""
+class RunFailed(Exception):  # noqa: N818 - a state, not an error type of Flower
+    """A run that ended with an error, described in one sentence."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation of the coordinator's folder, or go on with it. RunFailed, logged without a stack trace."""
+    """Run the federation of the coordinator's folder, or resume it. RunFailed, logged without a stack trace."""
     try:
         folder, settings = of_run_config(context.run_config)
         conduct(folder, GridCarrier(grid), settings, partial(print, flush=True))
@@ -63,7 +63,7 @@ def of_run_config(given: Mapping[str, Any]) -> tuple[Path, Settings]:
 
 
 def in_one_sentence(record: logging.LogRecord) -> bool:
-    """A filter of log records: Flower's record of a run that failed becomes its sentence, without the stack trace."""
+    """A filter of log records: Flower's record of a failed run becomes the run's one sentence, without the stack trace."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, RunFailed):
         record.msg, record.args, record.exc_info = "secure-fed: %s", (str(error),), None

@@ -1,8 +1,8 @@
 """The ClientApp: a relay. Bytes of a message go to the node's agent, and its answer back.
 
-Flower starts a process for every message. This one imports no torch, reads no data and no key, and decides nothing: that is
-for the agent (`secure_fed.deployment.agent`), which lives on between messages. What goes wrong here is printed for the node's
-owner, and leaves the node as a sentence without paths or names of its own.
+Flower starts a process for every message. This one imports no torch, reads no data and no key, and decides nothing: the agent
+(`secure_fed.deployment.agent`), which lives on between messages, does that. Errors here are printed for the node's owner, and
+leave the node as a sentence without the node's paths or names.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from secure_fed.deployment.envelope import EnvelopeError, refusal
 from secure_fed.errors import UsageError
 from secure_fed.flower.content import packed, unpacked
 
-HOME = "secure-fed-home"  # in the SuperNode's --node-config: the owner's word, and nobody else's
+HOME = "secure-fed-home"  # in the SuperNode's --node-config: set only by the owner
 UNREACHABLE = "this node's agent gave no answer; its owner finds the reason in the SuperNode's log"
 app = ClientApp()
 
 
 @app.query("secure_fed")
 def answer(message: Message, context: Context) -> Message:
-    """The agent's answer; a refusal where there is no agent, or nothing that it could be asked."""
+    """The agent's answer; a refusal if there is no agent, or the message is no request for it."""
     home = context.node_config.get(HOME)
     try:
         if not isinstance(home, str) or not home:
@@ -33,7 +33,7 @@ def answer(message: Message, context: Context) -> Message:
         content = packed(relay.ask(Path(home), unpacked(message.content), message.metadata.ttl))
     except EnvelopeError as error:
         content = packed(refusal(type(error).__name__, str(error)))
-    except Exception as error:  # whatever it is, it may name the owner's folders
+    except Exception as error:  # any error may name the owner's folders
         print(f"secure-fed: {error or type(error).__name__}", file=sys.stderr, flush=True)
         content = packed(refusal(type(error).__name__, UNREACHABLE))
     return Message(content, reply_to=message)

@@ -2,10 +2,11 @@
 
     pyproject.toml       names the two apps, both of the installed secure-fed, and the coordinator's folder
     README.md            the commands
-    .flwr/config.toml    the connection that `flwr run` uses, where FLWR_HOME is that folder
+    .flwr/config.toml    the connection that `flwr run` uses, if FLWR_HOME is this folder
 
-Flower sends a project to the SuperLink and to every node as a bundle. This one's is its pyproject.toml and its README.md, by
-name: no code, and nothing that somebody puts into the folder later. So nodes run the secure-fed that their owners installed.
+Flower sends a project to the SuperLink and to every node as a bundle. This project's bundle is its pyproject.toml and its
+README.md, by name: no code, and nothing that is added to the folder later. So nodes run the secure-fed that their owners
+installed.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ BUNDLED = ("README.md",)  # and pyproject.toml, which Flower adds
 
 
 class FlowerProjectError(UsageError):
-    """A Flower project that cannot be written as asked."""
+    """The requested Flower project cannot be written."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """How `flwr run` reaches the SuperLink. root_certificates: of who signed its certificate, None for the system's."""
+    """How `flwr run` reaches the SuperLink. root_certificates: those that verify its certificate, None for the system's."""
 
     superlink: str = "127.0.0.1:8000"
     root_certificates: Path | None = None
@@ -49,7 +50,7 @@ class Connection:
 
 
 def write_project(folder: Path, coordinator: Path, connection: Connection) -> Path:
-    """Write the project into a new or empty folder, all of it or nothing. FlowerProjectError says why not."""
+    """Write the project into a new or empty folder, all of it or nothing. FlowerProjectError gives the reason."""
     with plainly(FlowerProjectError, f"{folder} cannot be used", "name another folder"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise FlowerProjectError(f"{folder} is not empty; name a folder that is, or one that does not exist")
@@ -89,12 +90,12 @@ def contents(coordinator: Path, connection: Connection) -> dict[str, str]:
 
 
 def run_command(folder: Path) -> str:
-    """What starts a run of the project, or goes on with it."""
+    """The command that starts a run of the project, or resumes it."""
     return f"FLWR_HOME='{folder / '.flwr'}' flwr run '{folder}' {CONNECTION} --stream"
 
 
 def _toml(value: Path | str) -> str:
-    """A basic string of TOML, whose escapes are those of JSON."""
+    """A basic string of TOML, which has JSON's escapes."""
     return json.dumps(str(value)).replace("\x7f", "\\u007f")
 
 

@@ -1,6 +1,6 @@
-"""A node's processes: its agent, and Flower's SuperNode as the agent's companion, until both are told to end.
+"""A node's processes: its agent and Flower's SuperNode beside it, until both are asked to terminate.
 
-What the SuperNode prints goes to flower.log in the node's folder; why it cannot connect is said in one sentence.
+The SuperNode's output goes to flower.log in the node's folder; a failure to connect is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _AGAIN = 5.0  # seconds before a SuperNode that lost its SuperLink is started ag
 
 
 class FlowerError(SecureFedError):
-    """Flower's processes cannot be started, or ended by themselves."""
+    """Flower's processes cannot be started, or ended on their own."""
 
 
 class LinkError(UsageError):
-    """A connection to a SuperLink that cannot be had as it was asked for."""
+    """The requested connection to a SuperLink is not possible."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way to a SuperLink. port: of the SuperNode itself on this machine, 0 for a free one."""
+    """A connection to a SuperLink. port: the SuperNode's own on this machine, 0 for a free one."""
 
     superlink: str
     root_certificates: Path | None = None
@@ -67,7 +67,7 @@ class Link:
 
 
 def run(folder: Path, link: Link) -> int:
-    """Run the node until it is interrupted or told to end. LinkError if it never gets to its SuperLink."""
+    """Run the node until it is interrupted or asked to terminate. LinkError if it never reaches its SuperLink."""
     home, folder = Home.load(folder), folder.absolute()
     if relay.running(folder):
         raise FlowerError(f"an agent runs in {folder} already: end that node first")
@@ -104,13 +104,13 @@ def _await_agent(folder: Path, process: subprocess.Popen[bytes], log: Path) -> N
 
 
 def _connected(folder: Path, link: Link, agent: subprocess.Popen[bytes]) -> str:
-    """Run the SuperNode until it ends. Returns why, if it is worth trying again."""
+    """Run the SuperNode until it ends. Returns the reason, if a restart is worthwhile."""
     port = link.port or _free_port()
     log = folder / LOG
     begun = log.stat().st_size if log.exists() else 0
     beside = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    )  # Flower starts more of its own
+    )  # Flower starts further processes itself
     environment = {**os.environ, "PATH": beside, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with open(log, "ab", opener=_private) as output:
         process = subprocess.Popen(
@@ -138,7 +138,7 @@ def _connected(folder: Path, link: Link, agent: subprocess.Popen[bytes]) -> str:
 
 
 def _state(text: str) -> str:
-    """What the SuperNode's own words say of the connection."""
+    """The state of the connection, from the SuperNode's output."""
     at, tries = text.rfind("SuperNode ID:"), text.rfind("Connection attempt failed")
     if at > tries:
         return "connected"
@@ -146,7 +146,7 @@ def _state(text: str) -> str:
 
 
 def _judged(text: str, link: Link, port: int, log: Path) -> str:
-    """Why a SuperNode ended. LinkError where trying again would end the same."""
+    """The reason why a SuperNode ended. LinkError where a restart would end in the same way."""
     for words, sentence in (
         (
             "CERTIFICATE_VERIFY_FAILED",
@@ -199,7 +199,7 @@ def _ended(*_: object) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
-    """End a process, or all of its group, politely and then not."""
+    """End a process, or its whole group: first by a request, then by force."""
     for how, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
         try:
             (os.killpg if group else os.kill)(process.pid, how)

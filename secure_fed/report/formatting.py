@@ -1,4 +1,4 @@
-"""Numbers as people read them. Every function gives `MISSING` for a number that was not measured."""
+"""Numbers formatted for people. Every function returns `MISSING` for a number that was not measured."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def percent(value: float | None) -> str:
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
-    """The decimal unit in which numbers up to `largest` bytes read best, as (bytes in one unit, its name)."""
+    """The best decimal unit for numbers up to `largest` bytes, as (bytes in one unit, its name)."""
     power = 0
-    while power + 1 < len(_BYTE_UNITS) and largest >= 999.5 * 1000**power:  # what would round to 1000
+    while power + 1 < len(_BYTE_UNITS) and largest >= 999.5 * 1000**power:  # a number that would round to 1000
         power += 1
     return float(1000**power), _BYTE_UNITS[power]
 
@@ -77,7 +77,7 @@ def duration(seconds: float | None) -> str:
 
 
 def time(seconds: float | None) -> str:
-    """As `duration`, with what is left below ten seconds: `0.65` -> "0.65 s", `0.0096` -> "9.6 ms"."""
+    """As `duration`, with fractions below ten seconds: `0.65` -> "0.65 s", `0.0096` -> "9.6 ms"."""
     if seconds is None or not math.isfinite(seconds) or seconds >= 9.95:
         return duration(seconds)
     return f"{seconds:.2g} s" if seconds >= 0.995 or not seconds else f"{1000 * seconds:.3g} ms"

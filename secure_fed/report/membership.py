@@ -1,4 +1,4 @@
-"""The membership figure in words: what it means, what a figure below a coin means, and when there are too few units to tell."""
+"""The membership figure in words: its meaning, also below a coin's, and whether there are too few units for a conclusion."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from secure_fed.report.formatting import MISSING, number, percent
 
 _CHANCE = 0.5
-WIDE = 0.1  # an interval around a coin that is wider excludes neither no leak nor one that matters
+WIDE = 0.1  # a wider interval around a coin excludes neither "no leak" nor a leak that matters
 
 
 def auc(found: Mapping[str, Any]) -> str:
@@ -20,7 +20,7 @@ def auc(found: Mapping[str, Any]) -> str:
 
 
 def name(found: Mapping[str, Any]) -> str:
-    """The name of the figure, which is one of phantoms in a private run."""
+    """The name of the figure, which is about phantoms in a private run."""
     return "membership AUC of phantoms" if of_phantoms(found) else "membership AUC"
 
 
@@ -40,7 +40,7 @@ def unit(found: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def meaning(found: Mapping[str, Any]) -> str:
-    """What the AUC says, in a sentence, and the judgement on it; empty where nothing was measured."""
+    """The meaning of the AUC in a sentence, and the judgement on it; empty where nothing was measured."""
     if found.get("auc") is None:
         return ""
     right = f"{100 * float(found['auc']):.0f}"
@@ -53,7 +53,7 @@ def meaning(found: Mapping[str, Any]) -> str:
 
 
 def judgement(found: Mapping[str, Any]) -> str:
-    """What the interval allows to conclude; empty without one."""
+    """The conclusion that the interval allows; empty without an interval."""
     between = found.get("auc_interval")
     if not between:
         return ""

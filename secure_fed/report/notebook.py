@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: a small table, without scripts."""
+"""A result in a notebook: a small table, without scripts."""
 
 from __future__ import annotations
 

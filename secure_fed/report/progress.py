@@ -64,7 +64,7 @@ class ConsoleProgress:
                 self._bar.stop()
 
     def begin(self, plan: Plan | None) -> None:
-        """What was prepared is ready: the time that is left is reckoned from here, and epsilon by the plan of a private run."""
+        """Preparation is done: the remaining time is estimated from here on, and epsilon by the plan of a private run."""
         self._started, self._plan = time.monotonic(), plan
 
     def on_progress(self, progress: Within) -> None:
@@ -82,7 +82,7 @@ class ConsoleProgress:
     def _show(self, record: Record, finished: int) -> None:
         self._count(record)
         self._finished = finished
-        if self._plan and not self._plan.limits:  # which count what each client has spent, and not rounds
+        if self._plan and not self._plan.limits:  # limits count each client's releases, not rounds
             self._epsilon = f"epsilon {at_most(self._plan.epsilon(finished * self._plan.passes))}, "
         news, left = self._news(), self._left(finished)
         self._bar.update(self._task, completed=finished, news=news, left=left)
@@ -101,13 +101,13 @@ class ConsoleProgress:
         self._console.print(f"round {round_}/{self._rounds}: {news}{', ' if left else ''}{left}", soft_wrap=True)
 
     def _news(self, stage: str = "", sent: int = 0) -> str:
-        """What is being done, the last metrics with the round that they are of, unless it is the last one, and the bytes."""
+        """The stage, the last metrics (with their round, unless it is the latest), and the bytes."""
         of = "" if self._measured_in == self._finished and not stage else f" after round {self._measured_in}"
         measured = "".join(f"{shown}{of}, " for shown in self._measured)
         return f"{stage}{', ' if stage else ''}{measured}{self._epsilon}{size(self._bytes + sent)} sent"
 
     def _left(self, done: float) -> str:
-        """The time that is left, once a share of this process's rounds is done."""
+        """The remaining time, once a share of this process's rounds is done."""
         here = done - self._begun
         if here <= 0 or done >= self._rounds:
             return ""

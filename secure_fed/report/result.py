@@ -1,6 +1,6 @@
 """A result that shows itself in a notebook, and draws its rounds.
 
-A notebook is often passed on with its outputs. So what is shown of a private run is its public part.
+A notebook is often passed on with its outputs. So only the public part of a private run is shown.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Result(run.Result):
         return [(number, value) for number, value in found if isinstance(value, float) and math.isfinite(value)]
 
     def _epsilon(self) -> Points:
-        if self.plan is None or self.plan.limits:  # which count what each client has spent, and not rounds
+        if self.plan is None or self.plan.limits:  # limits count each client's releases, not rounds
             return []
         numbers: Sequence[int] = [record["round"] for record in self.public_records]
         return [(number, self.plan.epsilon(number * self.plan.passes)) for number in numbers]

@@ -30,7 +30,7 @@ _SUMS = {
 
 
 class PlainConsole(Console):
-    """A console that prints names as they are, and falls silent when its reader has gone."""
+    """A console that prints names as they are, and stops printing when its reader has closed the pipe."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(file=sys.stderr if stderr else sys.stdout, markup=False, emoji=False, highlight=False)
@@ -41,7 +41,7 @@ class PlainConsole(Console):
 
 @contextmanager
 def doing() -> Iterator[Callable[[str], None]]:
-    """A moving line on standard error that says what is being computed, while it is; without a terminal nothing."""
+    """A moving line on standard error that names the current computation; nothing without a terminal."""
     with PlainConsole(stderr=True).status("") as line:
         yield lambda what: line.update(f"secure-fed: {what} ...")
 
@@ -78,7 +78,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The metrics, accuracy first but where a task's own say more; beside it the share of the commonest label."""
+    """The metrics, with accuracy first unless a task's own metrics say more, and beside it the share of the commonest label."""
     accuracy, common = summary["accuracy"], Commonest.of_result(summary)
     rows = []
     if accuracy is not None or not summary["metrics"]:
@@ -92,7 +92,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
 
 
 def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The catalogue of methods with sizes for one model; what travels, and papers, where there is room."""
+    """The catalogue of methods with sizes for one model; the tensors sent, and papers, where there is room."""
     console = PlainConsole()
     wide = console.width >= _WIDE
     narrow = [Column(name, justify="right", no_wrap=True) for name in ("trainable", "up a\nround", "lr", "of head")]
@@ -169,7 +169,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _against(terms: Mapping[str, Any], seen: str) -> list[tuple[str, str]]:
-    """Whom the one epsilon holds against, or the second one."""
+    """The observers that the one epsilon holds against, or the second epsilon."""
     those = terms.get("holds_against", ())
     if "participant" not in those:
         return [("  against participants", f"epsilon {seen}")]
@@ -196,14 +196,14 @@ def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("  bytes", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, including the model"),
     ]
-    if _hides_cohort(summary) or found["client_seconds"] is None:  # the time would reveal how many took part
+    if _hides_cohort(summary) or found["client_seconds"] is None:  # the time would reveal the cohort size
         return rows
     spent = f"{time(found['client_seconds'])} of the clients, {time(found['server_seconds'])} of the server"
     return [*rows, ("  time for masks", spent)]
 
 
 def _alone(summary: Mapping[str, Any]) -> bool:
-    """Whether the run was charged to a ledger of its own, in its directory or in memory."""
+    """Whether the run was charged to its own ledger, in its directory or in memory."""
     ledger, folder = summary["privacy"]["ledger"], summary["run_dir"]
     return ledger is None or (folder is not None and Path(ledger).absolute().is_relative_to(Path(folder).absolute()))
 

@@ -1,4 +1,4 @@
-"""A tracker: it gives a service that other people read the public records of a run, as `metrics.jsonl` has them."""
+"""A tracker: it sends the public records of a run, as in `metrics.jsonl`, to a service that other people read."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(ABC):
-    """Gives a service the settings of a run and its public records, round by round.
+    """Sends a service the settings of a run and its public records, round by round.
 
-    Without privacy the service has a round when it ends. Of a private run it has all rounds when the run ends, in files in
-    the private part of the run directory, and nothing leaves the machine: the time of a round tells how many clients trained in
-    it, and the time of the end tells their sum.
-    A resumed run goes on in the service's run of before. A service that fails after the start stops no run.
+    Without privacy the service gets each round at its end. For a private run all rounds are written when the run ends, to files
+    in the private part of the run directory, and nothing leaves the machine: the time of a round reveals how many clients
+    trained in it, and the time of the end reveals their sum. A resumed run continues the service's earlier run. A service that
+    fails after the start stops no run.
     """
 
     name = ""  # of the service
-    advice = ""  # what to do if it cannot be started
+    advice = ""  # the remedy if it cannot be started
 
     def on_run_begin(self, config: RunConfig, run_dir: Path | None) -> None:
-        """Start the service of a run without privacy: what is wrong with it is said before anything is trained."""
+        """Start the service of a run without privacy, so that its problems are reported before any training."""
         self._config, self._run_dir = config, run_dir
         self._id, self._failed = "", False
         if config.privacy.unit == "none":
@@ -79,7 +79,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def _open(self, title: str | None, known: str | None, folder: Path | None) -> str:
-        """Begin a run of the service, or go on with the `known` one: its id. In a `folder` nothing leaves the machine."""
+        """Begin a run of the service, or resume the `known` one; returns its id. With a `folder` nothing leaves the machine."""
 
     @abstractmethod
     def _log(self, values: dict[str, float], step: int) -> None:
@@ -91,7 +91,7 @@ class Tracker(ABC):
 
 
 def numbers(record: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a record under its own name, those of an inner record behind its name: "clients_accuracy/mean"."""
+    """Every number of a record under its own name, numbers of an inner record after its name: "clients_accuracy/mean"."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{of}{name}/")

@@ -58,10 +58,10 @@ class TensorBoard:
 
 
 class WandbCallback(Tracker):
-    """Weights & Biases: the run that is active, or else one of its own in the project WANDB_PROJECT (or "secure-fed").
+    """Weights & Biases: the active run, or else a new run in the project WANDB_PROJECT (or "secure-fed").
 
-    Of a private run it writes an offline run below `private/wandb`, without console, code, host and system figures.
-    `wandb sync` uploads it.
+    For a private run it writes an offline run below `private/wandb`, without console, code, host and system figures. `wandb
+    sync` uploads it.
     """
 
     name = "Weights & Biases"
@@ -96,10 +96,10 @@ class WandbCallback(Tracker):
 
 
 class MLflowCallback(Tracker):
-    """MLflow: the run that is active, or else one of its own in the experiment MLFLOW_EXPERIMENT_NAME (or "secure-fed").
+    """MLflow: the active run, or else a new run in the experiment MLFLOW_EXPERIMENT_NAME (or "secure-fed").
 
-    Runs are kept where MLFLOW_TRACKING_URI says. A private run is kept in `private/mlflow.db`, which
-    `mlflow ui --backend-store-uri sqlite:///...` shows.
+    Runs are stored at MLFLOW_TRACKING_URI. A private run is kept in `private/mlflow.db`, which `mlflow ui --backend-store-uri
+    sqlite:///...` shows.
     """
 
     name = "MLflow"

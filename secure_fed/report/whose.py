@@ -1,10 +1,10 @@
-"""Whose model the test set's metrics are of, where tensors are personal."""
+"""The model that the test set's metrics are of, where tensors are personal."""
 
 from __future__ import annotations
 
 
 def measured_model(personal: bool, unit: str) -> str:
-    """As the subject of a sentence. personal: whether tensors stay with their clients. unit: what privacy protects."""
+    """The subject of a sentence. personal: whether tensors stay with their clients. unit: the unit that privacy protects."""
     if not personal:
         return "The shared model"
     if unit == "none":

@@ -1,14 +1,14 @@
-"""The bounds that a client puts on a request before it trains, whoever sent it and whatever protects the answer.
+"""The bounds that a client checks on every request before it trains, whatever protects the answer.
 
-A server that lies chooses the tensors that a client starts from: `attacks/lying` shows what it reads out of the answer then. A
-client cannot compute the state of a later round, so it cannot refuse every lie. It refuses what no honest server sends:
+A lying server chooses the tensors that a client starts from: `attacks/lying` shows what it then learns from the answer. A
+client cannot compute the state of a later round, so it cannot refuse every lie. It refuses requests that no honest server
+sends:
 
 - a learning rate other than the schedule's, which follows from the configuration;
-- tensors that are not those of the round's plan, that are not finite, or whose largest magnitude is above
-  `federation.largest_value`;
+- tensors that differ from the round's plan, are not finite, or have a largest magnitude above `federation.largest_value`;
 - in the first round, a state other than the initial one, which every party computes.
 
-So a server that wants to send crafted tensors has to wait for the second round. Where a cohort's members have different states,
+So a server must wait for the second round to send crafted tensors. Where a cohort's members have different states,
 `masked.expected_round` refuses further.
 """
 
@@ -73,7 +73,7 @@ class Acceptable:
         return self._of_content(request)
 
     def _of_content(self, request: Request) -> str:
-        """Clients of one process are sent the very same tensors, which are looked at once."""
+        """Clients of one process receive the very same tensors, which are checked once."""
         content = (request.tensors, *request.means.values())
         passed = self._passed
         same = (request.round, request.pass_name) == (passed.round, passed.pass_name)
@@ -99,7 +99,7 @@ class Acceptable:
     def _of_values(self, request: Request) -> str:
         parts = {name: part for name, part in request.tensors.parts().items() if part.numel()}
         most = torch.stack(torch._foreach_max(torch._foreach_abs(list(parts.values())))) if parts else torch.zeros(1)
-        largest = float(most.max())  # not a number if any value is none
+        largest = float(most.max())  # NaN if any value is NaN
         if not (math.isfinite(largest) and all(tensors.is_finite() for tensors in request.means.values())):
             return "the tensors sent have values that are not finite"
         if largest <= self.largest:

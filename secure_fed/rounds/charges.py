@@ -1,7 +1,7 @@
 """Charges of a run's releases, as clients and server make them.
 
-Noise on a sum is charged by the server, once for each pass. Noise that a client adds is charged to that client, by as many
-releases as it asks for. Either way the charge is on disk before anything of the release is computed.
+Noise on a sum is charged by the server, once for each pass. Noise that a client adds is charged to that client, by the number
+of releases that it requests. Either way the charge is on disk before any part of the release is computed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Protocol
 from privacy.errors import PrivacyError
 
 
-class TurnPassed(PrivacyError):  # noqa: N818 - how a round ended
-    """The round of a public order was begun before and interrupted: nobody in it has another turn."""
+class TurnPassed(PrivacyError):  # noqa: N818 - the way a round ended
+    """The round of a public order was begun before and interrupted: no client in it has another turn."""
 
 
 class Budget(Protocol):
@@ -21,7 +21,7 @@ class Budget(Protocol):
 
     def charge(self, round_: int, pass_name: str) -> None:
         """Charge one release of the whole federation. BudgetExhausted if none is left; TurnPassed in a round of a public order
-        that was charged by a run which was interrupted in it.
+        that a run charged before it was interrupted.
         """
 
     def allowance(self, who: str, wanted: int, round_: int) -> int:

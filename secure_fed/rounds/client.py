@@ -31,12 +31,12 @@ class ClientSetup:
     """The part of a client that all clients of one process share: the frozen base inside the objective, and the settings.
 
     initial: the state that `method.prepare` made, which every party can compute.
-    personal: names of trained tensors that never leave their client. allowance: given a client's name, a number of releases and
-    the round, charges as many as the client has left, durably, and returns their number.
+    personal: names of trained tensors that never leave their client. allowance: called with a client's name, a number of
+    releases and the round; charges up to this number, as many as the client has left, durably, and returns the charged number.
     watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
-    train: local training without noise in its steps, `training.train` or an equivalent. ways: what is known of common passes.
-    attendance: the rounds that clients took part in, where a public order says whose turn it is.
-    acceptable: the bounds on requests. last: the names of the head's last layer. rounds: of the run.
+    train: local training without noise in its steps, `training.train` or an equivalent. ways: the measured facts about common
+    passes. attendance: the rounds that clients took part in, where a public order fixes their turns. acceptable: the bounds on
+    requests. last: the names of the head's last layer. rounds: of the run.
     """
 
     objective: Objective
@@ -70,7 +70,7 @@ class ClientSetup:
 class Client:
     """A client of the federation.
 
-    kept: its personal tensors since it first trained; it keeps nothing else between rounds. groups: the group of each example,
+    kept: its personal tensors, once it has trained; it keeps nothing else between rounds. groups: the group of each example,
     where privacy is for groups. phantoms: examples that are nobody's data, drawn beside its own.
     """
 
@@ -98,14 +98,15 @@ class Client:
 
     @property
     def personal(self) -> Tensors:
-        """The personal tensors; until the client trains, those of the initial state."""
+        """The personal tensors; until the client trains, the tensors of the initial state."""
         return self._setup.initial.select(self._setup.personal) if self.kept is None else self.kept
 
     @cached_property
     def _context(self) -> Tensors:
         """Tensors that the method computes from this client's own data. They never leave it.
 
-        All of a client's examples shape them and so the gradient of each one. Where examples are protected there must be none.
+        All of a client's examples influence them, and through them the gradient of each example. Where examples are protected
+        there must be none.
         """
         setup, method = self._setup, self._setup.method
         made = method.context(setup.initial, self.examples) if isinstance(method, Contextual) else Tensors()
@@ -117,7 +118,7 @@ class Client:
         return made
 
     def job(self, request: Request) -> Job | None:
-        """The local training that the request asks for, if others may do it for this client; `train_ahead` takes its result.
+        """The local training for this request, if it may be done outside this client; `train_ahead` takes its result.
 
         None for a request that `handle` refuses. Private steps are charged here: a job is one training, for one answer.
         """
@@ -134,15 +135,15 @@ class Client:
         return self._charged(job, request) if private else job
 
     def like(self, examples: Sequence[Any], **setup: Any) -> Client:
-        """A client of the same index over other examples, for whoever simulates one. setup: what differs in its setup."""
+        """A client with the same index and other examples, for simulations. setup: changes to its setup."""
         return Client(self.index, self.name, examples, replace(self._setup, **setup))
 
     def train_ahead(self, request: Request, trained: Trained) -> None:
-        """Take what `job(request)` became, for the answer to that request."""
+        """Take the result of `job(request)`, for the answer to this request."""
         self._ahead = request, trained
 
     def handle(self, request: Request) -> Reply:
-        """Answer one linear pass; the first of a round trains, the later ones contribute from what it trained."""
+        """Answer one linear pass; the first pass of a round trains, the later ones contribute from its result."""
         setup = self._setup
         self._require_due(request)
         if request.pass_name == request.plan.passes[0]:
@@ -159,7 +160,7 @@ class Client:
         return Reply(self.index, sent, self._counts, self._loss)
 
     def _odd(self, sent: Tensors, request: Request) -> str:
-        """What is wrong with a contribution, by the layout that the method gives here."""
+        """The fault of a contribution, by the method's layout here; "" if there is none."""
         setup, state = self._setup, State(self._setup.initial | request.tensors, round=request.round)
         agreed = setup.protection.layout(setup.method, state, request.pass_name, setup.personal)
         return Layout.of(sent).differing(agreed) or "their layouts of it differ"
@@ -194,7 +195,7 @@ class Client:
             raise MethodError(f"client {self.name} was asked out of turn for pass {request.pass_name!r:.40}")
 
     def _take_turn(self, round_: int) -> None:
-        """Refuse a round that is not this client's turn. It remembers its turn before it answers."""
+        """Refuse a round that is not this client's turn. Records the turn before the answer."""
         if self._setup.attendance is not None:
             self._setup.attendance.enter(self.index, round_)
 
@@ -218,7 +219,7 @@ class Client:
             contribution = protection.measurable(contribution)
         norm = cache(partial(_norm, contribution, mechanism.order))
         factor = mechanism.scale(norm, clip_norm)
-        if protection.given and factor != 0.0 and not abs(factor) * norm() <= clip_norm:  # a NaN is no bound either
+        if protection.given and factor != 0.0 and not abs(factor) * norm() <= clip_norm:  # a NaN fails too
             raise ConfigError(
                 f"{type(mechanism).__name__}.scale makes contributions longer than the clip norm, which bounds what one client "
                 "can change: return privacy.mechanisms.clip_factor(norm(), clip_norm), or less"
@@ -234,7 +235,7 @@ class Client:
         self._before = self._start(request)
         trained = self._trained(request)
         kept = [name for name in setup.personal if name in trained.after]
-        own = Tensors((name, trained.after.tensor(name).clone()) for name in kept)  # of a matrix of many clients
+        own = Tensors((name, trained.after.tensor(name).clone()) for name in kept)  # a copy: not a view of many clients
         if own.is_finite():  # tensors that diverged are not kept for the next round
             self.kept = self.personal | own
         self._after = trained.after.without(setup.personal)
@@ -262,14 +263,14 @@ class Client:
         return replace(job, private=steps)
 
     def _taken(self, request: Request) -> Trained | None:
-        """What was trained ahead, if it was for what this request asks."""
+        """The result trained ahead, if it was for this request."""
         (asked, trained), self._ahead = self._ahead or (None, None), None
         if asked is None or asked.tensors is not request.tensors:
             return None
         return trained if _terms(asked) == _terms(request) else None
 
     def _trained(self, request: Request) -> Trained:
-        """Local training, unless it was made ahead."""
+        """The result of local training, made now unless it was made ahead."""
         setup, protection = self._setup, self._setup.protection
         if protection.placement.own_noise:
             passes = len(request.plan.passes)
@@ -282,11 +283,11 @@ class Client:
         return setup.train(setup.objective, job)
 
     def _rng(self, round_: int) -> np.random.Generator:
-        """The generator of order, dropout, and the examples of a group that count: seeded without privacy, secret with it.
+        """The generator of order, dropout, and the choice of a group's examples: seeded without privacy, secret with it.
 
-        These numbers are drawn in turn, by the positions of clients and examples. If they were public, one unit more or less
-        would change the numbers of all others, and so the sum by more than one unit's share. Drawn in secret, the others'
-        numbers have the same distribution with that unit and without it.
+        These numbers are drawn in sequence, by the positions of clients and examples. If they were public, one unit more or
+        less would change the numbers of all other units, and so the sum by more than one unit's share. Drawn in secret, the
+        other units' numbers have the same distribution with this unit and without it.
         """
         protection = self._setup.protection
         if not protection.placement.private:
@@ -300,7 +301,7 @@ def _terms(request: Request) -> tuple[object, ...]:
 
 
 def _norm(contribution: Tensors, order: float) -> float:
-    """The norm of everything together, in float64."""
+    """The norm over all tensors together, in float64."""
     if order == 2:
         return contribution.norm()
     flat = Layout.of(contribution).flatten(contribution, torch.float64)

@@ -1,4 +1,4 @@
-"""How a round's cohort is drawn, and the phantoms beside it."""
+"""Samplers of a round's cohort, and of the phantoms beside it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class PoissonWithVacancies(Poisson):
 
 
 def vacancies(present: Sequence[str], everybody: Sequence[str]) -> tuple[int, ...]:
-    """The numbers, among everybody, of those that are not present."""
+    """The indices in `everybody` of the clients that are not present."""
     there = set(present)
     return tuple(number for number, name in enumerate(everybody) if name not in there)
 
 
 def cohort_sampler(config: RunConfig, clients: int, held_out: Sequence[int] = ()) -> Sampler:
-    """The sampler of cohorts, as `federation.sampling` says; of a fixed size where it leaves that open.
+    """The sampler of cohorts for `federation.sampling`; of a fixed size where it is left open.
 
-    held_out: the numbers, among all clients, of those that do not train. Under Poisson sampling nothing depends on how many
-    they are. In a public order they keep their places, which stay empty, so that nobody's turn depends on who they are. A
+    held_out: the indices, among all clients, of the clients that do not train. Under Poisson sampling nothing depends on their
+    number. In a public order they keep their places, which stay empty, so that nobody's turn depends on who is held out. A
     cohort of fixed size is drawn from the clients that train, and is all of them if they are fewer: its rate depends on their
     number, which follows from the clients' names and the seed, and from no private datum.
     """
@@ -54,7 +54,7 @@ def cohort_sampler(config: RunConfig, clients: int, held_out: Sequence[int] = ()
 
 
 def cohort_size(config: RunConfig, everybody: int) -> int:
-    """The number of clients expected in a round, of so many."""
+    """The expected number of clients in a round, out of `everybody`."""
     cohort = config.federation.cohort or min(_DEFAULT_COHORT, everybody)
     if cohort > everybody:
         message = f"federation.cohort is {cohort}, more than the {everybody} clients there are; lower it"
@@ -63,10 +63,10 @@ def cohort_size(config: RunConfig, everybody: int) -> int:
 
 
 def counts_on_secrecy(config: RunConfig, everybody: int) -> bool:
-    """Whether the guarantee of a run of so many clients counts on nobody's seeing who takes part, as its settings say.
+    """Whether, by its settings, the guarantee of a run with `everybody` clients relies on the secrecy of cohorts.
 
-    It does where the server's noise is on sums over cohorts of chance. Noise that clients add is enough whoever sees the
-    cohort, and a cohort of everybody is no secret. Sampling by `auto` is a public order, or each client's own coin.
+    It does where the server's noise is on sums over random cohorts. Noise that clients add suffices even if the cohort is seen,
+    and a cohort of everybody is no secret. Sampling by `auto` is a public order, or each client's own coin.
     """
     by_server = config.privacy.unit == "client" and config.privacy.noise in ("central", "auto")
     by_chance = config.federation.sampling in ("fixed", "poisson")
@@ -77,8 +77,8 @@ def phantom_sampler(cohorts: Sampler, phantoms: int) -> Sampler | None:
     """The sampler of a round's phantoms, None without phantoms. The cohort is drawn as if there were none.
 
     Beside Poisson cohorts each phantom has a coin of the same rate. Beside a cohort of fixed size there is a fixed number of
-    phantoms, so that the size of a masked sum is public. Beside a public order phantoms have an order of their own, in which
-    turns are no closer together and no more.
+    phantoms, so that the size of a masked sum is public. Beside a public order phantoms have their own order, in which turns
+    are no closer together and no more numerous.
     """
     return _beside(cohorts, phantoms) if phantoms else None
 

@@ -1,4 +1,4 @@
-"""The server's noise where it is correlated over rounds: of secret keys, so that earlier noise can be made again."""
+"""The server's noise where it is correlated over rounds: from secret keys, so that earlier noise can be made again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from privacy.mechanisms import Named
 
 @dataclass
 class CorrelatedNoise:
-    """The noise of a run's sums, once the run has opened its source. The passes of a round have rows of their own."""
+    """The noise of a run's sums, once the run has opened its source. Each pass of a round has its own rows."""
 
     correlation: Correlation
     rounds: int
@@ -25,18 +25,18 @@ class CorrelatedNoise:
     _rows: dict[str, CorrelatedRows] = field(default_factory=dict, init=False, repr=False)
 
     def open(self, source: Entropy) -> CorrelatedNoise:
-        """Begin or resume a run. source: streams that are the same whenever asked for, of keys that nobody else has."""
+        """Begin or resume a run. source: reproducible streams, from keys that nobody else has."""
         self.close()
         self._source = source
         return self
 
     def close(self) -> None:
-        """Forget the source and all noise made of it."""
+        """Forget the source and all noise made from it."""
         self._source = None
         self._rows.clear()
 
     def spread(self, round_: int) -> float:
-        """The standard deviation of a round's noise, over that of the independent noise it is made of."""
+        """The standard deviation of a round's noise, relative to the independent noise that it is made from."""
         return float(np.linalg.norm(self._weights[: round_ + 1]))
 
     def noised(self, total: Named, std: float, round_: int, pass_name: str) -> dict[str, Tensor]:

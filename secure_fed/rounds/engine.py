@@ -1,14 +1,14 @@
 """One round, from top to bottom, and the loop over rounds.
 
 The order is the contract. Plan; then for every linear pass charge, draw the cohort (in the first pass), gather, release; then
-apply, keep, evaluate, save, report. A charge is on disk before anything of its pass is computed. A release is on disk before
-anything is done with it: a killed run resumes from that very release, since computing it again, with fresh noise, would be a
-second release. No callback learns of a round before its state is saved.
+apply, keep, evaluate, save, report. A charge is on disk before any part of its pass is computed. A release is on disk before it
+is used: a killed run resumes from that very release, since computing it again, with fresh noise, would be a second release. No
+callback learns of a round before its state is saved.
 
 A masked round can be lost, for example because a client dealt wrong shares. Nothing of it is applied, its charges stay, and the
 next round is made without that client. A round of a public order that was interrupted before its release is lost likewise,
 since its clients' turn is over. A lost round is not repeated: two sums of one round, over different clients, would reveal the
-contribution of a client that is in one of them alone.
+contribution of a client that is in only one of them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Schedule:
 
 @dataclass
 class _Tally:
-    """The sums of a round's record over its passes so far. caught: clients that lied in the protocol, and how."""
+    """The sums of a round's record over its passes so far. caught: clients that lied in the protocol, each with its lie."""
 
     cohort: int = 0
     bytes_up: int = 0
@@ -126,7 +126,7 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
                 participants = server.draw(state.round)
                 tally.cohort = len(server.without_phantoms(participants))
             request = server.request(state, plan, pass_name, lr, means, first)
-            if not first and pass_name != plan.passes[-1]:  # a digest reads every number that is sent
+            if not first and pass_name != plan.passes[-1]:  # computing a digest reads every number of the request
                 first = request.digest
             intake = server.gather(participants, request, server.layout(state, pass_name), transport)
             means[pass_name] = server.release(intake, state, pass_name)

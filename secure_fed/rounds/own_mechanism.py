@@ -1,4 +1,4 @@
-"""A mechanism of the user's own: what of its promise can be checked. That `noised` adds the noise of its event cannot."""
+"""The checks of a user's own mechanism. That `noised` adds the noise of its event cannot be checked."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 
 def require_made(mechanism: Callable[[float], Mechanism]) -> None:
-    """Refuse what makes no mechanism of a noise multiplier, and a mechanism whose event is of a shorter norm than it bounds.
+    """Refuse a function that makes no mechanism from a noise multiplier, or one that bounds too small a norm for its event.
 
-    |x|_p falls as p grows: who bounds the L1 norm bounds the L2 norm too, and not the other way round.
+    |x|_p falls as p grows: a bound on the L1 norm bounds the L2 norm too, and not the reverse.
     """
     name = getattr(mechanism, "__name__", repr(mechanism))
     try:
@@ -39,7 +39,7 @@ def require_made(mechanism: Callable[[float], Mechanism]) -> None:
 
 
 def require_whole(mechanism: Mechanism, total: Mapping[str, Tensor], noised: Any) -> None:
-    """Refuse a noised sum that lacks a tensor of the sum, has one more, or one of another shape."""
+    """Refuse a noised sum that lacks a tensor of the sum, has an additional one, or one of another shape."""
     name = f"{type(mechanism).__name__}.noised"
     if not isinstance(noised, Mapping):
         raise _wrong(name, f"returns {type(noised).__name__}, and not the tensors of the sum by name")
@@ -48,7 +48,7 @@ def require_whole(mechanism: Mechanism, total: Mapping[str, Tensor], noised: Any
 
 
 def require_open_sums(config: RunConfig, passes: int) -> None:
-    """Refuse a mechanism of the user's own where its event does not say what a release costs."""
+    """Refuse a user's own mechanism where its event does not determine the cost of a release."""
     privacy, sampling = config.privacy, config.federation.sampling
     for setting, value, refused, limit in (
         ("privacy.unit", privacy.unit, privacy.unit != "client", "'client'"),
@@ -71,4 +71,4 @@ def _wrong(name: str, why: str) -> ConfigError:
     )
 
 
-_ORDER_OF = {"LaplaceDpEvent": 1.0, "GaussianDpEvent": 2.0}  # of the norm in which an event's two sums lie apart
+_ORDER_OF = {"LaplaceDpEvent": 1.0, "GaussianDpEvent": 2.0}  # the order of the norm between an event's two sums

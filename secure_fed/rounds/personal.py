@@ -1,4 +1,4 @@
-"""Personal tensors, which never leave their client: which they are, and the model of one client with its own."""
+"""Personal tensors, which never leave their client: their names, and the model of one client with its own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from secure_fed.tensors.tensors import Tensors
 def completed(
     tensors: Tensors, patterns: Sequence[str], client: str | None, names: Sequence[str], kept: Mapping[int, Tensors]
 ) -> Tensors:
-    """`tensors` with the personal ones of `client` in place of the initial values that the global state has for them.
+    """`tensors` with the personal tensors of `client` in place of their initial values in the global state.
 
-    patterns: `method.personal`. names, kept: every client's name, and by its index what it keeps. Refuses to choose a
-    client by itself, and a client that has not trained, whose model would be partly untrained.
+    patterns: `method.personal`. names, kept: every client's name, and by its index its personal tensors. Refuses to choose a
+    client itself, and refuses a client that has not trained, whose model would be partly untrained.
     """
     if not patterns:
         if client is not None:

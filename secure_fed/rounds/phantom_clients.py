@@ -1,8 +1,9 @@
 """Phantoms: clients without data. A member's training ends along a random direction; a non-member sends zeros.
 
-In all else a phantom is a client: it is drawn, its contribution is clipped by the same code, noised where clients noise their
-contributions, and masked. Members and non-members differ in that contribution alone, which has length C or is zero, as the
-neighbours of a guarantee for clients do. A phantom adds nothing to the counters of an adaptive clip norm, and keeps nothing.
+In all other respects a phantom is a client: it is drawn, its contribution is clipped by the same code, noised where clients
+noise their contributions, and masked. Members and non-members differ in that contribution alone, which has length C or is zero,
+as the neighbours of a guarantee for clients do. A phantom adds nothing to the counters of an adaptive clip norm, and keeps
+nothing.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class Phantom(Client):
         return bounded | {name: torch.zeros(bounded[name].shape) for name in nothing}
 
     def pulls(self, request: Request) -> Tensors:
-        """Its contribution to a pass, without counters, noise and charge. The passes of a round have to come in order."""
+        """Its contribution to a pass, without counters, noise and charge. The passes of a round must come in order."""
         if request.pass_name == request.plan.passes[0]:
             self._takes_part = True
             setup = self._setup
             self._before = setup.initial | request.tensors
-            rng = np.random.default_rng(0)  # which a direction does not use
+            rng = np.random.default_rng(0)  # training along a direction does not use it
             trained = setup.train(setup.objective, setup.job(self._before, request, (), rng))
             self._after = trained.after.without(setup.personal)
         contribution = self._setup.method.contribute(request.pass_name, self._before, self._after, request.means)

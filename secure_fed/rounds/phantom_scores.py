@@ -1,23 +1,23 @@
-"""Membership scores of phantoms: how far a run's releases go along their directions. No private datum enters.
+"""Membership scores of phantoms: how far a run's releases move along their directions. They use no private data.
 
 In every round, for every pass with mean M over D coordinates, let e be the contribution of a phantom if it is a member: a
 function of its public direction, of the state before the round, and of earlier means. Then
 
     x = sqrt(D) <e, M> / (|e| |M|)
 
-is about N(0, 1) of a phantom that is no member or is not drawn (exactly a coordinate of a uniform point on the sphere, where
-e is its direction itself), and about N(s, 1) with s = sqrt(D) |e| / (R |M|) of one that is, where a mean is a sum over R. A
-phantom takes part with a probability p that everybody knows: 0 or 1 where the public seed draws cohorts, else the rate of the
-secret coins. So the score of a phantom grows in every round by
+is about N(0, 1) for a phantom that is no member or is not drawn (exactly a coordinate of a uniform point on the sphere, where e
+is its direction itself), and about N(s, 1) with s = sqrt(D) |e| / (R |M|) for a drawn member, where a mean is a sum divided by
+R. A phantom takes part with a probability p that everybody knows: 0 or 1 where the public seed draws cohorts, else the rate of
+the secret coins. So the score of a phantom grows in every round by
 
     log(1 - p + p exp(sum over passes of s x - s^2 / 2)),
 
-the most powerful there is where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, groups)
-how far a phantom moves a mean is not known, and its score grows by p times the sum of its x. Where the server's noise is
-correlated over rounds, releases of several rounds together say more than each by itself: see `whitened_scores`.
+the most powerful score where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, groups) the
+distance that a phantom moves a mean is not known, and its score grows by p times the sum of its x. Where the server's noise is
+correlated over rounds, releases of several rounds together contain more information than each alone: see `whitened_scores`.
 
-All of it is a function of what was released (states and means, noised), of directions, and of public numbers: post-processing
-of what the guarantee covers. It reads no coin, no realised draw of secret coins, and nothing that a client sent.
+Scores are a function of releases (noised states and means), of directions, and of public numbers: post-processing of values
+that the guarantee covers. They use no membership coin, no realised draw of secret coins, and no message of a client.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from secure_fed.rounds.turns import Floats, Turns
 from secure_fed.rounds.whitened_scores import LATEST, PAST, Past
 from secure_fed.tensors.tensors import Layout, Tensors
 
-SCORES = "phantoms"  # in a state's memory, which the scores go with from round to round, and through a kill
+SCORES = "phantoms"  # in a state's memory, which carries the scores from round to round, and through a kill
 
 
 @dataclass
@@ -58,7 +58,7 @@ class PhantomScores:
     def after(
         self, server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
     ) -> dict[str, torch.Tensor]:
-        """{SCORES: (phantoms,) float64} after a round that began at `state` and released these means, and what they go by."""
+        """{SCORES: (phantoms,) float64} and auxiliary data, after a round that began at `state` and released these means."""
         plan_ = server.protection.plan
         if plan_ is not None and plan_.correlation.band > 1:
             return self._whitened(server, state, plan, lr, means, np.array(plan_.correlation.column))
@@ -113,12 +113,12 @@ class PhantomScores:
         return evidence
 
     def _along(self, request: Request, before: Tensors, layout: Layout, unit: torch.Tensor) -> tuple[Floats, Floats]:
-        """(phantoms,) cosines of a unit vector with what each would contribute to a pass, and the length of that."""
+        """(phantoms,) cosines of a unit vector with each one's contribution as a member, and the lengths of these."""
         first = layout.flatten(self.echoes[0].pulls(request), torch.float64)
         whole = layout_of(before, request.plan.trainable)
         own = self._direction(0, whole, layout)
         if own is not None and float(first @ own.double()) >= (1 - _ROUNDING) * float(first.norm()):
-            # What is sent is the change of what trains, coordinate by coordinate.
+            # Clients send the change of the trained tensors, coordinate by coordinate.
             cosines = self._cosines(whole, layout, unit)
             return cosines, np.full(len(cosines), float(first.norm()))
         rest = (layout.flatten(echo.pulls(request), torch.float64) for echo in self.echoes[1:])
@@ -127,7 +127,7 @@ class PhantomScores:
         return along / np.where(reach > 0, reach, 1.0), reach
 
     def _direction(self, number: int, whole: Layout, sent: Layout) -> torch.Tensor | None:
-        """The part of a phantom's direction that is sent, of unit norm; None where that has other coordinates."""
+        """The part of a phantom's direction that is sent, of unit norm; None where the sent tensors have other coordinates."""
         names = [name for name, _ in sent.entries]
         if not set(sent.entries) <= set(whole.entries):
             return None

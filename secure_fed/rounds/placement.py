@@ -8,7 +8,7 @@
     CONTRIBUTION  each client, to its contribution              a client          (privacy.noise = "local")
     GRADIENTS     each client, to every step of its training    an example, or all examples of one person
 
-Code asks a row's fields and never compares its name. A new place is one row, and mypy names every answer that it lacks.
+Code reads a row's fields and never compares its name. A new place is one row, and mypy reports every missing field.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Planner = Callable[[RunConfig, Population], "Plan"]
 class Words:
     """A placement in the sentences of a guarantee.
 
-    noise: who adds it, and to what. clipped: what is clipped. released: what the run releases, behind its number. not_covered:
-    what the guarantee does not cover because of where the noise is.
+    noise: who adds it, and to what. clipped: the clipped vectors. released: the kind of release, after its number. not_covered:
+    the limits of the guarantee that follow from the place of the noise.
     """
 
     noise: str
@@ -46,18 +46,18 @@ class Words:
 class Placement:
     """One place for the noise.
 
-    name: in records, `result.json` and reports. plan: how many releases under how much noise; None without a guarantee.
+    name: in records, `result.json` and reports. plan: computes the number of releases and their noise; None without a
+    guarantee.
 
     Who adds noise, one of four where the run has a guarantee:
-    server_noise: the server, to the sum of a pass; it is trusted with that sum, and adds it up in float64.
-    share_noise: each client, a share that is too little to protect it, inside a masked sum.
-    own_noise: each client, to its contribution, enough to protect it.
-    step_noise: each client, to every step of its training.
+    server_noise: the server, to the sum of a pass; it is trusted with this sum, and computes it in float64. share_noise: each
+    client, a share that is too little to protect it, inside a masked sum. own_noise: each client, to its contribution, enough
+    to protect it. step_noise: each client, to every step of its training.
 
     bounds_contribution: each client clips its contribution.
     charges_federation: each pass is one release of the federation. Without it, each client accounts for its own releases.
     expected_divisor: sums are divided by the expected size of the cohort. Without it, by the weight that arrived.
-    secret_cohort: the guarantee counts on nobody's learning who takes part, or how many.
+    secret_cohort: the guarantee requires that nobody learns who takes part, or how many.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Placement:
 
     @property
     def holds_against(self) -> tuple[Observer, ...]:
-        """Whom the guarantee holds against, if there is one."""
+        """The observers that the guarantee holds against, if there is one."""
         if not self.server_noise:
             return EVERYBODY
         return READER if self.secret_cohort else CLIENTS
@@ -174,7 +174,7 @@ _OF_CLIENTS = {"central": SUM, "distributed": SHARES, "local": CONTRIBUTION}
 
 
 def placement_of(config: RunConfig) -> Placement:
-    """The placement that the settings ask for."""
+    """The placement that the settings request."""
     privacy = config.privacy
     if privacy.unit == "none":
         return NOWHERE

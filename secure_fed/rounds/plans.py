@@ -1,4 +1,4 @@
-"""The plan of a private run, for each place where its noise can be: how many releases, under how much noise, at what cost.
+"""The plan of a private run, for each place where its noise can be: the number of releases, their noise, and their cost.
 
 Accounting takes seconds to import, which a run without privacy need not wait for: it is imported inside functions.
 """
@@ -31,7 +31,7 @@ class Population:
     """The parties that a plan counts.
 
     names: of the clients. units: examples, or groups of examples, at each client. cohorts: the sampler of cohorts. passes:
-    releases a round. mechanism: of the user's own, made of a noise multiplier.
+    releases a round. mechanism: makes the user's own mechanism from a noise multiplier.
     """
 
     names: Sequence[str]
@@ -70,7 +70,7 @@ def of_turns(config: RunConfig, population: Population) -> Plan:
 
 
 def correlation_of(config: RunConfig, order: PublicOrder) -> Correlation:
-    """How the noise of a run is correlated over rounds: for the models that the server's optimizer makes."""
+    """The correlation of a run's noise over rounds, for the models that the server's optimizer makes."""
     federation, privacy = config.federation, config.privacy
     if privacy.correlation == "none":
         return INDEPENDENT

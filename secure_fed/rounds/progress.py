@@ -1,7 +1,7 @@
-"""What a run is doing within a round, for whoever watches: the stage, how many clients are done with it, the bytes so far.
+"""The progress of a run within a round, for displays: the stage, the number of finished clients, the bytes so far.
 
-Watching changes nothing: `Told` hands on every request and every answer as it is. Where the guarantee counts on nobody's
-learning how many take part, no number is told.
+Observation changes nothing: `Told` passes on every request and every answer unchanged. Where the guarantee requires that nobody
+learns the cohort size, no number is reported.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _STAGES = {
 
 @dataclass(frozen=True)
 class Progress:
-    """round: from 0. done: of `total` clients, as a number that may lie between two; total 0: it is not told. sent: bytes of
-    the round so far, in both directions.
+    """round: from 0. done: the number of finished clients out of `total`, possibly fractional; total 0: not reported. sent:
+    bytes of the round so far, in both directions.
     """
 
     round: int
@@ -36,7 +36,7 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """The share of the round that is done. Training takes nearly all of it."""
+        """The finished share of the round. Training takes nearly all of it."""
         if self.stage == TRAINING:
             return self.done / self.total if self.total else 0.0
         return float(self.stage in (TESTING, *_AFTER))
@@ -47,7 +47,7 @@ _AFTER = (_STAGES["consistency"], _STAGES["unmask"])
 
 @dataclass
 class Told:
-    """A transport whose exchanges are told of. counted: whether numbers are."""
+    """A transport that reports its exchanges. counted: whether it reports numbers."""
 
     inner: Transport
     tell: Callable[[Progress], None]
@@ -68,12 +68,12 @@ class Told:
             yield reply
 
     def ahead(self, trained: float) -> None:
-        """So many clients beyond those that have answered are trained, in passes that they have in common."""
+        """`trained` clients beyond the clients that have answered are trained, in common passes."""
         if self._now.stage == TRAINING:
             self._say(self._answered + trained)
 
     def testing(self, round_: int) -> None:
-        """The round's sums are there, and its state is evaluated."""
+        """The round's sums are complete, and its state is being evaluated."""
         sent = self._now.sent if self.counted and self._now.round == round_ else 0
         self.tell(Progress(round_, TESTING, sent=sent))
 

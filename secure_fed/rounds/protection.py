@@ -1,8 +1,8 @@
-"""The protection of a run: its mechanism, where its noise is, and the plan that says what it guarantees.
+"""The protection of a run: its mechanism, the place of its noise, and the plan with its guarantee.
 
 With noise on the sum (`placement.SUM`) nothing may reveal who took part or how many: a reply's loss and weight are not sent,
-and records hold expected sizes. With shares of noise everybody sees who took part, and no amplification is counted on; or,
-with a hidden cohort, everybody takes part, and each client tosses its own coin for whether to train.
+and records contain expected sizes. With shares of noise everybody sees who took part, and no amplification is used; or, with a
+hidden cohort, everybody takes part, and each client tosses its own coin for whether to train.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Protection:
-    """The mechanism of a run, with the plan that says what it guarantees.
+    """The mechanism of a run, with the plan that contains its guarantee.
 
-    mechanism: bounds and noises; with shares of noise it only bounds. given: it is the user's own. shares: the mechanism of the
-    shares. clip_norm: of the first round. entropy: the source of noise and secret coins. hidden: each client tosses its own
-    coin for whether to train, and nobody else learns how it fell. audited: units are held out for an audit, a share that
-    depends on their number. correlated: the server's noise, where that of a round depends on earlier rounds. phantoms: units
-    beside the real ones that are nobody's data. beside: the number of phantoms expected in a sum.
+    mechanism: bounds and noises; with shares of noise it only bounds. given: the mechanism is the user's own. shares: the
+    mechanism of the shares. clip_norm: of the first round. entropy: the source of noise and secret coins. hidden: each client
+    tosses its own coin for whether to train, and nobody else learns the outcome. audited: units are held out for an audit, a
+    share that depends on their number. correlated: the server's noise, where a round's noise depends on earlier rounds.
+    phantoms: units beside the real ones that are nobody's data. beside: the number of phantoms expected in a sum.
     """
 
     unit: str = "none"
@@ -72,12 +72,12 @@ class Protection:
 
     @property
     def contribution_mechanism(self) -> Mechanism:
-        """The mechanism on contributions and their sum. Noise in training steps leaves both as they are."""
+        """The mechanism on contributions and their sum. With noise in training steps it changes neither."""
         return NoMechanism() if self.placement.step_noise else self.mechanism
 
     @property
     def hides_cohort(self) -> bool:
-        """Whether the guarantee counts on nobody's learning who took part."""
+        """Whether the guarantee requires that nobody learns who took part."""
         return self.placement.secret_cohort
 
     def layout(self, method: Method, state: State, pass_name: str, personal: Collection[str]) -> Layout:
@@ -86,8 +86,8 @@ class Protection:
         return Layout(tuple(sorted([*entries, *((name, ()) for name in self.contribution_mechanism.counters)])))
 
     def measurable(self, contribution: Tensors) -> Tensors:
-        """A contribution whose norm shows all of it: products in factors of their own, or formed for another norm than L2."""
-        own = in_own_factors(contribution)  # or a cancellation between its factors would hide in the norm
+        """A contribution in a form whose norm shows all of it: products in own factors, or dense for norms other than L2."""
+        own = in_own_factors(contribution)  # otherwise a cancellation between its factors would distort the norm
         return own if self.contribution_mechanism.order == 2 else own.dense()
 
     def sum_noise_std(self, clip_norm: float, round_: int) -> float:
@@ -112,7 +112,7 @@ class Protection:
         """The standard deviation of the noise on each of `dim` coordinates of a round's mean over (an expected) `cohort`, 0 for
         none; where noise is correlated over rounds, of the independent noise that a round adds (`noise_weights`).
 
-        Shares of noise are counted as if nobody had vanished.
+        With shares of noise, as if nobody had vanished.
         """
         if self.shares is not None:
             return self.shares.std(clip_norm, dim, self.shares.contributors - self.beside) / cohort
@@ -122,9 +122,9 @@ class Protection:
         return std * math.sqrt(cohort + self.beside) / cohort
 
     def noise_over_way(self, cohort: float, dim: int, rounds: int) -> float:
-        """The length of the noise in the sum of all rounds' means, over the longest way that clipped means can travel."""
+        """The length of the noise in the sum of all rounds' means, relative to the longest such sum of clipped means."""
         std = self.mean_noise_std(self.clip_norm, cohort, dim)
-        # Of the independent noise that a round adds, what is left in the end: its weights up to then, added up.
+        # The part of a round's independent noise that remains in the end: the sum of its weights up to then.
         left = self.noise_weights(rounds).cumsum()
         return std * math.sqrt(dim * float(left @ left)) / (rounds * self.clip_norm)
 
@@ -140,11 +140,11 @@ def protect(
     numbers: int = 0,
     mechanism: Made | None = None,
 ) -> Protection:
-    """The protection that a configuration asks for.
+    """The protection that a configuration requests.
 
-    names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: how many
-    numbers train; 0 where that is unknown, and then there are no phantoms but those that the configuration asks for.
-    mechanism: of the user's own, made of a noise multiplier.
+    names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: the number
+    of trained coordinates; 0 where it is unknown, and then there are only the phantoms that the configuration requests.
+    mechanism: makes the user's own mechanism from a noise multiplier.
     """
     privacy, placement = config.privacy, placement_of(config)
     if mechanism is not None:
@@ -179,7 +179,7 @@ def protect(
 
 
 def _nothing(config: RunConfig, cohorts: Sampler) -> Protection:
-    """No protection, with the phantoms that the configuration asks for."""
+    """No protection, with the phantoms that the configuration requests."""
     chosen = config.evaluation.phantoms or 0
     among_clients = chosen if kind_of(config) == "client" else 0
     return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
@@ -193,10 +193,10 @@ def _require_unit(card: Card, unit: str) -> None:
 
 
 def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:
-    """Refuse correlated noise over rounds whose sums have other coordinates: noise is taken back coordinate by coordinate.
+    """Refuse correlated noise over rounds whose sums have different coordinates: noise cancels coordinate by coordinate.
 
-    A method says itself where the means of several rounds cannot be added up. Where the tensors themselves are others, streams
-    of noise would not line up either.
+    A method declares whether the means of several rounds can be added up. Where the tensors themselves differ, streams of noise
+    would not line up either.
     """
     if protection.correlated is None:
         return
@@ -228,9 +228,9 @@ def require_protectable(
 
 
 def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silent: int) -> DistributedGaussian:
-    """The mechanism of the shares: noise enough without the clients that may vanish or collude, and without phantoms.
+    """The mechanism of the shares: enough noise without the clients that may vanish or collude, and without phantoms.
 
-    silent: the phantoms in a sum. They add no noise, so the noise is as it would be without them and comes from real clients.
+    silent: the phantoms in a sum. They add no noise, so the noise is the same as without them and comes from real clients.
     """
     from privacy.distributed import DistributedGaussian
     from protocols.choice import colluding, surviving
@@ -247,7 +247,7 @@ def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silen
 
 
 def _room(config: RunConfig, placement: Placement, population: Population, numbers: int, z: float) -> Room:
-    """The public numbers that say how many phantoms a run can have."""
+    """The public numbers that determine how many phantoms a run can have."""
     if placement.step_noise:
         return Room(sum(population.units), config.training.batch, numbers, z)
     missing, order = config.secure_aggregation.corrupt + config.secure_aggregation.dropout, population.cohorts
@@ -264,7 +264,7 @@ def _room(config: RunConfig, placement: Placement, population: Population, numbe
 
 
 def _check_delta(config: RunConfig, units: int) -> None:
-    """A delta of one over the number of units allows giving one of them away."""
+    """Refuse a delta of one over the number of units: it allows revealing one unit completely."""
     if config.privacy.delta * units >= 1:
         raise ConfigError(
             f"privacy.delta is {config.privacy.delta:g}, no less than one over {units} units, so that it would allow "

@@ -9,10 +9,10 @@ from secure_fed.rounds.client import Client
 
 
 class Registered(Sequence[Client]):
-    """As many clients as are registered, of which only those that are needed exist.
+    """The registered clients, of which only the needed ones exist as objects.
 
-    A client is made when it is first asked for, by `make(index)`. It stays the same object until `let_go`, which keeps those
-    with personal tensors alone: nothing else of a client outlives its round.
+    A client is made by `make(index)` at its first access. It stays the same object until `let_go`, which keeps only clients
+    with personal tensors: nothing else of a client outlives its round.
     """
 
     def __init__(self, count: int, make: Callable[[int], Client]) -> None:
@@ -46,7 +46,7 @@ class Registered(Sequence[Client]):
 
 
 class Joined(Sequence[Client]):
-    """Two sequences of clients, one after the other, neither of them copied."""
+    """Two sequences of clients, one after the other, without copies."""
 
     def __init__(self, first: Sequence[Client], second: Sequence[Client]) -> None:
         self._first, self._second = first, second

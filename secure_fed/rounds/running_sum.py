@@ -4,10 +4,10 @@ Noise. Round s releases its mean with the noise d_s sum_j w_j Z_(s - j) on each 
 variance one, w the first column of C^-1 (`privacy.correlation`; 1, 0, 0, ... where rounds are independent). The step of the
 server is lr m_s with m_s = b m_(s - 1) + mean_s (b = 0 without momentum). So a step, and the sum of all steps, carry known
 combinations of the Z_j: the norm of the coefficients is the standard deviation. A lost round makes no step and adds no noise,
-but later rounds take its Z_j back all the same. Everything here is public: rates, clip norms, and which rounds were lost.
+but later rounds subtract its Z_j nevertheless. Everything here is public: rates, clip norms, and which rounds were lost.
 
 State. A state's memory keeps the tensors of the start ("start/..."), the sums ("sum/...") and every d_s ("noise", 0 for a lost
-round). What is kept is a function of releases.
+round). It is a function of releases.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def noise_levels(deviations: Floats, weights: Floats, lr: float, momentum: float
 
 
 def deviations(memory: Tensors, round_: int, latest: float) -> Tensor:
-    """d_0 ... d_(round_), float64: those in memory, zeros for rounds since that were lost, and the latest."""
+    """d_0 ... d_(round_), float64: those in memory, zeros for rounds lost since, and the latest."""
     found = torch.zeros(round_ + 1, dtype=torch.float64)
     if _NOISE in memory:
         earlier = memory.tensor(_NOISE)

@@ -1,6 +1,6 @@
 """The server: it draws the cohort, requests the sums of a round, and turns their means into the next state.
 
-It keeps no contribution beyond its round, and of a masked sum it never receives one.
+It keeps no contribution beyond its round, and with masked sums it never receives one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 
 class Scoring(Protocol):
-    """Membership scores of phantoms, updated from what each round releases."""
+    """Membership scores of phantoms, updated from each round's releases."""
 
     def after(
         self, server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
@@ -42,8 +42,8 @@ class Server:
     """The server's part of a round, step by step; `engine` has their order.
 
     names: of the clients, and after them of the phantoms. charge: makes the charge for one release of the federation durable,
-    or refuses it; the round and the pass are noted. summing: sums the contributions of a pass. tail: the rounds whose models
-    are averaged in the end. phantoms: the sampler of a round's phantoms; the cohort is drawn as if there were none. scoring:
+    or refuses it; the round and the pass are noted. summing: sums the contributions of a pass. tail: the last rounds, whose
+    models are averaged. phantoms: the sampler of a round's phantoms; the cohort is drawn as if there were none. scoring:
     updates the membership scores of phantoms.
     """
 
@@ -68,7 +68,7 @@ class Server:
     def draw(self, round_: int) -> list[int]:
         """The participants of a round: the cohort and its phantoms, or everybody if each client tosses its own coin.
 
-        Coins are secret if the guarantee counts on them, else they come from the seed.
+        Coins are secret if the guarantee relies on them, else they come from the seed.
         """
         if self.protection.hidden:
             return list(range(len(self.names)))
@@ -79,7 +79,7 @@ class Server:
         return [*cohort, *(self.clients + phantom for phantom in beside)]
 
     def _coins(self, name: str, round_: int, number: int) -> Uniform:
-        """The coins of a round: secret if the guarantee counts on them, else from the seed and a number of their own."""
+        """The coins of a round: secret if the guarantee relies on them, else from the seed and `number`."""
         if self.protection.hides_cohort:
             return self.protection.entropy.stream(name, round_).uniform
         return np.random.default_rng([self.seed, round_, number]).random
@@ -108,15 +108,15 @@ class Server:
         return self.protection.layout(self.method, state, pass_name, self.personal)
 
     def gather(self, participants: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
-        """Send the request to these participants, and sum what they contribute."""
+        """Send the request to these participants, and sum their contributions."""
         return self.summing.gather(participants, request, layout, transport)
 
     def release(self, intake: Intake, state: State, pass_name: str) -> Tensors:
-        """The mean contribution, noised as the mechanism says. A method sees nothing else.
+        """The mean contribution, noised by the mechanism. A method sees nothing else.
 
-        Noised sums are divided by the expected cohort size, which is public, and never by the size that was drawn; an empty
-        cohort releases noise all the same. Other sums are divided by the weight that arrived from clients, and an empty one is
-        zero. Phantoms add nothing to any divisor.
+        Noised sums are divided by the expected cohort size, which is public, and never by the drawn size; an empty cohort still
+        releases noise. Other sums are divided by the weight that arrived from clients, and an empty one is zero. Phantoms add
+        nothing to any divisor.
         """
         if intake.rejected and not self.without_phantoms(intake.received) and not self.protection.hides_cohort:
             raise TrainingError(
@@ -135,7 +135,7 @@ class Server:
         return total * (1.0 / weight) if weight else total
 
     def _noised(self, total: Tensors, state: State, pass_name: str) -> Tensors:
-        """The sum with the server's noise. Only the noised sum is judged, since a refusal is seen."""
+        """The sum with the server's noise. Only the noised sum is checked, since a refusal is visible."""
         protection, clip_norm = self.protection, state.clip_norm
         noised = Tensors(protection.noised(total.dense().parts(), clip_norm, state.round, pass_name))
         std = protection.sum_noise_std(clip_norm, state.round)
@@ -146,8 +146,8 @@ class Server:
         """A round's record without what reveals the cohort or its size, where the guarantee counts on their secrecy.
 
         The bytes of a masked sum reveal which clients vanished during it, and the bytes of a contribution whether it is zeros.
-        In a private run, unless the clients noise their contributions, they are replaced by those of a sum from which nobody
-        vanishes.
+        In a private run, unless the clients noise their contributions, they are replaced by the bytes of a sum from which
+        nobody vanishes.
         """
         hides, placement = self.protection.hides_cohort, self.protection.placement
         if not hides and (not placement.private or ("masked" not in record and not placement.server_noise)):
@@ -165,7 +165,7 @@ class Server:
     def traffic(self, state: State, plan: RoundPlan, cohort: float) -> tuple[float, float]:
         """The bytes that a cohort of this size sends and receives in this round with its phantoms, whatever it trained.
 
-        Behind masks all who are invited send, and of a hidden cohort that is everybody.
+        With masks all invited clients send, and for a hidden cohort these are all clients.
         """
         cohort += self.phantoms.expected if self.phantoms else 0.0
         up = down = 0.0
@@ -180,7 +180,7 @@ class Server:
         return up, down
 
     def _wire_size(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> int:
-        """The bytes of one contribution in the open."""
+        """The bytes of one unmasked contribution."""
         sent = self.protection.measurable(self.method.contribute(pass_name, before, after, means))
         return (sent | self.protection.contribution_mechanism.counted(lambda: 0.0, math.inf)).wire_size
 
@@ -220,7 +220,7 @@ class Server:
         return self.tail.taken_in(self.method, state.memory, following)
 
     def _require_next(self, state: State, following: State) -> None:
-        """Refuse what is no state of the next round: a method may be somebody's own."""
+        """Refuse a value that is not a state of the next round: a method may be the user's own."""
         name = f"{self.method.card.name}'s apply"
         if not isinstance(following, State):
             raise MethodError(f"{name} returns {type(following).__name__}, and not the next State")
@@ -233,7 +233,7 @@ class Server:
             raise MethodError(f"{name} returns other tensors than the state has: {odd}")
 
     def _noise(self, state: State, dim: int) -> tuple[running_sum.NoiseLevels, dict[str, Tensor]]:
-        """The noise on each of `dim` coordinates of this round's step and of the sum of all steps; what to remember of it."""
+        """The noise on each of `dim` coordinates of this round's step and of the sum of all steps; values for the memory."""
         std = self.protection.mean_noise_std(state.clip_norm, self.sampler.expected, dim)
         if not std:
             return running_sum.NoiseLevels(0.0, 0.0), {}

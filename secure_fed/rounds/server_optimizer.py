@@ -1,7 +1,7 @@
 """Server optimisers: from a mean change to a step.
 
-FedOpt (Reddi et al., Adaptive Federated Optimization, arXiv:2003.00295, algorithm 2). The mean change D plays the part of a
-negative gradient, so the step is added:
+FedOpt (Reddi et al., Adaptive Federated Optimization, arXiv:2003.00295, algorithm 2). The mean change D acts as a negative
+gradient, so the step is added:
 
     mean       step = lr D
     momentum   m <- b m + D                                      step = lr m
@@ -35,7 +35,7 @@ class ServerOptimizer:
 
     @property
     def momentum(self) -> float:
-        """b where a step is a sum of the means so far with weights lr b^age; of Adam, which is no such sum, 0."""
+        """b where a step is a sum of the means so far with weights lr b^age; 0 for Adam, whose step is no such sum."""
         return self.beta if self.kind == "momentum" else 0.0
 
     @classmethod
@@ -43,7 +43,7 @@ class ServerOptimizer:
         return cls(config.optimizer, config.server_rate, config.server_beta)
 
     def step(self, means: Mapping[str, Tensors], memory: Tensors) -> tuple[dict[str, Tensors], Tensors]:
-        """The steps for the means of all passes, and what to remember until the next round."""
+        """The steps for the means of all passes, and the memory for the next round."""
         if self.kind == "mean":
             return {name: mean if self.lr == 1.0 else mean * self.lr for name, mean in means.items()}, Tensors()
         steps: dict[str, dict[str, Tensor]] = {}

@@ -1,4 +1,4 @@
-"""How long steps are where settings leave it open: of a client's training, of its contribution, and of the server."""
+"""Step lengths that the settings leave open: of a client's training, of its contribution, and of the server."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _FAR, _QUIET, _TAIL = 3.2, 0.25, 4
 
 
 def of_clients(config: RunConfig, lr: float, head: float, numbers: int, *, own: bool) -> Settings:
-    """The settings of local steps that are left open, and of the length that contributions are cut to.
+    """The settings of local steps, and of the clip norm of contributions, that are left open.
 
-    lr: what suits method and model. head: that of the head's last layer, over lr. numbers: how many a client trains and sends.
-    own: the mechanism is the user's.
+    lr: the rate for method and model. head: the rate of the head's last layer, relative to lr. numbers: the number of
+    coordinates that a client trains and sends. own: the mechanism is the user's.
 
-    The last layer is new, and a step of AdamW moves it no further than an adapter on layers that are trained already: it takes
-    longer steps to keep up. Under privacy these would be most of a contribution, whose length is bounded.
+    The last layer is new, and a step of AdamW moves it no further than an adapter on pretrained layers: it needs longer steps
+    to keep up. Under privacy these would be most of a contribution, whose length is bounded.
 
-    Noise is added once to a step, or to a contribution, and hides a larger share of what few examples say. So private steps are
-    few and long. The rate falls to zero in the end, so that the last rounds average out what single batches do; not earlier,
-    since a short run needs all of its way. Under privacy it does not fall, since a shorter contribution of a client is hidden
-    by the same noise.
+    Noise is added once to a step, or to a contribution, and hides a larger share of the signal of few examples. So private
+    steps are few and long. The rate falls to zero at the end, so that the last rounds average out the effect of single batches;
+    not earlier, since a short run needs its full steps. Under privacy it does not fall, since the same noise would hide a
+    client's shorter contribution.
     """
     training, unit = config.training, config.privacy.unit
     if training.optimizer == "sgd" and training.lr is None:
@@ -51,8 +51,8 @@ def of_clients(config: RunConfig, lr: float, head: float, numbers: int, *, own: 
 def _clip_norm(config: RunConfig, lr: float, numbers: int, *, own: bool) -> float | None:
     """The length of one step of AdamW for a client's contribution, else 1; none where nothing is clipped.
 
-    The first step moves each of d numbers by lr, so it is lr sqrt(d) long whatever the data are: hardly anything of it is cut,
-    and little noise is made for contributions that nobody sends. Several steps are cut to the length of one.
+    The first step moves each of d numbers by lr, so it is lr sqrt(d) long for any data: hardly any of it is clipped, and little
+    noise is wasted on longer contributions that nobody sends. Several steps are clipped to the length of one.
     """
     if config.privacy.clip_norm is not None or config.privacy.unit == "none":
         return config.privacy.clip_norm
@@ -60,7 +60,7 @@ def _clip_norm(config: RunConfig, lr: float, numbers: int, *, own: bool) -> floa
 
 
 def _noised(config: RunConfig, *, own: bool) -> bool:
-    """Whether noise hides contributions whose length is known; a mechanism of the user's may measure another norm."""
+    """Whether noise is added to contributions of known length; a user's own mechanism may use another norm."""
     return config.privacy.unit == "client" and config.training.optimizer == "adamw" and not own
 
 
@@ -68,8 +68,8 @@ def of_server(config: RunConfig, method: Method, *, own: bool) -> Settings:
     """The server's optimiser, its rate and the mean of models that a run ends with, where they are left open.
 
     Momentum adds up the changes that rounds agree on, while independent noise adds up to less; it needs the same coordinates in
-    all rounds. Of the noise of the last rounds a single model holds all, and the mean of the last quarter of models a part.
-    Where noise decides the rate it stays open, for `paced`. own: the mechanism is the user's.
+    all rounds. A single model contains all noise of the last rounds, and the mean of the last quarter of models only a part.
+    Where noise determines the rate it stays open, for `paced`. own: the mechanism is the user's.
     """
     federation, noised = config.federation, _noised(config, own=own)
     kind, beta = federation.server_optimizer, federation.server_momentum
@@ -98,9 +98,10 @@ def of_server(config: RunConfig, method: Method, *, own: bool) -> Settings:
 def paced(config: RunConfig, share: float) -> RunConfig:
     """The configuration with the server's learning rate, if it was left open. share: see `Protection.noise_over_way`.
 
-    Few rounds of one step each go nowhere by mean steps. So a mean moves the model 3.2 times as far, half of it at once at
-    most: momentum makes up the rest, without following each round's noise. The noise on the final model grows with the steps.
-    Where it would be longer than a quarter of the longest way that mean steps can travel, steps are shortened to that.
+    With few rounds of one step each, plain mean steps hardly move the model. So a mean moves the model 3.2 times as far, at
+    most half of it at once: momentum adds the rest, without following each round's noise. The noise on the final model grows
+    with the steps. Where it would be longer than a quarter of the longest distance that mean steps can move, steps are
+    shortened so that it is not.
     """
     federation = config.federation
     if federation.server_lr is not None:

@@ -1,4 +1,4 @@
-"""How the contributions of one pass become their sum.
+"""Summing the contributions of one pass.
 
 `Summing` has two implementations: `OpenSum` adds contributions as they arrive, `masked.masked_sum.MaskedSum` sums them behind
 masks (secure aggregation). The server uses either without knowing which.
@@ -25,7 +25,7 @@ class Intake:
     """The result of one pass: the sum, and what the server learned beside it.
 
     received: participants whose contribution is in the sum. rejected: clients whose contribution or message was refused.
-    losses: mean local training losses. spent: the cost of secure aggregation, None in the open. suspects: clients that opened
+    losses: mean local training losses. spent: the cost of secure aggregation, None without masks. suspects: clients that opened
     wrong shares in it.
     """
 
@@ -39,7 +39,7 @@ class Intake:
     suspects: list[int] = field(default_factory=list)
 
 
-class RoundLost(TrainingError):  # noqa: N818 - how a round ended
+class RoundLost(TrainingError):  # noqa: N818 - the way a round ended
     """There is no sum, and the run can go on without this round. dealer: the client that is left out from now on, if known."""
 
     def __init__(self, why: str, spent: Spent, rejected: Sequence[int], dealer: int | None = None) -> None:
@@ -54,19 +54,19 @@ class Summing(Protocol):
         """Send one pass's request to these participants, and sum their contributions. RoundLost if there is no sum."""
 
     def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
-        """Refuse a sum, under noise of this standard deviation, that no contributions within the clip norm add up to."""
+        """Refuse a sum with noise of this standard deviation that no contributions within the clip norm can produce."""
 
     def traffic(
         self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
     ) -> tuple[float, float]:
         """Expected bytes up and down in a pass that loses nobody and to which `cohort` contribute.
 
-        wire_size: computes the bytes of one contribution as it travels in the open.
+        wire_size: computes the bytes of one unmasked contribution.
         """
 
 
 def empty_sum(settings: FederationConfig, *, precise: bool) -> Callable[[Layout], Summation]:
-    """What a pass's contributions are added to in the open: `federation.aggregate`."""
+    """Makes the empty sum of a pass without masks, for `federation.aggregate`."""
     if settings.aggregate != "mean":
         return partial(TrimmedSum, share=MEDIAN if settings.aggregate == "median" else settings.trim)
     return partial(PlainSum, precise=precise)
@@ -74,9 +74,9 @@ def empty_sum(settings: FederationConfig, *, precise: bool) -> Callable[[Layout]
 
 @dataclass(frozen=True)
 class OpenSum:
-    """`Summing` of contributions that the server receives one by one, and keeps for a median or trimmed mean alone.
+    """`Summing` of contributions that the server receives one by one, and keeps only for a median or trimmed mean.
 
-    names: of all participants. real: how many of them are clients; the others are phantoms, whose loss means nothing.
+    names: of all participants. real: the number of clients among them; the others are phantoms, whose loss means nothing.
     skip_nonfinite: whether a contribution that is not finite is left out; else it ends the run. empty: the sum of a pass before
     its first contribution.
     """
@@ -110,7 +110,7 @@ class OpenSum:
             intake.losses.append(reply.loss)
 
     def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
-        """Nothing is refused: each client clips its own contribution, and the run trusts it to."""
+        """Refuses nothing: each client clips its own contribution, and the run trusts clients to do so."""
 
     def traffic(
         self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]

@@ -1,17 +1,18 @@
 """The mean of the last models of a run, with which the run ends (Polyak and Ruppert's averaging).
 
-Rounds go on from a model that carries the noise of every round so far. Of the noise of the last rounds a single model holds
-all, and the mean of the last k models a part. So where means are noised it is the better model, and a function of models that
-have been released already: it costs no privacy. Clients never see it before the end, so the rounds are those without it.
+Rounds go on from a model that carries the noise of every round so far. A single model contains all noise of the last rounds,
+and the mean of the last k models only a part. So where means are noised the mean is the better model. It is a function of
+models that have been released already, so it costs no privacy. Clients never see it before the end, so the rounds are the same
+as without it.
 
     mean_1 = x_(T - k + 1),    mean_j = mean_(j - 1) + (x_(T - k + j) - mean_(j - 1)) / j,    x_T becomes mean_k
 
-for T rounds and the models x_1 .. x_T, entry by entry, or as the method says (`method.Blending`). A lost round leaves its model
-as it was, which counts again.
+for T rounds and the models x_1 .. x_T, entry by entry, or by the method's own rule (`method.Blending`). A lost round leaves the
+model unchanged, and the model counts again.
 
 A state's memory keeps the mean ("tail/...") and with it j and T ("tailed") while it is made. Nothing is kept for k = 1. A run
-that is resumed with more rounds goes on from the mean that it had ended with. If it had not ended, its mean is of other rounds
-than the last ones and is dropped; models that are gone by then are not in the new one.
+that is resumed with more rounds continues from the mean that it had ended with. If it had not ended, its mean is not of the
+last rounds and is dropped; models that are gone by then are not in the new mean.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Tail:
 
     @property
     def said(self) -> str:
-        """What it does, in a sentence; empty where it does nothing."""
+        """Its effect in a sentence; empty where it has none."""
         if self.count == 1:
             return ""
         return f"the run ends with the mean of the models of its last {self.count} rounds (federation.average_last)"

@@ -1,8 +1,8 @@
-"""The local trainings of a round's clients that live in one process, made in common passes before the clients answer.
+"""Common passes that train a round's clients of one process before the clients answer.
 
-Only the arithmetic is common. What a client trained is handed to that client alone, and all that follows (clipping, noise,
-masks) it does itself. Where clients are protected, passes have public shapes, so that what one client trained does not depend
-on who else was drawn.
+Only the arithmetic is shared. Each client alone receives its result, and does all further steps (clipping, noise, masks)
+itself. Where clients are protected, passes have public shapes, so that one client's result does not depend on who else was
+drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Trainable(Protocol):
-    """A participant whose training others may do."""
+    """A participant whose training may be done outside it."""
 
     def job(self, request: Any) -> Job | None: ...
 
@@ -47,7 +47,7 @@ class Together:
             participant.train_ahead(request, trained)
 
     def _say(self, tried: int) -> None:
-        """Log what came of trials since the first `tried`."""
+        """Log the results of trials after the first `tried`."""
         for trial in list(self.ways.trials.values())[tried:]:
             if trial.why_not:
                 _log.warning("clients are trained one after the other: %s", trial.why_not)

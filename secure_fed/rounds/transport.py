@@ -1,7 +1,7 @@
 """Requests, replies, and the transports that carry them.
 
 A transport has one method. `InProcess` calls client objects; `Recording` wraps a transport and keeps all messages, `Vanishing`
-wraps one and loses clients. In the open a pass is one exchange, of a `Request` for a `Reply`; behind masks it is one exchange
+wraps one and loses clients. Without masks a pass is one exchange, of a `Request` for a `Reply`; with masks it is one exchange
 for each stage of the protocol, of a `Stage` for a `Staged`.
 """
 
@@ -29,9 +29,10 @@ from secure_fed.tensors.tensors import Tensors
 class Request:
     """The server's message in one linear pass, the same for every client of the cohort.
 
-    tensors: those sent down (`plan.down`; empty in a later pass, where the client still has them). layout: digest of the layout
-    that the contribution must have. means: of this round's earlier passes. clip_norm: the largest norm of a contribution, or of
-    a gradient. first: digest of the round's first request, which every later one carries; empty in the first.
+    tensors: the tensors sent to the client (`plan.down`; empty in a later pass, where the client still has them). layout:
+    digest of the layout that the contribution must have. means: of this round's earlier passes. clip_norm: the largest norm of
+    a contribution, or of a gradient. first: digest of the round's first request, which every later one carries; empty in the
+    first.
     """
 
     round: int
@@ -93,7 +94,7 @@ class ContributorList:
 
     @staticmethod
     def bytes_of(contributors: float) -> float:
-        """The bytes of a list of so many contributors."""
+        """The bytes of a list of `contributors` contributors."""
         return 32 + 4 * contributors
 
 
@@ -114,7 +115,7 @@ class Stage:
 
     @property
     def bytes_down(self) -> int:
-        sent = len(self.message) or len(self.parameters.to_bytes())  # the first stage brings nothing but the parameters
+        sent = len(self.message) or len(self.parameters.to_bytes())  # the first stage contains only the parameters
         return sent + sum(part.bytes_down for part in (self.request, self.listed) if part)
 
 
@@ -130,7 +131,7 @@ class Transport(Protocol):
     """Carries requests to clients, and their replies back."""
 
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
-        """The replies of those clients that answer, in any order: a `Reply` to a `Request`, a `Staged` to a `Stage`."""
+        """The replies of the clients that answer, in any order: a `Reply` to a `Request`, a `Staged` to a `Stage`."""
 
 
 class Participant(Protocol):
@@ -143,8 +144,8 @@ class Participant(Protocol):
 class InProcess:
     """Calls client objects of this process one after the other, lazily: one contribution exists at a time.
 
-    prepare: is given some participants at a time with their requests, before the first of them answers; it may do work that
-    they have in common. at_once: how many.
+    prepare: called with some participants and their requests, before the first of them answers; it may do their common work.
+    at_once: the number of participants in one call.
     """
 
     clients: Sequence[Participant]
@@ -162,10 +163,10 @@ class InProcess:
 
 @dataclass
 class Recording:
-    """Keeps every request and reply that passes through another transport, in order; or hands them to `note`.
+    """Keeps every request and reply that passes through another transport, in order; or passes them to `note`.
 
-    Without secure aggregation that is all the server sees, contributions of single clients included. With it, contributions
-    are masked.
+    Without secure aggregation this is all that the server sees, including contributions of single clients. With it,
+    contributions are masked.
     """
 
     inner: Transport
@@ -183,9 +184,9 @@ class Recording:
 class Vanishing:
     """Loses a share, rounded down, of the n clients that a round begins with, each in one of its first `stages` exchanges.
 
-    Who goes, and when, is drawn from the seed and the round: it depends on nobody's data. With `everybody`, how many clients
-    there are, the share is of all of them: who vanishes then does not depend on the cohort either, so that one client more or
-    less in a secret cohort changes a sum by that client's contribution alone.
+    The lost clients, and their exchanges, are drawn from the seed and the round: they depend on nobody's data. With
+    `everybody`, the number of all clients, the share is of all clients: the lost clients then do not depend on the cohort
+    either, so that one client more or less in a secret cohort changes a sum only by that client's contribution.
     """
 
     inner: Transport
@@ -212,4 +213,4 @@ class Vanishing:
         return {client: int(rng.integers(self.stages)) for client in gone}
 
 
-_VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client's randomness is this one
+_VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client has this randomness

@@ -1,4 +1,4 @@
-"""The rounds in which clients, or the units at them, take part, as far as everybody knows them."""
+"""The rounds in which clients, or their units, take part, as far as they are public."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Turns:
     """The public probability that a unit takes part in a round.
 
     With cohorts from the public seed it is 0 or 1; with secret coins it is their rate. draw: the participants of a round, if
-    they are public. hosts: for each unit the index that has to be drawn: its own, or that of the client that it is at.
-    most: the largest number of rounds that anybody takes part in.
+    they are public. hosts: for each unit the index that must be drawn: its own, or its client's. most: the largest number of
+    rounds that any unit takes part in.
     """
 
     rate: float
@@ -39,12 +39,12 @@ class Turns:
         return (self._drawn[round_] & (before < self.most)).astype(float)
 
     def allowance(self, number: int, who: str, wanted: int, round_: int) -> int:
-        """The releases that a unit that is a client may make, as `ClientSetup.allowance`. No budget is charged."""
+        """The releases that a client unit may make, with the signature of `ClientSetup.allowance`. Charges no budget."""
         return wanted if self.rates(round_)[number] > 0 else 0
 
 
 def turns_of(server: Server, hosts: Sequence[int], passes: int) -> Turns:
-    """hosts: an index for each unit. passes: of a round. Cohorts that the guarantee hides have their rate alone."""
+    """hosts: an index for each unit. passes: of a round. For cohorts that the guarantee hides, only the rate is known."""
     protection, plan = server.protection, server.protection.plan
     secret = protection.hides_cohort or protection.hidden
     most = math.inf if plan is None or plan.participations is None else plan.participations

@@ -1,8 +1,8 @@
-"""What settings leave open: the steps of clients, what a method settles itself, and how clients are protected.
+"""Settles the settings that are left open: the clients' steps, the method's own choices, and the clients' protection.
 
-`auto` in federation.sampling, privacy.noise and privacy.correlation (who takes part when, who adds the noise, how) becomes what
-`secure-fed budget plan` recommends, before any party is made. Secret coins are never chosen: no server keeps them from its
-operators and its clients. What is chosen stands in the run's configuration from then on.
+`auto` in federation.sampling, privacy.noise and privacy.correlation (who takes part when, who adds the noise, how) becomes the
+recommendation of `secure-fed budget plan`, before any party is made. Secret coins are never chosen: no server keeps them from
+its operators and its clients. The run's configuration records the choice from then on.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def settled(
     personal: Collection[str] = (),
     scoring: bool,
 ) -> RunConfig:
-    """The configuration without `auto` in what protects clients, and with the steps that suit what is protected.
+    """The configuration without `auto` in the settings of clients' protection, and with steps that suit the protection.
 
-    clients: how many there are. own: the mechanism is the user's, which noises open sums over secret coins alone. width: of
-    the model's hidden states, where it has a number for it. personal: tensors that never travel. scoring: whether a
-    last layer of a head trains.
+    clients: their number. own: the mechanism is the user's, which noises only unmasked sums over secret coins. width: of the
+    model's hidden states, where the model has one. personal: tensors that are never sent. scoring: whether a last layer of a
+    head trains.
     """
     privacy, federation = config.privacy, config.federation
     if not scoring and config.training.head_factor not in (None, 1.0):
@@ -71,7 +71,7 @@ def settled(
 
 
 def _of_sums(privacy: PrivacyConfig) -> tuple[str, str]:
-    """Noise and correlation of cohorts that no public order says."""
+    """Noise and correlation where no public order fixes the cohorts."""
     noise = "central" if privacy.noise == "auto" else privacy.noise
     return noise, "none" if privacy.correlation == "auto" else privacy.correlation
 
@@ -82,9 +82,9 @@ def _in_turn(
     """Noise and correlation of a public order: of the ways that the settings leave open, the recommended one."""
     privacy = config.privacy
     if "auto" not in (privacy.noise, privacy.correlation) or privacy.delta * clients >= 1:
-        return _of_sums(privacy)  # such a delta is refused when the noise is planned
+        return _of_sums(privacy)  # the planning of the noise refuses such a delta
     if privacy.noise_multiplier is not None and privacy.noise == "auto":
-        # A multiplier is meant for the sum: shares, and contributions by themselves, need other ones.
+        # A multiplier is meant for the sum: shares, and single contributions, need other multipliers.
         config = config.replace({("privacy", "noise"): "central"})
     from privacy.planning import Setting
     from privacy.promises import Possible, in_turn, pick
@@ -102,7 +102,7 @@ def _in_turn(
     except PrivacyError:
         ways = []
     if not ways:
-        return _of_sums(privacy)  # what cannot be had is refused where it is planned, with the reason
+        return _of_sums(privacy)  # the planning refuses impossible settings, with the reason
     chosen = pick(setting, ways)
     return chosen.noise, chosen.correlation
 
@@ -114,7 +114,7 @@ def _left_open(privacy: PrivacyConfig, way: Way) -> bool:
 
 
 def _counted(config: RunConfig, cohort: int) -> int:
-    """The shares of noise that a masked sum of the cohort counts on; 0 without masks."""
+    """The number of noise shares that the guarantee counts in a masked sum of the cohort; 0 without masks."""
     from protocols.choice import colluding, surviving
 
     settings = config.secure_aggregation
@@ -124,9 +124,9 @@ def _counted(config: RunConfig, cohort: int) -> int:
 
 
 def reached(method: Method, state: State, personal: Collection[str] = ()) -> int:
-    """How many noised numbers reach the model in a round: each counted once for every pass, which share out a round's noise.
+    """The number of noised coordinates that reach the model in a round, each counted once for every pass.
 
-    personal: tensors that never travel.
+    Passes divide a round's noise. personal: tensors that are never sent.
     """
     layouts = _layouts(method, state)
     if isinstance(method, Filtering) and len(layouts) == 1:
@@ -136,10 +136,10 @@ def reached(method: Method, state: State, personal: Collection[str] = ()) -> int
 
 
 def unsteady(method: Method, initial: State, rounds: int) -> str:
-    """Why noise of a round cannot take back that of earlier rounds with this method; empty where it can.
+    """The reason why a round's noise cannot cancel earlier noise with this method; empty where it can.
 
-    A method says itself where the means of several rounds cannot be added up. Where the tensors themselves are others, streams
-    of noise would not line up either.
+    A method declares whether the means of several rounds can be added up. Where the tensors themselves differ, streams of noise
+    would not line up either.
     """
     if why := method.card.memoryless:
         return why

@@ -1,6 +1,6 @@
-"""The parties of a federation, each given what it needs of the others, in one function: `assemble`.
+"""One function, `assemble`, makes all parties of a federation and passes each the parts of others that it needs.
 
-A value that does not exist yet has no name in it, so no party can be given one that is only half made.
+Every party is complete before its name exists there, so no party can receive a half-made one.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from secure_fed.runs.start import Start, started
 class Assembly:
     """A federation, put together and ready to run.
 
-    problem: without the examples or clients that an audit holds out. pools: of units that an audit may ask about, some of which
-    train: those held out of the "data", and "phantoms", which are nobody's data. initial: the state before the first round.
-    base_digest: of the model before the method changed it. phantoms: clients without data, indexed after `clients`.
-    masks: both sides of secure aggregation, if it is enabled. ways: in which clients train together.
+    problem: without the examples or clients that an audit holds out. pools: the units that an audit may test, some of which
+    train: units held out of the "data", and "phantoms", which are nobody's data. initial: the state before the first round.
+    base_digest: of the model before the method changed it. phantoms: clients without data, indexed after `clients`. masks: both
+    sides of secure aggregation, if it is enabled. ways: how clients train in common passes.
     """
 
     config: RunConfig
@@ -77,8 +77,8 @@ class Assembly:
 
     @property
     def audit_pool(self) -> AuditPool:
-        """The units that an audit asks about: phantoms in a run that is private or has them, unless units of the data were held
-        out.
+        """The units that an audit tests: held-out units of the data, if there are any; else phantoms, in a run that is private
+        or that has them.
         """
         private = self.config.privacy.unit != "none" or bool(self.config.evaluation.phantoms)
         return self.pools["phantoms" if private and not self.pools["data"].units else "data"]
@@ -92,10 +92,10 @@ def assemble(
     mechanism: Callable[[float], Mechanism] | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> Assembly:
-    """The federation of a configuration over a problem; whole: with everybody's examples. Refuses what cannot run together.
+    """The federation of a configuration over a problem, `whole` with everybody's examples. Refuses impossible settings.
 
-    mechanism: of the user's own, made of a noise multiplier. elsewhere: of a federation whose clients are on machines of their
-    own, with the examples of this one's.
+    mechanism: makes the user's own mechanism from a noise multiplier. elsewhere: for a federation whose clients are on separate
+    machines; the problem then has this machine's examples.
     """
     require_choosable(config, whole.facts)
     start = started(config, method, whole, own=mechanism is not None)
@@ -150,16 +150,17 @@ def assemble(
 
 
 def _paced(start: Start, protection: Protection, initial: State) -> RunConfig:
-    """The configuration with a server's rate that suits the noise, if it was left open."""
+    """The configuration with a server learning rate that suits the noise, if it was left open."""
     numbers = reached(start.method, initial, start.personal)
     rounds = start.config.federation.rounds
     return paced(start.config, protection.noise_over_way(start.sampler.expected, numbers, rounds))
 
 
 def _training(config: RunConfig, setup: ClientSetup, numbers: int) -> tuple[Together | None, int]:
-    """What trains clients in common passes, if they share any, and how many at once. numbers: that each client trains.
+    """The trainer of common passes, if clients share any, and the number of clients at once. numbers: that each client trains.
 
-    Where memory decides it is two at least: a client that trains by itself for want of room takes passes of public shapes too.
+    Where memory decides, the number is at least two: a client that trains alone for lack of memory also uses passes of public
+    shapes.
     """
     at_once = config.training.together or max(2, clients_at_once(numbers, setup.objective.device))
     together = Together(setup.objective, setup.protection.placement.private, setup.ways)
@@ -167,16 +168,16 @@ def _training(config: RunConfig, setup: ClientSetup, numbers: int) -> tuple[Toge
 
 
 def _with_phantoms_noted(problem: Problem, pool: AuditPool) -> Problem:
-    """The problem, whose facts say how many phantoms there are: a run that goes on has the same."""
+    """The problem with the number of phantoms in its facts: a resumed run must have the same number."""
     if not pool.units:
         return problem
     return replace(problem, facts={**problem.facts, "phantoms": {"units": len(pool.units), "digest": pool.digest}})
 
 
 def _attendance(config: RunConfig, protection: Protection, sampler: Sampler) -> Attendance | None:
-    """The clients' memory of their turns, where a guarantee counts on how seldom they take part.
+    """The clients' record of their turns, where a guarantee relies on how seldom they take part.
 
-    Clients that account for their own releases, and rounds without privacy, may be asked again after an interruption.
+    Clients that account for their own releases, and rounds without privacy, may be repeated after an interruption.
     """
     if isinstance(sampler, PublicOrder) and protection.placement.charges_federation:
         return Attendance(sampler, config.federation.rounds)
@@ -186,7 +187,7 @@ def _attendance(config: RunConfig, protection: Protection, sampler: Sampler) -> 
 def _setup(
     start: Start, protection: Protection, charges: Charges, watched: Watch | None, attendance: Attendance | None
 ) -> ClientSetup:
-    """The setup that all clients share. watched: sees clients train, where nothing protects them from that."""
+    """The setup that all clients share. watched: observes clients' training, where no guarantee forbids it."""
     config, problem = start.config, start.problem
     return ClientSetup(
         objective=start.objective,
@@ -209,7 +210,7 @@ def _setup(
 
 
 def _clients(start: Start, pool: AuditPool, setup: ClientSetup) -> Sequence[Client]:
-    """A client for each part of the data, and beside its own examples the phantom examples that are at it."""
+    """A client for each part of the data, with its own examples and its phantom examples."""
     problem, setups = start.problem, canary_setups(start.config, start.held_out, setup)
     beside = phantom_examples(pool, pool.members)
 
@@ -224,14 +225,14 @@ def _clients(start: Start, pool: AuditPool, setup: ClientSetup) -> Sequence[Clie
 
 
 def _phantom_clients(config: RunConfig, pool: AuditPool, first: int, setup: ClientSetup, turns: Turns) -> list[Phantom]:
-    """The phantoms that are clients, where they are no examples; indexed from `first`."""
+    """The phantom clients, unless phantoms are examples; indexed from `first`."""
     return phantom_clients(config, pool.units, pool.members, first, setup, turns) if pool.kind == "client" else []
 
 
 def _open_server(
     config: RunConfig, problem: Problem, pool: AuditPool, sampler: Sampler, charges: Charges, setup: ClientSetup
 ) -> Server:
-    """The server as it is without secure aggregation. It is given no example."""
+    """The server without secure aggregation. It gets no example."""
     settings, protection = config.federation, setup.protection
     beside = [unit.name for unit in pool.units] if pool.kind == "client" else []
     names, empty = [*problem.names, *beside], empty_sum(settings, precise=protection.placement.server_noise)
@@ -253,7 +254,7 @@ def _open_server(
 
 
 def _turns(names: Sequence[str], pool: AuditPool, server: Server, passes: int) -> Turns:
-    """The rounds in which phantoms take part, as everybody knows them."""
+    """The rounds in which phantoms take part, as far as they are public."""
     if pool.kind == "client":
         return turns_of(server, range(len(names), len(names) + len(pool.units)), passes)
     index = {name: number for number, name in enumerate(names)} if pool.units else {}
@@ -261,14 +262,14 @@ def _turns(names: Sequence[str], pool: AuditPool, server: Server, passes: int) -
 
 
 def _scoring(config: RunConfig, pool: AuditPool, setup: ClientSetup, turns: Turns) -> PhantomScores | None:
-    """The membership scores of phantoms, from what each would send as a member."""
+    """The membership scores of phantoms, from the contribution that each would send as a member."""
     echoes = phantom_clients(config, pool.units, np.ones(len(pool.units), dtype=bool), 0, setup)
     known = not setup.protection.placement.step_noise
     return PhantomScores(echoes, turns, config.federation.seed, known) if echoes else None
 
 
 def _require_precise(masks: Masks | None, server: Server, initial: State, rounds: int) -> None:
-    """Refuse masks whose integers are too coarse for what is summed."""
+    """Refuse masks whose integers are too coarse for the summed contributions."""
     if masks is not None:
         sizes = [server.layout(initial, pass_name).size for pass_name in server.plan(initial).passes]
         masks.require_precise(sizes, initial.clip_norm, rounds, server.sampler.expected)

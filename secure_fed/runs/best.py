@@ -1,7 +1,7 @@
-"""Which evaluation of a run was the best, and whether waiting for a better one has lasted long enough.
+"""The best evaluation of a run, and when to stop waiting for a better one.
 
-Evaluations are compared by accuracy, where the task has one, and else by loss. Choosing a model by what a test set says tells
-of that test set. So under privacy it has to be one that was declared, and no rows that were held out of the protected ones.
+Evaluations are compared by accuracy, where the task has one, and else by loss. Choosing a model by a test set reveals something
+about that test set. So under privacy the test set must be a declared one, not rows held out of the protected data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def best(records: Sequence[Record]) -> Record | None:
 
 
 def stalled(records: Sequence[Record], patience: int | None) -> str:
-    """Why the run should end: `patience` evaluations in a row were no better than the best before them; "" if it should not."""
+    """The reason to end the run: `patience` evaluations in a row were no better than the best before them; "" to go on."""
     found = best(records)
     if not patience or found is None:
         return ""
@@ -55,18 +55,18 @@ def stalled(records: Sequence[Record], patience: int | None) -> str:
 
 
 def require_measured(measured: Record, config: RunConfig) -> None:
-    """ConfigError for an evaluation by which nothing can be chosen, where something is to be."""
+    """ConfigError for an evaluation by which no model can be chosen, where one is to be chosen."""
     name = next((name for name in _SETTINGS if getattr(config.evaluation, name)), None)
     if name and not {"accuracy", "loss"} & set(
         measured
-    ):  # a number that is none, after a run diverged, is no better than any
+    ):  # after a run diverged its loss is NaN, which is no better than any number
         raise ConfigError(
             f"evaluation.{name} goes by accuracy or loss, and the evaluation gave neither: let metrics give one"
         ).about(f"evaluation.{name}", getattr(config.evaluation, name), "metrics with 'accuracy' or 'loss'")
 
 
 def _merit(record: Record) -> float | None:
-    """More is better."""
+    """The figure of merit: larger is better."""
     if _number(record, "accuracy"):
         return float(record["accuracy"])
     return -float(record["loss"]) if _number(record, "loss") else None

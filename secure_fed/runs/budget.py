@@ -1,14 +1,14 @@
-"""A run's place in a ledger: found when it starts, and found again when it goes on.
+"""A run's place in a ledger: found when it starts, and found again when it resumes.
 
-    private/budget.json     the run's name in the ledger, the ledger's path, and its end when the run last wrote to it
+    private/budget.json     the run's name in the ledger, the ledger's path, and its head when the run last wrote to it
     private/budget.sqlite   the ledger, where `privacy.ledger` names none: its limit is the run's own epsilon
 
-A ledger has digests of the data and the times of its charges, which tell how long rounds took.
+A ledger contains digests of the data and the times of its charges, which reveal how long rounds took.
 
-A ledger that runs share is made by `secure-fed budget create` alone: one that is missing is an error, never a fresh budget.
+A ledger that runs share is created only by `secure-fed budget create`: a missing one is an error, never a fresh budget.
 
-A run holds its whole plan before its first round, or does not start. Each charge is followed by a new `budget.json`, so that a
-ledger which has been cut or rewritten since is seen when the run goes on. For a run that starts anew, `ledger_heads` does that.
+A run reserves its whole plan before its first round, or does not start. Each charge is followed by a new `budget.json`, so that
+a resumed run detects a ledger that was cut or rewritten since. For a run that starts anew, `ledger_heads` does this.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
 
 @dataclass
 class RunBudget:
-    """The account of one run, and the ledger that it is in. turn: the round of a public order that this process is in, and its
-    passes so far.
+    """The account of one run, and its ledger.
+
+    turn: in a public order, the current round of this process and the number of its passes so far.
     """
 
     run: str
@@ -54,7 +55,7 @@ class RunBudget:
 
     @property
     def begun(self) -> int:
-        """The rounds of a public order that have been charged, by whatever process; each is charged whole, in order."""
+        """The number of charged rounds of a public order, by any process; each is charged whole, in order."""
         return self.account.releases() // self.plan.passes
 
     @property
@@ -63,7 +64,7 @@ class RunBudget:
         return self.begun * self.plan.passes < self.plan.releases
 
     def allowance(self, who: str, wanted: int, round_: int) -> int:
-        """Charge what of `wanted` releases is left for this client, and say how many that is."""
+        """Charge up to `wanted` releases to this client, as many as it has left, and return that number."""
         granted = min(wanted, self.account.left(who))
         if granted:
             self.account.charge(granted, who, {"round": round_})
@@ -79,9 +80,9 @@ class RunBudget:
     def _take_turn(self, round_: int, pass_name: str) -> None:
         """Charge a round whole, once in the life of the ledger; its later passes find it charged.
 
-        TurnPassed if another process has charged it. The ledger judges that where it writes, so of two processes that take
-        themselves for this run one at most makes the round: two sums of it, over different clients or with the same correlated
-        noise, would tell them apart.
+        TurnPassed if another process has charged it. The ledger checks this in the transaction that writes, so of two processes
+        that act as this run at most one makes the round: two sums of it, over different clients or with the same correlated
+        noise, would reveal the difference.
         """
         round_of_turn, made = self.turn
         passes = self.plan.passes
@@ -103,9 +104,9 @@ class RunBudget:
 
 
 def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Plan:
-    """The plan, shortened where `on_exhausted` says so; refused, with nothing written, if the ledger does not hold it.
+    """The plan, shortened where `on_exhausted` allows it; refused, with nothing written, if it does not fit the ledger.
 
-    A run that has reserved already has its place.
+    A run that has already reserved keeps its reservation.
     """
     noted = _noted(run_dir) if run_dir else None
     if not privacy.ledger:
@@ -141,7 +142,7 @@ def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
 
 @contextmanager
 def opened(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Iterator[RunBudget]:
-    """The budget of the run in `run_dir`, reserved; without a run directory, of a run whose ledger is gone with it."""
+    """The reserved budget of the run in `run_dir`; without a run directory, the ledger ends with the run."""
     if run_dir is None:
         with TemporaryDirectory(prefix="secure-fed-") as folder:
             yield _reserved(privacy, plan, Path(folder), subject)
@@ -200,7 +201,7 @@ def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | Non
 
 
 def _shared(privacy: PrivacyConfig, noted: Mapping[str, Any] | None) -> Ledger:
-    """The ledger that the settings name; whatever is known of its end, by this run or by the user, has to be in it."""
+    """The ledger that the settings name; every head of it noted by this run or by the user must be in it."""
     path = Path(privacy.ledger)
     if noted is None:
         require_made(privacy.ledger)
@@ -212,13 +213,13 @@ def _head(noted: Mapping[str, Any] | None) -> Head | None:
 
 
 def _reserved_releases(ledger: Ledger, run: str) -> int:
-    """How many releases the run reserved: fewer than its settings plan where the ledger had room for fewer."""
+    """The number of releases that the run reserved: fewer than its settings plan if the ledger had room for fewer."""
     reservations = [row for row in ledger.rows() if row.kind == "reserve" and row.run == run]
     return int(reservations[-1].body["terms"]["releases"])
 
 
 def _noted(folder: Path) -> dict[str, Any] | None:
-    """The run's note of its ledger, None before there is one; a run that has released cannot go on without."""
+    """The run's note of its ledger, None before there is one; a run that has released cannot resume without it."""
     own_part = private_part(folder)
     if not (own_part / BUDGET).exists():
         if (folder / CHECKPOINT).exists() or (own_part / RELEASED).exists():

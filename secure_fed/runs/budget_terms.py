@@ -1,4 +1,4 @@
-"""On what terms a run reserves, and whom its costs are about."""
+"""The terms of a run's reservation, and the unit that its costs protect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Subject:
     """The subject of a run's costs: digests of the data and of which rows belong to which unit, and the unit's name and kind.
 
-    The digests are plain, and for the ledger alone, which keeps them under its key.
+    The digests are unkeyed, and only for the ledger, which stores them under its key.
     """
 
     data: str
@@ -30,12 +30,12 @@ class Subject:
         return cls(problem.data_digest, problem.unit_digest, unit_name(config), config.privacy.unit)
 
     def unit(self, plan: Plan) -> Unit:
-        """The unit as a ledger knows it: neighbours come of how the plan samples and where its noise is."""
+        """The ledger's unit: its neighbours follow from the plan's sampling and the place of its noise."""
         return Unit(self.name, self.kind, self.members, plan.release.adjacency)
 
 
 def unit_name(config: RunConfig) -> str:
-    """The name of the protected unit in a ledger: the user's, else by the column that tells units apart."""
+    """The name of the protected unit in a ledger: the user's, else from the column that identifies units."""
     privacy, client = config.privacy, config.data.client
     columns = {"client": client, "group": privacy.group_column}
     return privacy.unit_name or columns.get(privacy.unit) or privacy.unit

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: a state of the federation, with personal tensors or without, in one safetensors file."""
+"""Checkpoints of a run: a state of the federation, with or without personal tensors, in one safetensors file."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Checkpoint:
 def write(
     file: Path, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any], *, private: bool
 ) -> None:
-    """Replace the file in one step. private: readable by its owner alone."""
+    """Replace the file in one step. private: only its owner can read it."""
     tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
     tensors |= {f"memory/{name}": part for name, part in state.memory.parts().items()}
     for client, kept in personal.items():
         tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
     whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
     fields = {"round": state.round, "clip_norm": state.clip_norm, "record": record}
-    # One text, because the order of several is another in every process.
+    # One text, because the order of several would differ between processes.
     content = safetensors.torch.save(whole, {"said": json.dumps(fields)})
     atomic_write(file, content, private=private)
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The state after the last finished round, if any round finished; it holds nothing personal."""
+    """The state after the last finished round, if any round finished; without personal tensors."""
     return _read(path / CHECKPOINT)
 
 
@@ -59,12 +59,12 @@ def read_best(path: Path) -> Checkpoint:
 
 
 def read_released(path: Path) -> Checkpoint | None:
-    """The state after the last release of a private run, if there was any, with the personal tensors of then."""
+    """The state after the last release of a private run, if there was any, with the personal tensors at that time."""
     return _read(private_part(path) / RELEASED)
 
 
 def read_personal(path: Path, round_: int) -> Mapping[int, Tensors]:
-    """The personal tensors of clients after that round, by client; of those that had none, nothing."""
+    """The personal tensors of clients after that round, by client; clients without any are left out."""
     found = _read(private_part(path) / personal_file(round_))
     return found.personal if found else {}
 
@@ -80,8 +80,8 @@ def _read(file: Path) -> Checkpoint | None:
             finished, clip_norm, record = int(fields["round"]), float(fields["clip_norm"]), dict(fields["record"])
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 group, _, rest = name.partition("/")
-                # A copy: the file may be replaced while we hold it, and kernels may sum in an order that depends on
-                # how a tensor lies in memory, which must be as in a run that was never stopped.
+                # A copy: the file may be replaced while it is open, and kernels may sum in an order that depends on a tensor's
+                # memory layout, which must be as in a run that was never stopped.
                 tensor = opened.get_tensor(name).clone()
                 if group == "client":
                     client, _, rest = rest.partition("/")

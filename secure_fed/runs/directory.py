@@ -1,11 +1,11 @@
-"""The run directory from outside: its place, the names of its files, and its JSON files read with suspicion.
+"""The run directory from outside: its location, the names of its files, and checked reading of its JSON files.
 
-A run directory has two parts. Files at its top follow from what was released, from settings and from public data, and may be
-shown (`published` names the source of every value). The folder `private/` holds everything else that a run writes,
-and is for those who hold the data: only they can open it. An export and the report read a run through `Published`, which can
-name no file in that folder.
+A run directory has two parts. Files at its top follow from releases, settings and public data, and may be shown (`published`
+names the source of every value). The folder `private/` contains everything else that a run writes, and is for the owner of the
+data: only the owner can open it. An export and the report read a run through `Published`, which can name no file in that
+folder.
 
-Needs no torch, so that a report starts at once. Whatever was done to the files, what is wrong is said in one sentence.
+Needs no torch, so that a report starts at once. Any damage to the files is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ LOCK = ".lock"
 
 
 def private_part(run_dir: Path) -> Path:
-    """The folder of a run directory that is for those who hold the data; it need not exist."""
+    """The private folder of a run directory; it need not exist."""
     return run_dir / PRIVATE
 
 
 def made_private(run_dir: Path) -> Path:
-    """The same folder, made if need be, which nobody but its owner can open."""
+    """The same folder, created if needed; only its owner can open it."""
     folder = private_part(run_dir)
     with usable(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -53,7 +53,7 @@ def made_private(run_dir: Path) -> Path:
 
 @dataclass(frozen=True)
 class Published:
-    """A reader of what may be shown of a run, and of nothing else: it opens the files of `PUBLIC`, by these names."""
+    """A reader of a run's public part only: it opens the files of `PUBLIC`, by these names."""
 
     run_dir: Path
 
@@ -84,7 +84,7 @@ class Published:
 def without_times(run_dir: Path) -> None:
     """Give all public files of a private run, and their folder, the time at which the run began.
 
-    The times of files would tell how long rounds took, and so how many clients trained. Resuming moves none of them back.
+    The files' times would reveal how long rounds took, and so how many clients trained. Resuming does not move them back.
     """
     with suppress(OSError):
         began = (run_dir / CONFIG).stat().st_mtime_ns
@@ -100,9 +100,9 @@ def usable(path: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def claimed(out: Path, *, rename: bool) -> Iterator[Path]:
-    """Make the directory, so that a start killed from here on can be told from none; left empty, it goes away again.
+    """Make the directory, so that a run killed during start-up leaves a trace; if left empty, it is removed again.
 
-    With `rename` it is nobody else's: where there is one of that name, "-2", "-3", ... is put behind it.
+    With `rename` it is always new: if the name is taken, "-2", "-3", ... is appended.
     """
     with usable(out):
         made = [folder for folder in out.parents if not folder.exists()]
@@ -119,14 +119,14 @@ def claimed(out: Path, *, rename: bool) -> Iterator[Path]:
 
 
 def require_begun(path: Path) -> None:
-    """Refuse to go on where nothing was begun; a start that was killed before it wrote anything counts."""
+    """Refuse to resume where no run was begun; a start that was killed before it wrote anything counts as begun."""
     with plainly(RunDirectoryError, f"{path} cannot be read", "give the --out of `secure-fed train`"):
         if not path.exists():
             raise RunDirectoryError(f"{path} holds no run to go on with; start one there without --resume")
 
 
 def require_unused(path: Path) -> None:
-    """Refuse a directory that holds a run, or anything but what a start killed on its way leaves."""
+    """Refuse a directory that contains a run, or anything except the remains of a killed start."""
     with usable(path):
         if (path / CONFIG).exists():
             raise RunDirectoryError(
@@ -141,7 +141,7 @@ def _left_by_a_start(name: str) -> bool:
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration of the run in `path`. A setting that was not there yet has the value of what was done then."""
+    """The configuration of the run in `path`. Settings newer than the run get the values of its behaviour."""
     tables = read_object(path, CONFIG)
     if isinstance(training := tables.get("training"), dict):
         training.setdefault("head_factor", 1.0)
@@ -164,7 +164,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def withholds_test(config: RunConfig, facts: Mapping[str, Any]) -> bool:
-    """Whether measurements on test rows are not for everybody, because these rows were held out of private ones."""
+    """Whether measurements on test rows are withheld, because these rows were held out of private ones."""
     tested = str(facts.get("test", {}).get("from", ""))
     return config.privacy.unit != "none" and not is_declared(tested)
 
@@ -181,7 +181,7 @@ def read_object(path: Path, name: str) -> dict[str, Any]:
 
 
 def read_whole_result(path: Path) -> dict[str, Any]:
-    """The result of the run in `path` with what is withheld of it: for those who hold the data."""
+    """The result of the run in `path` with its withheld part: for the owner of the data."""
     result, folder = read_object(path, RESULT), private_part(path)
     return together(result, read_object(folder, OWN_RESULT)) if (folder / OWN_RESULT).exists() else result
 
@@ -212,7 +212,7 @@ def _names(first: Path) -> Iterator[Path]:
 
 
 def _made(folder: Path) -> bool:
-    """Make the folder; False where that name is taken."""
+    """Make the folder; False if the name is taken."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:

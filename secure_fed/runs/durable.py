@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a run resumed after a kill, finds the old content or the new and nothing between."""
+"""Writing files so that a reader, or a run resumed after a kill, finds either the old content or the new."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _PART = re.compile(r"(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
 
 
 def crash_point(name: str) -> None:
-    """A named instant between two durable steps. Does nothing; tests put a kill in its place."""
+    """A named point between two durable steps. Does nothing; tests replace it by a kill."""
 
 
 def atomic_write(path: Path, data: bytes | str, *, private: bool = False) -> None:
-    """Replace the file by `data` in one step that survives a power cut; a write that fails leaves nothing beside it.
+    """Replace the file by `data` in one step that survives a power cut; a failed write leaves nothing behind.
 
-    Of several who write at once each has a file of its own until it is whole, and the last to end wins. Only a kill leaves such
-    a file behind: see `part_of`. private: readable by its owner alone, from the first byte on.
+    Each of several simultaneous writers uses its own temporary file until it is complete, and the last to finish wins. Only a
+    kill leaves a temporary file behind: see `part_of`. private: only its owner can read it, from the first byte on.
     """
     content = data.encode() if isinstance(data, str) else data
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
@@ -45,14 +45,14 @@ def atomic_write(path: Path, data: bytes | str, *, private: bool = False) -> Non
 
 
 def part_of(name: str) -> str:
-    """The name of the file that a file of this name was to become when its writer was killed; empty if it is none such."""
+    """The target name of a killed writer's temporary file with this name; empty for any other file."""
     found = _PART.fullmatch(name)
     return found[1] if found else ""
 
 
 def clear_parts(folder: Path) -> None:
-    """Remove what killed writers left in the folder; for whoever holds it, as a writer of this very moment would fail."""
-    with suppress(OSError):  # they are in nobody's way
+    """Remove killed writers' temporary files from the folder. Call it with the folder locked: a current writer would fail."""
+    with suppress(OSError):  # leftover files do no harm
         for file in folder.iterdir():
             if part_of(file.name):
                 file.unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def clear_parts(folder: Path) -> None:
 def append_line(path: Path, line: str, *, private: bool = False) -> None:
     """Add a line that is on disk when this returns; a kill may leave part of it at the end of the file.
 
-    private: a file that this makes is readable by its owner alone.
+    private: if this creates the file, only its owner can read it.
     """
     content = line.encode() + b"\n"
     with _written(path), open(path, "ab", opener=_opener(private)) as file:
@@ -75,7 +75,7 @@ def append_line(path: Path, line: str, *, private: bool = False) -> None:
 
 
 def _opener(private: bool) -> Callable[[str, int], int]:
-    mode = 0o600 if private else 0o666  # less what the user's mask takes away
+    mode = 0o600 if private else 0o666  # less the user's umask
     return lambda name, flags: os.open(name, flags, mode)
 
 

@@ -1,7 +1,7 @@
 """Metrics of a federation's global state: on the test set, and of each client on its own examples.
 
-Where tensors are personal, the shared model has those of the start, and says nothing: the test set's metrics are means over
-clients' own models then. Not under privacy, where clients' own models are no release.
+Where tensors are personal, the shared model has their initial values, and its metrics say nothing: the test set's metrics are
+then means over clients' own models. Not under privacy, where clients' own models are not released.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def evaluated(assembly: Assembly, state: State) -> Record:
 
 
 def _measured(assembly: Assembly, state: State) -> list[Tensors]:
-    """The shared model; where tensors are personal, those of at most ten clients that trained, evenly out of all of them."""
+    """The shared model; where tensors are personal, the models of at most ten clients that trained, spread evenly over all."""
     own = []
     if assembly.config.method.personal and assembly.config.privacy.unit == "none":
         own = [client.personal for client in assembly.clients if client.kept is not None]

@@ -1,4 +1,4 @@
-"""The guarantee of a private run, from its plan and from what was really charged: numbers and words."""
+"""The guarantee of a private run, from its plan and its actual charges: numbers and words."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, records: Sequence[Record]) -> dict[str, Any]:
     """The privacy part of `result.json`.
 
-    releases: what was charged, by the client that was charged most where clients are. epsilon covers the whole plan and what
-    interrupted rounds made again: nothing is refunded for what was planned and not released.
+    releases: the number charged, or where clients are charged, the most charged to one client. epsilon covers the whole plan
+    and the repetitions of interrupted rounds: nothing is refunded for planned releases that were not made.
     """
     from privacy import composition
 
@@ -57,7 +57,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
             "participations": plan.participations,
             "realised": _realised(assembly, plan, covered, records),
             "renyi": {f"{order:g}": found for order, found in composition.of_plan(plan, covered).items()},
-            "ledger": str(budget.ledger.path) if run_dir else None,  # without a run directory it is gone with the run
+            "ledger": str(budget.ledger.path) if run_dir else None,  # without a run directory it ends with the run
             "data_set": budget.ledger.data_set,
             "budget_epsilon": budget.ledger.epsilon,
             "budget_delta": budget.ledger.delta,
@@ -67,7 +67,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
 
 
 def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[Record]) -> dict[str, Any] | None:
-    """The epsilon of the releases under the noise of the survivors, at the fewest of any round. It refunds nothing."""
+    """The epsilon of the releases under the survivors' noise, with the fewest survivors of any round. It refunds nothing."""
     shares, masks = assembly.protection.shares, assembly.masks
     if shares is None or masks is None or not records:
         return None
@@ -84,7 +84,7 @@ def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[R
 
 
 def planned(assembly: Assembly) -> dict[str, Any]:
-    """The guarantee of the whole plan, as a run notes it at its start; a resumed run has to come to the same."""
+    """The guarantee of the whole plan, as a run notes it at its start; a resumed run must compute the same."""
     protection, plan = assembly.protection, assembly.protection.plan
     if plan is None:
         return {}
@@ -95,7 +95,7 @@ def planned(assembly: Assembly) -> dict[str, Any]:
 
 
 def of(assembly: Assembly, releases: int) -> Statement:
-    """The statement of a run that makes so many releases."""
+    """The statement of a run that makes `releases` releases."""
     protection, plan, tested = assembly.protection, assembly.protection.plan, assembly.problem.facts["test"]["from"]
     if plan is None:
         raise ValueError("a run without privacy has no guarantee to state")
@@ -129,7 +129,7 @@ def of(assembly: Assembly, releases: int) -> Statement:
 
 
 def _phantoms(protection: Protection) -> str:
-    """The phantoms in the sentence about releases: they depend on nobody's data."""
+    """The clause on phantoms in the sentence about releases: they depend on nobody's data."""
     count = protection.phantoms.phantoms
     if not count:
         return ""
@@ -147,7 +147,7 @@ def _uncovered(protection: Protection, plan: Plan) -> tuple[str, ...]:
 
 
 def _over_rounds(plan: Plan) -> str:
-    """The noise of a public order's rounds together, behind the words on who adds it."""
+    """The clause on the noise over the rounds of a public order, after the words on who adds it."""
     if not plan.exposures:
         return ""
     if (band := plan.correlation.band) > 1:
@@ -156,7 +156,7 @@ def _over_rounds(plan: Plan) -> str:
 
 
 def _most(protection: Protection, releases: int) -> int:
-    """The releases of whoever makes most of them: the federation, or a client, who need not be the one who fares worst."""
+    """The most releases: of the federation, or of one client, which need not be the client with the largest epsilon."""
     return max(protection.plan.limits.values(), default=releases) if protection.plan else releases
 
 

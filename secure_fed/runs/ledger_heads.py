@@ -1,4 +1,4 @@
-"""Where the newest heads of ledgers are kept besides: in one file per user, apart from every ledger."""
+"""The second place of ledgers' newest heads: one file per user, outside every ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATE = "XDG_STATE_HOME"
 
 
 def heads_at(chosen: str | Path) -> Heads:
-    """The file that was chosen; if none was, secure-fed/ledgers.sqlite in the user's folder for state.
+    """The chosen file; if none was chosen, secure-fed/ledgers.sqlite in the user's folder for state.
 
     That folder is $XDG_STATE_HOME, or ~/.local/state; a relative path there is ignored, as its specification has it.
     """
@@ -26,7 +26,7 @@ def heads_at(chosen: str | Path) -> Heads:
 
 
 def require_made(ledger: str) -> None:
-    """Refuse a ledger that is not there; where it cannot be looked up, opening it says why."""
+    """Refuse a ledger that does not exist; if that cannot be determined, opening it reports the reason."""
     with suppress(OSError):
         if not Path(ledger).exists():
             made = shlex.join(["secure-fed", "budget", "create", ledger])

@@ -12,10 +12,11 @@ GROUPS = (2, 5)
 
 
 def meaning(plan: Plan, releases: int) -> dict[str, Any]:
-    """The keys of the privacy part of `result.json` for readers of the models, after so many releases.
+    """The keys of the privacy part of `result.json` for readers of the models, after `releases` releases.
 
-    curve: epsilon at deltas around the run's, those that the accountant resolves. gaussian_mu: as `Plan.gaussian`. groups: for
-    groups of two and five units, epsilon at the run's delta; left out where nothing follows. exact: whether by mu.
+    curve: epsilon at deltas around the run's, as far as the accountant resolves them. gaussian_mu: as `Plan.gaussian`. groups:
+    for groups of two and five units, epsilon at the run's delta; left out where none follows. exact: whether it is computed
+    from mu.
     """
     from privacy.groups import of_curve, of_gaussian
 

@@ -3,10 +3,10 @@
     private/noise.key    for each start of the run: the first round of its noise, as a little-endian integer of 4 bytes, and 32
                          bytes of the operating system; on disk before the first charge, removed when the run has ended
 
-A resumed run makes past noise again of the keys that it was made of: noise of a new key would not take back what earlier rounds
-released. New rounds have a new key at every start. For noise of one key over two sums of one round would give away their
-difference, and a run directory that was put back from an older copy makes such a second sum: its ledger is then as old as its
-rounds, and cannot know. With a new key the second sum has noise of its own.
+A resumed run makes past noise again from its original keys: noise from a new key would not cancel the noise of earlier rounds.
+New rounds get a new key at every start, because noise from one key on two sums of one round would reveal their difference. A
+run directory that was restored from an older copy makes such a second sum: its ledger is then as old as its rounds, and cannot
+detect this. With a new key the second sum has its own noise.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ENTRY = struct.Struct("<I32s")
 
 @dataclass(frozen=True)
 class NoiseKeys:
-    """`Entropy` whose streams of a round are of the key that was the newest when the round was begun.
+    """`Entropy` whose streams of a round come from the key that was the newest when the round was begun.
 
-    starts: (first round, key) of every start of the run, the first of round 0. A later start has no earlier round.
+    starts: (first round, key) of every start of the run, beginning with round 0; first rounds never decrease.
     """
 
     starts: tuple[tuple[int, KeyedEntropy], ...] = field(repr=False)
@@ -47,7 +47,7 @@ class NoiseKeys:
         return self.starts[bisect_right([first for first, _ in self.starts], round_) - 1][1].stream(*label)
 
     def begun(self, round_: int) -> NoiseKeys:
-        """With a new key for this round and those after it."""
+        """These keys, with a new key for this round and all later ones."""
         return NoiseKeys((*self.starts, (round_, KeyedEntropy.new())))
 
     def to_bytes(self) -> bytes:
@@ -55,7 +55,7 @@ class NoiseKeys:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> NoiseKeys:
-        """ValueError for what `to_bytes` does not make."""
+        """The inverse of `to_bytes`; ValueError for other content."""
         if not content or len(content) % _ENTRY.size:
             raise ValueError("it is damaged")
         starts = tuple((first, KeyedEntropy(key)) for first, key in _ENTRY.iter_unpack(content))
@@ -67,7 +67,7 @@ class NoiseKeys:
 
 @contextmanager
 def opened_noise(protection: Protection, run_dir: Path | None, *, begun: int, left: bool) -> Iterator[None]:
-    """Give correlated noise its source while the run goes on. begun: rounds that it has charged. left: it may charge more."""
+    """Open the source of correlated noise during the run. begun: its charged rounds. left: whether it may charge more."""
     noise = protection.correlated
     if noise is None or not left:
         yield
@@ -80,7 +80,7 @@ def opened_noise(protection: Protection, run_dir: Path | None, *, begun: int, le
 
 
 def erase(run_dir: Path) -> None:
-    """Remove the keys of a run that has ended. What a disk keeps of removed files is out of reach."""
+    """Remove the keys of a run that has ended. Remains of removed files on the disk are not erased."""
     path = private_part(run_dir) / NOISE_KEY
     with plainly(
         RunDirectoryError, f"{path} cannot be removed", "remove it, since whoever has it can take the noise away"
@@ -91,7 +91,7 @@ def erase(run_dir: Path) -> None:
 
 def _source(entropy: Entropy, run_dir: Path | None, begun: int) -> Entropy:
     if not entropy.private:
-        return entropy  # of a seed, and so the same whenever it is asked
+        return entropy  # from a seed, so reproducible without keys
     if run_dir is None:
         return NoiseKeys(()).begun(0)
     path = made_private(run_dir) / NOISE_KEY

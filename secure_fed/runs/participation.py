@@ -1,4 +1,4 @@
-"""Who takes part in a private run and when, in the words of its guarantee: coins, turns, and the neighbours that follow."""
+"""The guarantee's words on participation in a private run: coins, turns, and the neighbours that follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def neighbours(protection: Protection, plan: Plan) -> str:
-    """In what two data sets differ that the guarantee hardly lets be told apart."""
+    """The difference between neighbouring data sets, in words."""
     if protection.placement.share_noise or plan.exposures:
         sent = "zeros and its share of the noise" if protection.placement.share_noise else "zeros"
         public = ", and all else is public: the order, and who takes part" if plan.exposures else ""
@@ -23,7 +23,7 @@ def neighbours(protection: Protection, plan: Plan) -> str:
 
 
 def sampling(assembly: Assembly, plan: Plan) -> str:
-    """How those who take part are chosen, and what the guarantee makes of it."""
+    """How participants are chosen, and how the guarantee uses that."""
     protection, rate = assembly.protection, assembly.sampler.rate
     if protection.placement.step_noise:
         most = f"a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"

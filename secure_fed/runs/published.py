@@ -1,12 +1,12 @@
-"""The public values of a private run: every value of its public files, and what that value follows from.
+"""The public values of a private run: every value of its public files, and its source.
 
     run.json, metrics.jsonl, result.json     a value that follows from one of `Source`
     private/                                 everything else that a run notes: see `WITHHELD`
 
-The guarantee covers whatever is computed of releases. A value that is computed of anything else, be it the time that a round
-took, must not stand beside them. So the split is a table: a name that is not in it stops the run (ValueError), and a file whose
-names are all in it holds what their sources say.
-Without privacy there are no releases: such a run withholds nothing but digests of its data.
+The guarantee covers everything computed from releases. A value computed from anything else, even the duration of a round, must
+not be published with them. So the split is a table: a name that is missing from it stops the run (ValueError), and a file whose
+names are all in it contains only values from their stated sources. Without privacy there are no releases: such a run withholds
+only digests of its data.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Source(Enum):
 
 
 RELEASE, SETTINGS, DECLARED, TEST = Source
-WITHHELD = None  # this value goes to the private part, and the public file has null or nothing in its place
+WITHHELD = None  # the value goes to the private part; the public file has null or nothing in its place
 
-Table = Mapping[str, Any]  # of a Source, WITHHELD, or a Table for the values of an object
+Table = Mapping[str, Any]  # values: a Source, WITHHELD, or a Table for the values of an object
 
 _PROTOCOL: Table = {
     **dict.fromkeys(("bytes_up", "bytes_down"), SETTINGS),
@@ -50,7 +50,7 @@ FACTS: Table = {
     "audit": WITHHELD,
 }
 
-# What the engine notes of a round. What an evaluation measured has names of its own, and is passed by them.
+# The engine's entries for a round. Values measured by an evaluation have other names, and are passed by these names.
 ROUND: Table = {
     **dict.fromkeys(("round", "cohort", "bytes_up", "bytes_down", "lr", "transfer_seconds"), SETTINGS),
     **dict.fromkeys(("sketch_residual", "ranks", "variation"), RELEASE),
@@ -93,7 +93,7 @@ RESULT: Table = {
         ),
         **dict.fromkeys(("failure", "abort"), SETTINGS),
         **_PROTOCOL,
-        **dict.fromkeys(("rounds_lost", "caught"), WITHHELD),  # tell whether a secret cohort had some client
+        **dict.fromkeys(("rounds_lost", "caught"), WITHHELD),  # reveal whether a secret cohort had some client
     },
     "diagnostics": {"variation": RELEASE, "target": TEST, "bandwidth": _BANDWIDTH},
     "recorded": SETTINGS,
@@ -105,24 +105,24 @@ RESULT: Table = {
 def of_round(
     record: Mapping[str, Any], measured: Collection[str], *, declared: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A round's record, cut into what may be shown and what is withheld.
+    """A round's record, split into its public and its withheld part.
 
-    measured: the names that an evaluation gave. declared: whether its test set is one that somebody declared; of rows that were
-    held out of the clients' own, measurements are withheld.
+    measured: the names of an evaluation's values. declared: whether its test set was declared; measurements on rows held out of
+    the clients' own data are withheld.
     """
     tested = dict.fromkeys(measured, TEST if declared else WITHHELD)
     return cut(record, {**tested, **ROUND}, whole=False)
 
 
 def of_result(summary: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run's result likewise; it keeps every key, with null for what is withheld."""
+    """A run's result, split in the same way; the public part keeps every key, with null for withheld values."""
     shown, withheld = cut(summary, RESULT, whole=True)
     shown.pop("membership_of_data", None)
     return shown, withheld
 
 
 def of_facts(facts: Mapping[str, Any], *, private: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The facts noted when a run begins. Without privacy only digests of the data, and of who was held out, are withheld."""
+    """The facts noted when a run begins. Without privacy only digests of the data and of the held-out units are withheld."""
     if private:
         return cut(facts, FACTS, whole=False)
     divided = dict(facts["partition"])
@@ -132,7 +132,7 @@ def of_facts(facts: Mapping[str, Any], *, private: bool) -> tuple[dict[str, Any]
 
 
 def cut(values: Mapping[str, Any], table: Table, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`values` in two, by a table that has to name each; `whole`: with null where something was taken out."""
+    """`values` in two parts, by a table that must name each value; `whole`: with null for every withheld one."""
     shown: dict[str, Any] = {}
     withheld: dict[str, Any] = {}
     for name, value in values.items():
@@ -151,7 +151,7 @@ def cut(values: Mapping[str, Any], table: Table, *, whole: bool) -> tuple[dict[s
 
 
 def without_withheld(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """`values` as they may be shown, whatever a file holds: without what the table withholds."""
+    """`values` for the public, whatever a file contains: without the values that the table withholds."""
     shown: dict[str, Any] = {}
     for name, value in values.items():
         rule = table.get(name, TEST)
@@ -163,7 +163,7 @@ def without_withheld(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
 
 
 def together(shown: Mapping[str, Any], withheld: Mapping[str, Any]) -> dict[str, Any]:
-    """Both parts, as they were before they were cut: for those who hold the data."""
+    """Both parts joined again, as before the split: for the owner of the data."""
     whole = dict(shown)
     for name, value in withheld.items():
         own = whole.get(name)

@@ -1,14 +1,14 @@
-"""Everything that travels in a run, kept for an audit when `evaluation.record` asks for it.
+"""Everything that is sent in a run, kept for an audit if `evaluation.record` requests it.
 
     private/recording/round-00000.safetensors    the initial state
-    private/recording/round-00001.safetensors    the state after the first round, and what was sent in it
+    private/recording/round-00001.safetensors    the state after the first round, and the messages of that round
 
-"models" keeps the global states, which every client of a round is given anyway. "updates" keeps what single clients sent as
-well, or behind masks the sums that the server decoded, before any noise of its own: raw material for whoever wants to know what
-was trained on, which no guarantee covers. Folder and files are readable by their owner alone.
+"models" keeps the global states, which every client of a round receives anyway. "updates" also keeps the contributions of
+single clients, or behind masks the sums that the server decoded, before any noise of its own: raw material for attacks on the
+training data, which no guarantee covers. Only their owner can read folder and files.
 
-The engine knows nothing of this: replies are overheard on the transport, sums where they are decoded, states at the end of
-rounds. A round that is made again replaces what it left.
+The engine knows nothing of this: replies are recorded on the transport, sums where they are decoded, states at the end of
+rounds. A repeated round replaces its earlier recording.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Summed:
-    """A masked sum of one pass as the server decoded it: the sum over so many clients, and of their weights."""
+    """A masked sum of one pass as the server decoded it: the sum over `clients` clients, and the sum of their weights."""
 
     round: int
     pass_name: str
@@ -60,7 +60,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording, read back: the global state after so many rounds, and what was sent in them. lr: local, by round."""
+    """A recording, read back: the global states by number of rounds, and the recorded messages. lr: local, by round."""
 
     states: Mapping[int, Tensors]
     updates: Sequence[Update] = ()
@@ -70,7 +70,7 @@ class Recorded:
 
 @dataclass
 class Recorder:
-    """Writes a recording while a run goes on, of what `evaluation.record` names in `kept`."""
+    """Writes a recording during a run. kept: the value of `evaluation.record`."""
 
     run_dir: Path | None
     names: Sequence[str]
@@ -79,7 +79,7 @@ class Recorder:
 
     @classmethod
     def of(cls, config: RunConfig, run_dir: Path | None, names: Sequence[str]) -> Recorder:
-        """The recorder of a run in that directory; refuses to record nowhere."""
+        """The recorder of a run in this directory; refuses to record without one."""
         kept = config.evaluation.record
         if kept != "nothing" and run_dir is None:
             message = f"evaluation.record = {kept!r} needs a run directory to keep it in: set out"
@@ -91,7 +91,7 @@ class Recorder:
         return private_part(self.run_dir) / FOLDER if self.run_dir is not None and self.kept != "nothing" else None
 
     def begin(self, state: State) -> None:
-        """The state that a run begins with; one that goes on has it already."""
+        """Record the initial state; a resumed run has recorded it already."""
         self._sent = []
         if self.folder is None:
             return
@@ -103,7 +103,7 @@ class Recorder:
             self._write(state, [])
 
     def end_of_round(self, state: State, lr: float) -> None:
-        """Keep a finished round; what was overheard of it before a kill stays, where it is gone on with from its release."""
+        """Keep a finished round; if a killed round resumes from its release, its recording from before the kill stays."""
         sent = [one for one in self._sent if one.round == state.round - 1]
         self._sent = []
         if self.folder is not None and (sent or not (self.folder / _name(state.round)).exists()):
@@ -124,7 +124,7 @@ class Recorder:
             self._sent.append(Update(request.round, name, request.pass_name, reply.contribution, reply.weight))
 
     def _record_sum(self, request: Request, intake: Intake) -> None:
-        """Record a masked sum. In the open the transport has recorded every contribution to it."""
+        """Record a masked sum. Without masks the transport has recorded every contribution to it."""
         if intake.spent is None:
             return
         total = intake.total
@@ -153,14 +153,14 @@ def _name(round_: int) -> str:
 
 
 def _round(name: str) -> int | None:
-    """The number of finished rounds in the name of a recording's file; None of any other name."""
+    """The number of finished rounds in the name of a recording's file; None for any other name."""
     number = name.removeprefix("round-").removesuffix(".safetensors")
     digits = number.isascii() and number.isdigit()
     return int(number) if digits and _name(int(number)) == name else None
 
 
 def read(run_dir: Path) -> Recorded | None:
-    """The recording of the run in this directory, if it made one; files of other names than a recording's are passed over."""
+    """The recording of the run in this directory, if it made one; files with other names are skipped."""
     folder = private_part(run_dir) / FOLDER
     with plainly(RunDirectoryError, f"{folder} cannot be read", "make it readable, or take it away"):
         names = {_round(file.name): file for file in folder.iterdir()} if folder.is_dir() else {}
@@ -184,10 +184,10 @@ def read(run_dir: Path) -> Recorded | None:
 
 
 def require_of_run(recorded: Recorded, final: State, clients: Sequence[str]) -> None:
-    """Refuse a recording that is not, or not wholly, of the run of these clients that ended in `final`.
+    """Refuse a recording that is not, or not completely, from the run of these clients that ended in `final`.
 
-    It has the states after 0, 1, ... rounds, the last of them `final` to the bit; and what was sent, these clients sent, or
-    behind masks no more of them than there are.
+    It must have the states after 0, 1, ... rounds, the last of them `final` to the bit; every contribution must be from one of
+    these clients, and every masked sum over no more clients than there are.
     """
     rounds, last = final.round, max(recorded.states, default=-1)
     strangers = {one.client for one in recorded.updates} - set(clients)
@@ -207,7 +207,7 @@ def require_of_run(recorded: Recorded, final: State, clients: Sequence[str]) -> 
 
 
 def _same(one: Tensors, other: Tensors) -> bool:
-    """Whether all numbers are the same, bit by bit, wherever they lie."""
+    """Whether all numbers are the same, bit by bit, on any device."""
     left, right = one.parts(), other.parts()
     return left.keys() == right.keys() and all(
         left[name].dtype == right[name].dtype and torch.equal(left[name].cpu(), right[name].cpu()) for name in left

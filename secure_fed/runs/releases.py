@@ -34,5 +34,5 @@ class Releases:
 
 
 def kept_by(clients: Sequence[Client]) -> dict[int, Tensors]:
-    """The personal tensors of those clients that have trained any."""
+    """The personal tensors of the clients that have trained any."""
     return {client.index: client.kept for client in existing(clients) if client.kept}

@@ -35,7 +35,7 @@ def unprotected(config: RunConfig) -> str:
     return only_masks(masks, coins=coins) if masks.enabled else NO_PRIVACY
 
 
-_version = cache(version)  # found on the disk, and those of a process do not change
+_version = cache(version)  # read from disk; constant within a process
 
 
 def versions() -> dict[str, str]:
@@ -52,9 +52,9 @@ def summary(
     budget: RunBudget | None = None,
     ended_early: str = "",
 ) -> dict[str, Any]:
-    """The run in one flat object; `metrics` holds whatever else the task's metrics gave.
+    """The run in one flat object; `metrics` has the task's remaining metrics.
 
-    ended_early: why the run ended before its last round, if it did.
+    ended_early: the reason if the run ended before its last round.
     """
     config, last = assembly.config, records[-1] if records else {}
     plan = assembly.method.plan(assembly.initial)
@@ -92,7 +92,7 @@ def summary(
 
 
 def _membership(assembly: Assembly, state: State) -> dict[str, Any]:
-    """Membership figures. Figures of units that may have trained are no release: a private run withholds them."""
+    """Membership figures. Figures of units that may have trained are not a release: a private run withholds them."""
     found = {"membership": measured.of_run(assembly, state)}
     own = measured.of_data(assembly, state) if assembly.protection.plan is not None else None
     return found | ({"membership_of_data": own} if own else {})

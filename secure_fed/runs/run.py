@@ -1,4 +1,4 @@
-"""One run of an assembled federation: its rounds, each kept, paid for, recorded and reported, from wherever it was stopped."""
+"""One run of an assembled federation: its rounds, each charged, saved, recorded and reported, resumed after any stop."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from secure_fed.runs.store import RunStore, read_records
 if TYPE_CHECKING:
     from privacy.run_plan import Plan
 
-Notify = Callable[..., None]  # of an event's name and its news
+Notify = Callable[..., None]  # called with an event's name and its arguments
 
 
 @dataclass(frozen=True)
 class Result:
     """The outcome of a run: `summary` is `result.json`, `state` the global tensors.
 
-    records: the rounds; withheld: what a private run keeps from `summary`. Both are for those who hold the data.
-    best: the global tensors of the best evaluation, with `evaluation.keep_best`.
-    public_records: what of the rounds may be shown, as `metrics.jsonl` has it. plan: what a private run releases and costs.
+    records: the rounds; withheld: the values that a private run leaves out of `summary`. Both are for the owner of the data.
+    best: the global tensors of the best evaluation, with `evaluation.keep_best`. public_records: the public part of the rounds,
+    as in `metrics.jsonl`. plan: the releases and cost of a private run.
     """
 
     summary: dict[str, Any]
@@ -60,17 +60,17 @@ class Result:
 
     @property
     def whole(self) -> dict[str, Any]:
-        """The summary with what is withheld of it."""
+        """The summary with its withheld part."""
         return published.together(self.summary, self.withheld)
 
 
 def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notify) -> Result:
-    """Run all rounds that are left, keeping everything in the run directory if there is one.
+    """Run all remaining rounds, saving everything in the run directory if there is one.
 
     Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
-    notify: given `"on_run_begin", config, run_dir` before anything is written, `"on_progress", progress` within a round,
-    `"on_round_end", record, state` once it is saved, `"on_published", record` with its public part then, or in a private run at
-    the end, and `"on_end", result` at the end.
+    notify: called with `"on_run_begin", config, run_dir` before anything is written, `"on_progress", progress` within a round,
+    `"on_round_end", record, state` once the round is saved, `"on_published", record` with its public part at the same time, or
+    in a private run at the end, and `"on_end", result` at the end.
     """
     recorder = Recorder.of(assembly.config, run_dir, assembly.server.names)
     if run_dir is None and resume:
@@ -101,7 +101,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
 
 @dataclass
 class _Run:
-    """A run in progress. measured: names that its evaluations gave. best: the state of the best evaluation, if it is kept."""
+    """A run in progress. measured: names of its evaluations' values. best: the state of the best evaluation, if it is kept."""
 
     assembly: Assembly
     recorder: Recorder
@@ -116,7 +116,7 @@ class _Run:
     telling: Told | None = None
 
     def to_its_end(self) -> str:
-        """Run the rounds that are left. Returns why the run ended early, empty if it did not."""
+        """Run the remaining rounds. Returns the reason if the run ended early, else ""."""
         assembly, schedule, patience = self.assembly, _schedule(self.assembly), self.assembly.config.evaluation.patience
         if why := stalled(self.records, patience):
             return why
@@ -142,7 +142,7 @@ class _Run:
         return ""
 
     def _end_of_round(self, state: State, record: Record) -> None:
-        """Keep a round, and then notify of it."""
+        """Save a round, then send its notifications."""
         if self.assembly.watch:
             record |= self.assembly.watch.entries(self.state, state, record)
         self.state = state
@@ -160,7 +160,7 @@ class _Run:
             self.notify("on_published", public)
 
     def _keep_best(self) -> None:
-        """Keep the state of the round that ended, before its checkpoint, if its evaluation is the best."""
+        """Save the state of the finished round, before its checkpoint, if its evaluation is the best."""
         if not self.assembly.config.evaluation.keep_best:
             return
         found = best(self.records)
@@ -170,7 +170,7 @@ class _Run:
                 self.store.keep_best(self.state)
 
     def finished(self, ended_early: str) -> Result:
-        """The result, kept and told."""
+        """The result, saved and announced."""
         run_dir = self.store.path if self.store else None
         whole = summary(self.assembly, self.state, self.records, run_dir, self.budget, ended_early)
         shown, withheld = published.of_result(whole) if self._private else (whole, {})
@@ -192,7 +192,7 @@ class _Run:
         return self.assembly.protection.plan is not None
 
     def _begin_masks(self) -> None:
-        """Clients that bring the noise of sums bring it for those that are reserved and still to come."""
+        """Clients that add the noise of sums add it for the reserved sums that are still to come."""
         if self.assembly.masks is None:
             return
         left = None
@@ -201,7 +201,7 @@ class _Run:
         self.assembly.masks.begin(left)
 
     def _told(self, transport: Transport) -> Told:
-        """The transport, whose exchanges callbacks are told of."""
+        """The transport, wrapped so that callbacks learn of its exchanges."""
         hides = self.assembly.protection.hides_cohort
         self.telling = Told(transport, partial(self.notify, "on_progress"), counted=not hides)
         self.assembly.ways.told = self.telling.ahead
@@ -216,7 +216,7 @@ class _Run:
         return found
 
     def _cut(self, record: Record) -> tuple[Record, Record]:
-        """The public part of a round's record, and the part that is withheld."""
+        """The public and the withheld part of a round's record."""
         if not self._private:
             return record, {}
         declared = is_declared(self.assembly.problem.facts["test"]["from"])
@@ -224,7 +224,7 @@ class _Run:
 
 
 def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Record]]:
-    """The state and the records to begin with: the checkpoint's or the initial ones, whatever this federation ran before."""
+    """The state and the records to begin with: the checkpoint's or the initial ones, whatever this object ran before."""
     for client in existing(assembly.clients):
         client.kept = None
     if store is None:

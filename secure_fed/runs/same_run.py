@@ -1,4 +1,4 @@
-"""Whether a directory holds this very run: the same settings, on the same data."""
+"""Whether a directory contains this very run: the same settings, on the same data."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
 
 
 def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], Any]:
-    """What is held of settings that have no effect here, or that the method does not read and nobody set: an earlier version
-    wrote its own defaults there.
+    """The recorded values of settings that have no effect here, or that the method does not read and nobody set: an earlier
+    version wrote its own defaults there.
     """
     one, other = config.method, held.method
     options = (field.name for field in fields(one) if field.name not in ("name", *card(one.name).options))
@@ -59,12 +59,12 @@ def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
 
 
 def differing(facts: Record, held: Record) -> list[str]:
-    """The names of facts that are not as they are held; versions may change."""
+    """The names of facts that differ from the recorded ones; versions may change."""
     return [name for name, value in facts.items() if name != "versions" and not _same(value, held.get(name))]
 
 
 def differing_digests(path: Path, own: Record) -> list[str]:
-    """The names of facts that are not as the private part of the run in `path` holds them, digests keyed as there."""
+    """The names of facts that differ from the private part of the run in `path`; digests are keyed with its key."""
     if not (private_part(path) / OWN_FACTS).exists():
         raise RunDirectoryError(
             f"{path / PRIVATE} lacks {OWN_FACTS}, by which a run knows its data: restore the folder that the run wrote"
@@ -74,7 +74,7 @@ def differing_digests(path: Path, own: Record) -> list[str]:
 
 
 def sealed(own: Record, key: str) -> dict[str, Any]:
-    """The same with digests keyed: without the key, nobody can try a guess on them."""
+    """The same facts with keyed digests: without the key, nobody can test a guess on them."""
     return {
         name: sealed(value, key)
         if isinstance(value, Mapping)

@@ -1,4 +1,4 @@
-"""What a federation starts from, before any of its parties is made: settled settings, the problem, the method's tensors."""
+"""The start of a federation, before any of its parties is made: settled settings, the problem, the method's tensors."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from secure_fed.tensors.tensors import Tensors
 
 @dataclass(frozen=True)
 class Start:
-    """All of this is the same for every party, but for the examples in `problem`.
+    """The start is the same for every party, except for the examples in `problem`.
 
     config: with the local steps and the protection of clients settled. problem: without the units that an audit holds out,
-    which are in `held_out`. base_digest: of the model before the method changed it. tensors: what the method adds to the model
-    or trains of it, at the start; those in `personal` never leave their client. plan: of the first round. trained: how many
-    numbers of a client are trained and sent. sampler: who takes part, phantoms not counted.
+    which are in `held_out`. base_digest: of the model before the method changed it. tensors: the initial tensors that the
+    method adds to the model or trains in it; those in `personal` never leave their client. plan: of the first round. trained:
+    the number of coordinates that a client trains and sends. sampler: of cohorts, without phantoms.
     """
 
     config: RunConfig
@@ -46,7 +46,7 @@ class Start:
 
 
 def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> Start:
-    """The start over a problem, which the method changes the model of. whole: with everybody's examples. own: see `settled`."""
+    """The start over a problem, whose model the method changes. whole: with everybody's examples. own: see `settled`."""
     held_out, problem = hold_out(config, whole)
     base_digest = digest_of(problem.model, problem.head)  # before the method changes any of it
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)
@@ -73,12 +73,12 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
 
 
 def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Tensors) -> Objective:
-    """The loss of the method's model, where the model is, with copies on the other devices of the configuration."""
+    """The loss of the method's model, on the model's device, with copies on the configuration's other devices."""
     device = next(problem.model.parameters()).device
-    longest = None if problem.tokenizer is None else config.model.max_length  # texts that are given are not cut
+    longest = None if problem.tokenizer is None else config.model.max_length  # texts passed by the user are not cut
     objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
-    if problem.tokenizer is not None:  # a model that is given is its owner's, with texts of any form
+    if problem.tokenizer is not None:  # a model passed directly is its owner's, with texts of any form
         for one in (objective, *objective.beside):
             read_once(one, list(tensors), most_at_once(one.device, config.training))
     return objective

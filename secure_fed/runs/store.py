@@ -1,22 +1,23 @@
-"""The run directory: what a run writes, and how it goes on after being killed at any instant.
+"""The run directory: the files that a run writes, and how it resumes after being killed at any instant.
 
-    config.json              the configuration, resolved; written first, so a directory with one holds a run
+    config.json              the configuration, resolved; written first, so a directory with this file contains a run
     run.json                 facts fixed at the start: labels, clients, versions
     metrics.jsonl            a line for every finished round
     checkpoint.safetensors   the state after the last finished round, replaced in one step
     best.safetensors         the state of the best evaluation, if it is kept
     result.json, report.html
-    private/                 readable by its owner alone:
-      facts.json             digests of the data, by a key of this run, and what else of the start is withheld
-      rounds.jsonl           with privacy: what is withheld of every finished round
+    private/                 only its owner can read it:
+      facts.json             digests of the data, under this run's key, and the other withheld facts of the start
+      rounds.jsonl           with privacy: the withheld part of every finished round
       personal-N.safetensors the personal tensors of clients after round N
-      released.safetensors   with privacy: the state after the last release, before anything was done with it
-      figures.json           with privacy: what is withheld of the result
+      released.safetensors   with privacy: the state after the last release, before any further processing
+      figures.json           with privacy: the withheld part of the result
       membership.json, recording/, budget.json, audits, TensorBoard's events
 
 A round's lines are written before its checkpoint, so the metrics may be one round ahead of the state; resuming drops that line
 and computes the round again, to the same bits, because all randomness is derived from (seed, round, client). Personal tensors
-lie beside the checkpoint, not in it: those of a round are written before its checkpoint and those before it removed after.
+are in files beside the checkpoint, not in it: a round's file is written before its checkpoint, and older files are removed
+after it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class RunStore:
     def begin(self, config: RunConfig, facts: Mapping[str, Any]) -> None:
         """Start a new run here, or check that this is the directory of the same run on the same data.
 
-        A start that was killed on its way is gone on with.
+        A start that was killed is resumed.
         """
         self._private = config.privacy.unit != "none"
         shown, own = published.of_facts(facts, private=self._private)
@@ -109,7 +110,7 @@ class RunStore:
             atomic_write(self.path / FACTS, _pretty(shown))
 
     def save(self, state: State, personal: Mapping[int, Tensors], shown: Record, withheld: Record) -> None:
-        """Make a finished round durable. withheld: what of its record is for the private part."""
+        """Make a finished round durable. withheld: the private part of its record."""
         folder = private_part(self.path)
         if self._private:
             append_line(folder / OWN_ROUNDS, json.dumps({"round": state.round, **withheld}), private=True)
@@ -134,11 +135,11 @@ class RunStore:
                 file.unlink()
 
     def keep(self, state: State, personal: Mapping[int, Tensors], record: Record) -> None:
-        """Make a release durable before anything is done with it."""
+        """Make a release durable before any further processing."""
         write(private_part(self.path) / RELEASED, state, personal, record, private=True)
 
     def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
-        """The last finished round and the records up to it, with what is withheld of them; later or torn lines are dropped."""
+        """The last finished round and the records up to it, with their withheld part; later or torn lines are dropped."""
         checkpoint = read_checkpoint(self.path)
         finished = checkpoint.state.round if checkpoint else 0
         self._keep_personal_of(finished)
@@ -149,7 +150,7 @@ class RunStore:
         return checkpoint, [published.together(*both) for both in zip(shown, own, strict=True)]
 
     def _records(self, file: Path, finished: int) -> list[dict[str, Any]]:
-        """A line for each finished round, and from now on no other."""
+        """The records of the finished rounds; other lines are removed from the file."""
         records = read_lines(file, finished)
         if len(records) != finished:
             raise RunDirectoryError(
@@ -161,7 +162,7 @@ class RunStore:
         return records
 
     def finish(self, shown: Record, withheld: Record) -> None:
-        """Write the result, after what is withheld of it."""
+        """Write the result, after its withheld part."""
         if self._private:
             atomic_write(private_part(self.path) / OWN_RESULT, _pretty(withheld), private=True)
         atomic_write(self.path / RESULT, _pretty(shown))
@@ -171,12 +172,12 @@ class RunStore:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the run in this directory as a `RunStore` does, for whoever reads it and writes beside it.
+    """Lock the run in this directory as a `RunStore` does, for code that reads it and writes beside it.
 
-    RunDirectoryError where another process holds it. Where there is no run, or nothing can be written, nothing is held.
+    RunDirectoryError if another process has the lock. Where there is no run, or nothing can be written, there is no lock.
     """
     lock = None
-    if os.path.exists(path / CONFIG):  # unlike Path.exists, False of what cannot be looked into
+    if os.path.exists(path / CONFIG):  # unlike Path.exists, False for folders that cannot be read
         with suppress(OSError, RuntimeError):
             lock = _taken(path)
     try:
@@ -188,7 +189,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def resumable(path: Path) -> Iterator[None]:
-    """Add the command that resumes a run in this directory to whatever stops it from outside."""
+    """Add the command that resumes a run in this directory to the message of any interruption."""
     try:
         yield
     except (KeyboardInterrupt, StorageError) as error:
@@ -200,7 +201,7 @@ def resumable(path: Path) -> Iterator[None]:
 
 
 def _taken(path: Path) -> filelock.BaseFileLock:
-    """The directory's lock, taken; OSError where the system refuses to make one."""
+    """The acquired lock of the directory; OSError where the system refuses to make one."""
     lock = filelock.FileLock(path / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -212,7 +213,7 @@ def _taken(path: Path) -> filelock.BaseFileLock:
 
 
 def read_records(path: Path, upto: int | None = None) -> list[dict[str, Any]]:
-    """The rounds' public records in order, at most to round `upto`; a torn last line is not one."""
+    """The rounds' public records in order, at most to round `upto`; a torn last line is dropped."""
     return read_lines(path / METRICS, upto)
 
 

@@ -1,4 +1,4 @@
-"""What clients will send, in words for whoever starts a run whose clients all send in every round."""
+"""The expected traffic, in words, for the user who starts a run in which all clients send in every round."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from secure_fed.runs.assembly import Assembly
 
 
 def of_hidden_cohort(assembly: Assembly) -> str:
-    """What every client sends and receives in a round of a hidden cohort, and all of them in the run; "" without one."""
+    """The bytes that a client sends and receives in a round of a hidden cohort, and all clients in the run; "" without one."""
     if not assembly.protection.hidden:
         return ""
     server, clients = assembly.server, len(assembly.clients)

@@ -1,7 +1,7 @@
-"""Who has to be trusted, in words: for a guarantee, and where there are masks and no guarantee.
+"""The trusted parties, in words: for a guarantee, and for masks without a guarantee.
 
-What masks keep from the server depends on two assumptions, which every sentence here names: whether the server keeps to the
-protocol, and how many clients collude with it.
+The protection by masks depends on two assumptions, which every sentence here names: whether the server follows the protocol,
+and how many clients collude with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from secure_fed.rounds.protection import Protection
 
 
 def trusted(protection: Protection, masks: Masks | None) -> str:
-    """Who could break the guarantee of a private run."""
+    """The parties that could break the guarantee of a private run."""
     if protection.placement.local:
         return _OWN_MACHINE if masks is None else f"{_OWN_MACHINE}, with masks or without"
     if masks is None:
@@ -23,7 +23,7 @@ def trusted(protection: Protection, masks: Masks | None) -> str:
 
 
 def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
-    """The protection of clients in a run with masks and without privacy. coins: whether these draw its cohorts."""
+    """The protection of clients in a run with masks and without privacy. coins: whether coins draw its cohorts."""
     server = _KEEPS if not settings.active else "the server, even one that lies about keys or about who takes part,"
     lies = "" if settings.active else " A server that lies may read single clients."
     whose = _drawn(settings) if coins else "a round's clients"
@@ -48,7 +48,7 @@ def _of_sums(protection: Protection, masks: Masks) -> str:
 
 
 def _of_shares(protection: Protection, masks: Masks) -> str:
-    """With noise that the clients bring into sums."""
+    """With noise that the clients add inside sums."""
     terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
     least, chance = terms.least(masks.invited) - protection.beside, terms.choice(masks.invited).failure
     colluding = f"colluding with at most {least - counted} of" if least > counted else "colluding with none of"
@@ -67,7 +67,7 @@ def _drawn(settings: SecureAggregationConfig) -> str:
 
 
 def _colluding(settings: SecureAggregationConfig) -> str:
-    """How many clients may collude with the server: a share, because rounds differ in size."""
+    """The number of clients that may collude with the server: a share, because rounds differ in size."""
     if not settings.corrupt:
         return "while no client colludes with it"
     return f"while at most {100 * settings.corrupt:g} % of a round's clients (rounded down) collude with it"

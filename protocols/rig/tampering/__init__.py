@@ -17,7 +17,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def attack_of(kind: str) -> Attack:
-    """ParameterError if there is none of that name."""
+    """The attack of this kind; ParameterError if there is none."""
     if kind not in ATTACKS:
         raise ParameterError(f"tamper is {kind!r:.80}: choose one of {', '.join(ATTACKS)}")
     return ATTACKS[kind]

@@ -1,4 +1,4 @@
-"""Two lists where there should be one, to have both secrets of a client opened."""
+"""Attacks that show two lists of survivors instead of one, to have both secrets of a client opened."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def _ask_copy(scene: Scene, stage: str) -> None:
 
 
 def _split(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    """Half of them, the peer not among these, are shown a list without the peer."""
+    """Half of the clients, not including the peer, are shown a list without the peer."""
     if stage != "consistency":
         return inbox
     survivors = set(scene.server.survivors)
     ordered = sorted(inbox, key=lambda client: client != scene.peer)
     half = (len(ordered) + 1) // 2
-    scene.kept = [], []  # whose signatures over which list
+    scene.kept = [], []  # signatures over each list, by signer
     lists = dict.fromkeys(ordered[:half], survivors) | dict.fromkeys(ordered[half:], survivors - {scene.peer})
     return {client: listing(scene, shown, client) for client, shown in lists.items()}
 
 
 def _keep_signatures(scene: Scene, stage: str, client: int, answer: bytes) -> None:
-    """Signatures over two lists are of use to a server that lies, and an honest one would end the session here."""
+    """Keep signatures over two lists: a lying server needs them, and an honest server would end the session here."""
     if stage != "consistency":
         scene.deliver(client, answer)
         return
@@ -64,7 +64,7 @@ def _keep_signatures(scene: Scene, stage: str, client: int, answer: bytes) -> No
 @_unmasked("split-survivors", error=Aborted, hook="closing", active=True, tell=_split, send=_keep_signatures)
 def _show_sides(scene: Scene, stage: str) -> None:
     """The server shows two lists of survivors, each to half of the clients, to have both secrets of one of them opened."""
-    # Each side is handed the signatures over its own list, all of them genuine.
+    # Each side gets the signatures over its own list, all of them genuine.
     if stage != "consistency":
         return
     for side in scene.kept:

@@ -1,4 +1,4 @@
-"""Keys, shares and messages of a client that lies, or vanishes. The server notices, or makes it good."""
+"""Keys, shares and messages of a client that lies or drops out. The server notices, or recovers the sum."""
 
 from __future__ import annotations
 

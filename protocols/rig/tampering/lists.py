@@ -1,4 +1,4 @@
-"""Lists of survivors that are false on the face of it, to each who is shown one."""
+"""Lists of survivors that every client that receives one can recognise as false."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _shown = told("survivors")
 
 
 def to_victim(change: Change) -> Tell:
-    """The victim alone is shown a list that was changed."""
+    """Only the victim is shown a changed list."""
     return _shown(lambda scene, inbox: {**inbox, scene.victim: listing(scene, _changed(scene, change), scene.victim)})
 
 
 def to_all_listed(change: Change) -> Tell:
-    """All who are on the changed list are shown it, and nobody else is shown any."""
+    """All clients on the changed list are shown it, and no other client is shown a list."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
         survivors = _changed(scene, change)
@@ -86,7 +86,7 @@ def _cut_choices(scene: Scene, inbox: Inbox) -> Inbox:
     """The server says that those dropped out who share masks with one client or two, so that these have a sum of their own."""
     if not scene.parameters.chosen:
         return to_all_listed(_cut)(scene, scene.stage, inbox)
-    # Where clients choose, all whom the victim chose to mask with are said to be gone. It and its holders notice.
+    # Where clients choose, the list omits all mask partners that the victim chose. It and its holders notice.
     graph: Any = scene.server._graph
     listed = set(scene.server.survivors) - set(graph.firsts(scene.victim))
     shown = listed & {scene.victim, *graph.holders(scene.victim)}
@@ -96,7 +96,7 @@ def _cut_choices(scene: Scene, inbox: Inbox) -> Inbox:
 @_told("listed-twice", error=MessageError, how=_shown)
 def _twice(scene: Scene, inbox: Inbox) -> Inbox:
     """The server lists a survivor twice, so that fewer look like more."""
-    # Written by hand, since no code of ours would.
+    # Encoded by hand, since the protocol's code never encodes such a list.
     end = HEADER.size + 4 + 4 * len(scene.server.survivors)  # of the list: signatures may follow
     return {client: true[: end - 4] + true[end - 8 : end - 4] + true[end:] for client, true in inbox.items()}
 

@@ -1,4 +1,4 @@
-"""What liars need: to send one thing in the place of another, advertisements of their own making, an earlier session."""
+"""Tools of liars: replaced messages, forged advertisements, an earlier session."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Change = Callable[[Scene, bytes], bytes]
 Tell = Callable[[Scene, str, Inbox], Inbox]
 Send = Callable[[Scene, str, int, bytes], None]
 
-_BYSTANDERS = 2  # clients in an earlier session beside the three that have roles
+_BYSTANDERS = 2  # clients in an earlier session beside the three roles
 
 
 def sent(stage: str, *, at_once: bool = True) -> Callable[[Change], Send]:
-    """In that stage the liar sends something else. The server has to refuse it at once, or to notice it by the end."""
+    """In this stage the liar sends a changed message. The server must refuse it at once, or notice it by the end."""
 
     def made(change: Change) -> Send:
         def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
@@ -35,7 +35,7 @@ def sent(stage: str, *, at_once: bool = True) -> Callable[[Change], Send]:
 
 
 def told(stage: str) -> Callable[[Callable[[Scene, Inbox], Inbox]], Tell]:
-    """In that stage, or where the "roster" or the "survivors" are shown, the server sends something else."""
+    """In this stage, or where the "roster" or the "survivors" are shown, the server sends changed messages."""
 
     def made(change: Callable[[Scene, Inbox], Inbox]) -> Tell:
         return lambda scene, now, inbox: change(scene, inbox) if now == scene.stage_of(stage) else inbox
@@ -44,20 +44,22 @@ def told(stage: str) -> Callable[[Callable[[Scene, Inbox], Inbox]], Tell]:
 
 
 def forged(scene: Scene) -> Advertise:
-    """Keys that somebody makes to stand for another's."""
+    """Forged keys, to replace another client's."""
     return Advertise(AgreementKey.new().public, AgreementKey.new().public, bytes(seeds(scene.parameters)))
 
 
 def signed(scene: Scene, advert: Advertise, owner: int, identity: Identity | None) -> Advertise:
-    """The advertisement, signed by that identity in the owner's name, if the session is active."""
+    """The advertisement, signed by this identity in the owner's name if the session is active."""
     if not scene.parameters.active or identity is None:
         return advert
     return replace(advert, signature=identity.sign("advertise", scene.parameters.session, advert.signed(owner)))
 
 
 def earlier(scene: Scene) -> Scene:
-    """A session of the round before, with the same stages and the same identities, in which the three took part and nobody
-    lied. Few others did, since what is played is the same however many there were."""
+    """A session of the previous round without lies, with the same stages and identities, in which the three roles took part.
+
+    Few others took part, since their number changes nothing.
+    """
     roles = {scene.peer, scene.victim, scene.liar}
     others = [client for client in scene.clients if client not in roles][:_BYSTANDERS]
     invited = tuple(sorted({*roles, *others}))
@@ -81,7 +83,7 @@ def earlier(scene: Scene) -> Scene:
 
 
 def listing(scene: Scene, survivors: Collection[int], client: int) -> bytes:
-    """For one client, with the signatures of those near it as far as the server has them."""
+    """A list of survivors for one client, with the signatures of the clients near it that the server has."""
     given = scene.server._statements
     around = near(client, scene.server._graph, survivors) if scene.parameters.active else ()
     statements = {one: given.get(one, bytes(SIGNATURE)) for one in around}

@@ -1,4 +1,4 @@
-"""Sessions into which a server asks clients that want a better one."""
+"""Sessions weaker than clients require, to which a server invites them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _proposed = partial(lie, PROPOSALS, catcher="clients", stage=PARAMETERS, error=P
 @_proposed("low-threshold")
 def _low_threshold(parameters: Parameters) -> Parameters:
     """The server asks its clients into a session with a lower threshold."""
-    # The least that an active session can have at all; in a passive one, a single share opens everything.
+    # The lowest threshold that an active session can have; in a passive one, a single share opens everything.
     least = parameters.holders // 2 + 1 if parameters.active else 1
     return replace(parameters, threshold=min(least, parameters.threshold - 1))
 
@@ -26,7 +26,7 @@ def _low_threshold(parameters: Parameters) -> Parameters:
 @_proposed("small-sum")
 def _small_sum(parameters: Parameters) -> Parameters:
     """The server asks its clients into a session that releases sums of fewer than they agreed on, of two if it can."""
-    # Where clients choose, of the fewest that one list of survivors can be agreed on by.
+    # Where clients choose, the smallest number that can agree on one list of survivors.
     least = len(parameters.clients) // 2 + 1 if parameters.chosen else 2
     return replace(parameters, survivors=min(least, parameters.survivors - 1))
 

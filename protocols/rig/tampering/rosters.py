@@ -23,7 +23,7 @@ _told = partial(lie, ROSTERS, catcher="clients", hook="tell")
 
 
 def roster(change: Change) -> Tell:
-    """All are shown a roster that was changed, save for the peer, which would know its own keys again."""
+    """All clients but the peer are shown a changed roster; the peer would recognise its own keys."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
         lie = _changed(scene, inbox[scene.peer], change)
@@ -33,7 +33,7 @@ def roster(change: Change) -> Tell:
 
 
 def near_peer(change: Change) -> Tell:
-    """All who are shown the peer are shown a roster that was changed."""
+    """All clients whose roster contains the peer are shown a changed roster."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
         return {
@@ -54,7 +54,7 @@ def _changed(scene: Scene, message: bytes, change: Change) -> bytes:
 
 
 def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
-    """The victim is brought other shares than were dealt."""
+    """The victim receives other shares than were dealt."""
 
     def brought(scene: Scene, inbox: Inbox) -> Inbox:
         true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
@@ -74,7 +74,7 @@ def _swapped_key(scene: Scene, adverts: Adverts) -> None:
 @_shown("reused-key", error=Tampering, how=roster, active=True)
 def _reused_key(scene: Scene, adverts: Adverts) -> None:
     """The server shows all others the keys that one client advertised in an earlier session, with its signature of then."""
-    # Genuine, of the session before, in which the server may have rebuilt the key.
+    # Genuine, from the previous session, in which the server may have rebuilt the key.
     before = earlier(scene)
     adverts[scene.peer] = Advertise.from_bytes(before.answers["advertise", scene.peer], before.parameters, scene.peer)
 
@@ -95,7 +95,7 @@ def _uninvited(scene: Scene, adverts: Adverts) -> None:
 @_shown("short-roster", error=Aborted)
 def _few_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server shows a roster of fewer clients than the least sum has."""
-    # Where clients choose, the victim is shown too few of those it chose; else all are shown a roster that is too short.
+    # Where clients choose, the victim is shown too few of its choices; otherwise all are shown a roster that is too short.
     if not scene.parameters.chosen or stage != "share":
         return roster(_short_roster)(scene, stage, inbox)
     adverts = dict(Roster.from_bytes(inbox[scene.victim], scene.parameters).adverts)
@@ -119,7 +119,7 @@ def _swapped_choice(scene: Scene, adverts: Adverts) -> None:
 @_told("other-choice", stage="mask", error=Tampering, how=told("mask"), active=True, ring=True)
 def _other_choices(scene: Scene, inbox: Inbox) -> Inbox:
     """The server lists another choice of neighbours than a client made, so that masks are on one side only."""
-    # All who are near the peer read another choice of it than it advertised, when those who have dealt are listed.
+    # All clients near the peer receive a list of dealers with another choice of the peer than it advertised.
     messages = dict(inbox)
     for client, message in inbox.items():
         if scene.peer in scene.clients[client]._agreed.adverts:
@@ -132,7 +132,7 @@ def _other_choices(scene: Scene, inbox: Inbox) -> Inbox:
 @_told("hidden-choice", stage="", error=Tampering, active=True, ring=True)
 def _hide_chooser(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server hides from one client that another chose it as a neighbour."""
-    # The victim is somebody whom another chose one-sidedly. It notices once it reads everybody's choice, in the next stage.
+    # The victim is a client that another chose one-sidedly. It notices once it reads everybody's choice, in the next stage.
     if stage == "share":
         graph, leaving = scene.server._graph, set().union(*scene.leaving.values())
         staying = [client for client in inbox if client not in leaving]
@@ -152,7 +152,7 @@ def _hide_chooser(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
 
 
 def _whatever_it_signed(scene: Scene, stage: str, client: int, answer: bytes) -> None:
-    """The server that has lied to the victim takes its vector nevertheless."""
+    """The server that lied to the victim accepts its vector nevertheless."""
     if (stage, client) != ("mask", scene.victim):
         scene.deliver(client, answer)
         return
@@ -162,7 +162,7 @@ def _whatever_it_signed(scene: Scene, stage: str, client: int, answer: bytes) ->
 
 
 def _without(scene: Scene, inbox: Inbox, gone: Collection[int]) -> Inbox:
-    """The victim is told that these have not dealt their shares."""
+    """The victim's delivery omits the clients `gone`, as if they had not dealt."""
     true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
     lie = [{one: entry for one, entry in part.items() if one not in gone} for part in (true.sealed, true.dealt)]
     return {**inbox, scene.victim: Delivery(*lie).to_bytes(scene.parameters)}
@@ -171,7 +171,7 @@ def _without(scene: Scene, inbox: Inbox, gone: Collection[int]) -> Inbox:
 @_told("withheld-delivery", stage="consistency", error=Tampering, active=True, send=_whatever_it_signed)
 def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server says to one client that a neighbour has not dealt its shares, so that the two share no mask."""
-    # It notices by the list of survivors, and who is near it by what it has signed.
+    # The victim notices by the list of survivors, and the clients near it by its signature.
     if stage == "mask":
         return _without(scene, inbox, scene.server._graph.partners(scene.victim)[:1])
     if stage == "consistency":

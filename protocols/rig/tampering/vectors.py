@@ -1,4 +1,4 @@
-"""Vectors that are not under the masks they should be, or more than a vector."""
+"""Vectors under wrong masks, out of bounds, or with appended data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _weak_masks(scene: Scene, answer: bytes) -> bytes:
 
 
 def _masks(scene: Scene) -> list[Mask]:
-    """What the liar has put on its vector."""
+    """The masks that the liar added to its vector."""
     client = scene.clients[scene.liar]
     keys, session = client._keys, scene.parameters.session
     if keys is None:

@@ -2,9 +2,9 @@
 
 record               the run directory as one frozen value
 guarantee            the guarantee that the files state, read with suspicion
-observers            the pictures of the first screen: epsilon against each observer, and who sees what
+observers            the pictures of the first screen: epsilon against each observer, and the data that each party sees
 overview             name, first screen, all results
-privacy, server_view what protects the clients, what that means, and what the server sees
+privacy, server_view the clients' protection, its meaning, and the server's view
 masks                secure aggregation: its parameters and its cost
 membership           the run's own membership inference, and the link to its audit
 measured             the metrics of a task in words

@@ -1,4 +1,4 @@
-"""Diagnostics that the run was asked for, beside accuracy and bytes."""
+"""The diagnostics that the run's settings request, beside accuracy and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guarantee of a private run as its files state it. Whatever does not plainly hold is reported as not holding."""
+"""The guarantee of a private run as its files state it. A guarantee that does not clearly hold is reported as not holding."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def right_at_most(epsilon: float, delta: float) -> float:
 def stated(record: RunRecord) -> Guarantee | None:
     """The guarantee that `record` states; None if its configuration asks for none or its files state none.
 
-    Shares of noise protect inside masked sums only: if the files show no masks, nothing is guaranteed.
+    Shares of noise protect only inside masked sums: if the files show no masks, there is no guarantee.
     """
     settings = record.config.privacy
     terms = (record.result if record.result is not None else record.facts).get("privacy")

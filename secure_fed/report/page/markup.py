@@ -21,7 +21,7 @@ def paragraph(content: str, css_class: str = "") -> str:
 
 
 def link(file: str, content: str) -> str:
-    """A paragraph that leads to a file beside this one, named by us."""
+    """A paragraph with a link to a file beside this one, whose name the code chooses."""
     return f'<p><a href="{text(file)}">{text(content)}</a></p>\n'
 
 
@@ -32,7 +32,7 @@ def section(title: str, *html: str, css_class: str = "") -> str:
 
 
 def subsection(title: str, *html: str) -> str:
-    """A part of a section with a title of its own."""
+    """A part of a section with its own title."""
     return f"<h3>{text(title)}</h3>\n{''.join(html)}"
 
 
@@ -56,7 +56,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def figure(title: str, html: str, caption: str) -> str:
-    """A drawing with its title above and what it shows in words below; empty where there is no drawing."""
+    """A drawing with its title above and a description below; empty where there is no drawing."""
     if not html:
         return ""
     return f"<figure>\n<h3>{text(title)}</h3>\n{html}\n<figcaption>{text(caption)}</figcaption>\n</figure>\n"

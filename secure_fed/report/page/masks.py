@@ -43,7 +43,7 @@ def colluding(record: RunRecord) -> str:
 
 
 def secure_aggregation(record: RunRecord) -> str:
-    """The parameters of the masks and their cost, folded away; what went wrong stands in the open."""
+    """The parameters of the masks and their cost, folded away; problems are shown unfolded."""
     if missing(record):
         return section("Secure aggregation: NOT FOUND", paragraph(_MISSING), css_class="privacy warning")
     if not masked(record):

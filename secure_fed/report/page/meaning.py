@@ -1,4 +1,4 @@
-"""What a guarantee means in detail: the catches that it allows at every rate of false alarms, other deltas, and groups."""
+"""The meaning of a guarantee in detail: the true-positive rates that it allows, other deltas, and groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 def in_detail(guarantee: Guarantee) -> str:
-    """Folded away; empty for runs whose result says nothing of it."""
+    """The section, folded away; empty for runs whose result lacks these numbers."""
     terms = guarantee.terms
     if not terms.get("curve"):
         return ""
@@ -33,7 +33,7 @@ def in_detail(guarantee: Guarantee) -> str:
 
 
 def allowed(terms: Mapping[str, Any]) -> Callable[[Floats], Floats]:
-    """The largest share of members caught at a share of false alarms: by mu where it is exact, else by all (epsilon, delta)."""
+    """The largest true-positive rate at a false-positive rate: by mu where it is exact, else by all (epsilon, delta)."""
     from scipy.special import ndtr, ndtri
 
     mu, curve = terms["gaussian_mu"], terms["curve"]

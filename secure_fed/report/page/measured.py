@@ -8,7 +8,7 @@ from secure_fed.report.formatting import MISSING, counted, number, percent
 from secure_fed.report.page.record import RunRecord
 from secure_fed.report.whose import measured_model
 
-# By task: what a model does, by accuracy and the task's own metric.
+# By task: the model's performance, from accuracy and the task's own metric.
 _SENTENCES = {
     "multi_label": "finds exactly the right labels of {accuracy} of the test examples (micro-F1 {micro_f1})",
     "regression": "is off by {rmse} on the test examples (root mean square; Pearson's correlation {pearson})",
@@ -44,7 +44,7 @@ def key_numbers(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def how_good(record: RunRecord) -> str:
-    """The last evaluation as a sentence, and another where it is no better than giving one label always."""
+    """The last evaluation as a sentence, and a second where it is no better than always predicting one label."""
     if record.withholds_test:
         return _WITHHELD
     common = Commonest.of_result(record.result or {})

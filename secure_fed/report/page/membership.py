@@ -1,7 +1,7 @@
 """Membership inference as measured by the run itself: how well the model separates members from non-members.
 
-One attack, the cheapest one, on units whose membership was decided by coins. Finding nothing is reported as that and never as
-privacy. The audit of the run, if there is one, is a page of its own and linked.
+One attack, the cheapest one, on units whose membership was decided by coins. A negative result is reported as such and never as
+privacy. The audit of the run, if there is one, is a separate, linked page.
 """
 
 from __future__ import annotations

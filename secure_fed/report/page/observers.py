@@ -1,4 +1,4 @@
-"""The two pictures of the first screen: how much each observer may learn, and who sees what on the way of an update."""
+"""The two pictures of the first screen: how much each observer may learn, and the data that each party sees of an update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from secure_fed.report.page.record import RunRecord
 
 
 def guarantee_picture(record: RunRecord) -> str:
-    """Epsilon against each observer on one scale, which says what it means for a guess."""
+    """Epsilon against each observer on one scale, with the share of right guesses that it allows."""
     guarantee = stated(record)
     caption = _scale(guarantee) if guarantee is not None and guarantee.holds else _UNLIMITED
     drawn = pictures.limits("epsilon against each observer", observers(guarantee))
@@ -28,7 +28,7 @@ def path_picture(record: RunRecord) -> str:
 
 
 def observers(guarantee: Guarantee | None) -> tuple[Bar, ...]:
-    """Whoever reads the model, whoever also sees who takes part, and the server; those with the same epsilon in one bar."""
+    """A bar for the reader, the participant and the server; observers with equal epsilon share one."""
     if guarantee is None or not guarantee.holds:
         return tuple(Bar(name, math.inf, "no limit") for name in (_READERS, _SERVER))
     seen = guarantee.epsilon_participants
@@ -54,7 +54,7 @@ def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, .
 
 
 def carried(record: RunRecord) -> tuple[str, str]:
-    """What travels between the stations."""
+    """The data sent between the stations."""
     return (
         "masked updates; masks cancel when summed" if masked(record) else "updates, not texts",
         "the shared model",
@@ -62,7 +62,7 @@ def carried(record: RunRecord) -> tuple[str, str]:
 
 
 def _sees(record: RunRecord, place: str) -> str:
-    """What the server sees of a round, in a few words."""
+    """The server's view of a round, in a few words."""
     if not masked(record):
         return f"sees every {_NOISED.get(place, '')}update"
     few = record.draws_by_coins and not record.config.secure_aggregation.active

@@ -1,4 +1,4 @@
-"""The first screen: the run in two sentences, its key numbers, and what protects it in two pictures. Then all results."""
+"""The first screen: the run in two sentences, its key numbers, and its protection in two pictures. Then all results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from secure_fed.report.page.record import RunRecord
 
 
 def heading(record: RunRecord) -> str:
-    """The run's name, whether it is finished, and a warning if the privacy that it asked for is void."""
+    """The run's name, whether it is finished, and a warning if its requested privacy is void."""
     done = f"{number(len(record.rounds))} of {counted(record.planned, 'round')}"
     finished = "Ended early" if record.ended_early else "Finished"
     state = paragraph(
@@ -26,7 +26,7 @@ def heading(record: RunRecord) -> str:
 
 
 def summary(record: RunRecord) -> str:
-    """The run in two sentences, the key numbers, and the two pictures of what protects it."""
+    """The run in two sentences, the key numbers, and the two pictures of its protection."""
     key = (
         *key_numbers(record),
         ("epsilon", privacy.short(record)),
@@ -95,7 +95,7 @@ def _who_trained_what(record: RunRecord) -> str:
 
 
 def _averaged(record: RunRecord) -> str:
-    """That the numbers are of a mean of models, where the run ended with one."""
+    """A note where the run ended with a mean of models, which the numbers are of."""
     last = record.config.federation.averaged
     if last == 1 or record.result is None or record.ended_early:
         return ""

@@ -41,8 +41,8 @@ def write_report(run_dir: Path) -> Path:
     """Write `report.html` of the run in `run_dir` and return its path.
 
     The file is written whole or not at all, needs no network, runs no script, and is the same, byte for byte, for the same
-    contents of the run directory. The report of a private run is made of the public part alone. A second report, made of
-    everything that the run knows, is written into the private part.
+    contents of the run directory. The report of a private run is made only from the public part. A second report, from both
+    parts, is written into the private part.
     """
     path, private = run_dir / REPORT, private_part(run_dir)
     try:
@@ -50,7 +50,7 @@ def write_report(run_dir: Path) -> Path:
         whole = page(owned(run_dir))
         content = page(shown) if shown.private else whole
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Rounds, result and facts are shown as they were found, whatever somebody has put into them.
+        # Rounds, result and facts are shown as found in the files, even if somebody edited them.
         raise RunDirectoryError(f"{run_dir} is damaged: it holds a value that no run writes ({error})") from error
     atomic_write(path, content)
     if shown.private:
@@ -66,7 +66,7 @@ def page(record: RunRecord) -> str:
 
 
 def document(title: str, html: str, style: str = "") -> str:
-    """`html` as a page of its own in the style of the reports; `style` is added to their sheet."""
+    """`html` as a separate page in the style of the reports; `style` is added to their style sheet."""
     sheet = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -1,7 +1,7 @@
-"""Two drawings of what protects a run, as inline SVG in the page's colours.
+"""Two drawings of a run's protection, as inline SVG in the page's colours.
 
-    limits      bars of epsilon on one scale, which says how often a guess is right
-    path        the way of a contribution, station by station: who sees what, and where noise is added
+    limits      bars of epsilon on one scale, with the share of right guesses
+    path        the path of a contribution, station by station: the data seen there, and where noise is added
 
 Written by hand rather than plotted: a drawing is a few rectangles and lines of text. All text is escaped here.
 """
@@ -33,7 +33,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Station:
-    """A place that a contribution passes. limit: the guarantee against whoever is there. noise: which noise is added there."""
+    """A place that a contribution passes. limit: the guarantee against the party there. noise: the noise added there."""
 
     name: str
     sees: str
@@ -51,7 +51,7 @@ def limits(title: str, bars: Sequence[Bar]) -> str:
 
 
 def path(title: str, stations: Sequence[Station], between: Sequence[str]) -> str:
-    """Stations from top to bottom, each joined to the next by an arrow that says what travels."""
+    """Stations from top to bottom, each joined to the next by an arrow labelled with the data sent."""
     boxes = "".join(_box(station, 2 + 76 * row) for row, station in enumerate(stations))
     arrows = "".join(_arrow(carried, 50 + 76 * row) for row, carried in enumerate(between))
     described = "; ".join(
@@ -74,7 +74,7 @@ def _bar(bar: Bar, top: int) -> str:
 
 
 def _mark(epsilon: int, top: int) -> str:
-    """A mark of the axis: an epsilon, and below it how often a guess may be right there."""
+    """A mark of the axis: an epsilon, and below it the share of right guesses that it allows."""
     place = _LEFT + _LONG * epsilon / _SCALE
     right = 100 / (1 + math.exp(-epsilon))
     share = f"{right:.0f} %" if right < 98 else f"{right:.1f} %" if right < 99.9 else f"{right:.2f} %"

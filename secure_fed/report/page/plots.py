@@ -2,8 +2,8 @@
 
 The drawings name CSS variables instead of colours, so one drawing serves the light and the dark page, and
 keep text as text, so that it can be selected and takes the page's font. Equal numbers give equal bytes: no
-date, no random identifier, and a user's matplotlibrc has no say. No user text may come in here: matplotlib
-would read `$` as mathematics.
+date, no random identifier, and a user's matplotlibrc has no effect. No user text may be passed here: matplotlib would read `$`
+as mathematics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Colours that no drawing uses otherwise, each standing for a variable of the page's style sheet.
 INK, RULE, FIRST, SECOND = "#010203", "#010204", "#010205", "#010206"
 _VARIABLES = {INK: "var(--ink)", RULE: "var(--rule)", FIRST: "var(--first)", SECOND: "var(--second)"}
-STYLES = ((FIRST, "-", "o"), (SECOND, "--", "s"))  # told apart by dash and marker as well as by colour
+STYLES = ((FIRST, "-", "o"), (SECOND, "--", "s"))  # distinguished by dash and marker as well as by colour
 
 INCHES = (4.6, 2.7)  # at 72 points an inch about as wide as a phone, so that text keeps its size there
 _MOST_MARKERS = 30
@@ -82,7 +82,7 @@ def tradeoff(title: str, caught: Callable[[NDArray[np.float64]], NDArray[np.floa
 def _draw_lines(axes: Axes, series: Sequence[Series], y_label: str, top: float | None) -> None:
     for one, (colour, dash, marker) in zip(series, STYLES, strict=False):
         rounds, values = zip(*one.points, strict=True)
-        # By the values that are drawn: one alone among gaps has no line and must have its marker.
+        # By the finite values: a single value among gaps has no line and needs a marker.
         shown = marker if sum(map(math.isfinite, values)) <= _MOST_MARKERS else ""
         axes.plot(rounds, values, color=colour, linestyle=dash, marker=shown, markersize=4, label=one.label)
     drawn = [number for one in series for number, _ in one.points]
@@ -108,7 +108,7 @@ def _draw_bars(axes: Axes, heights: Sequence[int], x_label: str, y_label: str) -
 
 
 def _lay_out(axes: Axes, x_label: str, y_label: str) -> None:
-    """Names of the axes, lines to read heights by, and a horizontal axis that counts."""
+    """Axis labels, grid lines for heights, and whole numbers on the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set(xlabel=x_label, ylabel=y_label)
@@ -129,7 +129,7 @@ def _draw_scale(axes: Axes, value: float, low: str, high: str) -> None:
 
 
 def drawing(title: str, draw: Callable[[Axes], None], inches: tuple[float, float] = INCHES) -> str:
-    """What `draw` draws, as an <svg> element whose accessible name is `title`; titles on one page must differ."""
+    """The drawing by `draw`, as an <svg> element whose accessible name is `title`; titles on one page must differ."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -156,7 +156,7 @@ def _saved(figure: Figure) -> str:
 
 
 def _inline(document: str, title: str) -> str:
-    """The <svg> element alone: without a size of its own, in the page's colours, with an accessible name."""
+    """The <svg> element alone: without a fixed size, in the page's colours, with an accessible name."""
     element = _GROUP_ID.sub("<g", _DROPPED.sub("", document[document.index("<svg") :])).strip()
     for colour, variable in _VARIABLES.items():
         element = element.replace(colour, variable)

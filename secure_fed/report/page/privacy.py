@@ -1,4 +1,4 @@
-"""What protects the clients of a run: whether anything does, what the guarantee means, and what it leaves open."""
+"""The protection of a run's clients: whether there is any, its meaning, and its limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WEAK = 10.0  # e^10 is above 20,000
 
 
 def privacy(record: RunRecord) -> str:
-    """The verdict, its meaning for a guess, and folded away what the guarantee leaves open and what the server sees."""
+    """The verdict, its meaning for a guess, and folded away, the limits of the guarantee and the server's view."""
     guarantee = stated(record)
     if guarantee is None:
         return _unprotected(record)
@@ -31,7 +31,7 @@ def short(record: RunRecord) -> str:
 
 
 def void(record: RunRecord) -> bool:
-    """Whether the run asked for privacy and has none."""
+    """Whether privacy was requested and the run has none."""
     guarantee = stated(record)
     return record.private if guarantee is None else not guarantee.holds
 

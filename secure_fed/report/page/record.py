@@ -1,6 +1,6 @@
-"""What a run directory says, read once into one frozen value that every section of the report reads.
+"""The contents of a run directory, read once into one frozen value that every section of the report uses.
 
-`read` reads the public part of the directory alone; `owned` reads all of it, for those who hold the data.
+`read` reads only the public part of the directory; `owned` reads all of it, for the owner of the data.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its finished `rounds` in order; `result` is None until the last planned round is done, or the budget spent.
+    """One run: its finished `rounds` in order; `result` is None until the last planned round is done or the budget is spent.
 
-    owned: whether what a private run withholds is in it. audit: where a page on an audit of the run, as it is after these
-    rounds, lies, seen from its directory; empty where there is none, and for everybody who may not see it.
+    owned: whether it contains the withheld part of a private run. audit: the path, relative to the run directory, of the page
+    on an audit of the run after these rounds; empty where there is none, and for readers who may not see it.
     """
 
     name: str
@@ -49,12 +49,12 @@ class RunRecord:
 
     @property
     def private(self) -> bool:
-        """Whether privacy protects somebody, so that some of what the run knows is not for everybody."""
+        """Whether the run has a protected unit, so that part of its contents is private."""
         return self.config.privacy.unit != "none"
 
     @property
     def withholds_test(self) -> bool:
-        """Whether measurements on the test rows are left out here, because these were held out of private ones."""
+        """Whether measurements on the test rows are left out, because these rows were held out of private ones."""
         return not self.owned and withholds_test(self.config, self.facts)
 
     def series(self, metric: str, part: str = "") -> Points:
@@ -65,7 +65,7 @@ class RunRecord:
         return tuple((number, float(value)) for number, value in measured if value is not None)
 
     def last(self, metric: str) -> float | None:
-        """The result's value of `metric`; without a result, that of the last round that measured it."""
+        """The result's value of `metric`; without a result, the value of the last round that measured it."""
         if self.result is not None and self.result.get(metric) is not None:
             return float(self.result[metric])
         measured = self.series(metric)
@@ -92,23 +92,23 @@ class RunRecord:
 
     @property
     def planned(self) -> int:
-        """Rounds asked for."""
+        """The requested number of rounds."""
         return self.config.federation.rounds
 
     @property
     def ended_early(self) -> str:
-        """Why the run ended before its last planned round; empty if it did not."""
+        """The reason if the run ended before its last planned round, else ""."""
         return str((self.result or {}).get("ended_early") or "")
 
     @property
     def hides_cohort(self) -> bool:
-        """Whether the files say how many clients are expected in a round, and never how many there were."""
+        """Whether the files have the expected number of clients in a round, and never the actual number."""
         in_turn = self.config.federation.sampling == "schedule"
         return self.config.privacy.unit == "client" and self.config.privacy.noise == "central" and not in_turn
 
     @property
     def draws_by_coins(self) -> bool:
-        """Whether a coin for every client draws a cohort, so that there may be few in it."""
+        """Whether coins draw the cohort, so that it may be small."""
         federation = self.config.federation
         drawn = federation.cohort or self.last("cohort") or 0
         coins = federation.sampling == "poisson" or (federation.sampling == "auto" and self.hides_cohort)
@@ -121,9 +121,9 @@ class RunRecord:
 
 
 def read(run_dir: Path) -> RunRecord:
-    """The record of the public part of `run_dir`: what may be shown of the run.
+    """The record of the public part of `run_dir`.
 
-    A result of fewer rounds than asked for counts as none, unless the run ended early with it.
+    A result of fewer rounds than requested counts as none, unless the run ended early with it.
     """
     public = Published(run_dir)
     facts, config = public.facts, public.config  # other folders may have a config.json, too
@@ -137,7 +137,7 @@ def read(run_dir: Path) -> RunRecord:
 
 
 def owned(run_dir: Path) -> RunRecord:
-    """The record of `run_dir` with what is withheld of it, for those who hold the data; without privacy, that is little."""
+    """The record of `run_dir` with its withheld part, for the owner of the data; without privacy, that part is small."""
     record, folder = read(run_dir), private_part(run_dir)
     record = replace(record, owned=True, audit=_audit(folder, len(record.rounds)))
     if not record.private or not folder.is_dir():
@@ -155,7 +155,7 @@ def owned(run_dir: Path) -> RunRecord:
 
 
 def _ended(record: RunRecord) -> RunRecord:
-    """The record, without a result that is of fewer rounds than were asked for and is not the run's last word."""
+    """The record, without a result of fewer rounds than requested, unless the run ended early with it."""
     result = record.result
     if result is None or result.get("rounds", 0) >= record.planned:
         return record
@@ -164,7 +164,7 @@ def _ended(record: RunRecord) -> RunRecord:
 
 
 def _shown(record: RunRecord) -> RunRecord:
-    """The record of a private run without what is to be withheld, should its files hold any of it."""
+    """The record of a private run without withheld values, in case its public files contain any."""
     rounds = tuple(published.without_withheld(row, published.ROUND) for row in record.rounds)
     result = None if record.result is None else published.without_withheld(record.result, published.RESULT)
     return replace(
@@ -173,7 +173,7 @@ def _shown(record: RunRecord) -> RunRecord:
 
 
 def _untested(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result without what was measured on test rows."""
+    """A result without measurements on test rows."""
     tested = {name: None for name, source in published.RESULT.items() if source is published.TEST}
     of_releases = {name: value for name, value in (result.get("metrics") or {}).items() if name in published.ROUND}
     return {**result, **tested, "metrics": of_releases}
@@ -185,7 +185,7 @@ def _own(file: Path) -> dict[str, Any]:
 
 
 def _audit(folder: Path, finished: int) -> str:
-    """Where a page on an audit made after so many rounds lies in the private part, as far as that can be read."""
+    """The path in the private part of the page on an audit after `finished` rounds, if that part can be read."""
     try:
         after = _own(folder / AUDIT).get("rounds")
     except RunDirectoryError:

@@ -1,4 +1,4 @@
-"""What the server sees of the clients of a run, with masks and without, for readers who have never heard of either."""
+"""The server's view of a run's clients, with masks and without, for readers who know neither."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Case = str  # where the noise is, or "nowhere"
 
 
 def server_view(record: RunRecord, guarantee: Guarantee | None) -> str:
-    """What reaches the server, what it could infer from it, and against which server that holds."""
+    """The data that reaches the server, possible inferences from it, and the kind of server that this assumes."""
     case: Case = guarantee.place if guarantee else "nowhere"
     seen = _masked(record, case) if masked(record) else paragraph(_IN_THE_CLEAR[case])
     participants = _participants(guarantee) if guarantee else ""
@@ -39,7 +39,7 @@ def _masked(record: RunRecord, case: Case) -> str:
 
 
 def _assumed(record: RunRecord, case: Case) -> str:
-    """Against which server the masks hold, and how many clients may collude with it."""
+    """The kind of server that the masks protect against, and the number of clients that may collude with it."""
     settings = record.config.secure_aggregation
     server = _ACTIVE if settings.active else _PASSIVE
     if settings.active and record.draws_by_coins and case != "shares":
@@ -48,7 +48,7 @@ def _assumed(record: RunRecord, case: Case) -> str:
 
 
 def _participants(guarantee: Guarantee) -> str:
-    """Against whom the second epsilon holds, where noise is on sums."""
+    """The observers that the second epsilon holds against, where noise is on sums."""
     seen = at_most(guarantee.epsilon_participants)
     if guarantee.place == "server":
         return f"Against clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."

@@ -49,7 +49,7 @@ def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
 
 
 def _against(guarantee: Guarantee) -> Rows:
-    """Whom epsilon holds against, and the second one where it does not hold against those who see who takes part."""
+    """The observers that epsilon holds against, and the second epsilon where the first does not hold against participants."""
     those = guarantee.terms.get("holds_against", ("reader",))
     seen = f"{at_most(guarantee.epsilon_participants)}, against whoever sees who takes part in a round"
     held = [("epsilon holds against", ", ".join(_OBSERVERS[one] for one in those))]
@@ -64,7 +64,7 @@ _OBSERVERS = {
 
 
 def _realised(terms: Mapping[str, Any]) -> Rows:
-    """The noise that the surviving clients actually added, where clients add it. The guarantee does not count on it."""
+    """The noise that the surviving clients actually added, where clients add it. The guarantee does not rely on it."""
     found = terms.get("realised")
     if not found:
         return []

@@ -1,6 +1,6 @@
-"""Diagnostics that the papers plot beside accuracy (`evaluation.diagnostics`). They cost nothing unless asked for.
+"""Diagnostics that the papers plot beside accuracy (`evaluation.diagnostics`). They cost nothing unless requested.
 
-angles       how far two sets of weights are apart, in length and in direction
+angles       the distance of two sets of weights, in length and in direction
 compared     the weights that are compared
 similarity   centred kernel alignment of two models' features of the same examples
 aggregation  the error of averaging the factors of clients' products

@@ -4,9 +4,9 @@ Over the clients i of a round, with their weights in the mean, and per adapted m
 
     M = mean(B_i A_i),   err_FedAvg = M - mean(B_i) mean(A_i),   err_FRA = M - M_r,
 
-M_r being the best approximation of M by the rank r of its factors. Both are given relative to M: the Frobenius norm over all
-matrices of one, by that of the other. They say what either rule would do to these clients, whichever one the run uses; the
-paper's own err_FedAvg, for two clients of one half each, is 0.25 (B_1 - B_2)(A_1 - A_2).
+M_r being the best approximation of M by the rank r of its factors. Both are relative to M: the Frobenius norm of the error over
+all matrices, divided by the Frobenius norm of M. They show the error of either rule for these clients, whichever rule the run
+uses; the paper's own err_FedAvg, for two clients of one half each, is 0.25 (B_1 - B_2)(A_1 - A_2).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from torch import Tensor
 
 
 def of_columns(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """(magnitude, direction) of two matrices (d, k); a vector is one column, and of more axes the first is d.
+    """(magnitude, direction) of two matrices (d, k); a vector is one column; with more axes the first is d.
 
-    A column of zeros has no direction: to any other its direction varies by 1, and to zeros again by nothing.
+    A column of zeros has no direction: its variation is 1 against any other column, and 0 against zeros.
     """
     v, w = _columns(before), _columns(after)
     lengths_v, lengths_w = v.norm(dim=0), w.norm(dim=0)

@@ -1,7 +1,7 @@
 """The weights that a diagnostic compares.
 
-Both papers compare what a method learned beside the frozen model, FedARA the matrix that the factors multiply to. So where the
-adapters are LoRA's, or can be written so, it is s B A of every adapted matrix; elsewhere every tensor that trains.
+Both papers compare the learned part beside the frozen model, FedARA the product of the factors. So where the adapters are
+LoRA's, or can be written so, it is s B A of every adapted matrix; elsewhere every tensor that trains.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Weights:
     initial: Tensors
 
     def pairs(self, before: Tensors, after: Tensors, trained: tuple[str, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each compared matrix in both states, formed one after the other; what has another shape in them is left out."""
+        """Each compared matrix in both states, formed one after the other; matrices whose shape changes are left out."""
         if isinstance(self.method, LoraShaped):
             yield from self._products(self.method, before, after)
             return

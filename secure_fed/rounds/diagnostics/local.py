@@ -1,7 +1,7 @@
 """Diagnostics of each client's trained tensors. Two of the three compare them with the tensors the client started from.
 
-Papers leave open whether the global model of such a comparison is the one before the round or after it. Here it is the
-one before the round, so nothing has to be kept of a client.
+Papers leave open whether such a comparison uses the global model before the round or after it. Here it is the model before the
+round, so nothing of a client must be kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Local(Protocol):
     """A diagnostic over the clients of a round, taken one by one."""
 
     def see(self, before: Tensors, after: Tensors, weight: float) -> None:
-        """Take one client. before: all its tensors before training. after: those it trained. weight: in the mean."""
+        """Take one client. before: all its tensors before training. after: the tensors that it trained. weight: in the mean."""
 
     def collected(self) -> dict[str, float]:
         """Numbers by name, over the clients since the last call; empty if there were none."""
@@ -52,10 +52,10 @@ class Discrepancy:
 
 @dataclass
 class Drift:
-    """C2A's drift: CKA between the model that a client was given and the one that it trained, on the same held-out examples.
+    """C2A's drift: CKA between the model that a client received and the model that it trained, on the same held-out examples.
 
-    features(tensors) -> (rows, p) of the model with these tensors. What clients were given is looked at once, where it is the
-    same for all of them.
+    features(tensors) -> (rows, p) of the model with these tensors. The received model is evaluated once where it is the same
+    for all clients.
     """
 
     features: Callable[[Tensors], Tensor]
@@ -77,5 +77,5 @@ def _same_objects(one: Tensors, other: Tensors) -> bool:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """NaN if one of them is."""
+    """The mean; NaN if a value is NaN."""
     return math.fsum(values) / len(values)

@@ -1,11 +1,11 @@
-"""How alike two models see the same examples: linear centred kernel alignment (Kornblith et al., ICML 2019).
+"""The similarity of two models on the same examples: linear centred kernel alignment (Kornblith et al., ICML 2019).
 
-For features X (n, p) and Y (n, q) of the same n examples, with every column's mean taken away,
+For features X (n, p) and Y (n, q) of the same n examples, with every column's mean subtracted,
 
     CKA(X, Y) = |Y^T X|_F^2 / (|X^T X|_F |Y^T Y|_F),
 
-which is 1 for features equal up to rotation and scale, and near 0 for unrelated ones. C2A (section 2) takes it of the logits of
-the global model and of one in training.
+which is 1 for features equal up to rotation and scale, and near 0 for unrelated ones. C2A (section 2) computes it from the
+logits of the global model and of a model in training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROWS_EACH = 4
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """CKA of (n, p) and (n, q) features; NaN where one of them is the same for all examples."""
+    """CKA of (n, p) and (n, q) features; NaN where features are the same for all examples."""
     x, y = (features.double() - features.double().mean(dim=0) for features in (x, y))
     if x.shape[0] < max(x.shape[1], y.shape[1]):  # n x n Gram matrices are the smaller
         k, m = x @ x.T, y @ y.T
@@ -37,10 +37,10 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 @torch.no_grad()
 def features(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> Tensor:
-    """(rows, p): what the model gives for each example, or for tokens of it that are not padding.
+    """(rows, p): the model's output for each example, or for its tokens that are not padding.
 
-    Of a batch there are four rows an example at most, spread evenly: what a language model gives is large.
-    It is seen as it leaves the model on the way into the task's loss, so that any task and any batch will do.
+    A batch gives at most four rows an example, spread evenly, since a language model's output is large. It is captured where
+    the model's output enters the task's loss, so that this works for any task and any batch.
     """
     seen: list[Tensor] = []
     rows: list[Tensor] = []
@@ -83,6 +83,6 @@ def _flat(scores: Tensor, batch: Batch) -> Tensor:
 
 
 def _spread(rows: Tensor, most: int) -> Tensor:
-    """At most so many of the rows."""
+    """At most `most` of the rows."""
     chosen = torch.linspace(0, len(rows) - 1, min(most, len(rows))).long()
     return rows[chosen.to(rows.device)].cpu()

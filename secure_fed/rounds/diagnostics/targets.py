@@ -27,7 +27,7 @@ def require_accuracy(record: Record, target: float) -> None:
 def transfer_seconds(record: Record, megabytes_per_second: float) -> float:
     """Seconds that one client of the round sends and receives: bytes both ways / clients / bandwidth.
 
-    All clients send at the same time over lines of their own, as FedARA (section V) has it; a megabyte is 10^6 bytes.
+    All clients send at the same time over separate lines, as in FedARA (section V); a megabyte is 10^6 bytes.
     """
     clients = record["cohort"]
     moved = record["bytes_up"] + record["bytes_down"]
@@ -35,7 +35,7 @@ def transfer_seconds(record: Record, megabytes_per_second: float) -> float:
 
 
 def summary(records: Sequence[Record], settings: EvaluationConfig, *, secret_cohort: bool) -> dict[str, Any]:
-    """The record's `target` and `bandwidth`, each if its setting is there."""
+    """The record's `target` and `bandwidth`, each if its setting is set."""
     found: dict[str, Any] = {}
     if settings.target_accuracy is not None:
         found["target"] = _target(records, settings.target_accuracy)
@@ -59,7 +59,7 @@ def _time(records: Sequence[Record], bandwidth: float, secret_cohort: bool) -> d
     """Seconds that the run would take with clients computing at the same time, at the speed that was measured here.
 
     Clients train one after the other here, so a round's measured time, evaluation included, is divided by their number. Where
-    that number is secret, so is the time that tells of it.
+    this number is secret, so is the time, which would reveal it.
     """
     transfer = sum(row["transfer_seconds"] for row in records)
     compute = None if secret_cohort else sum(row["seconds"] / max(1, row["cohort"]) for row in records)

@@ -1,8 +1,8 @@
 """FeDeRA's magnitude and direction variation between consecutive global states (equations 19 to 22, its figures 3 and 4).
 
-The paper plots them of the factors A and B; they are given here where a method has such factors and trains them, and of what
-the factors multiply to as well, which does not change with how a product is split. Each is the mean over all matrices.
-Only what the server sends out is looked at, so this tells nobody more than they know.
+The paper plots them of the factors A and B; here they are computed where a method has such factors and trains them, and also
+for the product of the factors, which does not depend on how it is split. Each is the mean over all matrices. Only tensors that
+the server sends out are used, so this reveals nothing new.
 """
 
 from __future__ import annotations

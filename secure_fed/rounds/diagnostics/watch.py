@@ -1,4 +1,4 @@
-"""The diagnostics of a run: fed with every client's training, and with consecutive global states."""
+"""The diagnostics of a run: computed from every client's training, and from consecutive global states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PROBE = 256
 class Watch:
     """Collects diagnostics over a round.
 
-    Nothing in it is carried from one round to the next, so a run that was interrupted goes on with the same numbers.
+    It carries nothing from one round to the next, so an interrupted run resumes with the same numbers.
     """
 
     settings: EvaluationConfig
@@ -75,7 +75,7 @@ def watch(
     loss: Loss,
     test: Sequence[Any],
 ) -> Watch | None:
-    """The diagnostics that `config` asks for; None if it asks for none."""
+    """The diagnostics that `config` requests; None if it requests none."""
     settings = config.evaluation
     if not settings.diagnostics and settings.bandwidth is None:
         return None

@@ -1,4 +1,4 @@
-"""Binds the later passes of a round to its first, by what each client remembers.
+"""Binds the later passes of a round to its first, by each client's memory.
 
 A server that lies could run two first passes, one honest and one in which nothing can be learned, and then a second pass over
 one client of the former and the other clients of the latter: the sum would be that one client's message. A server need not even
@@ -27,16 +27,16 @@ Clients = frozenset[int]
 class Passes:
     """The memory of one client about the latest round that it contributed to.
 
-    exact: whether later sums must be over the clients of the first. All of it lives as long as the process: a client that is
-    restarted in the middle of a round would take the round's first request again.
+    exact: whether later sums must be over the clients of the first. All of it lasts as long as the process: a client that is
+    restarted during a round would accept the round's first request again.
     """
 
     exact: bool
     _latest: tuple[int, int] = (-1, -1)  # round, and number of the pass in it
     _first: str = ""
     _summed: Clients | None = None  # the clients of the first sum, once this client has opened its shares for it
-    _survivors: Clients = frozenset()  # as listed for the pass under way
-    _cohort: Clients | None = None  # those who contribute to the pass under way, where this client does and knows them
+    _survivors: Clients = frozenset()  # as listed for the current pass
+    _cohort: Clients | None = None  # the contributors to the current pass, where this client contributes and knows them
 
     @property
     def round(self) -> int:
@@ -49,7 +49,7 @@ class Passes:
     def take(self, request: Request, cohort: Clients | None) -> None:
         """Contribute to a pass of a round once, in order, and to later passes only of the round that this client trained in.
 
-        cohort: who contributes to the pass; None where this client does not learn that.
+        cohort: the contributors to the pass; None where this client does not learn them.
         """
         passes = request.plan.passes
         place = (request.round, passes.index(request.pass_name) if request.pass_name in passes else -1)

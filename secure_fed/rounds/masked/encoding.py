@@ -51,8 +51,8 @@ class Encoding(Protocol):
     def largest(self) -> int:
         """The largest magnitude of one client's word; 0 if no sum may be refused for exceeding it.
 
-        Clients' noise sets no such limit. Where the server adds noise that a guarantee rests on, the refusal itself is seen, so
-        it may depend on the noised sum alone.
+        With clients' noise there is no such limit. Where the server adds the noise of a guarantee, the refusal itself is
+        visible, so it may depend only on the noised sum.
         """
 
     def admitted(self) -> float:

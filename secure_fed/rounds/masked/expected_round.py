@@ -11,9 +11,9 @@ clients whose sessions have different parameters share no masks. A later pass ca
 (`bound`).
 
 Where the server's coins draw the cohort and other clients send zeros in the same sum, a lying server could claim that its
-coins drew a single client. With `secure_aggregation.active` the digest is therefore of the list of contributors too
-(`ContributorList`). Every client checks that the list agrees with its own request, and neither masks nor signs a sum with
-fewer contributors than `Terms.fewest`.
+coins drew a single client. With `secure_aggregation.active` the digest therefore also covers the list of contributors
+(`ContributorList`). Every client checks that the list agrees with its own request, and neither masks nor signs a sum with fewer
+contributors than `Terms.fewest`.
 
 Everybody may know what a phantom contributes, so it hides nobody. Phantoms are not counted as contributors, and where
 the cohort is of fixed size no more of them may be invited than the run's configuration has in a sum.
@@ -59,7 +59,7 @@ class ExpectedRounds:
     _accepted: tuple[Parameters, int] | None = field(default=None, repr=False)
 
     def require_terms(self, stage: Stage) -> None:
-        """`require_terms`, judged once for the very object that all clients of this process are given."""
+        """`require_terms`, checked once for the very object that all clients of this process receive."""
         found = stage.parameters, stage.round
         if self._accepted is None or found[0] is not self._accepted[0] or found[1] != self._accepted[1]:
             require_terms(stage.parameters, self.terms, stage.round)
@@ -96,7 +96,7 @@ class ExpectedRounds:
 def require_terms(parameters: Parameters, terms: Terms, round_: int) -> None:
     """Refuse a session whose parameters differ from the run's terms in anything but its number and its words' encoding.
 
-    In a public order, nobody is invited whose turn it is not.
+    In a public order, also refuse an invitation of clients whose turn it is not.
     """
     own = terms.parameters(parameters.round, parameters.clients, parameters.layout, parameters.length, parameters.bound)
     if own != parameters:
@@ -165,7 +165,7 @@ def require_expected(request: Request, stage: Stage, rounds: ExpectedRounds) -> 
 
 def _same_for_all(request: Request, stage: Stage) -> bool:
     """Whether this is the request of the session, and so of every contributor in it."""
-    if stage.listed is not None:  # compared with the session's own by `contributors`
+    if stage.listed is not None:  # `contributors` compares it with the session's own
         return request.digest == stage.listed.request
     return request.digest == stage.parameters.layout.hex()
 

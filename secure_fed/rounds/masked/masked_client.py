@@ -1,4 +1,4 @@
-"""The client's side of a masked sum: its contribution leaves as masked words, and nothing leaves beside them.
+"""The client's side of a masked sum: it sends its contribution as masked words, and nothing beside them.
 
 Weight and loss are words of the sum. A client that tosses its own coin for whether to train keeps the outcome to itself.
 """
@@ -42,7 +42,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class _Begun:
-    """An answer, here or elsewhere, or why there is none. seconds: that it has taken here, training apart."""
+    """An answer, made here or in another process, or the error. seconds: the time spent here, training apart."""
 
     answer: Message | Waiting
     seconds: float
@@ -61,8 +61,8 @@ class MaskedClient:
     """A client of the federation behind masks.
 
     coin: the probability of training in a round, for a client that tosses its own coin. fails_nonfinite: a contribution that is
-    not finite, or out of the encoding's range, ends the run; otherwise zeros are sent in its place. players: where its side
-    of the protocol is played; here if None.
+    not finite, or out of the encoding's range, ends the run; otherwise zeros are sent in its place. players: the processes that
+    run its side of the protocol; this process if None.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class MaskedClient:
             self._masking = None
             return None
         if stage.name == "unmask":
-            self._passes.opened()  # only now: the protocol may refuse the list, and then there is no sum
+            self._passes.opened()  # only now, since the protocol may refuse the list, and then there is no sum
         self._clock.seconds += seconds
         return Staged(self.client.index, message)
 
@@ -118,7 +118,7 @@ class MaskedClient:
         self._ahead = stage, self._begin(stage)
 
     def job(self, stage: Stage) -> Job | None:
-        """As `Client.job`, in the stage that takes vectors; None for a request that is refused."""
+        """As `Client.job`, in the stage that sends vectors; None for a request that is refused."""
         if stage.name != "mask" or stage.request is None or self._masking is None:
             return None
         try:
@@ -197,7 +197,7 @@ class MaskedClient:
             return encoding.encode(None, stream), trained
 
     def _require_expected(self, request: Request, stage: Stage) -> None:
-        """Refuse a request that the run does not have. One that was found right is not looked at again."""
+        """Refuse a request that is not the run's. An accepted request is not checked again."""
         if self._right is not stage:
             require_expected(request, stage, self._rounds)
             self._right = stage
@@ -213,7 +213,7 @@ class MaskedClient:
     def _require_filling(self) -> None:
         """Refuse to send zeros unless coins draw the cohort.
 
-        A server that asks all clients but one for zeros reads that one's contribution.
+        A server that makes all clients but one send zeros reads the contribution of that one client.
         """
         if not self._terms.varies:
             raise Tampering("this client was asked for nothing in a sum, where everybody who is invited contributes")

@@ -1,7 +1,7 @@
 """`Summing` behind masks: the server's side of secure aggregation, from the first key to the sum.
 
 One pass of a round is one session of `protocols` (Bonawitz et al., 2017; Bell et al., 2020, for the neighbours and the active
-variant), its stages driven here over the transport.
+variant), whose stages this module runs over the transport.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Summed:
 
 @dataclass
 class MaskedSum:
-    """Sums the contributions of a cohort. It holds the sum and never a contribution.
+    """Sums the contributions of a cohort. It stores the sum and never a contribution.
 
     clients: the number of participants. If coins draw the cohort, other clients fill it up to a public number (`Terms.invited`)
-    and contribute zeros, so that neither the sum nor whether there is one depends on how many the coins drew. barred: clients
+    and contribute zeros, so that neither the sum nor its existence depends on the size of the drawn cohort. barred: clients
     that dealt wrong shares, which are not invited again in this run. during: entered for each session, by its number, and left
-    when it ends, however it ends. loses_aborted: a session without a sum, or with one that honest clients cannot make, costs
-    its round, and not the run.
+    when it ends, however it ends. loses_aborted: a session without a sum, or with one that honest clients cannot make, loses
+    its round instead of ending the run.
     """
 
     terms: Terms
@@ -69,12 +69,12 @@ class MaskedSum:
 
     @classmethod
     def resumable(cls, terms: Terms, clients: int, clock: Clock, device: torch.device) -> MaskedSum:
-        """The sums of clients that outlive the server's process, which has no number twice, restarted or not."""
+        """For clients that outlive the server's process: no session number repeats, even after a restart."""
         numbers = itertools.count(secrets.randbits(62))
         return cls(terms, clients, clock, device, loses_aborted=True, _numbers=numbers)
 
     def gather(self, cohort: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
-        """The sum over the clients that stayed. RoundLost if one dealt wrong shares, or vanished between passes."""
+        """The sum over the clients that stayed. RoundLost if a client dealt wrong shares, or vanished between passes."""
         spent, rejected, before = Spent(), set[int](), self.clock.seconds
         try:
             return self._gathered(
@@ -150,7 +150,7 @@ class MaskedSum:
         values = torch.from_numpy(decoded.values)
         if (
             not self.terms.protection.placement.server_noise
-        ):  # the server's noise is added to float64, and the noised sum is judged
+        ):  # the server's noise is added in float64, and the noised sum is checked
             require_plausible(decoded, encoding, count)
             values = values.float()
         losses = [] if math.isnan(decoded.loss) else [decoded.loss]
@@ -158,7 +158,7 @@ class MaskedSum:
         return Summed(layout.unflatten(values.to(self.device)), decoded.weight, contributed, losses)
 
     def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
-        """Tampering if the noised sum is longer than the most contributors that a sum can have make it."""
+        """Tampering if the noised sum is longer than the largest possible number of contributors can make it."""
         require_plausible_release(noised, clip_norm, std, self.terms.places)
 
     def traffic(
@@ -224,7 +224,7 @@ class MaskedSum:
 
 @contextmanager
 def _advised() -> Iterator[None]:
-    """Add to an abort the setting that says how many clients may vanish."""
+    """Add to an abort's message the setting for the number of clients that may vanish."""
     try:
         yield
     except Aborted as error:

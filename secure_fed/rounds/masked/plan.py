@@ -1,7 +1,8 @@
 """The public numbers that the encoding of a contribution may depend on.
 
-The noise of a differentially private sum hides one client if that client moves the sum by at most the clip norm. That holds as
-long as it changes no other client's words. So nothing that encodes a contribution may depend on who takes part in the round.
+The noise of a differentially private sum hides one client if that client moves the sum by at most the clip norm. This requires
+that the client changes no other client's words. So the encoding of a contribution may not depend on who takes part in the
+round.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from secure_fed.errors import ConfigError
 
 @dataclass(frozen=True)
 class PublicPlan:
-    """The input of encoders: numbers that follow from the run's configuration, from how many clients there are, and from what
-    earlier rounds released. No number of clients that took part in a round is among them, or can be derived from them.
+    """The input of encoders: numbers that follow from the run's configuration, from the number of clients, and from earlier
+    rounds' releases. The number of clients that took part in a round is not among them, and cannot be derived from them.
 
-    size: coordinates of a contribution. bits: of a word. places: the most contributions that a sum can ever hold, which are
-    those of all clients that coins may draw. bound: the largest magnitude of a coordinate. clip_norm: what a guarantee rests
-    on, so that rounding may not make a contribution longer; infinite if none does.
+    size: coordinates of a contribution. bits: of a word. places: the largest possible number of contributions in a sum: all
+    clients that coins may draw. bound: the largest magnitude of a coordinate. clip_norm: the norm that a guarantee relies on,
+    so that rounding may not make a contribution longer; infinite without a guarantee.
 
-    Guarantee: with a finite `clip_norm` C, a contribution of norm at most `longest()` becomes words that stand for a vector of
-    norm at most C. Its words depend on it and on this plan alone. So one client more or less, in a sum of any size up to
+    Guarantee: with a finite `clip_norm` C, a contribution of norm at most `longest()` becomes words that encode a vector of
+    norm at most C. Its words depend only on it and on this plan. So one client more or less, in a sum of any size up to
     `places`, moves the sum of words by that client's vector and by nothing else: by at most C.
     """
 
@@ -40,7 +41,7 @@ class PublicPlan:
         return _codec(self.bits, self.bound, self.places)
 
     def longest(self) -> float:
-        """The longest that a contribution may be before rounding, so that it keeps to the clip norm after rounding."""
+        """The largest norm of a contribution before rounding for which it is within the clip norm after rounding."""
         if math.isinf(self.clip_norm):
             return self.clip_norm
         longer = math.sqrt(self.size) * self.codec.error
@@ -53,7 +54,7 @@ class PublicPlan:
         return self.clip_norm - longer
 
     def require_precise(self) -> None:
-        """Refuse words that cannot carry such contributions, or only with much lost."""
+        """Refuse words that cannot represent such contributions, or only with a large error."""
         try:
             _ = self.codec
             self.longest()
@@ -64,7 +65,7 @@ class PublicPlan:
 
 @lru_cache(maxsize=64)
 def _codec(bits: int, bound: float, places: int) -> FixedPoint:
-    """The same for all clients of a process: its scale is worked out in fractions."""
+    """Cached for all clients of a process: its scale is computed with fractions."""
     return FixedPoint(bits, bound, places)
 
 

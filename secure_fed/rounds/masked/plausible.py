@@ -1,12 +1,12 @@
-"""Refuses sums that no honest clients can have made: a bound on what a lying client can do to a masked sum.
+"""Refuses sums that no honest clients can have made: a bound on the damage of a lying client to a masked sum.
 
-Masks keep single contributions from the server, so it cannot bound one: within one sum a client can send up to n times what a
-client may, or a weight that cancels those of all others. The server can judge the sum. Over n honest contributors every
+Masks keep single contributions from the server, so it cannot bound one: in a sum of n, a client can send up to n times the
+allowed contribution, or a weight that cancels all other weights. The server can check the sum. Over n honest contributors every
 coordinate and the whole vector are within n times the bound, the weights add up to between 0 and n times the largest, and the
-counters are counts. A sum beyond that is refused before anything is done with it. Nobody can tell which client spoiled it.
+counters are counts. A sum beyond these limits is refused before it is used. Nobody can identify the client that spoiled it.
 
-Where the server adds the noise that a guarantee rests on, it judges the noised sum, by the number of all who may contribute.
-Judged without noise, a sum would tell a client that lies on which side of a limit the others brought it.
+Where the server adds the noise of a guarantee, it checks the noised sum, by the number of all possible contributors. A check
+without noise would reveal to a lying client on which side of a limit the other clients' sum is.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from secure_fed.tensors.tensors import Tensors
 
 
 def require_plausible(decoded: Contribution, encoding: Encoding, contributors: int) -> None:
-    """Tampering if the decoded sum cannot be one of so many contributors."""
+    """Tampering if the decoded sum cannot come from `contributors` honest contributors."""
     for what in _implausible(decoded, encoding, contributors):
         raise _spoiled(what, contributors)
 
 
 def require_plausible_release(released: Tensors, clip_norm: float, std: float, contributors: int) -> None:
-    """Tampering if a sum to which noise was added, of that standard deviation, cannot be one of so many contributors.
+    """Tampering if a sum with noise of standard deviation `std` cannot come from `contributors` honest contributors.
 
     The length of honest noise is beyond this limit with a probability of at most exp(-40).
     """
@@ -63,7 +63,7 @@ def _of_words(decoded: Contribution, encoding: Rounded, contributors: int) -> It
     slack = off / encoding.plan.bound
     if not -slack <= weight <= contributors + slack:
         yield f"the contributors' weights add up to {decoded.weight:.6g}"
-    if abs(decoded.loss) > LOSS * (1 + 4 * encoding.codec.error / encoding.plan.bound):  # never of NaN
+    if abs(decoded.loss) > LOSS * (1 + 4 * encoding.codec.error / encoding.plan.bound):  # false for NaN
         yield f"the mean loss is {decoded.loss:.6g}"
     if encoding.most == 1 and abs(weight - round(weight)) > slack:
         yield f"weights of 0 or 1 add up to {decoded.weight:.6g}"

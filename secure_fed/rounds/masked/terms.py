@@ -1,6 +1,6 @@
 """The terms of a run's masked sums, computed by each party from the run's configuration.
 
-A client accepts no others, so no server can lower its minima.
+A client accepts no other terms, so no server can lower its minima.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FEWEST = 3  # in a sum of two, each client can subtract its own contribution
 class Registry:
     """The identity keys of a federation's clients, whose public halves everybody knows.
 
-    known: the public keys, where clients are on machines of their own, and own: the keys of those on this machine. Without them
+    known: the public keys, where clients are on separate machines. own: the keys of the clients on this machine. Without them
     all keys are made here, as for a simulation.
     """
 
@@ -40,7 +40,7 @@ class Registry:
 
     @cached_property
     def identities(self) -> tuple[Identity | None, ...]:
-        """Each client's key, None for those of other machines."""
+        """Each client's key, None for clients on other machines."""
         made = (Identity.new() if self.known is None else self.own.get(client) for client in range(self.clients))
         return tuple(made)
 
@@ -75,10 +75,10 @@ class Terms:
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def choice(self, clients: int) -> Choice:
-        """Neighbours and threshold for a sum of so many clients.
+        """Neighbours and threshold for a sum of `clients` clients.
 
-        A sum that lost invited clients before it began keeps the terms of all of them: as many may be corrupt, and as many have
-        to survive.
+        A sum that lost invited clients before it began keeps the terms for all of them: equally many may be corrupt, and
+        equally many must survive.
         """
         chosen = self.settings
         corrupt, dropout = chosen.corrupt, chosen.dropout
@@ -115,7 +115,7 @@ class Terms:
         )
 
     def policy(self, clients: int) -> Policy:
-        """The terms that a client accepts for a sum to which so many are invited."""
+        """The terms that a client accepts for a sum of `clients` invited clients."""
         least, most = self.least(clients), self.places if self.varies else self.invited
         if not least <= clients <= most:
             raise ParameterError(
@@ -142,7 +142,7 @@ class Terms:
         return self.varies and self.settings.active
 
     def fewest(self, clients: int) -> int:
-        """The least number of contributors, phantoms apart, in a sum of so many clients if others send zeros."""
+        """The least number of contributors, phantoms apart, in a sum of `clients` clients if others send zeros."""
         return max(FEWEST, self._with_two_honest(clients))
 
     def _with_two_honest(self, clients: int) -> int:
@@ -157,8 +157,8 @@ class Terms:
 
         places: the number of coins, phantoms apart, since phantoms are not counted as contributors.
 
-        Such a round can be neither skipped nor drawn again: either would reveal the cohort size, which the guarantee keeps
-        secret. So its probability has to be negligible.
+        Such a round can be neither skipped nor redrawn: either would reveal the cohort size, which the guarantee requires to be
+        secret. So its probability must be negligible.
         """
         enough = self.fewest(self.invited) + self.invited - surviving(self.invited, self.settings.dropout)
         chance = sum(
@@ -173,7 +173,7 @@ class Terms:
             ).about("federation.cohort", places * rate, f"hardly ever fewer than {enough} contributors")
 
     def least(self, clients: int) -> int:
-        """The least number of survivors of a sum to which so many were invited."""
+        """The least number of survivors of a sum with `clients` invited clients."""
         return surviving(max(clients, self.invited), self.settings.dropout)
 
     def require_feasible(self) -> None:
@@ -196,9 +196,9 @@ class Terms:
                 self.choice(clients)  # its error names the setting to lower
 
     def _require_real_survivors(self) -> None:
-        """Require two honest clients in every sum, even if all who vanish are clients and no phantom does.
+        """Require two honest clients in every sum, even if only clients vanish and no phantom does.
 
-        Survivors are at least `least`, and phantoms among those invited at most `beside`.
+        There are at least `least` survivors, and at most `beside` phantoms among the invited.
         """
         left, enough = self.least(self.invited) - self.protection.beside, self._with_two_honest(self.invited)
         if left < enough:
@@ -231,5 +231,5 @@ def _chosen(
     return choose(clients, corrupt=corrupt, dropout=dropout, active=active, neighbours=neighbours, threshold=threshold)
 
 
-_NEVER = 2.0**-40  # as `protocols.choice` has it
+_NEVER = 2.0**-40  # as in `protocols.choice`
 _FARTHEST = 9.0  # standard deviations: no normal number of `privacy.entropy` is farther out

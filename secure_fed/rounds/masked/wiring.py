@@ -70,10 +70,10 @@ class Masks:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """The masks of a federation whose clients are on machines of their own, as this machine knows them.
+    """This machine's part of the masks of a federation whose clients are on separate machines.
 
-    run: the identifier of the run, which all agree on. registry: everybody's public keys, and those of this machine. players:
-    keep the record of the sessions that this machine's client opened.
+    run: the identifier of the run, the same for all parties. registry: everybody's public keys, and this machine's own keys.
+    players: keep the record of the sessions that this machine's client opened.
     """
 
     run: str
@@ -83,7 +83,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Spread:
-    """Has the processes begin the answers of some masked clients, after `training` has trained them."""
+    """Makes the processes begin the answers of some masked clients, after `training` has trained them."""
 
     workers: Workers
     training: Together | None
@@ -109,10 +109,10 @@ def behind_masks(
     beside: Sampler | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> Masks | None:
-    """The masks that `secure_aggregation` asks for; None if it is not enabled. Refuses a federation that is too small.
+    """The masks for `secure_aggregation`; None if it is not enabled. Refuses a federation that is too small.
 
-    order: in which clients take part, if that is public. beside: the sampler of a round's phantoms. elsewhere: of clients that
-    are not all on this machine.
+    order: the public order of clients, if cohorts follow one. beside: the sampler of a round's phantoms. elsewhere: given where
+    not all clients are on this machine.
     """
     federation = config.federation
     if not config.secure_aggregation.enabled:
@@ -148,7 +148,7 @@ def _terms(
     order: PublicOrder | None,
     elsewhere: Elsewhere | None,
 ) -> Terms:
-    """What all parties of the masked sums agree on. clients: how many there are, phantoms among them; real: without these."""
+    """The terms of the masked sums. clients: the number of participants, phantoms included; real: without phantoms."""
     settings = config.secure_aggregation
     registry = elsewhere.registry if elsewhere else Registry(clients)
     return Terms(
@@ -166,7 +166,7 @@ def _terms(
 
 
 def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, rounds: int) -> None:
-    """Refuse an order with so many empty places in some round that it has no sum, and the run would end there."""
+    """Refuse an order in which some round has so many empty places that it has no sum and would end the run."""
     phantoms = beside if isinstance(beside, PublicOrder) else None
 
     def invited(round_: int) -> int:
@@ -182,7 +182,7 @@ def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, roun
 
 
 def _worth_workers(config: RunConfig, terms: Terms) -> bool:
-    """Whether masks are spread over processes: there are cores, many shares to deal, and clients that work at a time."""
+    """Whether masks are spread over processes: there are several cores, many shares, and clients that work at the same time."""
     if cores() == 1 or config.training.together == 1:
         return False
     return terms.invited * terms.choice(terms.invited).neighbours >= _WORTH_WORKERS
@@ -213,9 +213,9 @@ def in_process(
     training: Together | None = None,
     at_once: int = 1,
 ) -> Transport:
-    """The transport of a simulated federation, which loses clients if `federation.vanishing` says so.
+    """The transport of a simulated federation, which loses clients as set by `federation.vanishing`.
 
-    training: trains clients in common passes, `at_once` of them; without it each trains when it is asked.
+    training: trains clients in common passes, `at_once` of them; without it each trains at its request.
     """
     participants: Sequence[Participant] = masks.clients if masks else clients
     prepare = Spread(masks.workers, training) if masks and masks.workers else training

@@ -1,9 +1,9 @@
-"""Membership inference that a run reports by itself, beside its accuracy: one attack, the cheapest for the units it has.
+"""Membership inference that every run reports beside its accuracy: one attack, the cheapest for its units.
 
-Of a private run, how far its releases go along the directions of phantoms (`phantom_scores`), which are nobody's data. Of
-units of the data, the loss threshold of Yeom et al. (2018, arXiv 1709.01604): whoever has the final model calls those units
-members that it fits best. It needs one forward pass over the audit pool. Finding nothing with it says little; finding
-something says much.
+For a private run: how far its releases move along the directions of phantoms (`phantom_scores`), which are nobody's data. For
+units of the data: the loss threshold of Yeom et al. (2018, arXiv 1709.01604), which declares the units that the final model
+fits best to be members. It needs one forward pass over the audit pool. A negative result means little; a positive result means
+much.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import roc
 from secure_fed.tensors.tensors import Layout, Tensors
 
-EXAMPLES = 32  # of a unit that are looked at
+EXAMPLES = 32  # of a unit that are evaluated
 NOT_COVERED = (
     "membership figures of units of the data, audits of them and recordings for them: they are made of what trained, without "
     "noise, for those who hold the data",
@@ -50,7 +50,7 @@ def confidences(
     batch_size: int,
     device: torch.device,
 ) -> NDArray[np.float64]:
-    """(examples,) phi, in evaluation mode."""
+    """(examples,) the confidence phi of each, in evaluation mode."""
     model.eval()
     found = np.empty(len(examples))
     for batch in batches(examples, batch_size, collate, None):
@@ -59,14 +59,14 @@ def confidences(
 
 
 def looked_at(units: Sequence[Unit]) -> tuple[list[Any], NDArray[np.int64]]:
-    """At most `EXAMPLES` examples of each unit, and whose each is."""
+    """At most `EXAMPLES` examples of each unit, and the unit of each example."""
     few = [[unit.examples[i] for i in range(min(len(unit.examples), EXAMPLES))] for unit in units]
     owner = np.repeat(np.arange(len(units)), [len(own) for own in few])
     return [example for own in few for example in own], owner
 
 
 def mean_of_units(values: NDArray[np.float64], owner: NDArray[np.int64], units: int) -> NDArray[np.float64]:
-    """(units,) means of what each unit's examples have; a unit without any has that of all."""
+    """(units,) the mean over each unit's examples; a unit without examples gets the mean over all."""
     counts = np.bincount(owner, minlength=units)
     sums = np.bincount(owner, values, minlength=units)
     return np.where(counts > 0, sums / np.maximum(counts, 1), values.mean() if len(values) else 0.0)
@@ -84,10 +84,11 @@ def fitted(assembly: Assembly, state: State, held: AuditPool) -> NDArray[np.floa
 
 
 def along(assembly: Assembly, state: State, held: AuditPool) -> NDArray[np.float64] | None:
-    """(units,) <u, V> of each unit's direction u and of how far the global state went, V, over |V|, where units are canaries of
-    that kind: what the attack `one_run` of an audit goes by.
+    """(units,) <u, V> / |V|, with u each unit's direction and V the change of the global state over the run, where units are
+    direction canaries: the score of an audit's attack `one_run`.
 
-    None unless what is sent is the change of what trains, coordinate by coordinate, and the same trains in every round.
+    None unless clients send the change of the trained tensors, coordinate by coordinate, and the same tensors train in every
+    round.
     """
     initial, method, config = assembly.initial, assembly.method, assembly.config.federation
     plan = method.plan(initial)
@@ -112,9 +113,9 @@ def _unit_vector(tensors: Tensors, layout: Layout) -> NDArray[np.float64]:
 
 
 def of_run(assembly: Assembly, state: State) -> dict[str, Any]:
-    """The membership part of `result.json`; without numbers, why there are none.
+    """The membership part of `result.json`; without numbers, the reason.
 
-    of: "phantoms" in a private run: a function of what was released, so that the guarantee covers it. Else "data".
+    of: "phantoms" in a private run: a function of the releases, so that the guarantee covers it. Else "data".
     """
     config = assembly.config
     if config.privacy.unit == "none" and not config.evaluation.phantoms:
@@ -123,7 +124,7 @@ def of_run(assembly: Assembly, state: State) -> dict[str, Any]:
 
 
 def of_data(assembly: Assembly, state: State) -> dict[str, Any] | None:
-    """Membership figures of held-out units of the data, None if there are none. Without noise: for those who hold them."""
+    """Membership figures of held-out units of the data, None if there are none. Not noised: only for the data's owner."""
     held = assembly.pools["data"]
     return of_pool(assembly, state, held) if held.units else None
 
@@ -150,7 +151,7 @@ def of_pool(assembly: Assembly, state: State, held: AuditPool) -> dict[str, Any]
 
 
 def kept_scores(state: State, phantoms: AuditPool) -> NDArray[np.float64]:
-    """(phantoms,) the scores that their directions came to in all rounds (`phantom_scores`); zeros before the first."""
+    """(phantoms,) their scores over all rounds (`phantom_scores`); zeros before the first round."""
     if SCORES not in state.memory:
         return np.zeros(len(phantoms.units))
     scores: NDArray[np.float64] = state.memory.tensor(SCORES).numpy()

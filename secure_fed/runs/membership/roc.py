@@ -1,10 +1,10 @@
-"""How well scores tell members from non-members: AUC, true positives at few false positives, the ROC curve; with intervals.
+"""How well scores separate members from non-members: AUC, true positives at few false positives, the ROC curve; with intervals.
 
-Higher scores speak for membership. Scores may be infinite, since only their order counts, but not NaN. Nothing here chooses a
+Higher scores indicate membership. Scores may be infinite, since only their order counts, but not NaN. Nothing here chooses a
 sign: an AUC below 1/2 is reported as it is.
 
-Intervals are for the population that the units are drawn from, units being independent given what was trained: they say how far
-the sample can be trusted, not how another training run would turn out.
+Intervals are for the population that the units are drawn from, with units independent given the trained model: they measure the
+uncertainty of the sample, not of another training run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from secure_fed.runs.membership.roc_interval import Floats, Interval, auc_interval, exact_limits, shares_below
 
 FALSE_POSITIVE_RATES = (0.01, 0.001)
-EXPECTED_FALSE_POSITIVES = 3  # a rate at which fewer are expected among the non-members cannot be seen in them
+EXPECTED_FALSE_POSITIVES = 3  # a rate at which fewer are expected among the non-members cannot be measured on them
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class TprAt:
-    """Who scores above `threshold` is taken for a member: the smallest one at which `fpr.value` is at most `fpr_target`.
+    """Units that score above `threshold` count as members: the smallest threshold with `fpr.value` at most `fpr_target`.
 
-    The threshold is the (k+1)-th highest score of a non-member, of which k may be above it. The interval of the false positives
-    holds all the same: their true rate there is Beta(k+1, n-k) at most, whose quantile is Clopper and Pearson's upper limit.
+    The threshold is the (k+1)-th highest score of a non-member, where k non-members may be above it. The interval of the false
+    positives holds nevertheless: their true rate there is Beta(k+1, n-k) at most, whose quantile is Clopper and Pearson's upper
+    limit.
     """
 
     fpr_target: float
@@ -48,7 +49,7 @@ class TprAt:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Members' scores against non-members'. `at` holds None for a false-positive rate that so few cannot show."""
+    """Members' scores against non-members'. `at` has None for a false-positive rate that so few units cannot show."""
 
     auc: float
     auc_interval: Interval
@@ -71,7 +72,7 @@ class Band:
 def rank(
     members: ArrayLike, non_members: ArrayLike, *, confidence: float = 0.95, seed: int = 0, resamples: int = 2000
 ) -> Ranking:
-    """All that is said of one attack's scores. Equal arguments give equal results."""
+    """The full evaluation of one attack's scores. Equal arguments give equal results."""
     high, low = _scores("members", members), _scores("non-members", non_members)
     _check(confidence)
     return Ranking(
@@ -104,7 +105,7 @@ def _rates(at: TprAt) -> dict[str, Any]:
 
 
 def auc(members: ArrayLike, non_members: ArrayLike) -> float:
-    """P(a member scores higher than a non-member) + P(they score alike) / 2, over all pairs."""
+    """P(a member scores higher than a non-member) + P(both score the same) / 2, over all pairs."""
     return float(np.mean(shares_below(_scores("members", members), _scores("non-members", non_members))))
 
 
@@ -133,7 +134,7 @@ def exact_rate(count: int, of: int, confidence: float = 0.95) -> Rate:
 
 
 def curve(members: ArrayLike, non_members: ArrayLike) -> tuple[Floats, Floats]:
-    """The empirical ROC: (fpr, tpr) at "no one", then at every distinct score from the highest down, "at least so high"."""
+    """The empirical ROC: (fpr, tpr) at "no unit", then for "score at least s" at every distinct score s, downwards."""
     high, low = np.sort(_scores("members", members)), np.sort(_scores("non-members", non_members))
     thresholds = np.unique(np.concatenate([high, low]))[::-1]
     fpr, tpr = ((len(one) - np.searchsorted(one, thresholds, side="left")) / len(one) for one in (low, high))
@@ -141,12 +142,13 @@ def curve(members: ArrayLike, non_members: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def band(members: ArrayLike, non_members: ArrayLike, confidence: float = 0.95) -> Band:
-    """A pointwise band that counts the chance in both groups: it needs no more than independent units.
+    """A pointwise band that covers the sampling error of both groups: it assumes only independent units.
 
-    Let y_1 >= y_2 >= ... be the n non-members' scores. The true false-positive rate of "above y_(k+1)" is at most, and that of
-    "at least y_(k+1)" at least, a variable of law Beta(k+1, n-k). With a = 1 - confidence, the lower limit at x takes the
-    largest k whose rate is at most x but with probability a/4, the upper limit the smallest whose rate is at least x likewise;
-    then come Clopper and Pearson's limits of the share of members there, at a/4 each. Below x = 4 / n or so the lower one is 0.
+    Let y_1 >= y_2 >= ... be the n non-members' scores. The true false-positive rate of "above y_(k+1)" is at most, and the rate
+    of "at least y_(k+1)" at least, a variable of law Beta(k+1, n-k). With a = 1 - confidence, the lower limit at x uses the
+    largest k whose rate is at most x except with probability a/4, and the upper limit the smallest k whose rate is at least x
+    except with probability a/4; both then use Clopper and Pearson's limits of the share of members there, at a/4 each. Below x
+    = 4 / n or so the lower one is 0.
     """
     from scipy.special import betaincinv
 

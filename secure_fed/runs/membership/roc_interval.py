@@ -1,7 +1,8 @@
-"""Exact limits of a probability, and the interval of an AUC: a bootstrap, or disjoint pairs where that has nothing to say.
+"""Exact limits of a probability, and the interval of an AUC: a bootstrap, or disjoint pairs where the bootstrap fails.
 
-BCa: members and non-members are resampled apart, each with replacement. Let B be the law of the resampled AUC and t the AUC
-of the sample. With z0 = Phi^-1(B(t)) for its bias and the jackknife's acceleration a, the limit at level p is B's quantile at
+BCa: members and non-members are resampled separately, each with replacement. Let B be the law of the resampled AUC and t the
+AUC of the sample. With z0 = Phi^-1(B(t)) for its bias and the jackknife's acceleration a, the limit at level p is B's quantile
+at
 
     Phi(z0 + (z0 + z) / (1 - a (z0 + z))),   z = Phi^-1(p)                                       (Efron, 1987)
 
@@ -10,8 +11,8 @@ It is approximate: of binormal samples of 40 + 40 and 200 + 200 with areas of .5
 
 Exact: of the pairs (i-th member, i-th non-member) in an order drawn without looking at scores, no two share a unit, so they are
 independent. A member wins with probability w and loses with probability l, and the AUC is (1 + w - l) / 2. Clopper and
-Pearson's limits of w and l, each at a quarter of the error allowed, hold for any law of the scores and any ties, and are wide.
-They are taken for an AUC of 0 or 1, for resamples that are all alike, and for fewer than 10 units on either side.
+Pearson's limits of w and l, each at a quarter of the allowed error, hold for any law of the scores and any ties, and are wide.
+They are used for an AUC of 0 or 1, for resamples that are all equal, and for fewer than 10 units on either side.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def auc_interval(
 def bca(
     members: Floats, non_members: Floats, confidence: float, rng: np.random.Generator, resamples: int
 ) -> Interval | None:
-    """The BCa interval; None where bias or acceleration are not to be had."""
+    """The BCa interval; None where bias or acceleration cannot be computed."""
     from scipy.special import ndtr, ndtri
 
     wins, losses = shares_below(members, non_members), 1 - shares_below(non_members, members)
@@ -53,18 +54,18 @@ def bca(
     skew = float(np.mean((wins - found) ** 3) / len(wins) ** 2 + np.mean((losses - found) ** 3) / len(losses) ** 2)
     acceleration, bias = skew / (6 * spread**1.5), float(ndtri(below))
     z = bias + ndtri(np.array([(1 - confidence) / 2, (1 + confidence) / 2]))
-    if (acceleration * z >= 1).any():  # as skewed as no resample could follow
+    if (acceleration * z >= 1).any():  # too skewed for the bootstrap
         return None
     low, high = np.quantile(drawn, ndtr(bias + z / (1 - acceleration * z)))
     return float(low), float(high)
 
 
 def resampled(members: Floats, non_members: Floats, rng: np.random.Generator, resamples: int) -> Floats:
-    """(resamples,) AUCs. Each takes time and memory that grow with the units, not with the pairs of them."""
+    """(resamples,) AUCs. Time and memory of each grow with the number of units, not of pairs."""
     others = np.sort(non_members)
     left, right = (np.searchsorted(others, members, side=side) for side in ("left", "right"))
     drawn, n, m = np.empty(resamples), len(members), len(others)
-    up_to = np.zeros(m + 1)  # how many of the resampled non-members are among the lowest so many
+    up_to = np.zeros(m + 1)  # [i]: the number of resampled non-members among the lowest i
     for i in range(resamples):
         np.cumsum(np.bincount(rng.integers(m, size=m), minlength=m), out=up_to[1:])
         who = rng.integers(n, size=n)
@@ -83,7 +84,7 @@ def disjoint_pairs(members: Floats, non_members: Floats, confidence: float, rng:
 
 
 def shares_below(scores: Floats, others: Floats) -> Floats:
-    """For each score the share of `others` that is lower; of those alike, half."""
+    """For each score the share of `others` that is lower; equal ones count half."""
     others = np.sort(others)
     left, right = (np.searchsorted(others, scores, side=side) for side in ("left", "right"))
     return np.asarray((left + right) / (2 * len(others)), dtype=np.float64)
