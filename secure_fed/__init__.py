@@ -3,7 +3,7 @@
     from secure_fed import Federation, RunConfig
     result = Federation(RunConfig.load("run.toml")).run("runs/first")
 
-Importing this package imports nothing heavy; torch comes with the first use of what runs or loads something.
+Importing this package imports nothing heavy; the first function that runs or loads something imports torch.
 """
 
 from __future__ import annotations

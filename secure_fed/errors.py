@@ -3,16 +3,16 @@
     SecureFedError            1   the run failed
     ├── TrainingError         1   a run could not go on (non-finite updates, no finite client left)
     ├── RequestError          1   a client refuses a request that no honest server sends
-    ├── StorageError          1   what a run had to write was refused (a full disk, a limit on file sizes)
-    └── UsageError            2   something given to us is wrong, and nothing was written
+    ├── StorageError          1   a file of the run could not be written (a full disk, a limit on file sizes)
+    └── UsageError            2   an input is wrong, and nothing was written
         ├── ConfigError           a key, a value, or a combination of settings
         ├── DataError             a file, a column, a label, a split
         ├── ModelError            a model or tokenizer that cannot be loaded or adapted
-        ├── MethodError           a method that cannot do what was asked of it
+        ├── MethodError           a method that cannot do what the configuration requests
         ├── OwnLoopError          a training loop of the user's own that breaks a condition of its guarantee
         └── RunDirectoryError     a run directory that is missing, taken, foreign, damaged or unwritable from the start
 
-Errors of `privacy` (privacy/errors.py) end with 1 or 2 likewise, and with 3 where a budget is exhausted.
+Errors of `privacy` (privacy/errors.py) have exit status 1 or 2 likewise, and 3 when a budget is exhausted.
 Every message is one sentence that names the value, the limit and the setting to change; a `ConfigError` has these three as
 attributes too.
 """
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class SecureFedError(Exception):
-    """Any failure this package reports; `exit_code` is what the command line ends with.
+    """Any failure this package reports; `exit_code` is the exit status of the command line.
 
-    setting: the setting to change, as `section.key`; "" where the failure is not about one. value: its value, or what was given
-    for it. limit: what it has to keep, such as `at least 1`, or the setting it contradicts.
+    setting: the setting to change, as `section.key`; "" where the failure is not about one. value: its value, or the input in
+    its place. limit: the condition that the value breaks, such as `at least 1`, or the setting that it contradicts.
     """
 
     exit_code = 1
@@ -76,11 +76,11 @@ class DataError(UsageError):
 
 
 class ModelError(UsageError):
-    """The model cannot be loaded or adapted as asked."""
+    """The model cannot be loaded or adapted as configured."""
 
 
 class MethodError(UsageError):
-    """The method cannot do what was asked of it."""
+    """The method cannot do what the configuration requests."""
 
 
 class OwnLoopError(UsageError):
@@ -88,7 +88,7 @@ class OwnLoopError(UsageError):
 
 
 class RunDirectoryError(UsageError):
-    """The run directory cannot be used as asked."""
+    """The run directory cannot be used."""
 
 
 @contextmanager
@@ -96,12 +96,12 @@ def plainly(kind: type[SecureFedError], problem: str, remedy: str) -> Iterator[N
     """Report the system's refusal of a path (too long a name, a foreign folder, a full disk) in one sentence."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL in a name; "~" of a user there is not
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in a name; the "~" of an unknown user
         raise kind(f"{problem}: {getattr(error, 'strerror', None) or error}; {remedy}") from error
 
 
 def reported(command: Callable[[], int | None]) -> int:
-    """The exit status of a command, whatever went wrong said in one sentence."""
+    """Run a command and return its exit status; a failure is printed as one sentence."""
     try:
         status = command()
         sys.stdout.flush()
@@ -113,14 +113,14 @@ def reported(command: Callable[[], int | None]) -> int:
         return error.exit_code
     except OSError as error:  # most likely of standard output
         _drop_refused_output()
-        if not isinstance(error, BrokenPipeError):  # `| head` has read enough, and is told nothing
+        if not isinstance(error, BrokenPipeError):  # `| head` closed the pipe, which is no failure
             print(f"secure-fed: {error}", file=sys.stderr)
         return 1
     return status or 0
 
 
 def expected() -> tuple[type[SecureFedError | PrivacyError | ProtocolError], ...]:
-    """Errors that say what was wrong in a sentence. Looked up when there is one: the protocol takes a moment to load."""
+    """The exceptions whose message is one sentence. Imported when an error occurs, since `protocols` is slow to import."""
     from privacy.errors import PrivacyError
     from protocols.errors import ProtocolError
 
@@ -128,7 +128,7 @@ def expected() -> tuple[type[SecureFedError | PrivacyError | ProtocolError], ...
 
 
 def _drop_refused_output() -> None:
-    """What is left in the buffer would be refused again, with a traceback, when Python exits."""
+    """Send the rest of the buffer to the null device: at exit Python would fail to write it again, with a traceback."""
     try:
         sys.stdout.flush()
     except OSError:

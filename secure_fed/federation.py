@@ -33,17 +33,17 @@ class Federation:
     """Clients, a server and a transport between them, ready to run.
 
     model, train, test: objects of yours; `train` is a list with one data set per client, a data set being anything with a
-    length and items. Without them the configuration says what to load. A `train` that is no list or tuple, of 10,000 clients or
-    more, is asked for a client's examples only when that client is drawn; none are held out for an audit then.
+    length and items. Without them the configuration says what to load. A `train` of 10,000 clients or more that is no list or
+    tuple is indexed only when a client is drawn; then no examples are held out for an audit.
     collate(items) -> batch; loss(model, batch) -> (B,) losses; metrics(model, batches) -> {"accuracy": ...}. By default items
     with `input_ids` and `labels` are padded and classified.
-    What trains in full of a transformers model of yours is what lies outside its base model, and its pooler, which a checkpoint
-    often lacks; of any other module, what `method.modules_to_save` names.
+    Some modules train in full: of a transformers model of yours, those outside its base model, and its pooler, which a
+    checkpoint often lacks; of any other module, those that `method.modules_to_save` names.
     callbacks: objects with any of `on_run_begin(config, run_dir)`, `on_progress(progress)`, `on_round_end(record, state)`,
-    `on_published(record)` and `on_end(result)`. A published record is what `metrics.jsonl` has of a round. It comes when the
-    round ends; those of a private run come when the run ends, since times tell how many clients trained.
-    entropy: where noise and secret coins come from, the operating system if not given. With any other, nothing is private, and
-    the result says so.
+    `on_published(record)` and `on_end(result)`. A published record is a round's line in `metrics.jsonl`. It is published when
+    the round ends; a private run publishes its records when the run ends, since times reveal how many clients trained.
+    entropy: the source of noise and secret coins, by default the operating system. A run with any other source is not private,
+    and its result says so.
     mechanism: a privacy mechanism of yours, as a function of its noise multiplier (docs/adding_a_mechanism.md).
 
     `assembly` holds its parties and their terms.
@@ -70,7 +70,7 @@ class Federation:
             message = f"callbacks is a {type(callbacks).__name__}; give a list of objects"
             raise ConfigError(message).about("callbacks", callbacks, "a list")
         self.config = with_absolute_paths(config or RunConfig())
-        method = build(self.config)  # first, so that a wrong name is said before anything is loaded
+        method = build(self.config)  # first, so that a wrong name fails before anything is loaded
         own = (model, train, test, collate, loss, metrics)
         problem = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
         self.assembly = assemble(self.config, method, problem, entropy, mechanism)
@@ -86,45 +86,45 @@ class Federation:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on what the run does that a user may not expect: training data that it holds out, clients that all send."""
+        """Sentences on surprising behaviour of the run: held-out training data, or clients that all send in every round."""
         counted = self.assembly.protection.plan is None
         pool, tail = self.assembly.pools["data"], self.assembly.server.tail
         found = (pool.held_out(counted=counted), tail.said, traffic.of_hidden_cohort(self.assembly))
         return [note for note in found if note]
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
-        """Run all rounds that are left, keeping everything in the directory `out` if one is given.
+        """Run all remaining rounds, and keep everything in the directory `out` if it is given.
 
-        Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
+        A run that is killed at any instant and continued with `resume` ends with the same tensors as an uninterrupted run.
         """
         outcome = run(self.assembly, Path(out) if out is not None else None, resume=resume, notify=self._notify)
         return self._result or Result(**vars(outcome))
 
     def load(self, state: State) -> nn.Module:
-        """The adapted model with the tensors of this state in it."""
+        """The adapted model, loaded with the tensors of this state."""
         return self.assembly.objective.load(state.tensors)
 
     def export(self, state: State, out_dir: str | Path, *, base_model: str = "", client: str | None = None) -> Path:
-        """Write the adapter and the head of this state, for PEFT where it is a LoRA adapter and else for `load_adapter`.
+        """Write the adapter and the head of this state, for PEFT if it is a LoRA adapter and for `load_adapter` otherwise.
 
         Refuses a folder that is not empty.
 
-        base_model: where others load the base model of yours from, a Hub id or a folder. client: whose, where tensors are
-        personal.
+        base_model: the Hub id or folder from which others load your base model. client: the client whose personal tensors are
+        written, if the state has personal tensors.
         """
         out = Path(out_dir)
         assembled.write(self.assembly, state, out, base_model=base_model, client=client, statement=self._stated())
         return out
 
     def _stated(self) -> str:
-        """The guarantee of this federation's states: as its last run states it, or before there is one, its plan."""
+        """The guarantee of this federation's states: from its last run or, before any run, from its plan."""
         if self._result:
             return str(self._result.summary["privacy_statement"])
         planned = guarantee.planned(self.assembly)
         return str(planned["privacy"]["text"]) if planned else ""
 
     def _notify(self, event: str, *news: Any) -> None:
-        """Notify every callback of an event; a callback at the end may export what the run states."""
+        """Notify every callback of an event. The result is set first, so that `on_end` can export with its statement."""
         if event == "on_end":
             self._result = Result(**vars(news[0]))
             news = (self._result,)

@@ -10,9 +10,8 @@
             optimizer.step()
     print(private.statement())
 
-Model and optimizer stay the same objects, and from `wrap` on each step of the optimizer is one of DP-SGD
-(`own_loop.steps`) or an error. The loader is another: it draws every example by a secret coin of its own. docs/own_loops.md
-says what a loop may do.
+Model and optimizer stay the same objects. After `wrap`, each step of the optimizer is a DP-SGD step (`own_loop.steps`) or an
+error. The loader is replaced by one that tosses a secret coin for every example. docs/own_loops.md says what a loop may do.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = ["Budget", "Private", "Spent", "wrap"]
 
 @dataclass(frozen=True)
 class Spent:
-    """What was charged: `steps` of `planned`. epsilon and delta are of these steps, had their number been fixed beforehand."""
+    """The charge: `steps` of `planned`. epsilon and delta would hold for these steps had their number been fixed beforehand."""
 
     steps: int
     planned: int
@@ -52,7 +51,7 @@ class Spent:
 
 
 class Private:
-    """A loop's model, optimizer and loader; `model, optimizer, loader = private` too."""
+    """A loop's model, optimizer and loader; `model, optimizer, loader = private` unpacks them."""
 
     def __init__(
         self,
@@ -96,16 +95,16 @@ class Private:
         return self._purse.plan
 
     def spent(self) -> Spent:
-        """What was charged so far. The ledger holds the whole plan: nothing is given back for steps that are not made."""
+        """The charge so far. The ledger has the whole plan reserved: steps that are not made are not refunded."""
         steps, planned = self._purse.charged, self.plan.releases
         return Spent(steps, planned, self.plan.epsilon(steps) if steps else 0.0, self.plan.delta if steps else 0.0)
 
     def statement(self) -> Statement:
-        """The guarantee, of the whole plan: the time to stop early may have been chosen by results. Its text is for people."""
+        """The guarantee of the whole plan. Stopping early does not improve it: results may have chosen the time to stop."""
         return stated(self._clip_norm, self._terms, self.plan, private=self._entropy.private)
 
     def close(self) -> None:
-        """Take the hooks off model and optimizer. Whatever is trained from then on is not private."""
+        """Remove the hooks from model and optimizer. Later training is not private."""
         self._steps.close()
 
 
@@ -121,12 +120,12 @@ def wrap(
 ) -> Private:
     """Make a loop over `loader` private at the example unit: (epsilon, delta) of the budget for all its steps together.
 
-    Neighbours differ in one example more or less. The noise is of the operating system's entropy, and its size is computed
-    before anything trains. ledger: a file of `secure-fed budget create`, in which the first step reserves the whole budget; a
-    budget that it does not hold is refused here. data_set: the ledger's name of the data set. unit_name: as privacy.unit_name,
-    the unit's name in it.
+    Neighbouring data sets differ in one example, added or removed. The noise comes from the operating system's entropy, and its
+    scale is computed before anything trains. ledger: a file of `secure-fed budget create`, in which the first step reserves the
+    whole budget; `wrap` fails if the ledger has less left. data_set: the name of the data set in the ledger. unit_name: the
+    name of the unit in the ledger, as privacy.unit_name.
 
-    ModelError, DataError, ConfigError or an error of the ledger if no guarantee can be made; then nothing was changed.
+    Raises ModelError, DataError, ConfigError or an error of the ledger if no guarantee can be made; then nothing was changed.
     """
     if data_set and not ledger:
         raise ConfigError(
@@ -143,7 +142,7 @@ def _wrapped(
     entropy: Entropy,
     account: tuple[str, str, str] = ("", "", ""),
 ) -> Private:
-    """With noise of any source; tests inject it."""
+    """`wrap` with any source of noise; tests inject it."""
     if not isinstance(optimizer, Optimizer) or not isinstance(model, nn.Module) or not isinstance(loader, DataLoader):
         kinds = ", ".join(type(one).__name__ for one in (model, optimizer, loader))
         raise OwnLoopError(f"wrap() was given {kinds}; give a torch module, a torch optimizer and a torch DataLoader")

@@ -1,6 +1,6 @@
-"""What can be wrong with a run before anything heavy is loaded: torch and transformers take seconds, these checks do not.
+"""Checks of a run before anything heavy is loaded: torch and transformers take seconds, these checks do not.
 
-Whatever builds the run checks the same again, and much else, such as labels and sizes.
+Building the run checks the same again, and much else, such as labels and sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from secure_fed.runs.ledger_heads import require_made
 
 
 def check(config: RunConfig) -> None:
-    """Refuse an unknown method, and files, columns, a model's folder or a ledger that are not there."""
+    """Refuse an unknown method, and missing files, columns, model folders or ledgers."""
     methods.require_known(config.method.name)
     locate(config.model.name)
     named_files.require_columns(config.data, columns(config.data), config.privacy.group_column)

@@ -1,9 +1,9 @@
-"""`secure-fed budget`: what privacy will cost, and the ledgers it is paid from.
+"""`secure-fed budget`: plans the cost of privacy, and keeps the ledgers that it is charged to.
 
-plan     who is promised what by which way; noise for a target epsilon, or epsilon for a noise multiplier, and its effect
+plan     the guarantee of each way to add noise; noise for a target epsilon, or epsilon for a noise multiplier, and its effect
 create   a ledger for a data set
 same     a statement that two names of units in a ledger are of one unit
-show     what is spent, by whom, and what is left
+show     the spent budget by run, and the remaining budget
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def _add_plan(made: argparse.ArgumentParser) -> None:
 
 
 def _share(written: str) -> float:
-    """A share of clients, as the sections of a configuration admit it."""
+    """A share of clients, within the limits of the configuration's settings."""
     if not 0 <= (share := float(written)) < 0.5:
         raise argparse.ArgumentTypeError(f"{written} is no share of clients at least 0 and below 0.5")
     return share
 
 
 def plan(chosen: argparse.Namespace) -> None:
-    """Print who is promised what by which way, the plan of coins, and what other targets and cohorts would take."""
+    """Print the guarantee of each way to add noise, the plan with coins, and plans for other targets and cohorts."""
     loop_plan.require_options(chosen)
     if chosen.unit == "example":
         return loop_plan.plan(chosen)
@@ -118,7 +118,7 @@ def plan(chosen: argparse.Namespace) -> None:
     target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
     with doing() as say:
         say("comparing the methods")
-        methods = _methods(chosen, setting, target, possible)  # first: a model that is not there is said at once
+        methods = _methods(chosen, setting, target, possible)  # first: a missing model fails at once
         say("comparing the ways to the guarantee")
         ways = compared(setting, target, possible)
         say("calibrating the noise of coins")
@@ -154,7 +154,7 @@ def plan(chosen: argparse.Namespace) -> None:
 
 
 def _of_coins(chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]) -> tuple[Plan, list[Plan]]:
-    """The plan asked for, and those of other targets and cohorts."""
+    """The requested plan, and the plans for other targets and cohorts."""
     from privacy import planning
 
     if chosen.epsilon is not None:
@@ -167,7 +167,7 @@ def _of_coins(chosen: argparse.Namespace, setting: Setting, say: Callable[[str],
 
 
 def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
-    """Masks wherever a share of noise is left to count on."""
+    """The possible ways: secure aggregation if enough clients remain for shares of noise."""
     from privacy.promises import Possible
     from secure_fed.config.federation import MOMENTUM
 
@@ -179,7 +179,7 @@ def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
 
 
 def _methods(chosen: argparse.Namespace, setting: Setting, target: Target, possible: Possible) -> list[Space]:
-    """The methods on the named model, if one is named."""
+    """The methods on the model of --model; empty without it."""
     if chosen.model is None:
         if chosen.pooling != "model":
             from secure_fed.errors import ConfigError

@@ -1,8 +1,8 @@
 """The command line: arguments in, a run out.
 
-Exit status: 0 done, 1 failed, 2 bad usage or configuration, 3 privacy budget exhausted, 4 an audit above its limit, 5 one
-that cannot tell. With `--json` standard output is one JSON object and nothing else; progress goes to standard error. Commands
-import what they need when they run, so `--help` is instant.
+Exit status: 0 done, 1 failed, 2 bad usage or configuration, 3 privacy budget exhausted, 4 an audit above its limit, 5 an
+inconclusive audit. With `--json` standard output is one JSON object and nothing else; progress goes to standard error. Commands
+import their modules when they run, so `--help` is instant.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Commands that run a federation, and the one that says which there are."""
+    """Commands that run a federation, and the command that lists the methods."""
     demo = command(
         "demo", _demo, "fine-tune the built-in model on the built-in data, privately; then attack it, and report"
     )
@@ -151,7 +151,7 @@ def _train(chosen: argparse.Namespace) -> None:
 
 
 def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
-    """Run, write the report, and say what came of it unless it is for a comparison."""
+    """Run, write the report, and print the result unless `quiet`."""
     from secure_fed.commands import ahead
     from secure_fed.runs.directory import require_unused
 

@@ -1,6 +1,6 @@
 """`secure-fed compare`: several configurations over several seeds, as a table and a drawing.
 
-Called again with the same --out it goes on: finished runs are read, interrupted ones resumed.
+Called again with the same --out it continues: finished runs are read, interrupted runs are resumed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _warn(federation: Federation) -> None:
 
 @contextmanager
 def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
-    """A line for the run, and its rounds as they end. first: lines before those of the first run that is made."""
+    """Print a line for the run, and its rounds as they end. first: lines to print before the first run that is made."""
     from secure_fed.report.progress import ConsoleProgress
     from secure_fed.runs.checkpoint import read_checkpoint
     from secure_fed.runs.store import read_records
@@ -126,7 +126,7 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
 
 
 def _show(out: Path, rows: Sequence[Row]) -> None:
-    """A person's table: a column a configuration, since there are more numbers than fit beside each other."""
+    """The table for people: one column for each configuration, since a row of all numbers would be too wide."""
     from rich.table import Table
 
     from secure_fed.commands.comparison.tables import cells, heads, notes

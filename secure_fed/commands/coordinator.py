@@ -61,7 +61,7 @@ def _show(chosen: argparse.Namespace) -> None:
     promise = "no guarantee" if privacy.unit == "none" else f"{privacy.unit}s protected, epsilon {privacy.epsilon}"
     print(f"{charter.name}: {config.method.name} of {config.model.name}, {config.federation.rounds} rounds, {promise}")
     print(f"coordinator  {fingerprint(charter.coordinator)}")
-    # The name, which its owner chooses, comes last: it cannot pass for what stands before it.
+    # The name, which its owner chooses, comes last: it cannot imitate the fields before it.
     for member in charter.members:
         units = "" if member.examples is None else f"{member.examples} units  "
         print(f"member       {fingerprint(member.identity)}  {units}{member.name}")

@@ -1,26 +1,27 @@
-"""The runs of `secure-fed demo`: one that is private for every client, and the same again without any protection.
+"""The runs of `secure-fed demo`: one with client-level privacy, and the same run without any protection.
 
-Many clients that each hold five notes, since what hides one of them is the number of the others. How long steps are is left
-open, and chosen as in every run that protects clients (`rounds/step_lengths.py`). Only B trains, so noise reaches the model
-linearly (`ffa_lora`), beside an A of the largest singular vectors of the model's own weights (`federa`): drawn at random it
-holds less of what the clients have to change.
+There are many clients with five notes each, since the number of clients hides each of them. Step lengths are not set, and
+chosen as in every run with client-level privacy (`rounds/step_lengths.py`). Only B trains, so noise reaches the model linearly
+(`ffa_lora`). A consists of the largest singular vectors of the model's own weights (`federa`): a random A represents less of
+the change that clients have to make.
 
 Clients take part in turn, by a public order: 250 in each of 20 rounds, and every client once. So nothing about a cohort is
 secret. Contributions are masked, and every client adds its share of the noise before the masks. So one epsilon holds against
-readers of the model, whoever sees who takes part, and the server. A twentieth of a cohort may collude with the server, and
-another twentieth may vanish in mid-round: the shares make up for both. If the server is trusted to add the noise itself
-(`privacy.noise = "central"`), it can be correlated over rounds, and the final model carries 0.4 times as much of it.
+readers of the model, against observers who see who takes part, and against the server. A twentieth of a cohort may collude
+with the server, and another twentieth may drop out in mid-round: the noise shares make up for both. If the server is trusted
+to add the noise itself (`privacy.noise = "central"`), noise can be correlated over rounds, and the final model has 0.4 times
+as much of it.
 
-All clients train. Beside them stand phantoms for the audit, a tenth as many, which are nobody's data: coins decide which of
-them pull the model along a random direction each, as far as a client may. That is the most that one client can make itself
-felt; real notes, of which nobody's is seen more than a few times, leave hardly a trace even without privacy.
+All clients train. The audit adds phantoms, a tenth as many, which are nobody's data: coins decide which of them pull the model,
+each along a random direction, as far as a client may. This is the largest influence that one client can have. Real notes, which
+are each seen only a few times, leave hardly a trace even without privacy.
 """
 
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
 
-PHANTOMS = 500  # what a private run of so many clients has by default; named, since one without privacy has none
+PHANTOMS = 500  # the default of a private run of this size; set here, since a run without privacy has none
 
 
 def config() -> RunConfig:
@@ -38,9 +39,9 @@ def config() -> RunConfig:
 
 
 def unprotected(private: RunConfig) -> RunConfig:
-    """The same clients, rounds and steps, with nothing that protects anybody: what an audit sets beside the private run.
+    """The same clients, rounds and steps without any protection: the audit's comparison for the private run.
 
-    private: the private run's configuration, with everything settled that `config` leaves open.
+    private: the private run's configuration, with values for all settings that `config` does not set.
     """
     tables = private.to_dict()
     for section in ("privacy", "secure_aggregation"):

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Export, and push where that was asked for."""
+    """Export, and push with --push-to-hub."""
     from secure_fed.export import hub, trained
 
     if chosen.public and not chosen.push_to_hub:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def create(chosen: argparse.Namespace) -> None:
-    """Make a ledger and print where it is."""
+    """Create a ledger and print its path."""
     from privacy.ledger import Ledger
 
     made = Ledger.create(
@@ -28,14 +28,14 @@ def create(chosen: argparse.Namespace) -> None:
 
 
 def same(chosen: argparse.Namespace) -> None:
-    """Write down that two names are of one unit."""
+    """Record in the ledger that two names are of one unit."""
     one, other = chosen.units
     _opened(chosen).declare_same(one, other)
     print(f"{chosen.ledger}: {one} and {other} are one unit, as you say; costs of runs on either add up")
 
 
 def show(chosen: argparse.Namespace) -> None:
-    """Print what a ledger says, every row of it verified."""
+    """Print the state of a ledger, after verifying every row."""
     facts = _facts(_opened(chosen))
     if chosen.json:
         print(json.dumps(facts))

@@ -1,4 +1,4 @@
-"""`secure-fed budget plan --unit example`: noise and steps of a training loop of the user's own (`secure_fed.private`)."""
+"""`secure-fed budget plan --unit example`: noise and steps of a user's own training loop (`secure_fed.private`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from secure_fed.errors import ConfigError
 
-# What each unit's plan is made of, and what it is where nothing is given.
+# The options of each unit's plan, with their defaults.
 OF_CLIENTS = {"rounds": None, "clients": None, "cohort": None, "dim": None, "model": None, "sampling": "poisson"}
 OF_CLIENTS |= {"pooling": "model", "momentum": None, "corrupt": 0.1, "dropout": 0.1}  # type: ignore[dict-item]
 OF_LOOPS = {"examples": None, "batch_size": None, "epochs": None, "steps": None}
@@ -27,7 +27,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
 
 
 def require_options(chosen: argparse.Namespace) -> None:
-    """ConfigError where an option of the unit's plan is missing, or one of the other unit's is given."""
+    """ConfigError if an option of the unit's plan is missing, or an option of the other unit's plan is set."""
     for name, default in (OF_LOOPS if chosen.unit == "client" else OF_CLIENTS).items():
         if (value := getattr(chosen, name)) != default:
             raise ConfigError(
@@ -45,7 +45,7 @@ def _option(name: str) -> str:
 
 
 def plan(chosen: argparse.Namespace) -> None:
-    """Print the noise of such a loop, or what it costs."""
+    """Print the noise of such a loop, or its cost."""
     from secure_fed.own_loop.terms import Terms
 
     terms = Terms(chosen.examples, chosen.batch_size, chosen.delta, chosen.epochs, chosen.steps)

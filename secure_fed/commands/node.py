@@ -1,4 +1,4 @@
-"""`secure-fed node`: a node's folder, the node itself, and what was asked of it."""
+"""`secure-fed node`: a node's folder, the node itself, and the log of its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`secure-fed predict`: texts in, and for each the answer of a trained run out, with what tells the text from the others."""
+"""`secure-fed predict`: for each text, the answer of a trained run, with the text's id or line and its beginning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """A file is read before the run is loaded, so that an error in it is reported before torch is; standard input after."""
+    """A file is read before the run and torch are loaded, so that its errors are reported early; standard input after."""
     from secure_fed.learning.data.texts import of_lines
     from secure_fed.learning.tasks.columns import columns
     from secure_fed.runs.directory import read_config, read_facts
@@ -67,7 +67,7 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _new_tokens(chosen: argparse.Namespace, config: RunConfig) -> int:
-    """How many tokens to write after each text. --max-new-tokens and --temperature are refused where the task writes none."""
+    """The number of tokens to generate after each text. --max-new-tokens and --temperature need a task that generates."""
     generates = config.data.task == "causal_lm"
     count = _NEW_TOKENS if chosen.max_new_tokens is None else int(chosen.max_new_tokens)
     for option, value in (("--max-new-tokens", chosen.max_new_tokens), ("--temperature", chosen.temperature)):
@@ -85,7 +85,7 @@ def _new_tokens(chosen: argparse.Namespace, config: RunConfig) -> int:
 
 
 def _of_file(file: Path, columns: Columns, *, prompts: bool) -> Table:
-    """The columns of the task, and those that name a row. prompts: whether a first text without its second will do."""
+    """The columns of the task, and the columns that identify a row. prompts: whether a first text alone is enough."""
     from secure_fed.learning.data import files, texts
 
     pairs = columns.text_b and not prompts
@@ -106,7 +106,7 @@ def _of_file(file: Path, columns: Columns, *, prompts: bool) -> Table:
 def _answers(
     run: Trained, table: Table, columns: Columns, new_tokens: int, temperature: float, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """The answers of the task, and of a language model what it writes after each text."""
+    """The answers of the task, and with `new_tokens` a language model's continuation of each text."""
     from secure_fed.learning import tasks
     from secure_fed.learning.data.texts import column
 
@@ -122,7 +122,7 @@ def _answers(
 
 
 def _named(table: Table, row: int, text: str) -> dict[str, Any]:
-    """The row's id, or where it stands in its file, and the beginning of its text."""
+    """The row's id, or its place in its file, and the beginning of its text."""
     named = {name: table.columns[name][row] for name in _IDS if name in table.columns}
     value = table.columns[text][row]
     words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -143,7 +143,7 @@ def _require_writable(out: Path | None) -> None:
 
 
 def _write(out: Path, rows: list[dict[str, Any]]) -> None:
-    """All rows in one step, in the format that the name ends with; lists in CSV are JSON."""
+    """Write all rows in one step, in the format of the file's ending; lists in CSV are JSON."""
     from secure_fed.runs.durable import atomic_write
 
     if out.suffix.lower() == ".csv":

@@ -1,4 +1,4 @@
-"""What the noise of one promise does to each method, by how many numbers the method releases; for `secure-fed budget plan`."""
+"""The effect of one guarantee's noise on each method, by the number of entries it releases; for `secure-fed budget plan`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXPLAINED = (
 
 @dataclass(frozen=True)
 class Space:
-    """The numbers of a method that noise reaches, the way that suits it, and the least cohort that is not hopeless."""
+    """The number of a method's noised entries, the best way to add noise, and the smallest cohort that is not hopeless."""
 
     method: str
     numbers: int
@@ -38,7 +38,7 @@ class Space:
 
 
 def spaces(model: str, pooling: str, setting: Setting, target: Target, possible: Possible) -> Iterator[Space]:
-    """A row for each method that protects clients and fits the model, the quietest first. pooling: as `model.pooling`."""
+    """A row for each method with client-level privacy that fits the model, least noise first. pooling: as `model.pooling`."""
     rows = (_space(*made, setting, target, possible) for made in on(model, usual_classes(model), pooling))
     yield from sorted(rows, key=lambda row: (row.length, row.method))
 

@@ -1,7 +1,7 @@
-"""`secure-fed secagg`: one secure sum in one process, with dropouts, and with a lie if asked for: its cost, and who noticed.
+"""`secure-fed secagg`: simulates one secure sum in one process, with dropouts and optional tampering, and measures its cost.
 
-Exit status: 0 the sum is exact, or the lie was caught by who should catch it; 1 the session aborted, or a lie went unnoticed;
-2 arguments of which no session can be made.
+Exit status: 0 the sum is exact, or the party that should detect the tampering did; 1 the session aborted, or tampering was not
+detected; 2 arguments from which no session can be made.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from protocols.rig.simulate import Report, Simulation
 
-_QUIET_SECONDS = 2.0  # before anything is said of a run that goes on, and between two lines of it
+_QUIET_SECONDS = 2.0  # before the first line of progress, and between two lines
 
 
 class _Help(argparse.Action):
-    """Prints the help with all kinds of lies, for which alone the protocol is loaded."""
+    """Prints the help with all kinds of tampering; only this list needs the protocol to be loaded."""
 
     def __call__(
         self,
@@ -41,7 +41,7 @@ class _Help(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `secure-fed secagg`, whose parser is made without help of its own."""
+    """The options of `secure-fed secagg`, whose parser is made with add_help=False."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help, with the kinds of lies, and exit")
     parser.add_argument("--clients", required=True, type=int, metavar="N", help="how many are invited")
@@ -78,7 +78,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 class _Patience:
-    """A line on standard error now and then, once a run has gone on for a while."""
+    """Prints a line of progress on standard error every `_QUIET_SECONDS`."""
 
     def __init__(self, start: float) -> None:
         self._last = start
@@ -99,7 +99,7 @@ def _show(report: Report) -> None:
 
 
 def _stages(report: Report) -> Table:
-    """The cost of each stage. Bytes and seconds are those of one client, but for the server's."""
+    """The cost of each stage. Bytes and seconds are per client, except for the column of the server."""
     from rich.table import Table
 
     from secure_fed.report.formatting import size
@@ -167,7 +167,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _kinds() -> str:
-    """All lies, with who should notice each and in which stage."""
+    """All kinds of tampering, with the party that should detect each, and the stage."""
     import textwrap
 
     from protocols.rig.tampering import ATTACKS

@@ -1,4 +1,4 @@
-"""The ways to promise one epsilon as a table, as JSON, and as settings to paste; for `secure-fed budget plan`."""
+"""The ways to guarantee one epsilon as a table, as JSON, and as settings to paste; for `secure-fed budget plan`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LENGTH = (
 
 
 def counted(clients: int, corrupt: float, dropout: float) -> int:
-    """How many shares of noise are left to count on in a masked sum of so many clients; 0 if they cannot be masked."""
+    """The number of honest clients' noise shares that a masked sum of `clients` clients has at least; 0 if too few to mask."""
     from secure_fed.rounds.masked.terms import FEWEST
 
     if clients < FEWEST:
@@ -48,7 +48,7 @@ def facts(setting: Setting, way: Way, chosen: argparse.Namespace) -> dict[str, A
 
 
 def sent_by_all(setting: Setting, way: Way, chosen: argparse.Namespace) -> int | None:
-    """The bytes that each client sends in every round, where all clients send: `dim` masked words, and keys and shares.
+    """The bytes that each client sends in every round, if all clients send: `dim` masked words, and keys and shares.
 
     None for ways in which only the cohort sends, and without `dim`.
     """
@@ -86,7 +86,7 @@ def show(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argpa
 
 
 def settings(setting: Setting, way: Way, chosen: argparse.Namespace) -> str:
-    """TOML of a run that goes this way; of the ways of a public order."""
+    """The settings of a run with this way, as TOML; for ways with a public order."""
     federation: dict[str, Any] = {"clients": setting.clients, "cohort": setting.cohort, "rounds": setting.rounds}
     federation["sampling"] = way.sampling
     if chosen.momentum:

@@ -1,10 +1,10 @@
 """Every setting of a run: frozen, typed, checked on entry, read from TOML and `section.key=value`.
 
-setting    what one setting is: its default, its type, its limits, and the words for them
-sections   the settings themselves, one class for each [section], and all together; `federation`, `method` and `protection` hold
-           some of them. Also the TOML file with every key that `secure-fed config init` writes
-effects    when a setting has an effect; checks: what settings exclude, or need beside them
-run        all of them together: read, changed, and compared
+setting    the description of one setting: its default, its type, its limits, and their words
+sections   the settings, one class for each [section], and all together; some of the classes are in `federation`, `method` and
+           `protection`. Also the TOML file with every key that `secure-fed config init` writes
+effects    when a setting has an effect; checks: which settings exclude or require each other
+run        the whole configuration: read, changed, and compared
 
 An unknown key is an error that offers the nearest one; a setting without effect beside the others is an error too.
 """

@@ -1,4 +1,4 @@
-"""Settings that need others beside them, or exclude them: division of data, diagnostics, phantoms and privacy."""
+"""Settings that require or exclude others: the partition of the data, diagnostics, phantoms and privacy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _wrong(config: Sections, name: str, limit: str, message: str) -> NoReturn:
 
 
 def _refuse(config: Sections, name: str, beside: str, why: str) -> NoReturn:
-    """A setting's value that another setting excludes."""
+    """Refuse a setting's value that another setting excludes."""
     _wrong(config, name, beside, f"{name} = {value_of(config, name)!r} is refused with {beside}: {why}")
 
 
@@ -65,7 +65,7 @@ def _federation(config: Sections) -> None:
 
 
 def _robust(config: Sections) -> None:
-    """Refuse medians and trimmed means where the server has no plain changes of single clients, or more than these."""
+    """Refuse medians and trimmed means with settings under which they are impossible, unsafe or meaningless."""
     for beside, refused, why in (
         (
             "secure_aggregation.enabled = true",
@@ -100,7 +100,7 @@ def _robust(config: Sections) -> None:
 
 
 def _partition(config: Sections) -> None:
-    """Refuse a division without the column or matrix that it goes by."""
+    """Refuse a partition without the column or matrix that it needs."""
     data = config.data
     for kind, setting, there, missing in (
         (
@@ -118,7 +118,7 @@ def _partition(config: Sections) -> None:
 
 
 def _diagnostics(config: Sections) -> None:
-    """Refuse diagnostics of single clients where privacy or masks hide what single clients trained."""
+    """Refuse diagnostics of single clients where privacy or masks hide single clients' updates."""
     private, masked = config.privacy.unit != "none", config.secure_aggregation.enabled
     for name in config.evaluation.diagnostics:
         if name not in DIAGNOSTICS:
@@ -166,7 +166,7 @@ def _privacy(config: Sections) -> None:
 
 
 def _denoising(config: Sections) -> None:
-    """Refuse shrinkage of what carries noise of no known level, the same on every entry."""
+    """Refuse shrinkage where the noise does not have one known level on every entry."""
     method, optimizer = config.method, config.federation.server_optimizer
     fra = method.name in ("fra_lora", "fra_then_ffa") or (method.name, method.rule) == ("federa", "fra_lora")
     if fra and method.denoise == "shrink" and optimizer == "adam":
@@ -205,7 +205,7 @@ def _distributed(config: Sections) -> None:
 
 
 def _correlated(config: Sections) -> None:
-    """Refuse correlated noise where the whole run is no single Gaussian mechanism, or where nobody can take noise back."""
+    """Refuse correlated noise where the run is not a single Gaussian mechanism, or where no party can cancel earlier noise."""
     privacy = config.privacy
     for name, refused, why in (
         (

@@ -39,7 +39,7 @@ def _counted_by_client(config: Sections) -> bool:
     )
 
 
-# Defaults of earlier versions, which wrote them into every file: no change of anything where they have no effect.
+# Defaults of earlier versions, which wrote them into every file: they are no error where they have no effect.
 FORMER: Mapping[str, object] = {
     "federation.server_momentum": 0.9,
     "method.denoise": "shrink",
@@ -47,7 +47,7 @@ FORMER: Mapping[str, object] = {
     "privacy.noise": "central",
 }
 
-# A setting, when it has an effect, and in words what it needs for that.
+# A setting, the condition under which it has an effect, and this condition in words.
 EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("data.name", lambda c: not c.data.train, "no data.train"),
     ("data.task", _own_data, "data of your own"),

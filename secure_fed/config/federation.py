@@ -1,4 +1,4 @@
-"""The section [federation]: clients, rounds, and what the server makes of their changes."""
+"""The section [federation]: clients, rounds, and the server's aggregation and optimiser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from secure_fed.config.setting import key
 
-MOMENTUM = 0.5  # of the server, where it is chosen for it
+MOMENTUM = 0.5  # the server's, where `auto` chooses momentum
 
 
 @dataclass(frozen=True)
@@ -87,26 +87,26 @@ class FederationConfig:
 
     @property
     def optimizer(self) -> str:
-        """The server's optimiser, of settings that may leave it open."""
+        """The server's optimiser, with its default if it is not set."""
         return "mean" if self.server_optimizer == "auto" else self.server_optimizer
 
     @property
     def server_rate(self) -> float:
-        """The server's learning rate, of settings that may leave it open. A step of Adam is about that long for each number."""
+        """The server's learning rate, with its default if it is not set. An Adam step moves each weight by about this much."""
         usual = 0.01 if self.server_optimizer == "adam" else 1.0
         return usual if self.server_lr is None else self.server_lr
 
     @property
     def server_beta(self) -> float:
-        """The server's momentum, of settings that may leave it open."""
+        """The server's momentum, with its default if it is not set."""
         return 0.9 if self.server_momentum is None else self.server_momentum
 
     @property
     def averaged(self) -> int:
-        """The number of last models whose mean the run ends with, of settings that may leave it open."""
+        """The number of last models that the final model averages, with its default if it is not set."""
         return 1 if self.average_last is None else self.average_last
 
     @property
     def momentum(self) -> float:
-        """The momentum that the server adds up rounds with; 0 where it takes means as they are, and with Adam."""
+        """The momentum with which the server accumulates round means; 0 if it applies means directly, and with Adam."""
         return self.server_beta if self.server_optimizer == "momentum" else 0.0

@@ -1,4 +1,4 @@
-"""The settings of [method]: those of the methods there are, each of which reads some of them (its card says which)."""
+"""The section [method]: the settings of all methods. Each method reads some of them, which its card lists."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class MethodConfig:
     )
 
     def left_alone(self, option: str) -> bool:
-        """Whether that setting has its default, or one that it had in an earlier version.
+        """Whether the setting `option` has its default, or its default of an earlier version.
 
-        Every setting stands in the files of a run and of an export, so those of earlier versions hold what was usual then.
+        The files of a run and of an export contain every setting, so files of earlier versions contain the defaults of then.
         """
         usual = next(field.default for field in fields(self) if field.name == option)
         return getattr(self, option) in (usual, _FORMER_DEFAULTS.get(option))

@@ -86,7 +86,7 @@ class PrivacyConfig:
 
     @property
     def clip(self) -> float:
-        """The clip norm, of settings that may leave it open."""
+        """The clip norm, with its default if it is not set."""
         return 1.0 if self.clip_norm is None else self.clip_norm
 
 

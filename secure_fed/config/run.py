@@ -1,4 +1,4 @@
-"""All settings of one run: read, changed, and compared; `effects` and `checks` hold them against each other."""
+"""All settings of one run: read, changed, and compared; `effects` and `checks` check them against each other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunConfig(Sections):
 
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
-        """From a TOML file (or the defaults) and `section.key=value` texts; the texts win, the later over the earlier."""
+        """From a TOML file (or the defaults) and `section.key=value` texts, which override it; later texts override earlier."""
         tables = _read_toml(Path(path)) if path is not None else {}
         return cls().replace(_flat(tables) | dict(map(_parse_override, overrides)))
 
@@ -71,7 +71,7 @@ class RunConfig(Sections):
 
 @cache
 def find(section: str, name: str) -> Setting:
-    """The setting `section.name`; of an unknown one, the nearest there is is offered."""
+    """The setting `section.name`; the error for an unknown one suggests the nearest name."""
     known = sections()
     if section not in known:
         raise ConfigError(
@@ -130,7 +130,7 @@ def _check_together(config: Sections) -> None:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The same settings with the absolute path of every file and folder that exists, so that any working directory will do."""
+    """The same settings with absolute paths for every file and folder that exists, independent of the working directory."""
     data = config.data
     return config.replace(
         {
@@ -147,12 +147,12 @@ def _each_absolute(paths: str | tuple[str, ...]) -> str | list[str]:
 
 
 def _made_absolute(name: str) -> str:
-    """A file that may not be there yet."""
+    """The absolute path of a file that may not exist yet."""
     return str(Path(name).expanduser().absolute()) if name else name
 
 
 def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:
-    with suppress(OSError, RuntimeError, ValueError):  # what cannot be looked up is refused where it is read
+    with suppress(OSError, RuntimeError, ValueError):  # a bad path is refused where it is read
         path = Path(name).expanduser()
         if name and not name.startswith("builtin/") and there(path):
             return str(path.absolute())

@@ -11,10 +11,10 @@ from secure_fed.config.method import MethodConfig
 from secure_fed.config.protection import PrivacyConfig, SecureAggregationConfig
 from secure_fed.config.setting import Setting, key, limits_in_words
 
-LOCAL_DIAGNOSTICS = ("discrepancy", "drift", "aggregation_error")  # they read each client's trained tensors
+LOCAL_DIAGNOSTICS = ("discrepancy", "drift", "aggregation_error")  # these read each client's trained tensors
 DIAGNOSTICS = ("variation", *LOCAL_DIAGNOSTICS)
 
-_NOTES = 10_000_000  # as many as have a record number of their own
+_NOTES = 10_000_000  # record numbers are distinct up to here
 
 
 @dataclass(frozen=True)
@@ -155,17 +155,17 @@ class TrainingConfig:
 
     @property
     def rate(self) -> float:
-        """The learning rate, of settings that may leave it open."""
+        """The learning rate, with its default if it is not set."""
         return 5e-3 if self.lr is None else self.lr
 
     @property
     def head_times(self) -> float:
-        """The learning rate of the head's last layer over that of the rest, of settings that may leave it open."""
+        """The learning rate of the head's last layer divided by the rest's, with its default if it is not set."""
         return 1.0 if self.head_factor is None else self.head_factor
 
     @property
     def batch(self) -> int:
-        """The local batch size, of settings that may leave it open."""
+        """The local batch size, with its default if it is not set."""
         return 16 if self.batch_size is None else self.batch_size
 
 
@@ -250,7 +250,7 @@ class Sections:
 
     @property
     def audit_fraction(self) -> float:
-        """The share of the data's units that is held out for an audit; where it is not set, the share chosen for this run."""
+        """The share of the data's units for the audit, with the default for this run if it is not set."""
         chosen, settings = self.evaluation.audit_fraction, self.evaluation
         if chosen is not None:
             return chosen

@@ -1,6 +1,6 @@
 """One setting: a dataclass field whose metadata hold its one-line explanation and its limits.
 
-The checks, the error messages and the commented TOML file all read the same metadata, so they say the same thing.
+The checks, the error messages and the commented TOML file all read the same metadata, so they agree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def key(default: Any, doc: str, **limits: Any) -> Any:
-    """A setting: its default, what it means, and any of `choices`, `above`, `at_least`, `below`, `at_most`.
+    """A setting: its default, its meaning, and any of `choices`, `above`, `at_least`, `below`, `at_most`.
 
     A default of None leaves the choice to the run; `optional` is the value that the commented TOML file shows.
     """
@@ -41,7 +41,7 @@ def key(default: Any, doc: str, **limits: Any) -> Any:
 
 
 class Typed(str):
-    """A value as typed on a command line: TOML where that is of the right type, else the text itself."""
+    """A value as typed on a command line: read as TOML if this gives the right type, otherwise as plain text."""
 
     def toml(self) -> Any:
         try:
@@ -51,7 +51,7 @@ class Typed(str):
 
 
 def coerced(name: str, setting: Setting, value: Any) -> Any:
-    """The value in the setting's type. One of another type, or beyond the setting's limits, is a ConfigError about `name`."""
+    """The value in the setting's type. A value of another type, or outside the limits, is a ConfigError about `name`."""
     fits = _of_type(name, setting, value)
     if fits is None:
         return None
@@ -71,7 +71,7 @@ def _refused(name: str, value: Any, shown: str, limit: str) -> ConfigError:
 
 
 def limits_in_words(setting: Setting) -> str:
-    """ "(at least 1)", "(mean | adam)" or nothing, to stand behind the explanation."""
+    """The suffix of the explanation: "(at least 1)", "(mean | adam)" or nothing."""
     if "choices" in setting.metadata:
         return f" ({' | '.join(map(str, setting.metadata['choices']))})"
     words = [f"{word.replace('_', ' ')} {setting.metadata[word]}" for word in _HOLDS if word in setting.metadata]

@@ -1,4 +1,4 @@
-"""The setting that was meant by a name that none has: of the same name in another section, as others call it, or alike."""
+"""Suggestions for an unknown setting: the same name in another section, another library's name for it, or a similar name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ELSEWHERE = {
 
 
 def meant(section: str, name: str) -> str:
-    """The settings that `section.name`, which there is not, may have been."""
+    """The suggestion for `section.name`, which does not exist."""
     own = [field.name for field in dataclasses.fields(sections()[section])]
     if others := homes(name):
         return f"did you mean {' or '.join(others)}?"
@@ -41,7 +41,7 @@ def meant(section: str, name: str) -> str:
 
 
 def homes(name: str) -> list[str]:
-    """The settings, with their sections, that are called so here or elsewhere."""
+    """The settings, as `section.key`, that have this name here or in another library."""
     found = [
         f"{section}.{name}"
         for section, settings in sections().items()
@@ -51,7 +51,7 @@ def homes(name: str) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The word most like this one, or all there are."""
+    """The known word most similar to this one, or all known words."""
     words = list(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.4)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"

@@ -1,10 +1,10 @@
-"""The folder of an adapter that is no LoRA adapter, and how a model is made of it again.
+"""The export folder of an adapter that is no LoRA adapter, and loading a model from it.
 
     adapter.safetensors    every tensor of the method's state: the adapter and the head
     secure_fed.json        the method and its settings, the base model and the labels
     README.md, tokenizer
 
-A method's `prepare` puts its layers into the base model anew, and the tensors go into them.
+To load it, the method's `prepare` puts its layers into the base model again, and the tensors are loaded into them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from secure_fed.tensors.tensors import Tensors
 FORMAT = 1
 TENSORS, NOTE = "adapter.safetensors", "secure_fed.json"
 
-# A method may read whatever it likes of these when it is built; where the base model lies and what a ledger holds is not asked.
+# A method may read any of these sections when it is built, except the location of the base model and the ledger's settings.
 _SECTIONS = ("model", "federation", "method", "training", "privacy", "secure_aggregation")
 _LEFT_OUT = {"model": ("name", "device"), "privacy": ("ledger", "data_set", "unit_name", "ledger_heads")}
 
@@ -43,9 +43,10 @@ _LEFT_OUT = {"model": ("name", "device"), "privacy": ("ledger", "data_set", "uni
 class Note:
     """The contents of `secure_fed.json`.
 
-    settings: the sections of the run's configuration that a method may read when it is built. base_model: its name, empty where
-    it has none. task: as `data.task` has it. base_digest: of the parameters that did not train. given: whether the base model
-    was an object of a program's, whose texts the settings do not bound. rounds: how many the state has behind it.
+    settings: the sections of the run's configuration that a method may read when it is built. base_model: its name, empty if
+    it has none. task: the value of `data.task`. base_digest: the digest of the parameters that did not train. given: whether
+    the base model was passed as a Python object; then the settings do not limit the length of its texts. rounds: the number
+    of finished rounds of the state.
     """
 
     settings: dict[str, dict[str, Any]]
@@ -68,7 +69,7 @@ def fill(
     *,
     given: bool,
 ) -> None:
-    """Write the tensors and the note. given: whether the base model is an object of the user's own."""
+    """Write the tensors and the note. given: whether the base model was passed as a Python object."""
     note = {
         "format": FORMAT,
         "base_model": card.base_model,
@@ -86,7 +87,7 @@ def fill(
 
 def _settings(config: RunConfig, *, pooled: bool) -> dict[str, dict[str, Any]]:
     sections = config.to_dict()
-    sections["model"] |= {"pooling": "mean"} if pooled else {}  # also of a model that was given in Python
+    sections["model"] |= {"pooling": "mean"} if pooled else {}  # also for a model that was passed in Python
     return {
         section: {name: value for name, value in sections[section].items() if name not in _LEFT_OUT.get(section, ())}
         for section in _SECTIONS
@@ -96,9 +97,9 @@ def _settings(config: RunConfig, *, pooled: bool) -> dict[str, dict[str, Any]]:
 def load_adapter(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     """The model that was exported to this folder, in evaluation mode.
 
-    model: the base model, which is adapted in place; without it, the one that the folder names is loaded. Refuses a base model
-    of other sizes, and one whose frozen weights are not those that the adapter was trained beside. A model that is refused
-    may have been adapted.
+    model: the base model, which is adapted in place; without it, the folder's base model is loaded by its name. Refuses a base
+    model of other sizes, or with other frozen weights than the base model of the training. A refused model may have been
+    adapted already.
     """
     path = Path(folder)
     note, tensors = _read_note(path), _read_tensors(path)
@@ -168,12 +169,12 @@ def _load_base(path: Path, note: Note, config: RunConfig) -> nn.Module:
         )
     chosen = replace(config.model, name=note.base_model)
     if note.given:
-        chosen = replace(chosen, max_length=2)  # no length is known of the texts of a model of the user's own
+        chosen = replace(chosen, max_length=2)  # the text length of a user's own model is unknown
     return base_model(chosen, replace(config.data, task=note.task), note.label_names, config.federation.seed)
 
 
 def base_model(model: ModelConfig, data: DataConfig, label_names: Sequence[str], seed: int) -> nn.Module:
-    """The base model of a run, with an untrained head where its task has one."""
+    """The base model of a run, with an untrained head if its task has a head."""
     return load(model, tasks.build(data), label_names, seed).model
 
 

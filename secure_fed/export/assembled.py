@@ -19,8 +19,8 @@ from secure_fed.runs.assembly import Assembly
 def write(assembly: Assembly, state: State, out: Path, *, base_model: str, client: str | None, statement: str) -> None:
     """Write the adapter and the head of this state; refuses a folder that is not empty.
 
-    base_model: as others load a model of the user's own, if they can. client: whose, where tensors are personal.
-    statement: the guarantee of this state in words, empty if there is none.
+    base_model: the name from which others load a user's own base model, if they can. client: the client whose personal tensors
+    are written, if there are any. statement: the guarantee of this state in words, empty if there is none.
     """
     config, problem = assembly.config, assembly.problem
     kept = {one.index: one.kept for one in existing(assembly.clients) if one.kept is not None}

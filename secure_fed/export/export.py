@@ -1,9 +1,8 @@
 """A trained model as a folder that others can load: an adapter, or the whole model with the adapter merged in.
 
-An adapter that is a LoRA adapter, however it was trained, is written as PEFT's folder, and any other as a folder of our own,
-which `secure_fed.load_adapter` reads. Each is written beside its destination and renamed into place, so that an export which
-fails or is killed leaves no half of one there. It is not waited for the disk, as a checkpoint is: after a power cut, export
-again.
+A LoRA adapter, however it was trained, is written as PEFT's folder, and any other adapter as a folder of our own format, which
+`secure_fed.load_adapter` reads. Each is written beside its destination and renamed into place, so that an export which fails or
+is killed leaves no incomplete folder there. Unlike a checkpoint, it is not synced to the disk: after a power cut, export again.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from secure_fed.tensors.tensors import Tensors
 
 
 class Tokenizer(Protocol):
-    """Anything that `transformers` calls a tokenizer, as far as an export needs it."""
+    """The part of a `transformers` tokenizer that an export needs."""
 
     def save_pretrained(self, save_directory: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model that a method has adapted and trained, and what an export says of it.
+    """A model that a method has adapted and trained, and its model card.
 
-    model: as the method's `prepare` left it, with the tensors of `state` loaded. initial: what `prepare` returned.
-    state: complete, where tensors are personal, by those of one client. tokenizer: none where the program has its own.
+    model: as adapted by the method's `prepare`, with the tensors of `state` loaded. initial: the tensors that `prepare`
+    returned. state: complete; its personal tensors, if any, are one client's. tokenizer: None where the program has its own.
     """
 
     config: RunConfig
@@ -59,7 +58,7 @@ class Adapted:
 def write_adapter(out_dir: Path, adapted: Adapted) -> None:
     """Write the adapter and the head, as a folder for PEFT or for `secure_fed.load_adapter`.
 
-    Either, on a fresh base model of the same kind, computes what the model does.
+    Either, loaded on a fresh base model of the same kind, gives the same outputs as this model.
     """
     method, model, head, card = adapted.method, adapted.model, adapted.head, adapted.card
     with _appearing(out_dir) as folder:
@@ -80,8 +79,8 @@ def write_adapter(out_dir: Path, adapted: Adapted) -> None:
 def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
     """Write the whole model as a folder for `from_pretrained`.
 
-    base: the base model as it was before anything was put into it, the head's values aside; what is written is made in it.
-    Refuses a method whose layers are no change of the base model's own weights.
+    base: the original base model, except for the head's values; it is changed in place and then saved. Refuses a method whose
+    layers are no change of the base model's own weights.
     """
     save = getattr(base, "save_pretrained", None)
     if save is None:
@@ -107,7 +106,7 @@ def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
 
 @torch.no_grad()
 def _add_products(base: nn.Module, form: LoraForm) -> None:
-    """W + s B A in place of every adapted matrix W."""
+    """Replace every adapted matrix W by W + s B A."""
     for name, (a, b) in form.factors.items():
         layer = base.get_submodule(name)
         weight = layer.get_parameter("weight")
@@ -133,7 +132,7 @@ def _finish(folder: Path, readme: str, tokenizer: Tokenizer | None) -> None:
 
 @contextmanager
 def _appearing(out_dir: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `out_dir` if all goes well and is gone if not."""
+    """A folder to fill, which becomes `out_dir` on success and is deleted on failure."""
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         raise UsageError(f"{out_dir} exists and is not an empty folder: give a new one to export to")
     folder = out_dir.parent / f".{out_dir.name}.{uuid.uuid4().hex[:8]}"

@@ -1,7 +1,7 @@
-"""What a trained language model writes after a prompt, token by token.
+"""Text generation by a trained language model, token by token.
 
-Each step reads the sequence again, of which the prompt's last `max_length` tokens and what followed them count, as in training:
-adapters with virtual tokens take no text whose beginning is in a cache.
+Each step reads the last `max_length` tokens of the prompt and the text after it again, as in training, and without a cache:
+adapters with virtual tokens cannot use cached keys and values.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from secure_fed.learning.data.encode import Collate, pad_id, per_token
 from secure_fed.learning.tasks.task import finite, logits
 from secure_fed.learning.training.objective import to_device
 
-Choose = Callable[[Tensor], int]  # a token, by the scores of all: (V,)
+Choose = Callable[[Tensor], int]  # the scores of all tokens (V,) -> the next token
 
 
 @dataclass
 class _Sequence:
-    """A prompt's tokens, of which the first `lead` are the tokenizer's own, and those that were written after it."""
+    """A prompt's tokens, of which the first `lead` are special tokens, and the tokens that were generated after it."""
 
     prompt: list[int]
     lead: int
@@ -32,7 +32,7 @@ class _Sequence:
     ended: bool = False
 
     def read(self, max_length: int) -> list[int]:
-        """The tokens that the model reads: the first `lead`, and the last of the others."""
+        """The tokens that the model reads: the first `lead`, and as many of the last as `max_length` allows."""
         ids = [*self.prompt, *self.written]
         return ids if len(ids) <= max_length else [*ids[: self.lead], *ids[self.lead - max_length :]]
 
@@ -49,7 +49,7 @@ def chooser(temperature: float, seed: int) -> Choose:
 def continued(
     model: nn.Module, tokenizer: Any, prompts: Sequence[str], max_length: int, count: int, choose: Choose, together: int
 ) -> Iterator[str]:
-    """What the model writes after each prompt: up to `count` tokens, or up to the tokenizer's end token.
+    """The continuation of each prompt: up to `count` tokens, or up to the tokenizer's end token.
 
     together: prompts that are continued in common passes.
     """
@@ -65,7 +65,7 @@ def continued(
 
 
 def _step(model: nn.Module, tokenizer: Any, going: Sequence[_Sequence], max_length: int, choose: Choose) -> None:
-    """Write one token after each sequence; the end token ends one."""
+    """Generate one token for each sequence; the end token ends its sequence."""
     read = [np.asarray(one.read(max_length), dtype=np.int32) for one in going]
     batch = Collate(pad_id(tokenizer), per_token)([{"input_ids": ids, "labels": ids} for ids in read])
     scores = finite(logits(model, to_device(batch, next(model.parameters()).device)))  # (B, L, V)
@@ -78,7 +78,7 @@ def _step(model: nn.Module, tokenizer: Any, going: Sequence[_Sequence], max_leng
 
 
 def _begun(tokenizer: Any, prompts: Sequence[str]) -> Iterator[_Sequence]:
-    """The prompts without the special tokens that end a text; one without a token begins as the tokenizer begins a text."""
+    """The prompts without the special tokens that end a text; an empty prompt becomes the token that begins a text."""
     for ids, spans in aligned(tokenizer, prompts):
         text = np.flatnonzero(spans[:, 1] > spans[:, 0])
         end = int(text[-1]) + 1 if len(text) else 1

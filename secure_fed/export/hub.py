@@ -1,4 +1,4 @@
-"""An exported folder as a repository of the Hugging Face Hub, which only its owner sees unless asked otherwise."""
+"""An exported folder as a repository of the Hugging Face Hub, private unless `public` is set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from secure_fed.errors import SecureFedError, UsageError
 
 
 class Api(Protocol):
-    """The part of `huggingface_hub.HfApi` that a push takes."""
+    """The part of `huggingface_hub.HfApi` that a push uses."""
 
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
     def model_info(self, repo_id: str) -> Any: ...
@@ -41,7 +41,7 @@ def require_possible(repository: str, base_model: str, *, merged: bool) -> None:
 def push(folder: Path, repository: str, *, public: bool = False, api: Api | None = None) -> str:
     """Upload the folder, its README as the model card, and return the repository's address.
 
-    A repository that is not there is made private, or public with `public`; one that everybody sees is refused without it.
+    A new repository is private, or public with `public`; without `public`, an existing public repository is refused.
     """
     try:
         hub = api or _hub()
@@ -55,9 +55,7 @@ def push(folder: Path, repository: str, *, public: bool = False, api: Api | None
         )
     except UsageError:
         raise
-    except (
-        Exception
-    ) as error:  # whatever went wrong in there, the name, the token and the network are what can be mended
+    except Exception as error:  # of any kind: the user can only check the name, the token and the network
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise SecureFedError(
             f"{folder} is written, but it could not be pushed to {repository} ({reason}): check the name, the token "

@@ -16,7 +16,7 @@ from secure_fed.runs.result import unprotected
 LABELS = "labels.json"
 _NAMES = ("id2label", "label2id")
 
-# What the folder is: an adapter for PEFT, one for `secure_fed.load_adapter`, or a whole model.
+# The kind of folder: an adapter for PEFT, an adapter for `secure_fed.load_adapter`, or a whole model.
 Kind = Literal["peft", "own", "merged"]
 
 
@@ -24,12 +24,11 @@ Kind = Literal["peft", "own", "merged"]
 class ModelCard:
     """The contents of the README.
 
-    base_model: the base model as `model.name` calls it, or empty for a module that only a program has.
-    facts: rows of a table, in order; `run_facts` makes them. What it says of privacy becomes a section of its own.
-    pad_token_id: given where the base model has none of its own and needs one (decoders). auto: the Auto class of transformers
-    that loads the model; settings: what its configuration is told, the names of labels if nothing is said. conversion: a
-    sentence on how an answer is made of the model's scores, where they are not the answer themselves. pooled: whether the head
-    reads the mean over tokens, by secure-fed's own class.
+    base_model: the base model's `model.name`, or empty for a module that exists only in a user's program. facts: rows of a
+    table, in order, from `run_facts`; the row on privacy becomes a separate section. pad_token_id: the padding token where the
+    base model has none and needs one (decoders). auto: the Auto class of transformers that loads the model; settings: the
+    arguments of its configuration, by default the names of labels. conversion: a sentence on how to compute an answer from the
+    model's scores, if they are not the answer. pooled: whether the head reads the mean over tokens, by secure-fed's own class.
     """
 
     title: str
@@ -44,7 +43,7 @@ class ModelCard:
 
     @property
     def labels(self) -> dict[str, dict[Any, Any]]:
-        """The names of a model's outputs, as its configuration has them; nothing where they have none."""
+        """The names of a model's outputs in the form of its configuration; empty if they have no names."""
         if self.settings is not None:
             return {name: self.settings[name] for name in _NAMES if name in self.settings}
         names = dict(enumerate(self.label_names))
@@ -78,7 +77,7 @@ class ModelCard:
         task = [f"pipeline_tag: {_PIPELINES[self.auto]}"] if known and self.auto in _PIPELINES else []
         library = {"peft": "peft", "own": "secure-fed", "merged": "transformers"}[kind]
         tags = (*_TAGS, "lora") if kind == "peft" else _TAGS
-        named = self.base_model and (kind != "merged" or self._on_hub())  # model hubs refuse what is none of theirs
+        named = self.base_model and (kind != "merged" or self._on_hub())  # model hubs refuse unknown names
         base = [f"base_model: {_quoted(self.base_model)}"] if named else []
         return ["---", *base, f"library_name: {library}", *task, "tags:", *(f"- {tag}" for tag in tags), "---", ""]
 
@@ -87,14 +86,14 @@ class ModelCard:
 
     def _rows(self, kind: Kind) -> dict[str, str]:
         labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
-        nowhere_else = kind == "merged" and Path(self.base_model).is_absolute()  # a path says nothing to others
+        nowhere_else = kind == "merged" and Path(self.base_model).is_absolute()  # a path is of no use to others
         base = Path(self.base_model).name if nowhere_else else self.base_model
         read = {"the head reads": "the mean over tokens"} if self.pooled else {}
         rows = {"base model": base or "a module of one's own", **read, **self.facts, **labels}
         return {name: value for name, value in rows.items() if name != _PRIVACY}
 
     def _privacy(self) -> list[str]:
-        """The section on privacy. A statement that begins with NOT PRIVATE has this in bold."""
+        """The section on privacy. If the statement begins with NOT PRIVATE, these words are in bold."""
         statement = " ".join(self.facts.get(_PRIVACY, "").split())
         if statement.startswith(_VOID):
             verdict, _, rest = statement.partition(". ")
@@ -135,7 +134,7 @@ class ModelCard:
         ]
 
     def _labels_beside(self) -> list[str]:
-        """How to load without naming labels in code, which neither PEFT nor transformers reads from a folder of an adapter."""
+        """Code that reads the labels from a file, since neither PEFT nor transformers reads them from an adapter's folder."""
         if not self.labels or self.pooled or self.auto != "AutoModelForSequenceClassification":
             return []
         return [
@@ -157,7 +156,7 @@ def run_facts(
 ) -> dict[str, str]:
     """The facts of a run, its last measurements, and its protection: `statement`, if there is one.
 
-    measured: None where it is not to be told, because the test rows were held out of what the run protects.
+    measured: None if the measurements are withheld, because the test rows were held out of the protected data.
     """
     facts = {
         "method": f"{method.name} ({method.paper})",
@@ -166,7 +165,7 @@ def run_facts(
     }
     if config.method.personal:
         facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
-        if config.privacy.unit == "client":  # the noise is on what travels, which these do not
+        if config.privacy.unit == "client":  # noise is added to sent tensors only
             facts["personal tensors"] += ", WITHOUT NOISE: no guarantee covers them"
     if config.model.dtype == "bfloat16":
         facts["precision"] = _BFLOAT16
@@ -183,7 +182,7 @@ def _averaged(config: RunConfig, rounds: int) -> str:
 
 
 def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
-    """The first metrics of a task on the test set; accuracy, if the task has one, also when it was not measured."""
+    """The first metrics of a task on the test set; if the task has an accuracy, its row is there even without a value."""
     rows = {"accuracy on the test set": "not measured"} if has_accuracy(task) or not found else {}
     for name in ("accuracy", *first_metrics(task)):
         if isinstance(value := found.get(name), int | float):
@@ -217,5 +216,5 @@ def _cell(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A YAML string: single quotes keep Windows paths and colons as they are."""
+    """A YAML string: single quotes leave Windows paths and colons unchanged."""
     return "'" + text.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""A LoRA adapter and a head as the files of PEFT's folder: `PeftModel.from_pretrained` makes the model of them."""
+"""A LoRA adapter and a head as the files of PEFT's folder, which `PeftModel.from_pretrained` loads."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassifi
 
 _PEFT_ROOT = "base_model.model."
 POOLED = MeanPooledForSequenceClassification.__name__
-# What PEFT's class for sequence classification trains in full without being told.
+# The modules that PEFT's class for sequence classification trains in full by default.
 _PEFT_HEADS = ("classifier", "score")
 
 
 def fill(folder: Path, model: nn.Module, head: Sequence[str], form: LoraForm, start: LoraForm, base_model: str) -> None:
     """Write the files.
 
-    model: the adapted one, whose head and buffers are trained. start: the form of the initial state, which has every module
-    that layers were put into, where `form` may have left some out. base_model: as `model.name` calls it, or empty.
+    model: the adapted model, whose head and buffers are trained. start: the form of the initial state, which has every adapted
+    module; `form` may have left some out. base_model: the base model's `model.name`, or empty.
     """
     form, places = form if form.factors else _of_nothing(start), set(start.factors)
     config = _config(model, head, form, places, locate(base_model) if base_model else None)
@@ -43,7 +43,7 @@ def fill(folder: Path, model: nn.Module, head: Sequence[str], form: LoraForm, st
 
 
 def _of_nothing(start: LoraForm) -> LoraForm:
-    """An adapter that changes nothing, since PEFT takes none without a matrix."""
+    """An adapter that changes nothing, since PEFT refuses an adapter without matrices."""
     name, (a, b) = min(start.factors.items())
     return LoraForm(start.adapter, {name: (a, torch.zeros_like(b))})
 
@@ -51,7 +51,7 @@ def _of_nothing(start: LoraForm) -> LoraForm:
 def _config(
     model: nn.Module, head: Sequence[str], form: LoraForm, places: Collection[str], base_model: str | None
 ) -> LoraConfig:
-    """The shortest configuration that PEFT's own matching of names reads as it is meant."""
+    """The shortest configuration with which PEFT's matching of names selects exactly the adapted layers and the head."""
     adapted = set(form.factors)
     names = _names_outside(model, places)
     endings = sorted({name.rpartition(".")[2] for name in adapted})
@@ -61,7 +61,7 @@ def _config(
     tasks = ("SEQ_CLS", None) if of_transformers else (None,)
     for task in tasks:
         saved = _untied(model, _head_modules(head, _PEFT_HEADS if task else ()))
-        for modules in (saved, []):  # not named, PEFT loads the head's tensors as the base model's own
+        for modules in (saved, []):  # if not named, PEFT loads the head's tensors into the base model
             for targets in (endings, pattern):
                 config = form.adapter.peft_config(targets, modules_to_save=modules, base_model=base_model)
                 config.task_type, config.inference_mode, config.auto_mapping = task, True, _ours(base)
@@ -98,7 +98,7 @@ def _alpha(adapter: LoraAdapter, rank: int) -> float:
 
 
 def _whole(name: str) -> str:
-    """The name as a pattern of PEFT's that fits it alone, and not also what ends like it."""
+    """A PEFT pattern that matches this name alone, and not other names with the same ending."""
     return f"^{re.escape(name)}"
 
 
@@ -115,7 +115,7 @@ def _is_transposed(model: nn.Module, adapted: Set[str]) -> bool:
 def _tensors(
     model: nn.Module, head: Sequence[str], form: LoraForm, places: Collection[str], config: LoraConfig
 ) -> dict[str, Tensor]:
-    """The factors, the head, and whatever else is in a module that PEFT trains in full."""
+    """The factors, the head, and all other tensors of the modules that PEFT trains in full."""
     state = model.state_dict()
     whole = _wrapped(config, _names_outside(model, places))
     rest = [name for name in state if name in head or any(name.startswith(f"{module}.") for module in whole)]
@@ -132,7 +132,7 @@ def _names_outside(model: nn.Module, places: Collection[str]) -> list[str]:
 
 
 def _head_modules(head: Sequence[str], roots: Sequence[str]) -> list[str]:
-    """The modules that own the head's parameters, or the part of the model called like one of `roots` they are in."""
+    """The modules that own the head's parameters, or the enclosing module whose name ends in one of `roots`."""
     found = set()
     for name in head:
         parts = name.split(".")[:-1]
@@ -142,7 +142,7 @@ def _head_modules(head: Sequence[str], roots: Sequence[str]) -> list[str]:
 
 
 def _untied(model: nn.Module, modules: Sequence[str]) -> list[str]:
-    """Those that share no parameter with the rest of the model: PEFT trains a copy, which what shared it would not follow."""
+    """The modules that share no parameter with the rest of the model: PEFT trains a copy, and the rest would keep the old."""
     places = [(name, id(parameter)) for name, parameter in model.named_parameters(remove_duplicate=False)]
 
     def owned(module: str, *, inside: bool) -> set[int]:
@@ -156,18 +156,18 @@ def _to_save(config: LoraConfig) -> list[str]:
 
 
 def _matches(config: LoraConfig, names: Sequence[str]) -> set[str]:
-    """Where PEFT would put adapters."""
+    """The modules that PEFT would adapt."""
     seen = copy.copy(config)
     seen.modules_to_save = _to_save(config)
     return {name for name in names if check_target_module_exists(seen, name)}
 
 
 def _wrapped(config: LoraConfig, names: Sequence[str]) -> list[str]:
-    """The modules that PEFT would train in full: it compares the ends of names."""
+    """The modules that PEFT would train in full: it compares the endings of names."""
     return [name for name in names if name.endswith(tuple(_to_save(config)))]
 
 
 def _holds_only(saved: Sequence[str], wrapped: Sequence[str]) -> bool:
-    """Whether PEFT would wrap modules of the head alone, and none inside another."""
+    """Whether PEFT would wrap only modules of the head, and none inside another."""
     nested = any(inner.startswith(f"{outer}.") for outer in wrapped for inner in wrapped)
     return not nested and set(wrapped) <= set(saved)

@@ -1,4 +1,4 @@
-"""A finished (or interrupted) run, read back: its model with the trained tensors in it, ready to predict or to export."""
+"""A finished (or interrupted) run, read back: its model with the trained tensors, ready to predict or to export."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from secure_fed.tensors.tensors import Tensors
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's model, of one client where tensors are personal, and what it says about itself.
+    """A run's model, of one client where tensors are personal, and the facts of its model card.
 
-    initial: what the method's `prepare` returned. state: the last, completed by the tensors of that client. withheld: whether
-    what was measured is not to be told, since its test rows were held out of private ones.
+    initial: the tensors that the method's `prepare` returned. state: the last state, completed by that client's tensors.
+    withheld: whether the measurements are withheld, because the test rows were held out of private rows.
     """
 
     config: RunConfig
@@ -101,9 +101,9 @@ class Trained:
     def generate(
         self, prompts: Sequence[str], max_new_tokens: int = 32, *, temperature: float = 0.0, seed: int = 0
     ) -> Iterator[str]:
-        """What a language model writes after each prompt, in order: up to so many tokens, or up to its end token.
+        """A language model's continuation of each prompt, in order: up to `max_new_tokens` tokens, or up to its end token.
 
-        temperature: 0 takes the most likely token, and more draws tokens, by `seed`.
+        temperature: at 0 the most likely token is taken; above 0 tokens are drawn, by `seed`.
         """
         if self.config.data.task != "causal_lm":
             task = self.config.data.task
@@ -127,11 +127,12 @@ class Trained:
 
 
 def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = False) -> Trained:
-    """The run in this directory, after its last finished round; with `best` after that of its best evaluation.
+    """The run in this directory after its last finished round, or with `best` after the round of its best evaluation.
 
-    All of it is of the public part of the directory, but for what is personal.
+    All of it is read from the public part of the directory, except for personal tensors.
 
-    client: whose model, for a run with personal tensors, and only for one. It was not measured on the test set.
+    client: the client whose model is loaded; only for a run with personal tensors, whose model was not measured on the test
+    set.
     """
     run_dir = Path(run_dir)
     published = Published(run_dir)
@@ -170,7 +171,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
 
 
 def stated(published: Published) -> str:
-    """The privacy statement of a run: its result's, or before there is one, its plan's."""
+    """The privacy statement of a run: from its result or, before there is a result, from its plan."""
     if (result := published.result) is not None:
         return str(result.get("privacy_statement", ""))
     planned = published.facts.get("privacy", {}).get("text", "")
@@ -178,7 +179,7 @@ def stated(published: Published) -> str:
 
 
 def _last(published: Published) -> Checkpoint:
-    """The checkpoint of a run whose model a configuration describes."""
+    """The last checkpoint; refuses a run whose model was passed in Python."""
     run_dir = published.run_dir
     if published.facts.get("task") == GIVEN:
         raise RunDirectoryError(

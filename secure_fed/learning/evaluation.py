@@ -19,7 +19,7 @@ def evaluate(
     model: nn.Module, examples: Sequence[Any], collate: Collate, metrics: Metrics, batch_size: int, device: torch.device
 ) -> dict[str, float]:
     """The metrics of the model, in evaluation mode, over all examples, as plain numbers."""
-    if model.training:  # which walks over every module
+    if model.training:  # `eval` visits every module, which is slow
         model.eval()
     made = (to_device(batch.inputs, device) for batch in batches(examples, batch_size, collate, None))
     given: Any = metrics(model, made)

@@ -1,4 +1,4 @@
-"""The learning problem that is made of the user's own objects: a model, every client's examples, and a test set."""
+"""The learning problem made from a user's own objects: a model, every client's examples, and a test set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def given(
     loss: Loss | None,
     metrics: Metrics | None,
 ) -> Problem:
-    """A problem made of the user's own objects; `train` is one sequence of examples per client."""
+    """A problem made from a user's own objects; `train` is one sequence of examples per client."""
     if model is None or train is None or test is None:
         missing = [name for name, part in (("model", model), ("train", train), ("test", test)) if part is None]
         raise ConfigError(
@@ -80,7 +80,7 @@ def _check_kinds(model: object, functions: Mapping[str, object]) -> None:
 
 
 def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
-    """A digest of which examples of the user's own belong to which unit, as far as a ledger that runs share has to know it."""
+    """A digest of the assignment of a user's own examples to units, as far as a shared ledger needs it."""
     if config.privacy.ledger:
         try:
             return fingerprint.of_objects(train, each=config.privacy.unit == "example")
@@ -94,7 +94,7 @@ def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
 
 
 def _check_examples(train: Any, test: Any) -> None:
-    """Refuse a `train` that is no list of data sets, a `test` that is no data set, and a data set that is empty."""
+    """Refuse a `train` that is no list of data sets, a `test` that is no data set, and an empty data set."""
     if not _numbered(train):
         raise ConfigError(f"train is a {type(train).__name__}; give a list with one data set per client")
     asked = [train[0]] if is_lazy(train) else train
@@ -117,7 +117,7 @@ def _numbered(examples: Any) -> bool:
 
 
 def _check_settings(config: RunConfig, clients: int) -> None:
-    """Refuse settings that contradict the objects, or that have no effect beside them."""
+    """Refuse settings that contradict the objects, or that have no effect with them."""
     if config.federation.clients not in (None, clients):
         raise ConfigError(
             f"federation.clients is {config.federation.clients}, but train holds {clients} clients; leave the setting out"
@@ -144,7 +144,7 @@ def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
 
 
 def _default_collate(model: Any, example: Any, *, classifies: bool) -> Collate:
-    """classifies: whether labels are classes of the model, as the default loss takes them."""
+    """The collate function for examples like `example`. classifies: whether labels are classes, as in the default loss."""
     if not (isinstance(example, Mapping) and "input_ids" in example):
         return cast(Collate, default_collate)
     padding = getattr(getattr(model, "config", None), "pad_token_id", None) or 0

@@ -1,4 +1,4 @@
-"""What the user should hear of texts and model before training starts."""
+"""Warnings about texts and model, shown before training starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MANY_UNKNOWN, _MANY_CUT = 0.2, 0.02
 
 def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, model: nn.Module) -> Iterator[str]:
     """Warnings if many tokens are unknown to the tokenizer, so that examples look alike, if many texts are cut, or if the head
-    reads another token than the mean that the model was made for.
+    does not read the mean over tokens, for which the model was made.
 
-    A share of private texts would be released without noise, so with privacy the test texts, which train nothing, stand for
-    them.
+    With privacy, the warnings are computed from the test texts, which do not train: a share of private texts would be released
+    without noise.
     """
     unknown, ends = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     tokens = np.concatenate(encoded.input_ids)

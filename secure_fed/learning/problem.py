@@ -1,4 +1,4 @@
-"""The learning problem of a run: a model, every client's examples, a test set, and how batches, losses and metrics are made.
+"""The learning problem of a run: a model, every client's examples, a test set, and functions for batches, losses and metrics.
 
 It is built from a configuration, or from the user's own objects.
 """
@@ -25,21 +25,21 @@ from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
 from secure_fed.learning.tokenised import tokenised
 
 GIVEN = "given in Python"
-MANY = 10_000  # clients; the examples of fewer are looked at before training starts
+MANY = 10_000  # clients; with fewer, all examples are read before training starts
 
 
 @dataclass(frozen=True)
 class Problem:
     """A learning problem: everything a run needs except its settings. `train[i]` are the examples of client `names[i]`.
 
-    head: names of the parameters that train in full beside the adapter. last: those of its last layer, which makes the
-    scores; none of a model that does not say what its head is. confidence: how well a model fits an example.
-    groups: for every client, whose each example is, if the data say so. facts: what the run directory records about data and
-    clients. data_digest, unit_digest: plain digests of the data before rows are held out, and of which rows belong to which
-    unit that privacy protects, for a ledger; they confirm guesses about rows, so they stay in memory. warning: what the user
-    should hear before training starts, if anything. sizes: the number of each client's units, where most clients' examples are
-    on other machines and `train` has none of theirs. commonest: label of the test set, where accuracy counts labels and the
-    test rows were not held out of private ones.
+    head: names of the parameters that train in full beside the adapter. last: the names of its last layer, which computes the
+    scores; empty if the model does not declare its head. confidence: how well a model fits an example. groups: for every
+    client, the group of each example, if the data have groups. facts: the facts on data and clients for the run directory.
+    data_digest, unit_digest: plain digests, for a ledger, of the data before rows are held out, and of the assignment of rows
+    to protected units; they could confirm guesses about rows, so they stay in memory. warning: a warning to show before
+    training starts, or empty. sizes: the number of each client's units, where most clients' examples are on other machines and
+    not in `train`. commonest: the most frequent label of the test set, if accuracy counts labels and the test rows were not
+    held out of private rows.
     """
 
     model: nn.Module
@@ -63,17 +63,17 @@ class Problem:
 
     @property
     def lazy(self) -> bool:
-        """Whether clients' examples are asked for only when the client is drawn."""
+        """Whether a client's examples are read only when the client is drawn."""
         return is_lazy(self.train)
 
     @property
     def here(self) -> Sequence[Sequence[Any]]:
-        """The clients' examples that are on this machine; the test set where there are none."""
+        """The clients' examples on this machine; the test set if there are none."""
         return self.train if self.sizes is None else [own for own in self.train if len(own)] or [self.test]
 
     @property
     def units(self) -> Sequence[int]:
-        """The number of each client's examples, or of its groups of them."""
+        """The number of each client's examples, or of its groups if it has groups."""
         if self.sizes is not None:
             return self.sizes
         if self.lazy:
@@ -134,26 +134,26 @@ def facts_of(
 ) -> dict[str, Any]:
     """The facts that a run records about its data.
 
-    parts: every client's rows, or how many examples it has. tested: where the test rows are from, and how many there are: of
-    rows held out of private ones that is not recorded, since it tells how many of these there are. skew: how examples were
-    divided, and how the clients' labels differ.
+    parts: every client's rows, or its number of examples. tested: the origin of the test rows, and their number. This number is
+    not recorded for rows held out of private ones, since it reveals the number of these. skew: how examples were divided, and
+    how the clients' labels differ.
     """
     private, (origin, rows) = config.privacy.unit != "none", tested
     divided = {**skew, "sizes": [part if isinstance(part, int) else len(part) for part in parts]}
-    if private:  # a run that goes on still knows its data
+    if private:  # by which a resumed run recognises its data
         divided["digest"] = hashlib.sha256(json.dumps([list(names), parts]).encode()).hexdigest()
     test = {"from": origin, "rows": rows if is_declared(origin) or not private else None}
     return {"task": task, "label_names": list(labels), "clients": list(names), "partition": divided, "test": test}
 
 
 def is_lazy(train: Sequence[Sequence[Any]]) -> bool:
-    """Whether `train` makes clients' examples on demand: a large sequence that is no list in memory."""
+    """Whether `train` loads clients' examples on demand: a large sequence that is no list or tuple."""
     return not isinstance(train, list | tuple) and len(train) >= MANY
 
 
 @dataclass(frozen=True)
 class Sizes(Sequence[int]):
-    """The number of each client's examples, counted when it is asked for."""
+    """The number of each client's examples, counted on access."""
 
     train: Sequence[Sequence[Any]]
 

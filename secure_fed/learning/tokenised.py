@@ -1,7 +1,7 @@
-"""The token ids of built-in notes for a built-in model, made once a process: neither can change while it lasts.
+"""The token ids of built-in notes for a built-in model, computed once a process: neither can change during it.
 
-A run, its audit and a run beside it on the same notes then share them. Whatever the user brings is tokenised whenever it is
-read, since a file or a folder may have changed.
+A run, its audit and a comparison run on the same notes then share them. A user's own data are tokenised at every read, since a
+file or a folder may have changed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models.locate import BUILTIN
 from secure_fed.learning.tasks.task import Task
 
-_SPLITS = 2  # that are kept: a run's training and test examples
+_SPLITS = 2  # kept at a time: a run's training and test examples
 _kept: OrderedDict[tuple[Any, ...], Encoded] = OrderedDict()
 
 
 def tokenised(config: RunConfig, task: Task, tokenizer: Any, rows: Rows) -> Encoded:
-    """`task.encode` of these rows of the configuration's data; who gets them must not write to them."""
+    """`task.encode` of these rows of the configuration's data; callers must not write to the result."""
     length = config.model.max_length
     if config.model.name not in BUILTIN or not generated(config.data):
         return task.encode(tokenizer, rows, length)

@@ -1,6 +1,6 @@
 """The methods by name. To add one, write its file with a `CARD` and a `build`, and add its line here.
 
-Importing this package imports no method and no torch; a method's file is imported when it is asked for.
+Importing this package imports no method and no torch; a method's file is imported on first use.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ METHODS: dict[str, str] = {
     "fedpower": "secure_fed.methods.fedpower",
 }
 
-# What others call a method; suggested where no method has the name.
+# Other names of a method; suggested where no method has the name.
 _ELSEWHERE = {
     **dict.fromkeys(("lora", "fedit"), "fedlora"),
     **dict.fromkeys(("full", "fedavg", "fine_tuning"), "fedft"),
@@ -57,9 +57,9 @@ _ELSEWHERE = {
 
 
 def build(config: RunConfig | MethodConfig) -> Method:
-    """The method of a run; a name that does not exist or a setting that it does not read is refused.
+    """The method of a run; an unknown name, or a setting that the method does not read, is refused.
 
-    [method] alone stands for a run whose other settings are the usual ones.
+    A `MethodConfig` alone stands for a run with defaults in all other sections.
     """
     run = RunConfig(method=config) if isinstance(config, MethodConfig) else config
     chosen = card(run.method.name)

@@ -3,16 +3,16 @@ takes one at random (section 3.1), and which are merged into their mean otherwis
 
     local loss of an example = task loss of pass a + 1/2 (KL(p_a || p_b) + KL(p_b || p_a))      (`consistency.py`)
 
-with a and b two passes, each with a random choice of experts of its own, and p their predicted distributions (section 3.2). The
-experts of a place share their upper layer (section 3.4), as in the authors' settings, so there are M lower ones. All are
+with a and b two passes, each with its own random choice of experts, and p their predicted distributions (section 3.2). The
+experts of a place share their upper layer (section 3.4), as in the authors' settings, so there are M lower layers. All are
 averaged, expert by expert.
 
-Guarantee: the mean of the parameters is exact. Experts are drawn for a whole pass and without regard to what is in it. For
-privacy of examples each has a pass of its own (`gradient_trial.tried`): were a draw shared, who shares it would go by who
-else is there.
+Guarantee: the mean of the parameters is exact. Experts are drawn for a whole pass, independently of its examples. For
+example-level privacy each example has its own pass (`gradient_trial.tried`): with a shared draw, the examples that share it
+would depend on the other examples.
 
-Deviations. The upper layers start at zero, so that the model starts at exactly what it was. Clients merge nothing before they
-send: merging is done where the model is used, so that experts stay different over the rounds.
+Deviations. The upper layers start at zero, so that the adapted model starts equal to the original. Clients send experts
+unmerged: they are merged where the model is used, so that experts stay different over the rounds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def build(run: RunConfig) -> AdaMix:
 
 @dataclass(frozen=True)
 class AdaMix(Averaged):
-    """Averages the experts and the head, and asks two random passes to agree."""
+    """Averages the experts and the head; the loss makes two random passes agree."""
 
     task: str = "classification"
 

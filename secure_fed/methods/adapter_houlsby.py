@@ -4,11 +4,11 @@ it FedAP.
 
     y -> y + U gelu(D y + b_D) + b_U,    and every one of D, b_D, U, b_U is averaged.
 
-Guarantee: the mean of the parameters is exact (that of the functions is not, since a function has a product of U and D in it).
+Guarantee: the mean of the parameters is exact (the mean of the functions is not, since a function contains U times D).
 
-Deviations. The model's LayerNorms stay frozen, where Houlsby et al. train them anew: so does the adapters library, with which
-FeDeRA and C2A ran it, and so their counts of parameters come out. U starts at zero instead of near it, so that the model
-starts at exactly what it was; D can then be as large as a linear layer's weight usually is.
+Deviations. The model's LayerNorms stay frozen, where Houlsby et al. train new ones: the adapters library, with which FeDeRA and
+C2A ran it, freezes them too, and only then do their counts of parameters come out. U starts at zero instead of near it, so that
+the adapted model starts equal to the original; D can then be as large as a linear layer's usual weights.
 """
 
 from __future__ import annotations

@@ -2,12 +2,11 @@
 
     y -> y + U relu(D y + b_D) + b_U,    and every one of D, b_D, U, b_U is averaged.
 
-Guarantee: the mean of the parameters is exact (that of the functions is not, since a function has a product of U and D in it).
+Guarantee: the mean of the parameters is exact (the mean of the functions is not, since a function contains U times D).
 
-Deviations. The bottleneck stands where Houlsby's second one does, before the residual connection and its LayerNorm, where
-Pfeiffer et al. have it behind both. So the two methods differ in how many places there are and in the activation alone, and
-models that normalise in front of their blocks need no case of their own. U starts at zero, so that the model starts at exactly
-what it was.
+Deviations. The bottleneck stands at Houlsby's second place, before the residual connection and its LayerNorm; Pfeiffer et al.
+have it behind both. So the two methods differ only in the number of places and in the activation, and models that normalise in
+front of their blocks need no separate case. U starts at zero, so that the adapted model starts equal to the original.
 """
 
 from __future__ import annotations

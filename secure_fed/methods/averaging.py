@@ -1,4 +1,4 @@
-"""Parameters that are averaged: a client contributes how it changed them, the server adds the mean change.
+"""Averaged parameters: a client contributes its change of them, and the server adds the mean change.
 
 This is federated averaging (McMahan et al., 2017) written in changes: with every client starting from the same
 parameters p, p + mean(p_i - p) = mean(p_i).
@@ -26,13 +26,13 @@ class Adapter(Protocol):
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> Sequence[str]:
         """Put the adapter into `model` in place and return the names of its parameters, which need not all train.
 
-        Of the model's parameters those of the adapter and of the head are left to train. A pure function of its arguments.
+        Only the parameters of the adapter and of the head remain trainable. A pure function of its arguments.
         """
 
 
 @dataclass(frozen=True)
 class Averaged:
-    """A method that averages whatever it trains of its adapter and the head: by default both, whole."""
+    """A method that averages the trained tensors of its adapter and the head: by default all of them."""
 
     adapter: Adapter
     card: Card
@@ -42,7 +42,7 @@ class Averaged:
         return read(model, dict.fromkeys([*names, *head]))
 
     def trained(self, state: State) -> Tensors:
-        """The tensors that train in the round and travel up."""
+        """The tensors that clients train in the round and send."""
         return state.tensors
 
     def plan(self, state: State) -> RoundPlan:
@@ -61,15 +61,15 @@ class Averaged:
 
 @dataclass(frozen=True)
 class AveragedLora(Averaged):
-    """An `Averaged` method whose adapter is LoRA's, so that PEFT can load what it exports."""
+    """An `Averaged` method whose adapter is LoRA's, so that PEFT can load its exports."""
 
     adapter: LoraAdapter
 
     def blended(self, mean: Tensors, latest: Tensors, weight: float) -> Tensors:
         """The best rank-r approximation of the weighted mean of the products B A; the rest entry by entry.
 
-        A mean of factors would be none of products, nor of anything where a method splits products anew in every round. Where
-        one factor is the same, the other is averaged, exactly. So is A where B is personal: the server's own B never moves.
+        The mean factors would not give the mean product, and are meaningless where a method refactors products in every round.
+        If one factor is the same, the other is averaged, exactly. So is A if B is personal: the server's own B never changes.
         """
         found = mean + (latest - mean) * weight
         for pair in pairs(mean):
@@ -82,11 +82,11 @@ class AveragedLora(Averaged):
         return found
 
     def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
-        """B and A of a mean of products, as the method's own rounds would have them."""
+        """B and A of a mean product, split as in the method's own rounds."""
         return balanced(product)
 
     def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A and B, or their change where they began as parts of W."""
+        """A and B, or their change if they started as parts of W."""
         return self.adapter.form(initial, tensors)
 
 
@@ -96,7 +96,7 @@ def change(before: Tensors, after: Tensors) -> Tensors:
 
 
 def moved(tensors: Tensors, mean: Tensors) -> Tensors:
-    """`tensors` with the mean change added to the names it has; the others are the same objects."""
+    """`tensors` with the mean change added to those that it names; the others are the same objects."""
     return tensors | (tensors.select(mean) + mean)
 
 

@@ -4,21 +4,21 @@ Kim, Kim, Mok, Park and Lee, "Client-Customized Adaptation for Parameter-Efficie
 sections 3.1 to 3.5: adapters by eq. (2), embeddings by eq. (3) and (4), the network by eq. (5) and (6); see
 `adapters/hypernetwork.py`. Clients train and send the network with its embedding layers and layer embeddings, and the head.
 
-While a client trains, the paper makes its adapters of the client's class shares and of the largest context of a batch. A
-prediction knows neither: it has uniform shares, and the text's own context, so that it does not depend on who else is asked
-about. Under a strong skew shares nearly name the label, and a network that trains with them learns to read it off them
-(docs/methods.md). So by default training has what a prediction has, and each half of the paper's way is a setting:
+While a client trains, the paper makes its adapters from the client's class shares and from the largest context of a batch. A
+prediction has neither: it uses uniform shares, and the text's own context, so that it does not depend on other texts. Under a
+strong skew the shares nearly determine the label, and a network that trains with them learns to copy it from them
+(docs/methods.md). So by default training uses the same inputs as a prediction, and two settings restore the paper's:
 
     method.class_shares = "client"    a client's own shares, in its own copy of the model while it trains and nowhere else
     method.context = "batch"          the largest context of a batch, coordinate by coordinate, as eq. (4) has it
 
-A client's own shares never travel. Under differential privacy they are covered like all else that the client trains on, since
-they reach the server by its clipped and noised contribution alone. Either setting couples examples, so neither examples nor
-groups of them can then be protected: only clients.
+A client's own shares are never sent. Differential privacy covers them like the rest of its training data, since they reach
+the server only through its clipped and noised contribution. Either setting couples examples, so then privacy can protect only
+clients, and neither examples nor groups.
 
-Deviations: eq. (3) takes the class shares of each batch, here they are those of all the client has, for which batches
-stand in the paper. Where the labels are no class numbers (tags of tokens, texts to go on with) they are uniform. The context of
-an adapter is taken from what it adapts, and the two adapters of a layer share its layer embedding. A model that generates text
+Deviations: eq. (3) uses the class shares of each batch, as estimates of the client's; here they are the shares of all the
+client's examples. Where the labels are no class numbers (tags of tokens, texts to continue) they are uniform. The context of
+an adapter is computed from its input, and the two adapters of a layer share its layer embedding. A model that generates text
 has no context embedding but its bias.
 
 Counts: on DistilBERT with the 20 classes of 20Newsgroup 63 712 numbers beside the head, 0.097 % of 66M as printed. With the 10
@@ -63,7 +63,7 @@ def build(run: RunConfig) -> C2a:
 
 @dataclass(frozen=True)
 class C2a(Averaged):
-    """Averages the network and the head; class shares stay uniform in the state, and a client's own stay with it."""
+    """Averages the network and the head. Class shares stay uniform in the state; a client's own shares stay on the client."""
 
     own_shares: bool = False
 
@@ -71,7 +71,7 @@ class C2a(Averaged):
         return state.tensors.without([SHARES])
 
     def context(self, initial: Tensors, examples: Sequence[Any]) -> Tensors:
-        """The client's class shares, where its adapters are made of them."""
+        """The client's class shares, if its adapters are made from them."""
         if not self.own_shares:
             return Tensors()
         labels = [_label(examples[i]) for i in range(len(examples))]

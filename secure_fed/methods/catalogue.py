@@ -31,18 +31,18 @@ from secure_fed.methods.method import Method, RoundPlan, State
 from secure_fed.tensors.tensors import Tensors
 from secure_fed.tensors.wire_size import wire_size
 
-_EVERYWHERE = ("modules_to_save", "personal")  # settings of [method] that are read whatever the method
+_EVERYWHERE = ("modules_to_save", "personal")  # settings of [method] that every method reads
 _UNCOUNTED = ("trainable", "bytes_per_round", "bytes_up", "bytes_down")
 
 
 def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> list[dict[str, Any]]:
-    """A row for every method, with a head for so many classes on the named model.
+    """A row for every method, with a head for `classes` classes on the named model.
 
     overrides: `method.key=value`, and `model.pooling=mean`; a method that does not read a setting is counted without it.
-    bytes_up and bytes_down are what one client sends and receives in the method's first round, unmasked, and bytes_per_round is
-    both. Of a method that cannot be put into this model, or not with these settings, these are None, and not_applicable says
-    why. lr: the rate in this model where training.lr is not set; head_factor: that of the head's last layer over it, without
-    privacy.
+    bytes_up and bytes_down are the bytes that one client sends and receives in the method's first round, unmasked, and
+    bytes_per_round is their sum. For a method that does not fit this model, or not with these settings, they are None, and
+    not_applicable says why. lr: the learning rate in this model where training.lr is not set; head_factor: the rate of the
+    head's last layer divided by lr, without privacy.
     """
     settings, pooling = _settings(overrides)
     skeleton = _Skeleton.of(model, classes, pooling)
@@ -50,7 +50,7 @@ def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> li
 
 
 def on(model: str, classes: int = 2, pooling: str = "model") -> Iterator[tuple[str, Method, State]]:
-    """Every method that protects clients and fits the model, with its first state, and FRA in sketches as well."""
+    """Every method that supports client-level privacy and fits the model, with its first state; also FRA with sketches."""
     skeleton = _Skeleton.of(model, classes, pooling)
     variants: dict[str, tuple[str, dict[tuple[str, str], Any]]] = {name: (name, {}) for name in METHODS}
     variants["fra_lora, sketches"] = "fra_lora", {("method", "transport_form"): "sketch"}
@@ -81,14 +81,14 @@ def _settings(overrides: Iterable[str]) -> tuple[dict[str, Any], str]:
 
 @dataclass(frozen=True)
 class _Skeleton:
-    """The shapes of a classifier, and which of its parameters no pre-training has made."""
+    """The shapes of a classifier, and the names of its parameters that are not pre-trained."""
 
     config: Any
     head: tuple[str, ...]
 
     @classmethod
     def of(cls, name: str, classes: int, pooling: str) -> _Skeleton:
-        """The skeleton of a named model. Without weights, its head is what a usual checkpoint lacks."""
+        """The skeleton of a named model. Without weights, its head is the parameters that a usual checkpoint lacks."""
         folder = Path(locate(name))
         if not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
             labels = [str(label) for label in range(classes)]
@@ -148,7 +148,7 @@ def _prepared(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> Stat
 
 
 def _up(method: Method, state: State, plan: RoundPlan, after: Tensors) -> int:
-    """The bytes of a contribution: as the method makes it, in factors where it does; several passes need numbers for that."""
+    """The bytes of a contribution, in factors if the method sends factors; with several passes, as dense matrices."""
     if len(plan.passes) == 1:
         return method.contribute(plan.passes[0], state.tensors, after, {}).wire_size
     return sum(

@@ -3,10 +3,10 @@ second factors, behind the attention and the feed-forward of every layer.
 
     W = sum_i A_i (x) s_i t_i^T,    and every one of A_i, s_i, t_i and the biases is averaged, the A_i shared by all layers.
 
-The mean of the parameters is not that of the matrices, whose entries are products of three of them: the gap is how the factors
-vary together over clients, as with LoRA's A and B, and noise on the factors is multiplied too.
+The mean parameters do not give the mean matrices, whose entries are products of three parameters: the gap is the covariance of
+the factors over clients, as with LoRA's A and B, and noise on the factors is multiplied too.
 
-Deviation: the s_i of the upper layers start at zero instead of near it, so that the model starts at exactly what it was.
+Deviation: the s_i of the upper layers start at zero instead of near it, so that the adapted model starts equal to the original.
 """
 
 from __future__ import annotations

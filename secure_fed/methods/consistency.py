@@ -1,17 +1,17 @@
-"""The loss of two random passes that should agree (AdaMix, Wang et al., 2022, arXiv 2205.12410, section 3.2).
+"""The consistency loss of two random passes (AdaMix, Wang et al., 2022, arXiv 2205.12410, section 3.2).
 
     loss_i(a) + 1/2 (KL(p_a || p_b) + KL(p_b || p_a)),   which is   loss_i(a) + 1/2 sum_c (p_a - p_b)_c (log p_a - log p_b)_c
 
-for each example i, a and b being two passes through the model, and p the distributions that the task takes their scores for:
+for each example i, a and b being two passes through the model, and p the predicted distribution of the task:
 
     classification      over the classes
-    multi_label         each label's, whether it is there; the mean over labels, as the loss is
-    regression          a normal of variance one around the number: half of the squared difference
+    multi_label         for each label, its presence; the divergence is the mean over labels, like the loss
+    regression          a normal of variance one around the prediction: half of the squared difference
     tokens              over the tags, the mean over words that have one
-    causal_lm           over the next token, the mean over tokens that are learned; multiple_choice as well, on the right choice
-    question_answering  over the places of a start and of an end, the sum of both
+    causal_lm           over the next token, the mean over tokens that are learned; multiple_choice too, on the right choice
+    question_answering  over the positions of the start and of the end, the sum of both
 
-Deviation: the paper has classes and generated text; the others are ours.
+Deviation: the paper has classification and text generation; the other tasks are ours.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NEVER = -1e9
 
 
 def consistent(loss: Loss, task: str = "classification") -> Loss:
-    """The loss (model, batch) -> (B,) of two passes; where passes are not random, that of one, since two would agree."""
+    """The loss (model, batch) -> (B,) of two passes; of one pass if passes are not random, since two would agree."""
     divergence = DIVERGENCES[task]
 
     def of_two(model: nn.Module, batch: Any) -> Tensor:
@@ -39,7 +39,7 @@ def consistent(loss: Loss, task: str = "classification") -> Loss:
         losses, first = _watched(loss, model, batch)
         _, second = _watched(loss, model, batch)
         apart = divergence(first, second, batch)
-        # What is not one loss an example is left as it is, to be refused as such, and not spread over the examples here.
+        # A loss of another shape is not broadcast over the examples: it is returned unchanged, and refused later.
         return losses + apart if losses.shape == apart.shape else losses
 
     return of_two
@@ -105,12 +105,12 @@ def _apart(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _mean_where(apart: Tensor, counts: Tensor) -> Tensor:
-    """(B,) means over the tokens that count, 0 where none does."""
+    """(B,) means over the counted tokens; 0 for an example without any."""
     return (apart * counts).sum(1) / counts.sum(1).clamp(min=1)
 
 
 def _watched(loss: Loss, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
-    """The loss, and what the model gave to it."""
+    """The loss, and the model's output from which it was computed."""
     outputs: list[Any] = []
     hook = model.register_forward_hook(lambda model, args, output: outputs.append(output))
     try:

@@ -1,4 +1,4 @@
-"""The catalogue's rows; those of the built-in model are kept in a file, since making them takes seconds.
+"""The catalogue's rows; the built-in model's rows are kept in a file, since computing them takes seconds.
 
 After a change to a method, `python -m secure_fed.methods.counted` writes the file again; a test compares it with the catalogue.
 """
@@ -19,12 +19,12 @@ KEPT = Path(__file__).with_name("counted.json")
 
 
 def usual_classes(model: str) -> int:
-    """The classes of the data that come with the built-in model; of any other model two."""
+    """The number of classes of the built-in model's data; two for any other model."""
     return len(LABELS) if model == BUILTIN else 2
 
 
 def rows(model: str, overrides: Sequence[str], classes: int) -> list[dict[str, Any]]:
-    """A row for every method, as `catalogue` makes it."""
+    """A row for every method, as `catalogue` returns it."""
     if classes < 2:
         raise ConfigError(f"--classes is {classes}, but a head tells at least 2 classes apart; give 2 or more")
     if (model, list(overrides), classes) == (BUILTIN, [], usual_classes(BUILTIN)):

@@ -1,26 +1,26 @@
-"""FedARA: B E A whose least important ranks are given up as the rounds go by.
+"""FedARA: B E A whose least important ranks are pruned over the rounds.
 
 Wu, Hu, Min and Wang, "Adaptive Rank Allocation for Federated Parameter-Efficient Fine-Tuning of Language Models"
-(arXiv 2501.14406). The adapter is that of `svd_adaptation`. All adapted modules together have a budget of ranks, with T the
+(arXiv 2501.14406). The adapter is `svd_adaptation`'s. All adapted modules together have a budget of ranks, with T the
 rounds of the run, t_w `warmup_rounds`, t_f `final_rounds`, b(0) `rank` and b(T) `final_rank` times the number of modules:
 
     b(t) = b(0) up to t_w,   b(T) + (b(0) - b(T)) (1 - (t - t_w) / (T - t_w - t_f))^3,   b(T) from T - t_f         eq. (7)
     I_i = |E_i| + mean |B_:i| + mean |A_i:|                                                                        eq. (8)
     a rank stays if more than T_h (`vote_threshold`) of the clients have it among the b(t) of largest I            eq. (9)
 
-What is gone never comes back. Only live ranks train and travel, both ways: the state's tensors shrink, and a module without
-a rank is passed by.
+Pruned ranks never return. Only live ranks train and are sent, in both directions: the state's tensors shrink, and a module
+without ranks is skipped.
 
-A vote is 0 or 1 for each live rank, a number of the contribution like any other, so that a masked sum carries it; the method
-sees the share of votes (of weight, with federation.weighting = 'examples'). With masks = 'global' nobody votes: the server
-keeps the b(t) ranks of largest I in the mean, which costs nothing where that is noised already. Under privacy of clients it
-is the only way, for votes would need noise, and room under the clip norm, of their own.
+A vote is 0 or 1 for each live rank, an entry of the contribution like any other, so that secure aggregation can sum it; the
+method sees the share of votes (by weight, with federation.weighting = 'examples'). With masks = 'global' clients do not vote:
+the server keeps the b(t) ranks of largest I in the mean, at no extra privacy cost where the mean is noised. Under client-level
+privacy this is the only way, since votes would need their own noise, and a part of the clip norm.
 
 Settled here: the printed (7) has t - t_w - t_f above the fraction bar, which begins far above b(0) and cannot be meant. Masks
-made in round t, counted from 1 as there, are those of b(t), so that the state after t rounds has that budget. b(t) is rounded.
-Equal ranks stay in the order of module and place. Where no rank has votes enough, the one with most stays; where nobody voted
-(an empty cohort), the server decides as with 'global'. The paper's learning rate falls linearly over the rounds, which is
-training.lr_schedule = 'linear'; its budget is warmup_rounds = 5 and final_rounds = 50 of 100.
+made in round t, counted from 1 as in the paper, have the budget b(t), so that the state after t rounds has that budget. b(t) is
+rounded. Ranks of equal importance stay in the order of module and index. Where no rank has enough votes, the rank with most
+votes stays; without any votes (an empty cohort), the server decides as with 'global'. The paper's learning rate falls linearly
+over the rounds, which is training.lr_schedule = 'linear'; its budget is warmup_rounds = 5 and final_rounds = 50 of 100.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ CARD = Card(
     needs_means="it counts the clients' votes",
 )
 
-# A client is told a pass, not a round, and must know for how many ranks to vote: the name of a pass with votes ends in it.
+# A client gets the name of a pass and not the round, and needs the number of ranks to vote for: the pass's name ends in it.
 _VOTING = f"{CHANGE} and votes for "
 _VOTES = ".votes"
-# Shares of votes that lie no further apart are equal: a mean is rounded, behind masks more than in the open.
+# Shares of votes that differ by no more than this are equal: means are rounded, masked sums more than plain ones.
 _ROUNDING = 1e-5
-_FEW = 8  # rounds, in which 2 and 5 leave none
+_FEW = 8  # with fewer rounds, 2 warm-up and 5 final rounds leave none
 
 
 def build(run: RunConfig) -> FedAra:
@@ -77,7 +77,7 @@ def build(run: RunConfig) -> FedAra:
 
 
 def _by_votes(run: RunConfig) -> bool:
-    """Whether clients vote; refuses settings that votes would be falsified by, or that do nothing without them."""
+    """Whether clients vote; refuses settings that would falsify votes, or that have no effect without votes."""
     method, by_client = run.method, run.privacy.unit == "client"
     if method.masks == "votes" and by_client:
         raise ConfigError(
@@ -100,7 +100,7 @@ def _by_votes(run: RunConfig) -> bool:
 
 @dataclass(frozen=True)
 class Budget:
-    """The number of ranks of all modules together after so many rounds; `first` and `last` are of one module, on average."""
+    """The number of ranks of all modules together after each round; `first` and `last` are averages for one module."""
 
     first: int
     last: int
@@ -121,7 +121,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class FedAra(Averaged):
-    """Averages B, E, A and the head, and takes out ranks. threshold: of the votes; None where the server decides."""
+    """Averages B, E, A and the head, and prunes ranks. threshold: the share of votes; None where the server decides."""
 
     adapter: TripletAdapter
     budget: Budget
@@ -168,8 +168,8 @@ class FedAra(Averaged):
         return {"ranks": float(sum(mean[found.e].shape[0] for mean in means.values() for found in triplets(mean)))}
 
     def admits(self, round_: int, initial: Tensors, tensors: Tensors) -> bool:
-        """Whether names are the same, each module's ranks are as many in A, E and B and no more than at first, and all
-        together as many as may be left after so many rounds.
+        """Whether the names are the same, each module has one number of ranks in A, E and B that is at most the initial
+        number, and the total is possible after `round_` rounds.
         """
         if set(tensors) != set(initial):
             return False
@@ -184,23 +184,23 @@ class FedAra(Averaged):
         return least <= total <= most and all(tuple(tensors[name].shape) == expected[name] for name in tensors)
 
     def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A, and B E for B, at the live ranks; modules without any are left out."""
+        """LoRA factors at the live ranks: A, and B E in place of B; modules without live ranks are left out."""
         return self.adapter.form(tensors)
 
     def _to_stay(self, state: State) -> int | None:
-        """The budget after this round; None as long as it is everything."""
+        """The budget after this round; None as long as it is all ranks."""
         modules = len(triplets(state.tensors))
         stay = self.budget.ranks(state.round + 1, modules)
         return stay if stay < self.budget.first * modules else None
 
     def _limits(self, finished: int, modules: int) -> tuple[int, int]:
-        """The fewest and the most ranks that may be left, also in a run that has been given more rounds on resuming."""
+        """The fewest and the most ranks that may be left, also in a run that was resumed with more rounds."""
         whole, now = self.budget.first * modules, self.budget.ranks(finished, modules)
         if finished <= self.budget.warmup:
             return whole, whole
         if self.threshold is None:
             return self.budget.last * modules, now
-        # Each client has b(t) votes, so no more than b(t) / T_h ranks can have more than that share of them.
+        # Each client has b(t) votes, so no more than b(t) / T_h ranks can have a share of votes above T_h.
         return 1, min(whole, int(now / self.threshold)) if self.threshold else whole
 
 
@@ -213,13 +213,13 @@ def foremost(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
 
 
 def elected(shares: Mapping[str, Tensor], threshold: float) -> dict[str, Tensor]:
-    """The ranks with more than that share of the votes, or the one with most: (k,) booleans by module."""
+    """The ranks with a share of votes above `threshold`, or the rank with most votes: (k,) booleans by module."""
     chosen = {module: share > threshold + _ROUNDING for module, share in shares.items()}
     return chosen if any(bool(mask.any()) for mask in chosen.values()) else foremost(shares, 1)
 
 
 def _ballots(tensors: Tensors, pass_name: str) -> dict[str, str]:
-    """Under which name votes travel in that pass, with the name of the E that they are for."""
+    """{name of the votes in this pass: name of their E}."""
     if pass_name == CHANGE:
         return {}
     return {found.module + _VOTES: found.e for found in triplets(tensors) if tensors[found.e].shape[0]}

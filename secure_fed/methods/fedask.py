@@ -1,26 +1,26 @@
-"""FedASK: the mean product of A and B by two sketching passes, split anew into both.
+"""FedASK: the mean product of A and B by two sketching passes, split into new factors.
 
 Wen, Zhu, Xu, Zhou and Han, "Differentially Private Federated Low Rank Adaptation Beyond Fixed-Matrix" (NeurIPS 2025, arXiv
-2507.09990); details are those of the program that they publish. It is a randomised SVD of the mean product (Halko,
+2507.09990); details follow their published program. It is a randomised SVD of the mean product (Halko,
 Martinsson and Tropp, 2011), both of whose products are sums over the clients:
 
     sketch    D_i Omega       (m, k)     Q: an orthonormal basis of the mean's columns
     change    D_i^T Q         (n, k)     and the head's change; mean(D_i) is about Q mean(D_i^T Q)^T
 
-with k the rank and `oversampling` columns more (`methods/subspace.py`). The best approximation of rank r of what this gives is
-split into B' = U sqrt(S) and A' = sqrt(S) V^T. Both come down in every round. No noise is taken out of a mean: the paper
-takes none.
+with k the rank plus `oversampling` columns (`methods/subspace.py`). The best approximation of rank r of the updated product is
+split into B' = U sqrt(S) and A' = sqrt(S) V^T. The server sends both in every round. As in the paper, there is no denoising.
 
-What trains: both factors; or B alone where the noise is in the gradients (privacy.unit = example or group), because noise on
-both would meet in their product; the program has a switch for it. There D = mean(B_i - B) A has rank r at most, so that both
-passes are exact, and the rows of A' lie in those of A: the SVD changes the basis that B trains in, and not the space.
+Trained tensors: both factors; or B alone where gradients are noised (privacy.unit = example or group), because the noises of
+both factors would multiply in their product; the program has a switch for it. With B alone, D = mean(B_i - B) A has rank r at
+most, so that both passes are exact, and the rows of A' lie in the row space of A: the SVD changes the basis in which B trains,
+and not the space.
 
-Exact where mean(D_i) has rank k at most, as it has for up to k / r - 1 clients; beyond, what lies outside the sketch is lost.
+Exact where mean(D_i) has rank k at most, as it has for up to k / r - 1 clients; otherwise the part outside the sketch is lost.
 
-Deviations: clients contribute changes, D_i = s (B_i A_i - B A) for B_i A_i, so that what a client can move is bounded by the
-norm of what it sends, and only the change has to fit into the sketch. Omega has orthonormal columns and is new in every
-round, where the program draws one Gaussian for all of them. Under client-level privacy, which is not the paper's, each pass
-is a release of its own, clipped and noised by itself. The head trains and travels.
+Deviations: clients contribute changes D_i = s (B_i A_i - B A) and not products B_i A_i, so that the norm of its message bounds
+a client's influence, and only the change has to fit into the sketch. Omega has orthonormal columns and is new in every round;
+the program draws one Gaussian for all rounds. Client-level privacy is not in the paper: each pass is then a separate release,
+clipped and noised by itself. The head trains and is sent.
 """
 
 from __future__ import annotations

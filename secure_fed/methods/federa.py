@@ -1,18 +1,18 @@
-"""FeDeRA: A and B start from the largest singular values of the weights they stand beside.
+"""FeDeRA: A and B start from the largest singular values of the adapted weights.
 
 Yan, Tang, Shi and Yang, "FeDeRA: Efficient Fine-tuning of Language Models in Federated Learning Leveraging Weight
 Decomposition" (arXiv 2404.18848). With W = U S V^T of an adapted layer, eq. (16) to (18),
 
     B0 = U_r sqrt(S_r),   A0 = sqrt(S_r) V_r^T,   W_res = W - B0 A0,
 
-where W_res takes the place of W and is frozen, and the layer computes W_res x + (beta / r) B A x with beta = r. So at first it
-computes what it did. The start is a function of W alone: every party finds it, and it costs no privacy.
+where W_res replaces W and is frozen, and the layer computes W_res x + (beta / r) B A x with beta = r. So the layer's initial
+output is unchanged. The start is a function of W alone: every party can compute it, and it costs no privacy.
 
-A start is not a rule: `method.rule` says what trains, travels and is averaged from there on, and whether that is exact
-(`fedlora` is the paper's; `ffa_lora`, `rolora` and `fra_lora` are as their files say, FFA's frozen A being A0).
+FeDeRA defines only the start. `method.rule` chooses which tensors train, are sent and are averaged, and so whether the mean is
+exact (`fedlora` is the paper's rule; `ffa_lora`, `rolora` and `fra_lora` are as in their files, FFA's frozen A being A0).
 
-Because beta / r = 1, `method.alpha` and `method.rslora` have nothing to scale and are refused. An export is of the change
-B A - B0 A0 beside W, of twice the rank, so that others can load it on the model that they have.
+Because beta / r = 1, `method.alpha` and `method.rslora` have nothing to scale and are refused. An export contains the change
+B A - B0 A0, of twice the rank, so that others can load it on the original weights W.
 
 Settled here: signs of singular vectors are fixed by their largest entries (`low_rank`), the decomposition is in float64.
 """
@@ -47,7 +47,7 @@ _RULES: dict[str, tuple[Card, type[AveragedLora]]] = {
 
 
 def build(run: RunConfig) -> AveragedLora:
-    """The rule's method, with FeDeRA's start and a card that says so."""
+    """The rule's method, with FeDeRA's start and FeDeRA's name on its card."""
     method = run.method
     rule, made = _RULES[method.rule]
     _require_fitting(run, rule)

@@ -1,10 +1,10 @@
-"""FedFT: the whole model trains and travels. Federated averaging as McMahan et al. (2017) have it, the baseline of FeDeRA
+"""FedFT: the whole model trains and is sent. Federated averaging as McMahan et al. (2017) have it, the baseline of FeDeRA
 (Yan et al., arXiv 2404.18848, section 5.1) without parameter-efficient tuning.
 
     w' = w + mean(w_i - w)   over every parameter w of the model.
 
-Guarantee: the mean is exact. With privacy the noise falls on every one of the parameters, so it takes very many clients (or
-examples) until a change stands out of it; a method that trains less is the better choice there.
+Guarantee: the mean is exact. With privacy every parameter is noised, so it takes very many clients (or examples) until a change
+exceeds the noise; a method that trains fewer parameters is the better choice there.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ A and the mean change of B, so that eq. (1) without its tilde holds:
 
     A' = A + mean(A_i - A),   B' = B + mean(B_i - B),   but   B' A' != mean(B_i A_i).
 
-The gap is the covariance over clients of B_i and A_i. Under noise it has a product of two noises in it (eq. 2, 3).
+The gap is the covariance over clients of B_i and A_i. Under noise it contains a product of two noises (eq. 2, 3).
 
-Deviation: any number of clients and any weights, where the paper writes two of one half each.
+Deviation: any number of clients and any weights, where the paper writes two clients of weight one half each.
 """
 
 from __future__ import annotations

@@ -2,29 +2,31 @@
 
 Tran, Milanova and Patterson, "Improving Parameter-Efficient Federated Learning with Differentially Private Refactorization"
 (arXiv 2605.08443). Their server clips every client's full-rank update, adds these up, and factorises the sum by simultaneous
-subspace iteration with noise before the final orthonormalisation (PowerDP), where it turns a basis, and does not multiply.
+subspace iteration with noise before the final orthonormalisation (PowerDP), where it rotates a basis and is not multiplied.
 
-Here every product of the iteration is a pass over the clients, `power_iterations` of them and a last one:
+Here every product of the iteration is a pass over the clients, `power_iterations` of them and a last pass:
 
     power-0    D_i Omega         (m, k)     Q_0 = an orthonormal basis of the noised mean's columns
     power-1    D_i^T Q_0         (n, k)     Q_1 = ...
     ...
     change     the next product, and the head's change; noised too, but not made orthonormal: W
 
-with D_i = s (B_i A_i - B A) and k the rank and `oversampling` columns more (`methods/subspace.py`). The best approximation of
-rank r of B A + W Q^T / s is split into B' = U S and A' = V^T, whose rows are orthonormal. Both factors train and come down.
+with D_i = s (B_i A_i - B A) and k the rank plus `oversampling` columns (`methods/subspace.py`). The best approximation of
+rank r of B A + W Q^T / s is split into B' = U S and A' = V^T, whose rows are orthonormal. Clients train both factors, and the
+server sends both.
 
-What differs from the paper, of which its abstract was to be had, and not its algorithms (so the number of columns and the
+Differences from the paper, of which only the abstract was available and not the algorithms (so the number of columns and the
 split are ours, too):
 
-- There the server holds every client's update and is trusted with it: the noise is central. Products with a public basis are
-  linear in the update, so here each client makes its own, and the iteration runs in the clear, behind masks, and with noise
-  from the server, in shares, or from each client.
-- There products before the final one stay within the server. Here clients get each basis, so each product is noised and
+- In the paper a trusted server has every client's update: the noise is central. Products with a public basis are linear in the
+  update, so here each client computes its own, and the iteration works in the clear, under secure aggregation, and with
+  central, distributed or local noise.
+- In the paper, products before the final one stay on the server. Here clients get each basis, so each product is noised and
   charged as a release: `power_iterations` + 1 of them a round.
-- There the update is clipped; here what a pass sends of it is, to the same norm. As Q is orthonormal, |D_i Q| <= |D_i|: what
-  the paper leaves alone is left alone, and of the rest less is taken. (With Omega the norm is kept on average only.)
-- Changes are factorised, not products, and B A, which is public, is added. Nothing is done to the noise that is left.
+- In the paper the update is clipped; here each pass's product is clipped, to the same norm. As Q is orthonormal,
+  |D_i Q| <= |D_i|: updates that the paper does not clip are not clipped, and others are clipped less. (With Omega the norm is
+  kept on average only.)
+- Changes are factorised, not products, and B A, which is public, is added. The remaining noise is not reduced.
 - An example is protected by noised gradients of both factors, as in every method here; the passes then add no noise.
 """
 

@@ -1,24 +1,24 @@
-"""FedSVD: clients train B; the server splits the mean product anew, so that the next A has orthonormal rows.
+"""FedSVD: clients train B; the server refactors the mean product, so that the next A has orthonormal rows.
 
 Lee, Park, Lee, Wagner, Seong, Bocklet, Lee and Hwang, "FedSVD: Adaptive Orthogonalization for Private Federated Learning
-with LoRA" (NeurIPS 2025, arXiv 2505.12805). With A frozen in the round and the same for everybody, the mean is exact, and the
-server's SVD of it turns the coordinates that B is written in without changing the product:
+with LoRA" (NeurIPS 2025, arXiv 2505.12805). With A frozen in the round and the same for all clients, the mean is exact, and the
+server's SVD of it changes the basis in which B is written without changing the product:
 
     U S V^T = mean(B_i) A,     A' = V^T,     B' = U S,     B' A' = mean(B_i) A = mean(B_i A)
 
-With orthonormal rows of A the gradient of B is no longer than that of the product, and noise on B is as long in the product.
-Nothing is done to noise itself: the paper does nothing. The scale s of the adapter is the same before and after.
+With orthonormal rows of A, the gradient of B is no longer than the gradient of the product, and noise on B has the same norm in
+the product. As in the paper, there is no denoising. The scale s of the adapter is the same before and after.
 
-A travels down in every round: after the first it is not made from the seed. Up go B and the head alone.
+The server sends A in every round: after the first it is not made from the seed. Clients send B and the head alone.
 
-What the SVD does not do: the rows of mean(B_i) A lie in those of A, so as long as the product has full rank, A keeps its row
-space, and only the basis of it changes. Whatever does not see the basis (plain SGD, clipping by the Frobenius norm, Gaussian
-noise) takes the very steps of FFA-LoRA with an orthonormal A. AdamW, which scales each coordinate by itself, does not.
+Limit of the SVD: the rows of mean(B_i) A lie in the row space of A, so as long as the product has full rank, A keeps its row
+space, and only its basis changes. Algorithms that do not depend on the basis (plain SGD, clipping by the Frobenius norm,
+Gaussian noise) take the same steps as FFA-LoRA with an orthonormal A. AdamW, which scales each coordinate by itself, does not.
 
-Deviations, from the program that the authors publish: that starts with LoRA's uniform A, which the first SVD makes
-orthonormal; ours is orthonormal from the start, so that the first round is not another method. Signs are fixed, and where the
-product has rank below r the spare rows of A' are a fixed orthonormal complement beside zeros in B', where the program takes
-what its SVD returns. It freezes the classification head of encoders; here the head trains and travels, as everywhere.
+Deviations from the authors' published program: it starts with LoRA's uniform A, which the first SVD makes orthonormal; ours is
+orthonormal from the start, so that the first round is not another method. Signs are fixed, and where the product has rank below
+r the spare rows of A' are a fixed orthonormal complement beside zeros in B', where the program uses the output of its SVD. It
+freezes the classification head of encoders; here the head trains and is sent, as in every method.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def build(run: RunConfig) -> FedSvd:
 
 @dataclass(frozen=True)
 class FedSvd(AveragedLora):
-    """Averages B and the head beside an A that the server makes orthonormal of their product."""
+    """Averages B and the head; the server refactors the mean product into an orthonormal A and the next B."""
 
     def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
         return self.adapter.prepare(model, head, seed, orthonormal)

@@ -1,14 +1,14 @@
-"""FFA-LoRA: A is frozen and the same for everybody; B trains.
+"""FFA-LoRA: A is frozen and the same for all clients; B trains.
 
 Sun, Li, Li and Ding, "Improving LoRA in Privacy-preserving Federated Learning" (ICLR 2024, arXiv 2403.12313). With one A,
 averaging B is averaging the product, B' A = mean(B_i A), and noise on B reaches the product only linearly: neither the
 gap of eq. (1) nor the squared noise of eq. (2) in Trautmann et al. (2025) arises.
 
-A is made from the seed by every party alike, so it never travels. Its rows are orthonormal, or Gaussian with standard
-deviation 1/sqrt(n), whose rows are orthonormal on average; both make a step in B an equally long step in B A.
+Every party makes the same A from the seed, so it is never sent. Its rows are orthonormal, or Gaussian with standard deviation
+1/sqrt(n), which makes them orthonormal on average; with both, a step in B has the same length in B A.
 
-Deviations: the paper starts A as LoRA does, which is the Gaussian up to a constant factor on alpha; `double_rank` (the
-comparison at equal trained size) keeps the scale alpha / r of the rank asked for.
+Deviations: the paper initialises A as LoRA does, which is the Gaussian up to a constant factor on alpha; `double_rank` (the
+comparison at equal trained size) keeps the scale alpha / r of the configured rank.
 """
 
 from __future__ import annotations

@@ -1,60 +1,59 @@
 """FRA-LoRA: the server averages the products B_i A_i and splits the mean again.
 
 Trautmann, Hales and Volk, "Aggregating Low Rank Adapters in Federated Fine-tuning" (2025), section IV. With s the scale of
-the adapter and D_i = s (B_i A_i - B A) what client i contributes for each adapted matrix,
+the adapter and D_i = s (B_i A_i - B A) client i's contribution for each adapted matrix,
 
     s B' A' = the best rank-r approximation of  s B A + mean(D_i) = s mean(B_i A_i)        eq. (4), (5), (6)
 
-computed in `low_rank` from factors, or from the dense matrix where these would be no smaller. The head is averaged.
+computed in `low_rank` from factors, or from the dense matrix where factors would be no smaller. The head is averaged.
 
 A contribution stays in factors, [s dB, s B] [A_i ; dA] with dB = B_i - B and dA = A_i - A: both halves are as small as the
-change is, where [B_i, -B] [A_i ; A] would be a difference of large numbers.
+change, where [B_i, -B] [A_i ; A] would be a difference of large numbers.
 
-Deviations: clients contribute changes, not products, so that what a client can move is bounded by the norm of one tensor;
-the mean is the same. Eq. (4) halves both factors, which gives a quarter: one of them carries the weights. Eq. (6) counts r + 1
-terms and leaves the split of D open: r terms, B = U sqrt(D) and A = sqrt(D) V, signs fixed. Where the mean has rank below r,
-the spare rows of A stay orthonormal beside zeros in B, so that they can learn.
+Deviations: clients contribute changes, not products, so that the norm of one tensor bounds a client's influence; the mean is
+the same. Eq. (4) halves both factors, which gives a quarter: here one factor has the weights. Eq. (6) counts r + 1 terms and
+leaves the split of D open: here r terms, B = U sqrt(D) and A = sqrt(D) V, signs fixed. Where the mean has rank below r, the
+spare rows of A stay orthonormal beside zeros in B, so that they can learn.
 
-Under client-level privacy the mean D of a round carries noise on each of its m n entries, far more than rank r of it can
-hold. So it is denoised, after its release and at no cost in privacy (`denoise`). This is ours, not the paper's:
+Under client-level privacy the mean D of a round has noise on each of its m n entries, far more than rank r can represent. So it
+is denoised, after its release and at no cost in privacy (`denoise`). This is ours, not the paper's:
 
     "tangent"    s B' A' = best(s B A + P(D)), P the projection on all X A + B Y (`low_rank.tangent`)
-    "shrink"     each singular value is taken for what it most likely was before noise of a public level (`privacy/denoise.py`),
+    "shrink"     each singular value is replaced by its most likely value before noise of a public level (`privacy/denoise.py`),
                  and r are kept at most
-    "truncate"   the first r are kept as they are
+    "truncate"   the first r are kept unchanged
     "none"       all of D is left to eq. (5)
 
 "tangent" is linear and has no threshold. Of a contribution, s (dB A + B dA + dB dA), it keeps the first two terms whole, which
-are all but the square of a local step. Of the noise it keeps that on r (m + n - r) numbers of m n; on r m, while B is zero.
-Noise that is correlated over rounds goes on to cancel behind it, as far as B and A turn slowly: what picks singular vectors of
-single means (the other three) picks noise, and takes it into the model before later rounds take it back.
+are all but the square of a local step. It keeps the noise on r (m + n - r) of m n numbers; on r m, while B is zero. Noise that
+is correlated over rounds still cancels after the projection, if B and A rotate slowly. The other three select singular vectors
+of single means, so they select noise and add it to the model before later rounds can cancel it.
 
-What is shrunk is (`denoise_over`)
+`denoise_over` chooses the matrix that is shrunk:
 
     "sum"     S, the sum of all steps of the server so far, at the noise of S:   s B' A' = best(s B_0 A_0 + shrunk(S))
     "mean"    the step of this round, at its own noise:                          s B' A' = best(s B A + shrunk(D))
 
 with B_0 A_0 the start and best() of rank r. A direction too weak to be seen in any one mean adds up in S, and noise that is
-correlated over rounds cancels in S alone: a single mean carries more of it than of independent noise, and once means are
-shrunk one by one, what is left does not cancel. `benchmarks/fra_over_rounds.py` measures both; "sum" is the default but for
+correlated over rounds cancels only in S: a single mean has more of it than of independent noise, and once means are shrunk one
+by one, the rest of it does not cancel. `benchmarks/fra_over_rounds.py` measures both; "sum" is the default, except with
 sketches.
 
-S is not an estimate of what clients would learn from the start. Every D is relative to the model that clients were sent. What
-shrinkage holds back, they miss and contribute again, so S grows until B' A' has it: S = (s B A - s B_0 A_0) + what the model
-lacks of S, which is kept (error feedback, as in compressed descent). The estimate that is meant is B' A', not S. Where nothing
-survives, B A is the start ("sum") or stays ("mean").
+S does not estimate a change that clients would learn from the start. Every D is relative to the model that clients received.
+They contribute again the directions that shrinkage removed, so S grows until B' A' includes them: S = (s B A - s B_0 A_0) + the
+part of S that the model lacks, which is kept (error feedback, as in compressed descent). The estimate is B' A', not S. If no
+singular value survives, B A is the start ("sum") or does not change ("mean").
 
-Where a sum has to be taken coordinate by coordinate (behind masks, or of contributions with noise on them), mean(D_i) costs
-m n numbers a matrix. With `sketch` = p columns it is taken in two passes (module `sketch`) of p (m + n) numbers and a
-few more:
+If a sum is computed coordinate by coordinate (under secure aggregation, or of noised contributions), mean(D_i) costs m n
+numbers a matrix. With `sketch` = p columns it is computed in two passes (module `sketch`) of p (m + n) numbers and a few more:
 
     sketch    D_i [Omega, Omega_t]                         its mean gives Q (m, p)
     change    Q^T D_i, and the head's change               mean(D_i) is about Q mean(Q^T D_i)
 
-This is exact where mean(D_i) has rank p at most, as it has for up to p / r - 1 clients; `reported` says how much was missed.
-Omega is made from a digest of A and B as the round finds them: public, free of the round's data, and new in every round. Under
-privacy each pass is a release of its own, clipped and noised by itself, and what is denoised is Q^T D, in whose p rows there is
-less noise than in the m of D. Where contributions travel unmasked and in factors, a sketch is no smaller than these.
+This is exact where mean(D_i) has rank p at most, as it has for up to p / r - 1 clients; `reported` measures the part that is
+missed. Omega is made from a digest of A and B at the start of the round: public, independent of the round's data, and new in
+every round. Under privacy each pass is a separate release, clipped and noised by itself, and Q^T D is denoised, whose p rows
+contain less noise than the m rows of D. If contributions are sent unmasked and in factors, a sketch is no smaller than these.
 """
 
 from __future__ import annotations
@@ -93,12 +92,12 @@ def build(run: RunConfig) -> FraLora:
 
 
 def sketch_of(config: MethodConfig) -> int | None:
-    """The columns of the sketch, four times the rank unless it is said; None where the whole change travels."""
+    """The columns of the sketch, by default four times the rank; None where the whole change is sent."""
     return (config.sketch or 4 * config.rank) if config.transport_form == "sketch" else None
 
 
 def over_sum(config: MethodConfig) -> bool:
-    """Whether the sum of all means is denoised, and not each: if not said, where it is shrunk and travels whole."""
+    """Whether the sum of all means is denoised, and not each mean; by default with "shrink" and without sketches."""
     auto = config.denoise == "shrink" and config.transport_form != "sketch"
     return auto if config.denoise_over == "auto" else config.denoise_over == "sum"
 
@@ -107,8 +106,8 @@ def over_sum(config: MethodConfig) -> bool:
 class FraLora(AveragedLora):
     """Averages the products B A and the head.
 
-    denoise: what happens to noise. sketch: columns of the sketch that the mean is taken by, None for taking it whole.
-    summed: whether the sum of all means is denoised, and not each.
+    denoise: how means are denoised. sketch: columns of the sketch of the mean, None for the whole mean. summed: whether the
+    sum of all means is denoised, and not each mean.
     """
 
     card: Card = CARD
@@ -154,7 +153,7 @@ class FraLora(AveragedLora):
         return self.summed
 
     def taken_in(self, state: State) -> int:
-        """Of a matrix r (m + n - r) numbers where all but the tangent space is left out, and the head whole."""
+        """The whole head, and of each matrix r (m + n - r) numbers if only the tangent space is kept, else all."""
         size = self.layout(state, CHANGE).size
         if self.denoise != "tangent" or self.sketch is not None:
             return size
@@ -162,9 +161,9 @@ class FraLora(AveragedLora):
         return size - sum((m - r) * (n - r) for m, n in shapes)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
-        """The part of the mean change that lay outside the sketch, as a share of its norm; nothing where there was none.
+        """The part of the mean change that lay outside the sketch, as a share of its norm; empty without a sketch.
 
-        It is computed of what was released, so it costs no privacy, but where that is noised it measures the noise with it.
+        It is computed from released means, so it costs no privacy; if these are noised, it includes the noise.
         """
         if SKETCH not in means:
             return {}
@@ -172,7 +171,7 @@ class FraLora(AveragedLora):
         return {"sketch_residual": sketches.residual(seen.tensor(name) for name in seen if name.endswith(_DELTA))}
 
     def merged(self, tensors: Tensors, means: Mapping[str, Tensors], split: Split, noise_std: float = 0.0) -> Tensors:
-        """`tensors` with the mean change of every product and of the head put in, the products split by `split`."""
+        """`tensors` with the mean change of every product and of the head added, the products split by `split`."""
         factors: dict[str, Tensor] = {}
         for pair in pairs(tensors):
             a, b = tensors.tensor(pair.a), tensors.tensor(pair.b)
@@ -185,7 +184,7 @@ class FraLora(AveragedLora):
         return moved(tensors, head) | factors
 
     def _step(self, name: str, means: Mapping[str, Tensors], product: LowRank, noise_std: float) -> Member:
-        """The mean change of that matrix (m, n), which is `product` now."""
+        """The mean change of the matrix `product` (m, n)."""
         mean = self._denoised(means[CHANGE][name], noise_std)
         if self.sketch is not None:
             mean = sketches.lifted(sketches.basis(means[SKETCH].tensor(name)), mean)
@@ -197,7 +196,7 @@ class FraLora(AveragedLora):
         return denoised(mean, min(self.adapter.rank, *mean.shape), noise_std, shrink=self.denoise == "shrink")
 
     def _products(self, before: Tensors, after: Tensors) -> dict[str, LowRank]:
-        """The change of every adapted matrix, in factors, under the name it travels by."""
+        """The change of every adapted matrix, in factors, by the name under which it is sent."""
         found, scale = pairs(before), self.adapter.scaling
         factors = {name for pair in found for name in (pair.a, pair.b)}
         if missing := sorted(factors - set(after)):
@@ -213,7 +212,7 @@ class FraLora(AveragedLora):
 
 
 def delta(module: str) -> str:
-    """The name under which the change of that module's matrix travels."""
+    """The name under which the change of this module's matrix is sent."""
     return module + _DELTA
 
 
@@ -223,7 +222,7 @@ def _shape(tensors: Tensors, pair: Pair) -> tuple[int, int]:
 
 
 def _require_smaller(columns: int, shapes: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse a sketch of as many numbers as one of the matrices has."""
+    """Refuse a sketch that has as many numbers as one of the matrices, or more."""
     module = min(shapes, key=lambda module: sketches.most_columns(shapes[module]))
     shape, most = shapes[module], sketches.most_columns(shapes[module])
     if columns <= most:
@@ -236,7 +235,7 @@ def _require_smaller(columns: int, shapes: Mapping[str, tuple[int, int]]) -> Non
 
 
 def _sketched(before: Tensors, products: Mapping[str, LowRank], columns: int) -> Tensors:
-    """The sketches that a client sends first; the seeds are made of what everybody started from."""
+    """A client's first messages, the sketches; their seeds are computed from the tensors that all clients started from."""
     sent = {}
     for pair in pairs(before):
         name = delta(pair.module)

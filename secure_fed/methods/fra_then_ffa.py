@@ -1,16 +1,16 @@
 """FRA-LoRA for the first rounds, FFA-LoRA from then on.
 
 Trautmann, Hales and Volk, "Aggregating Low Rank Adapters in Federated Fine-tuning" (2025), section VI, point 2: FRA
-while A still has something to learn, then FFA, whose half as many parameters overfit less. In the last FRA round the
-server splits the mean product U S V^T into A = V^T, which stays from then on, and B = U S, so that FFA starts from what
-FRA reached, with an A as well conditioned as its own orthonormal one.
+while A still improves, then FFA, which has half as many parameters and overfits less. In the last FRA round the server splits
+the mean product U S V^T into A = V^T, which stays from then on, and B = U S. So FFA starts from FRA's model, with an A as well
+conditioned as FFA's own orthonormal A.
 
-A travels down in the FFA rounds too: it is not made from the seed, and a client may be drawn for the first time after the
-switch. Up go B and the head alone.
+The server sends A in the FFA rounds too: it is not made from the seed, and a client may be drawn for the first time after the
+switch. Clients send B and the head alone.
 
-Under privacy its last FRA round splits the start and the shrunk sum of all means, as `fra_lora` says. FFA goes on from there.
+Under privacy the last FRA round splits the start plus the shrunk sum of all means, see `fra_lora`. FFA continues from there.
 
-With `sketch` its FRA rounds have the two passes that `fra_lora` has then, and its FFA rounds one as ever.
+With `sketch`, FRA rounds have the two passes of `fra_lora`; FFA rounds have one pass as always.
 
 Deviation: the paper proposes the combination and leaves the round of the switch and the split open.
 """
@@ -46,13 +46,13 @@ def build(run: RunConfig) -> FraThenFfa:
     method, rounds = run.method, run.federation.rounds
     adapter, sketch = LoraAdapter.of(method), sketch_of(method)
     built = FraThenFfa(adapter, CARD, _switch(run), method.denoise, sketch, over_sum(method))
-    if method.switch_round != _FORMERLY:  # runs of an earlier version had it whatever their rounds, and are read so
+    if method.switch_round != _FORMERLY:  # an earlier version's default, accepted for any number of rounds
         built.settings(rounds)
     return built
 
 
 def _switch(run: RunConfig) -> int:
-    """The rounds of FRA: as set, or else five, and half of fewer than ten. The only round of a run is one of FRA."""
+    """The number of FRA rounds: as set, or five, or half of fewer than ten rounds. A run of one round is FRA."""
     usual = min(_FORMERLY, max(1, run.federation.rounds // 2))
     return usual if run.method.switch_round is None else run.method.switch_round
 
@@ -74,7 +74,7 @@ class FraThenFfa(AveragedLora):
         return FraLora(self.adapter, CARD, self.denoise, self.sketch, self.summed)
 
     def settings(self, rounds: int) -> dict[str, Any]:
-        """The round of the switch, so that more rounds on resuming do not move it. Refuses one that leaves no round of FFA."""
+        """The round of the switch, fixed so that resuming with more rounds does not move it. At least one round must be FFA."""
         if self.switch_round >= max(rounds, 2):
             raise ConfigError(
                 f"method.switch_round is {self.switch_round}, and there are {rounds} rounds, so that FFA would never begin: "
@@ -110,12 +110,12 @@ class FraThenFfa(AveragedLora):
         return self.summed and state.round < self.switch_round
 
     def taken_in(self, state: State) -> int:
-        """As FRA's in its rounds, and then every number of a release."""
+        """`FraLora.taken_in` in FRA rounds, and every number of a release in FFA rounds."""
         return self._fra.taken_in(state) if state.round < self.switch_round else self.layout(state, CHANGE).size
 
     def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
         return right_orthonormal(product)
 
     def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
-        """The share of the change that the sketch missed, as `FraLora` has it, in its rounds."""
+        """`FraLora.reported`: in FRA rounds, the share of the change that the sketch missed."""
         return self._fra.reported(means)

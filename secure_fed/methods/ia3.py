@@ -4,8 +4,8 @@
 
 Guarantee: the mean of the vectors is exact.
 
-Deviations. Which layers are scaled is PEFT's table, and DistilBERT's are added to it (`adapters/scaling.py`). The head trains
-too; Liu et al. have none, since their model answers in text.
+Deviations. The scaled layers are those of PEFT's table, with DistilBERT's added (`adapters/scaling.py`). The head trains too;
+Liu et al. have no head, since their model answers in text.
 """
 
 from __future__ import annotations

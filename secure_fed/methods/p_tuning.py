@@ -1,13 +1,13 @@
 """P-tuning: a small network makes the embeddings of virtual tokens; the network trains and is averaged.
 
-Liu et al., "GPT Understands, Too" (arXiv 2103.10385): the embeddings h_1 .. h_p in front of the text are those that a network
-makes of a trained embedding each.
+Liu et al., "GPT Understands, Too" (arXiv 2103.10385): a network computes each of the embeddings h_1 .. h_p in front of the text
+from a trained embedding.
 
 The network is PEFT's default, an MLP of three layers as wide as the model. Its parameters are averaged, as in FedAvg: the mean
-is exact in them, though the prompt that the mean network makes is not the mean of the clients' prompts.
+is exact in them, though the mean network's prompt is not the mean of the clients' prompts.
 
-Deviations: the paper's network is an LSTM and an MLP, which `EncodedPromptTokens(network="LSTM")` has; all virtual tokens
-stand in front of the text, where the paper's templates also put some behind it; the head trains too.
+Deviations: the paper's network is an LSTM and an MLP (`EncodedPromptTokens(network="LSTM")`); all virtual tokens stand in front
+of the text, where the paper's templates also put some behind it; the head trains too.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Li and Liang, "Prefix-Tuning: Optimizing Continuous Prompts for Generation" (ACL
 activations of p positions before the text are parameters P_theta, in all layers. On encoders for classification this is
 P-tuning v2 (Liu et al., arXiv 2110.07602).
 
-Deviations: the parameters are the keys and values themselves, as in P-tuning v2 and PEFT's default, where section 4.3 makes
-them by an MLP during training (`Prefix(projected=True)` does); the head trains too.
+Deviations: the parameters are the keys and values themselves, as in P-tuning v2 and PEFT's default; in section 4.3 an MLP makes
+them during training (`Prefix(projected=True)`). The head trains too.
 """
 
 from __future__ import annotations

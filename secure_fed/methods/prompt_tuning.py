@@ -4,8 +4,8 @@ Lester, Al-Rfou and Constant, "The Power of Scale for Parameter-Efficient Prompt
 section 2: [P ; X] is read in place of X, with P (p, H) trained and X the text's embeddings. P starts as embeddings of tokens
 drawn from the vocabulary (section 3.2), which the paper finds better than random numbers.
 
-Deviations: the head trains too, where the paper has a model that answers in words; tokens are drawn from the whole
-vocabulary, where the paper takes its 5000 commonest, since a tokenizer's order of tokens need not be by frequency.
+Deviations: the head trains too, while the paper's model answers in words. Tokens are drawn from the whole vocabulary, not from
+the paper's 5000 most frequent, since a tokenizer need not order its tokens by frequency.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """RoLoRA: B trains in the even rounds, A in the odd ones.
 
 Chen, Ju, Dalal, Zhu and Khisti, "Robust Federated Finetuning of Foundation Models via Alternating Minimization of LoRA"
-(arXiv 2409.02346); a baseline in Table 3 of FedTT's paper. With one factor the same for everybody the mean of the other is the
-mean of the product, mean(B_i A) = mean(B_i) A and mean(B A_i) = B mean(A_i), as in FFA-LoRA, while both get to learn.
+(arXiv 2409.02346); a baseline in Table 3 of FedTT's paper. With one factor the same for all clients, averaging the other
+averages the product, mean(B_i A) = mean(B_i) A and mean(B A_i) = B mean(A_i), as in FFA-LoRA, while both factors learn.
 
-Up goes what trained: B or A, and the head. Down go both, since both change in the run and a client may be drawn
-for the first time in any round.
+Clients send the trained factor, B or A, and the head. The server sends both, since both change in the run and a client may be
+drawn for the first time in any round.
 
-Deviations: rounds are counted from 0 and B is first, for A beside B = 0 has no gradient; the head trains in every round.
+Deviations: rounds are counted from 0 and B is first, since A has no gradient while B = 0; the head trains in every round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RoLora(AveragedLora):
     """Averages B and the head, then A and the head, and so on."""
 
     def trained(self, state: State) -> Tensors:
-        """The state without the factor that rests in its round: A in even ones, B in odd ones."""
+        """The state without the factor that is frozen in its round: A in even rounds, B in odd rounds."""
         even = state.round % 2 == 0
         return state.tensors.without(pair.a if even else pair.b for pair in pairs(state.tensors))
 

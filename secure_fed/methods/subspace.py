@@ -9,12 +9,12 @@ With D = mean(D_i), D_i = s (B_i A_i - B A) as in `fra_lora`, (m, n), and k colu
 
     D is about W Q^T where the last product was with D_i, Q W^T where it was with D_i^T; Q is the last basis
 
-All of it is linear in D_i, so each pass may be masked, clipped and noised as any sum is, and Q is made of what was released.
-What is found is D itself, up to rounding, where that has rank k at most.
+Each pass is linear in D_i, so it may be masked, clipped and noised like any sum, and Q is computed from released means. If D
+has rank k at most, the result is D itself, up to rounding.
 
-Omega is uniform over matrices with orthonormal columns, times sqrt(n / k), so that E |D_i Omega|^2 = |D_i|^2, and of a basis
-|D_i Q| <= |D_i|: one clip norm suits all passes. Omega is made from a digest of A and B as the round finds them: public, free
-of the round's data, and new in every round.
+Omega is uniform over matrices with orthonormal columns, times sqrt(n / k), so that E |D_i Omega|^2 = |D_i|^2, and for a basis
+|D_i Q| <= |D_i|: one clip norm suits all passes. Omega is made from a digest of A and B at the start of the round: public,
+independent of the round's data, and new in every round.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
 
 def start(rows: int, columns: int, seed: int) -> Tensor:
-    """Omega, (n, k), float64: a function of its arguments, so that everybody has the same."""
-    drawn = sketch.directions(rows, columns, seed)[:, :columns]  # those of a sketch leave room for its checks
+    """Omega, (n, k), float64: a function of its arguments, so that all parties compute the same."""
+    drawn = sketch.directions(rows, columns, seed)[:, :columns]  # a sketch's scale counts its checks
     return drawn * math.sqrt((columns + sketch.CHECKS) / columns)
 
 
 def basis(mean: Tensor) -> Tensor:
-    """Orthonormal columns that span those of `mean`, or zero, as `sketch.basis` says."""
+    """Orthonormal columns with the span of `mean`'s columns, or zero columns; see `sketch.basis`."""
     return sketch.basis(pad(mean, (0, sketch.CHECKS)))
 
 
 @dataclass(frozen=True)
 class Subspace(AveragedLora):
-    """Averages the products B A, as far as a subspace of k columns holds them, and the head.
+    """Averages the head and the products B A, these projected on a subspace of k columns.
 
-    columns: k, where the matrix has as many rows and columns. passes: their names in order, two or more, CHANGE the last.
-    split: what makes the next factors of a product. b_alone: whether clients leave A as it is.
+    columns: k, limited by the matrix's rows and columns. passes: their names in order, two or more, CHANGE the last.
+    split: the function that splits a product into the next factors. b_alone: whether clients train B alone.
     """
 
     columns: int
@@ -83,7 +83,7 @@ class Subspace(AveragedLora):
         return Layout(tuple(sorted(sent.items())))
 
     def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        """A client's products in that pass; an A that `after` lacks was frozen."""
+        """A client's products in this pass; an A that `after` lacks was frozen."""
         found = pairs(before)
         frozen = before.select(pair.a for pair in found)
         changes = self._whole.contribute(CHANGE, before, frozen | after, {})
@@ -104,7 +104,7 @@ class Subspace(AveragedLora):
         return next_state(state, merged)
 
     def _by(self, pass_name: str, before: Tensors, pair: Pair, means: Mapping[str, Tensors]) -> Tensor:
-        """The matrix that a pass multiplies by: Omega in the first, and then the basis of the pass before."""
+        """The matrix that a pass multiplies by: Omega in the first pass, then the basis from the previous pass."""
         place, name = self.passes.index(pass_name), delta(pair.module)
         if place:
             return basis(means[self.passes[place - 1]].tensor(name))
@@ -113,12 +113,12 @@ class Subspace(AveragedLora):
         return start(a.shape[1], columns, sketch.seed_of(name, a, b))
 
     def _product(self, pass_name: str, change: LowRank, by: Tensor) -> Tensor:
-        """D_i or D_i^T times that, taken in float64 and sent as the change is."""
+        """D_i or D_i^T times `by`, computed in float64 and sent in the type of the change."""
         left, right = change.left.double(), change.right.double()
         by = by.to(left.device)
         made: Tensor = right.T @ (left.T @ by) if self._turned(pass_name) else left @ (right @ by)
         return made.to(change.dtype)
 
     def _turned(self, pass_name: str) -> bool:
-        """Whether that pass multiplies by D_i^T, and not by D_i."""
+        """Whether the pass multiplies by D_i^T instead of D_i."""
         return self.passes.index(pass_name) % 2 == 1

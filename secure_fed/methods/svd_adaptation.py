@@ -1,11 +1,11 @@
 """SVD adaptation: B, E and A of a change B E A with diagonal E, each averaged.
 
 Wu, Hu, Min and Wang, "Adaptive Rank Allocation for Federated Parameter-Efficient Fine-Tuning of Language Models"
-(arXiv 2501.14406), section IV-A and eq. (2): W = W_pre + B E A. There it is an ablation of FedARA, called FedSVD; it is not the
-FedSVD of arXiv 2505.12805, which is a file of its own here. A and B are Gaussian and E is zero, so that the change starts at
-zero without either factor being zero, and each rank has a size that trains by itself. No orthogonality is asked of A and B.
+(arXiv 2501.14406), section IV-A and eq. (2): W = W_pre + B E A. The paper uses it as an ablation of FedARA and calls it FedSVD;
+it is not the FedSVD of arXiv 2505.12805 (`fedsvd.py`). A and B are Gaussian and E is zero, so that the change starts at zero
+with nonzero A and B, and each rank has a trainable size. A and B are not required to be orthogonal.
 
-A mean of each is not the mean of the products: the gap of averaged LoRA (`fedlora`), with three factors.
+The product of the mean factors is not the mean product: the gap of averaged LoRA (`fedlora`), with three factors.
 
 Settled here: the change is scaled by alpha / rank as in LoRA (the paper fixes alpha = 16, the usual value), and the Gaussians
 have the standard deviation 0.02 of AdaLoRA (Zhang et al., 2023), which the paper extends.
@@ -42,5 +42,5 @@ class SvdAdaptation(Averaged):
     adapter: TripletAdapter
 
     def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """A, and B E for B."""
+        """LoRA factors: A unchanged, and B E in place of B."""
         return self.adapter.form(tensors)

@@ -1,7 +1,7 @@
 """The loader of a private loop: each batch is a Poisson sample of the examples, by secret coins.
 
-Every epoch has the same number of batches whatever the coins say, so that a schedule of learning rates tells nothing. An empty
-draw is a step like any other: the loop is given one example in its stead, which does not count.
+Every epoch has the same number of batches whatever the coins show, so that a learning-rate schedule reveals nothing. An empty
+draw is a step like any other: the loop gets one example as a placeholder, which is left out of the sum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from secure_fed.own_loop.turn import Turn
 
 
 def require_samplable(loader: DataLoader[Any]) -> None:
-    """DataError for a loader whose examples cannot be drawn each by a coin of its own."""
+    """DataError for a loader whose examples cannot be drawn by independent coins."""
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise DataError(
             "the loader's data set has no numbered examples to toss coins for; give one with len() and indices"
@@ -34,7 +34,7 @@ def require_samplable(loader: DataLoader[Any]) -> None:
 class PoissonLoader:
     """Iterates over one epoch's batches; before the first epoch come those of the rehearsal.
 
-    begin: told of each batch before the loop has it. left: the steps that may still be made.
+    begin: called with each batch's `Turn` before the loop gets the batch. left: the number of steps left.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class PoissonLoader:
             yield batch
 
     def _fetched(self, batches: list[list[int]]) -> DataLoader[Any]:
-        """The batches of these indices, fetched as the user's loader does."""
+        """The batches of these indices, loaded with the settings of the user's loader."""
         own = self._loader
         return DataLoader(
             own.dataset,

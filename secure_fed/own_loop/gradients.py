@@ -1,8 +1,8 @@
-"""Every example's gradient of the backward pass that the user's loop makes, by Opacus's rules for the layers.
+"""Per-example gradients of the backward pass of a user's own loop, by Opacus's rules for the layers.
 
-After a backward pass the summed gradients, which have no noise, are taken off the parameters: `p.grad` is None, and an
-optimizer that the loop steps by mistake finds nothing. What the rules give is believed only if it adds up to what autograd
-found. It does not for a layer that the examples share, a parameter used outside of its layer, or a term of the loss on the
+After a backward pass the summed gradients, which have no noise, are removed from the parameters: `p.grad` is None, and an
+optimizer that the loop steps by mistake finds no gradient. Per-example gradients are accepted only if they add up to autograd's
+gradient. They do not for a layer that the examples share, a parameter used outside of its layer, or a term of the loss on the
 parameters themselves.
 """
 
@@ -23,7 +23,7 @@ _SLACK = 1e-3  # of norms: rounding in float32 is far below it, and a wrong rule
 
 
 class _Hooks(GradSampleHooks):  # type: ignore[misc]  # it has no types
-    """Opacus's, which here know what to say of a layer that was not in training mode in the forward pass."""
+    """Opacus's hooks, with an error of our own for a layer that was not in training mode in the forward pass."""
 
     def capture_backprops_hook(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         if self.hooks_enabled and not getattr(module, "activations", None):
@@ -35,13 +35,13 @@ class _Hooks(GradSampleHooks):  # type: ignore[misc]  # it has no types
 
 
 class BackwardGradients:
-    """{name: (B, *shape)} dL/dw of each of a batch's examples, L being what the loop calls `backward` on."""
+    """{name: (B, *shape)} the per-example gradients dL/dw of a batch, L being the loss on which the loop calls `backward`."""
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter]) -> None:
         self._trained = dict(trained)
         self._summed: dict[str, Tensor] = {}
         self._model = model
-        warnings.filterwarnings("ignore", "Full backward hook is firing")  # of layers that read the input: as meant
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # it does for layers that read the input
         try:
             self._hooks = _Hooks(model, loss_reduction="sum")
         except (NotImplementedError, ValueError) as error:
@@ -59,7 +59,7 @@ class BackwardGradients:
             self._summed[name] = self._summed[name] + found if name in self._summed else found
 
     def summed(self) -> dict[str, Tensor]:
-        """What autograd found for the whole batch."""
+        """Autograd's gradient for the whole batch."""
         return {name: self._summed.get(name, torch.zeros_like(p)) for name, p in self._trained.items()}
 
     def of_examples(self, rows: int) -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ class BackwardGradients:
         floor = sum(norms.values())
         for name, summed in self.summed().items():
             apart = float(torch.linalg.vector_norm(found[name].sum(0) - summed))
-            if apart > _SLACK * (norms[name] + _SLACK * floor):  # never of a gradient that is not finite
+            if apart > _SLACK * (norms[name] + _SLACK * floor):  # False if a gradient is not finite
                 raise ModelError(
                     f"the gradients of the examples do not add up to that of {name}: the parameter is used outside of its "
                     "layer, the examples of a batch share it, a forward pass without a backward pass came between, or the "
@@ -106,7 +106,7 @@ class BackwardGradients:
                 del parameter._current_grad_sample
         for module in self._model.modules():
             for left in ("activations", "max_batch_len"):
-                module.__dict__.pop(left, None)  # its own: PEFT's wrappers seem to have what is inside them
+                module.__dict__.pop(left, None)  # not by attribute: PEFT's wrappers show their inner module's
 
     def close(self) -> None:
         """Leave the model as it was."""

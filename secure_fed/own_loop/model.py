@@ -13,7 +13,7 @@ from secure_fed.learning.training.supported import mixes_experts, require_suppor
 
 
 def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """The parameters that train, by name: those that require gradients, all of which the optimizer has, and no others."""
+    """The trained parameters by name: those that require gradients. The optimizer must have all of them and no others."""
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if not trained:
         raise ModelError(

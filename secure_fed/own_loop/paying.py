@@ -1,4 +1,4 @@
-"""What a loop of the user's own pays from, and the statement of what it gets for that."""
+"""The privacy account of a user's own training loop, and the statement of its guarantee."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from secure_fed.runs.budget_terms import Subject
 
 
 class Purse:
-    """The account of one loop, which reserves its whole plan with its first step: a loop that fails its rehearsal pays nothing.
+    """The account of one loop. The first step reserves the whole plan, so a loop that fails its rehearsal pays nothing.
 
-    BudgetExhausted, here already, if the ledger has no room for the plan; another loop may be quicker to take it.
+    The constructor raises BudgetExhausted if the ledger has no room for the plan. The first step may raise it too, if another
+    loop has taken the room in between.
     """
 
     def __init__(self, budget: Budget, terms: Terms, examples: Any, ledger: str, data_set: str, unit_name: str) -> None:
@@ -49,12 +50,12 @@ class Purse:
         return self.plan.releases - self.charged
 
     def charge(self, step: int) -> None:
-        """On disk when this returns; BudgetExhausted if the plan, or at first the ledger, has no room."""
+        """Charge one step, on disk when this returns. BudgetExhausted if the plan, or at the first step the ledger, is full."""
         self._account = self._account or self._reserved()
         self._account.account.charge(1, "", {"step": step})
 
     def _reserved(self) -> RunBudget:
-        """With its notes, and its ledger if none was named, in a folder that is removed with this object."""
+        """Reserve the plan. The notes, and the ledger if none was named, lie in a folder that is removed with this object."""
         folder = Path(mkdtemp(prefix="secure-fed-"))
         finalize(self, rmtree, folder, ignore_errors=True)
         (run := folder / "own-loop").mkdir()
@@ -63,7 +64,7 @@ class Purse:
 
 
 def _members(examples: Any, *, told: bool) -> str:
-    """A digest of the examples, by which a ledger knows whose privacy it counts."""
+    """A digest of the examples, by which a ledger recognises the unit whose privacy it counts."""
     try:
         return fingerprint.of_objects([examples], each=True)
     except TypeError as error:
@@ -78,7 +79,7 @@ def _members(examples: Any, *, told: bool) -> str:
 def stated(clip_norm: float, terms: Terms, plan: Plan, *, private: bool) -> Statement:
     """The guarantee of all planned steps."""
     rate = f"{terms.sampler.rate:.4g}"
-    unsampled = accounting.unamplified(plan.noise_multiplier)  # the batches of whoever sees them amplify nothing
+    unsampled = accounting.unamplified(plan.noise_multiplier)  # for a reader who sees the batches
     accountant = "exact, that of one Gaussian for all steps" if plan.release.plain else "privacy loss distributions"
     return Statement(
         unit="one example",

@@ -1,9 +1,10 @@
 """A trial of the user's own loop before its first step: some examples together, then each of them alone.
 
-The loop computes its loss out of our sight. So whether it is a mean or a sum, and whether an example's gradient is its own,
-is seen by what it does: the loop is given a few examples in one batch, and then one by one, and its optimizer changes nothing.
-Alone, an example's gradient is plain autograd's. Together it must be the same (the loss is a sum) or that over the number of
-examples (a mean). A loss averaged over all tokens of a batch, layers that couple examples, and wrong rules are neither.
+The user's code computes the loss, so only a trial shows whether it is a mean or a sum, and whether an example's gradient
+depends on that example alone. The loop gets a few examples in one batch, and then one by one, and its optimizer changes
+nothing. For an example alone, plain autograd gives its gradient. In the batch, its per-example gradient must be the same (the
+loss is a sum), or the same divided by the number of examples (a mean). A loss averaged over all tokens of a batch, layers that
+couple examples, and wrong rules for per-example gradients satisfy neither.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TOLERANCE = 1e-3
 
 
 def chosen(examples: Sequence[Any]) -> list[int]:
-    """The indices of two to eight examples, as different as there are.
+    """The indices of two to eight examples, as different as possible.
 
     The shortest, a middle one and the longest, since equal lengths hide a mean over tokens; and one of each class, the rarest
     first, since a single class hides weights of classes.
@@ -49,7 +50,7 @@ def chosen(examples: Sequence[Any]) -> list[int]:
 
 
 def _targets(item: Any) -> Any:
-    """An example's labels: by their name, or its last part."""
+    """An example's labels: its entry `labels` or `label`, or its last element."""
     if isinstance(item, Mapping):
         return item.get("labels", item.get("label"))
     return item[-1] if isinstance(item, tuple | list) and item else None
@@ -64,7 +65,7 @@ def _class(item: Any) -> int | None:
 
 
 def _counted(item: Any) -> int:
-    """How many of an example's tokens have a label, or count."""
+    """The number of an example's tokens that have a label; its length if its tokens have no labels."""
     labels = _targets(item)
     if isinstance(labels, list) and all(isinstance(one, int) for one in labels):
         return sum(one >= 0 for one in labels)
@@ -76,7 +77,7 @@ def _counted(item: Any) -> int:
 
 
 def reduction(together: Mapping[str, Tensor], alone: Sequence[Mapping[str, Tensor]]) -> Reduction:
-    """ "sum" or "mean", as the gradients say. together: {name: (B, *shape)}; alone: of each example, {name: shape}."""
+    """ "sum" or "mean", inferred from gradients. together: {name: (B, *shape)}; alone: {name: shape} for each example."""
     own = {name: torch.stack([one[name] for one in alone]) for name in together}
     if not any(float(each.abs().sum()) for each in (*own.values(), *together.values())):
         raise ModelError(

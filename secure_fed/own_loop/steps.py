@@ -1,13 +1,13 @@
-"""The private step of a loop of the user's own: DP-SGD under the loop's own optimizer.
+"""The private step of a user's own training loop: DP-SGD under the loop's own optimizer.
 
     g = (1 / d) (sum_{i in S} clip_C(g_i) + N(0, (z C)^2)),    d = q n where the loop's loss is a mean, 1 where it is a sum
 
 S is the Poisson sample that the loader drew, clip_C scales to an L2 norm of at most C over all trained parameters together, and
-a gradient that is not finite counts as zero. g is charged and then made when the loop calls `optimizer.step()`; the optimizer
-then steps by g, and whatever it makes of it is post-processing.
+a gradient that is not finite counts as zero. When the loop calls `optimizer.step()`, the step is charged and g is computed; the
+optimizer steps by g, and everything that it computes from g is post-processing.
 
-Guarantee: a sum moves by at most C if an example is added or removed, up to rounding in float32, so a step is a Poisson-sampled
-Gaussian mechanism of noise multiplier z. Dropout is drawn in secret.
+Guarantee: adding or removing one example changes the sum by at most C, up to rounding in float32, so a step is a
+Poisson-sampled Gaussian mechanism of noise multiplier z. Dropout masks are drawn in secret.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from secure_fed.own_loop.turn import Turn
 class PrivateSteps:
     """Model and optimizer of a loop, whose steps are private from now on.
 
-    trained: all parameters that require gradients, by name. charge: makes the charge for the step of that number durable, or
-    refuses it. left: the steps that may still be made. expected: the expected size of a batch.
+    trained: all parameters that require gradients, by name. charge: writes the charge for the step of that number to disk, or
+    refuses it. left: the number of steps left. expected: the expected size of a batch.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PrivateSteps:
         ]
 
     def begin(self, turn: Turn) -> None:
-        """The loop is about to be given a batch."""
+        """Called before the loop gets a batch."""
         before = self._turn
         if before is not None and (before.forward or not before.rehearsal):
             raise OwnLoopError(
@@ -95,7 +95,7 @@ class PrivateSteps:
         self._turn = turn
 
     def _enter(self, model: nn.Module, args: Any) -> None:
-        """A forward pass that may train: dropout is drawn in secret, and in a rehearsal there is none."""
+        """Before a forward pass that may train: dropout masks are drawn in secret; a rehearsal has no dropout."""
         if self._turn is None or not (model.training and torch.is_grad_enabled()):
             return
         device = next(iter(self._trained.values())).device
@@ -113,7 +113,7 @@ class PrivateSteps:
         self._during.close()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Put the noised gradient in the place of the plain one, or raise."""
+        """Replace the plain gradient by the noised one, or raise."""
         if any(one is not None for one in (*args[1:], *kwargs.values())):
             raise OwnLoopError(
                 "optimizer.step() was given a closure, which makes several passes a step; call it without one"
@@ -135,7 +135,7 @@ class PrivateSteps:
             self._trained[name].grad = gradient
 
     def _released(self, found: Mapping[str, Tensor], turn: Turn) -> dict[str, Tensor]:
-        """The noised mean or sum, charged first."""
+        """Charge for the noised mean or sum, then compute it."""
         rows = turn.rows if self.reduction == "mean" else 1
         total = clipped_sum(found, float(rows), self._mechanism, self._clip_norm)
         if not turn.counted:
@@ -147,7 +147,7 @@ class PrivateSteps:
         return {name: (part / divisor).to(self._trained[name]) for name, part in noised.items()}
 
     def _rehearse(self, found: Mapping[str, Tensor]) -> None:
-        """Note what the batch gave; after the last one, what the loop's loss is, or that no example can be protected."""
+        """Keep the batch's gradients; after the last batch, infer the reduction of the loss, or raise if there is none."""
         alone = len(self._tried) > 0
         self._tried.append(
             {name: part.clone() for name, part in (self._gradients.summed() if alone else found).items()}
@@ -175,7 +175,7 @@ class PrivateSteps:
             )
 
     def close(self) -> None:
-        """Take everything off the model and the optimizer: from then on nothing is private."""
+        """Remove all hooks from the model and the optimizer: later training is not private."""
         for handle in self._handles:
             handle.remove()
         self._gradients.close()
@@ -191,7 +191,7 @@ def clipped_sum(
     total = {}
     for name, each in found.items():  # one at a time, since float64 takes twice the memory
         rows, factors = _rows(each, factor), scales.to(_place(each))
-        used = factors > 0  # an infinity times zero is no zero
+        used = factors > 0  # infinity times zero is NaN
         total[name] = (factors[used] @ rows[used]).view(each.shape[1:])
     return total
 
@@ -201,4 +201,4 @@ def _rows(each: Tensor, factor: float) -> Tensor:
 
 
 def _place(tensor: Tensor) -> torch.device:
-    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device  # which knows no float64
+    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device  # MPS has no float64

@@ -1,4 +1,4 @@
-"""What a loop of the user's own may spend, and what that comes to in steps and noise."""
+"""The privacy budget of a user's own training loop, and the steps and noise that follow from it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Terms:
-    """The steps of a loop over so many examples, drawn by coins of rate min(1, batch_size / examples).
+    """The steps of a loop over `examples` examples, each of which a step draws with probability min(1, batch_size / examples).
 
     epochs or steps: one of them; an epoch has ceil(examples / batch_size) steps.
     """
@@ -96,5 +96,5 @@ class Terms:
         return self.steps if self.steps is not None else self.epoch * (self.epochs or 0)
 
     def plan(self, epsilon: float | None, noise_multiplier: float | None = None) -> Plan:
-        """The noise of all steps and their cost: as of one client's private training, who is called ""."""
+        """The noise and cost of all steps, planned as the private training of one client that is named ""."""
         return for_gradients(Target(epsilon, noise_multiplier, self.delta), [""], [self.sampler], [self.count], 1)

@@ -1,4 +1,4 @@
-"""The batch that a training loop of the user's own is at, as the loader, the model and the optimizer know it."""
+"""The current batch of a user's own training loop, shared by the loader, the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Turn:
     """One batch of the loader.
 
-    rows: its examples. counted: whether they are in the step's sum; not the example that stands in for an empty draw.
-    rehearsal: whether the batch is one of `rehearsal`, on which nothing is trained. forward: whether the model has seen it.
+    rows: its number of examples. counted: whether they enter the step's sum; False for the placeholder of an empty draw.
+    rehearsal: whether the batch belongs to `rehearsal`, which trains nothing. forward: whether the model has seen the batch.
     """
 
     rows: int

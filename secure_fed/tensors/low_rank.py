@@ -1,8 +1,8 @@
 """The best approximation of a matrix by one of small rank, and how it is split into two factors.
 
-Everything here is float64 inside: it takes less than twice the time of float32 (benchmarks/low_rank.py), in a small part of a
-round, and nothing has then to be said about rounding. A large matrix is never decomposed in full for its first few singular
-vectors: `privacy.leading` finds them from products with it, exact for a matrix that is off by float32's rounding.
+All functions compute in float64: it takes less than twice the time of float32 (benchmarks/low_rank.py), in a small part of a
+round, and rounding needs no analysis. A large matrix is never decomposed in full for its first few singular vectors:
+`privacy.leading` finds them from products with it, exact for a matrix that differs from it by float32's rounding.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _FEW = 16
 
 
 class Svd(NamedTuple):
-    """U diag(S) Vt with U (m, r), S (r,) falling, Vt (r, n), for exactly the r that was asked for.
+    """U diag(S) Vt with U (m, r), S (r,) falling, Vt (r, n), for exactly the requested r.
 
-    The rows of Vt are always orthonormal. Where the matrix has fewer than r singular values that matter, the other S and
-    their columns of U are exactly zero, and their rows of Vt are some orthonormal complement, the same on every machine.
+    The rows of Vt are always orthonormal. Where the matrix has fewer than r singular values above rounding, the other
+    entries of S and their columns of U are exactly zero, and their rows of Vt are some orthonormal complement, the same on
+    every machine.
     """
 
     u: Tensor
@@ -36,11 +37,11 @@ class Svd(NamedTuple):
 
 
 def truncated(matrix: Member, rank: int) -> Svd:
-    """The best approximation of that rank (Eckart and Young), float64.
+    """The best approximation of rank `rank` (Eckart and Young), float64.
 
-    For a small rank of a large matrix, that of one within float32's rounding of it (`privacy.leading`).
+    For a small rank of a large matrix, the best approximation of a matrix within float32's rounding of it (`privacy.leading`).
 
-    In each column of U the largest entry (the first of equals) is positive, so that everybody finds the same vectors;
+    In each column of U the largest entry (the first of equals) is positive, so that every machine finds the same vectors;
     where singular values coincide the vectors are not unique, though the product is.
     """
     if not 0 <= rank <= min(matrix.shape):
@@ -68,7 +69,7 @@ def balanced(svd: Svd) -> tuple[Tensor, Tensor]:
 
 
 def recompressed(product: LowRank) -> LowRank:
-    """The same matrix in factors of the same inner size that tell of the matrix alone, not of what it was the sum of.
+    """The same matrix in factors of the same inner size, which depend on the matrix alone and not on its summands.
 
     Q is an orthonormal basis of the columns of M W, W a fixed Gaussian (n, k), so that M = Q (Q^T M) for every M of rank at
     most k.
@@ -81,13 +82,13 @@ def recompressed(product: LowRank) -> LowRank:
 
 
 def in_own_factors(tensors: Tensors) -> Tensors:
-    """The same, every low-rank member `recompressed`: in factors whose norms are those of the matrix itself.
+    """The same tensors, with every low-rank member `recompressed`: the norms of its factors are those of the matrix.
 
-    To be done before a contribution is clipped to a norm C that a guarantee rests on. In [dB, B] [A_i ; dA] the two halves may
-    cancel (B_i = B R, A_i = R^-1 A is no change at all), and then the rounding of float32 is as large as the halves, not as the
-    product: scaled by C over the norm that was measured, the product can be longer than C, in the worst case printed by
-    benchmarks/private_fra.py by 1 % of it. With orthonormal columns on the left nothing can cancel: the product is
-    longer than C by less than one part in a million, which `privacy.mechanisms.clip_factor` leaves room for.
+    Needed before a contribution is clipped to a norm C on which a guarantee rests. In [dB, B] [A_i ; dA] the two halves may
+    cancel (B_i = B R, A_i = R^-1 A is no change at all), and then the rounding of float32 is relative to the halves, not to the
+    product: scaled by C over its measured norm, the product can be longer than C, by 1 % in the worst case printed by
+    benchmarks/private_fra.py. With orthonormal columns on the left nothing can cancel: the product is longer than C by less
+    than one part in a million, for which `privacy.mechanisms.clip_factor` leaves room.
     """
     return Tensors(
         (name, recompressed(member) if isinstance(member, LowRank) else member) for name, member in tensors.items()
@@ -95,19 +96,19 @@ def in_own_factors(tensors: Tensors) -> Tensors:
 
 
 def denoised(noised: Member, rank: int, noise_std: float, *, shrink: bool) -> LowRank:
-    """An estimate, of at most that rank, of a matrix under noise of that deviation on every entry; `privacy/denoise.py`."""
+    """An estimate of rank at most `rank` of a matrix with noise of deviation `noise_std` on each entry (`privacy.denoise`)."""
     return LowRank(*denoise.denoised(dense(noised), rank, noise_std, shrink=shrink))
 
 
 def tangent(step: Member, product: LowRank) -> LowRank:
-    """The part of `step` (m, n) that a small change of the factors of `product` = B A makes: its projection on all X A + B Y.
+    """The part of `step` (m, n) that small changes of B and A in `product` = B A can make: its projection on all X A + B Y.
 
-    With orthonormal columns U and V that span those of B (m, k) and of A^T (n, k),
+    With orthonormal columns U and V that span the columns of B (m, k) and of A^T (n, k),
 
         P(D) = D V V^T + U U^T D (I - V V^T),
 
     the tangent space, at B A, of the matrices of B A's rank (where B and A have full rank). Its dimension is k (m + n - k)
-    of m n. What is left out of the change (B + dB) (A + dA) - B A is a part of dB dA alone. Float64, of rank 2 k at most.
+    of m n. Of the change (B + dB) (A + dA) - B A, the projection leaves out only a part of dB dA. Float64, of rank 2 k at most.
     """
     u, v = _span(product.left), _span(product.right.T)
     turned = dense(step).to(u)
@@ -122,13 +123,13 @@ def right_orthonormal(svd: Svd) -> tuple[Tensor, Tensor]:
 
 
 def _span(columns: Tensor) -> Tensor:
-    """Orthonormal columns, float64, that span those of a matrix; none for zeros."""
+    """Orthonormal columns, float64, with the same span as a matrix's columns; none for zeros."""
     u, s, _ = _svd(columns.double())
     return u[:, s > _RESOLUTION * s[:1]]
 
 
 def _leading(matrix: Member, rank: int) -> Triplets | None:
-    """The first singular triplets of a large matrix, None where its decomposition is as fast or they do not come out well."""
+    """The first singular triplets of a large matrix; None where a full decomposition is as fast, or `leading` finds none."""
     m, n = matrix.shape
     if not isinstance(matrix, LowRank):
         whole = matrix.double()
@@ -159,7 +160,7 @@ def _svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _signs(columns: Tensor) -> Tensor:
-    """+1 or -1 for each column: the sign of its first entry of largest magnitude, rounding apart."""
+    """+1 or -1 for each column: the sign of its first entry of largest magnitude, up to rounding."""
     size = columns.abs()
     first = (size >= _NEARLY_EQUAL * size.amax(0)).int().argmax(0)
     signs: Tensor = columns.gather(0, first[None])[0].sign()

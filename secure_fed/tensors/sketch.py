@@ -1,17 +1,17 @@
-"""The mean of low-rank matrices from two sums that are far smaller than it.
+"""The mean of low-rank matrices from two sums that are far smaller than the mean.
 
 This is the randomised range finder of Halko, Martinsson and Tropp, "Finding structure with randomness" (2011). Every client i
-holds a change D_i (m x n) in factors. Omega (n, p) is random and the same for all of them:
+has a change D_i (m x n) in factors. Omega (n, p) is random and the same for all clients:
 
     first     Y = mean(D_i Omega)        (m, p)     Q: an orthonormal basis of the columns of Y
     second    W = mean(Q^T D_i)          (p, n)     mean(D_i) is about Q W = Q Q^T mean(D_i)
 
-Both are linear in D_i, so each may be masked, clipped and noised as any sum is. Q W is mean(D_i) itself, up to rounding, where
-that has rank p at most: the columns of Y then span its own. Where it has more, a few columns of which Q is not made,
-Y_t = mean(D_i Omega_t), show how much of it lies outside Q.
+Both are linear in D_i, so each may be masked, clipped and noised like any sum. If mean(D_i) has rank p at most, the columns of
+Y span its columns, and Q W equals it up to rounding. If its rank is higher, a few columns that Q is not computed from,
+Y_t = mean(D_i Omega_t), show how much of mean(D_i) lies outside Q.
 
-With V an orthonormal basis of its rows, rounding is magnified by the inverse of the least singular value of V^T Omega. That is
-a small number where p is larger than the rank; where p is the rank, it is above 10^k in about one case of 10^k.
+With V an orthonormal basis of the rows of mean(D_i), rounding is magnified by the inverse of the least singular value of
+V^T Omega. This factor is small if p is larger than the rank; if p equals the rank, it is above 10^k in about one case of 10^k.
 
 D_i is never formed. Products are taken in float64 and sent in float32.
 """
@@ -32,7 +32,7 @@ _RESOLUTION = 1e-6  # below this share of the largest, a column is the rounding 
 
 
 def size(shape: tuple[int, int], columns: int) -> int:
-    """The count of numbers that both passes carry for an (m, n) matrix."""
+    """The number of entries that both passes send for an (m, n) matrix."""
     m, n = shape
     return m * (columns + CHECKS) + columns * n
 
@@ -44,11 +44,11 @@ def most_columns(shape: tuple[int, int]) -> int:
 
 
 def directions(rows: int, columns: int, seed: int) -> Tensor:
-    """[Omega, Omega_t], (n, p + CHECKS), float64: a function of its arguments, so that everybody has the same.
+    """[Omega, Omega_t], (n, p + CHECKS), float64: a function of its arguments, so that all parties compute the same.
 
     Omega is uniform over matrices with orthonormal columns, times sqrt(n / (p + CHECKS)); Omega_t is Gaussian of variance
-    1 / (p + CHECKS) and independent of Omega. So E |D [Omega, Omega_t]|^2 = |D|^2 for every D: what is sent first is about as
-    long as what is sent second, and one clip norm suits both.
+    1 / (p + CHECKS) and independent of Omega. So E |D [Omega, Omega_t]|^2 = |D|^2 for every D: the first message has about the
+    norm of the second, and one clip norm suits both.
     """
     sent, generator = columns + CHECKS, torch.Generator().manual_seed(seed)
     drawn = torch.randn(rows, sent, dtype=torch.float64, generator=generator)
@@ -58,23 +58,23 @@ def directions(rows: int, columns: int, seed: int) -> Tensor:
 
 
 def sketched(change: LowRank, columns: int, seed: int) -> Tensor:
-    """The product that a client sends first: D [Omega, Omega_t], (m, p + CHECKS)."""
+    """A client's first message: D [Omega, Omega_t], (m, p + CHECKS)."""
     seen = directions(change.shape[1], columns, seed).to(change.right.device)
     return (change.left.double() @ (change.right.double() @ seen)).to(change.dtype)
 
 
 def basis(sketch: Tensor) -> Tensor:
-    """Q (m, p), float64, from the mean of what was sent first: orthonormal columns that span those of Y, or zero.
+    """Q (m, p), float64, from the mean of the first messages: orthonormal columns with the span of Y's, or zero columns.
 
     Every party computes it from the same float32 numbers, on one machine to the same bits. On others it is the same up to
-    rounding: once the diagonal of R is positive, the QR of independent columns is unique; a column that R shows to be a sum of
-    those before it is dropped, since its direction would be that of rounding, another on every machine. The others are taken
-    without it, and one that then adds something comes back: its direction would else keep their shares of it. So Q is off by
-    some 1e-16 / 1e-6, and W by as much of the longest D_i, which is less than float32 can tell. For two parties to disagree on
-    whether a column is dropped, its share of the largest would have to be 1e-6 to ten digits.
+    rounding: once the diagonal of R is positive, the QR of independent columns is unique. A column that R shows to be a
+    combination of earlier columns is dropped, since its direction would be a rounding error, different on every machine. The
+    QR is repeated without it, and a dropped column that this QR does not span comes back. So Q is off by some 1e-16 / 1e-6, and
+    W by that share of the longest D_i, which float32 does not resolve. Two parties disagree on whether a column is dropped only
+    if its share of the largest is 1e-6 to ten digits.
 
-    Under noise Y is taken as it is. Only the span of its columns is used, which no shrinkage of singular values changes, and
-    fewer columns would only hold less: which of them are noise alone is found in W, whose noise is fresh.
+    Noised Y is used unchanged. Only the span of its columns matters, which no shrinkage of singular values changes, and fewer
+    columns would only span less. W, whose noise is fresh, shows which columns are noise alone.
     """
     columns = sketch[:, :-CHECKS].double()
     diagonal = torch.linalg.qr(columns).R.diagonal().abs()
@@ -92,24 +92,24 @@ def basis(sketch: Tensor) -> Tensor:
 
 
 def projected(change: LowRank, q: Tensor) -> Tensor:
-    """The product that a client sends second: Q^T D, (p, n)."""
+    """A client's second message: Q^T D, (p, n)."""
     q = q.to(change.left.device)
     return ((q.T @ change.left.double()) @ change.right.double()).to(change.dtype)
 
 
 def lifted(q: Tensor, mean: Member) -> LowRank:
-    """Q W, from the mean of what was sent second or an estimate of it."""
+    """Q W, from the mean of the second messages or an estimate of it."""
     if isinstance(mean, LowRank):
         return LowRank(q @ mean.left.to(q), mean.right.to(q))
     return LowRank(q, mean.to(q))
 
 
 def residual(sketches: Iterable[Tensor]) -> float:
-    """|(I - Q Q^T) Y_t| / |Y_t| over all matrices together, from the means of what was sent first; 0 where nothing was.
+    """|(I - Q Q^T) Y_t| / |Y_t| over all matrices together, from the means of the first messages; 0 if all are zero.
 
-    With D the mean change, Y_t = D Omega_t, and Q is independent of Omega_t. So above and below stand, squared and each times
-    the same number, unbiased estimates of |(I - Q Q^T) D|^2 and |D|^2: this is the relative error of Q W, looked at from a few
-    directions. Of noised means it measures their noise too, most of which lies outside Q.
+    With D the mean change, Y_t = D Omega_t, and Q is independent of Omega_t. So the squares of numerator and denominator are,
+    up to one common factor, unbiased estimates of |(I - Q Q^T) D|^2 and |D|^2: the result is the relative error of Q W,
+    measured along a few directions. For noised means it includes their noise, most of which lies outside Q.
     """
     lost = whole = 0.0
     for sketch in sketches:
@@ -120,7 +120,7 @@ def residual(sketches: Iterable[Tensor]) -> float:
 
 
 def seed_of(name: str, *tensors: Tensor) -> int:
-    """A seed that is another for every name and for all other tensors, and the same for everybody who has these."""
+    """A seed that differs for every name and for other tensors, and is the same for all parties that have these tensors."""
     digest = hashlib.sha256(name.encode())
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

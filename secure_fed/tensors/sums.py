@@ -1,6 +1,6 @@
-"""The sum of a round's contributions: all that a server ever asks of them.
+"""The sum of a round's contributions.
 
-`PlainSum` adds in the clear. A secure sum has the same face.
+`PlainSum` adds in the clear. A secure sum has the same interface, and so has `trimmed`, which keeps single contributions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Member, Ten
 
 
 class NotFiniteError(ValueError):
-    """A contribution has a number that is infinite or none."""
+    """A contribution has an infinite or NaN entry."""
 
 
 class Summation(Protocol):
@@ -40,14 +40,14 @@ class Summation(Protocol):
 class PlainSum:
     """`Summation` by addition.
 
-    What is given is not changed, and a refused contribution leaves the sum as it was. Low-rank members stay factors, side by
-    side, for as long as `stacks` says, and are one dense matrix from then on, at no allocation a contribution. Their total
-    is in factors of its own, so that nothing but the sum can be read from it. Small tensors are added as one vector.
+    Contributions are not changed, and a refused contribution leaves the sum as it was. Low-rank members are kept as stacked
+    factors as long as `stacks` allows, and then as one dense matrix, to which a contribution is added without an allocation.
+    Their total gets new factors, which reveal nothing but the sum. Small tensors are added as one vector.
 
     precise: add in float64 and form every product, for sums whose sensitivity must not grow by the rounding of thousands of
     additions. Each addition is off by 2^-53 of a partial sum, which is no longer than n C. So one of n contributions of norm C
-    moves the rounded sum by n^2 2^-53 C more than the exact one: by 7e-7 C at n = 80,000, within what `privacy.mechanisms`
-    leaves of C.
+    moves the rounded sum by n^2 2^-53 C more than the exact one: by 7e-7 C at n = 80,000, within the margin that
+    `privacy.mechanisms` leaves below C.
     """
 
     def __init__(self, layout: Layout, *, precise: bool = False) -> None:
@@ -84,7 +84,7 @@ class _VectorSum:
     """The small tensors of a sum, end to end in one vector: a few calls for each contribution, however many tensors it has."""
 
     def __init__(self, contribution: Tensors, precise: bool) -> None:
-        """For those tensors of a first contribution that are small and no products, in float32 unless `precise`."""
+        """For the small tensors of the first contribution that are not low-rank, in float32 unless `precise`."""
         small = contribution.select(name for name, member in contribution.items() if _is_small(member))
         self.names = tuple(small)
         self._layout = Layout.of(small)
@@ -95,7 +95,7 @@ class _VectorSum:
         self._places = list(self._layout.unflatten(self._gathered).parts().values())
 
     def gathered(self, contribution: Tensors) -> Tensor:
-        """The contribution's tensors end to end, in a place that the next call uses again."""
+        """The contribution's tensors end to end, in a buffer that the next call overwrites."""
         if self.names:
             torch._foreach_copy_(self._places, [dense(contribution[name]) for name in self.names])
         return self._gathered
@@ -146,8 +146,8 @@ def stacks(shape: tuple[int, ...], rank: int) -> bool:
     """Whether a product of inner size `rank` is better kept as factors than formed.
 
     Up to half the smaller side, the factors are no larger than the matrix (if it is square) and are decomposed at least
-    twice as fast (benchmarks/low_rank.py). Beyond, memory would grow with the cohort. Beyond `_MOST_STACKED`, factors of their
-    own would take longer to make than the matrix (benchmarks/fra_merge.py).
+    twice as fast (benchmarks/low_rank.py). Beyond, memory would grow with the cohort. Beyond `_MOST_STACKED`, new factors for
+    the total would take longer to compute than the matrix (benchmarks/fra_merge.py).
     """
     return rank <= min(min(shape) // 2, _MOST_STACKED)
 
@@ -170,13 +170,13 @@ def _added(
 
 
 def _is_small(member: Member) -> bool:
-    """Whether a member is added faster with others in one vector than by itself; its sum is float32."""
+    """Whether a member is added faster with others in one vector than by itself; only for types whose sum is float32."""
     plain = isinstance(member, Tensor) and member.numel() <= _SMALL
     return plain and torch.promote_types(member.dtype, torch.float32) == torch.float32
 
 
 _MOST_STACKED = 128
-_SMALL = 1 << 16  # numbers; of a larger tensor one addition takes far longer than its call
+_SMALL = 1 << 16  # entries; adding a larger tensor takes far longer than the overhead of the call
 
 
 def require_fits(layout: Layout, contribution: Tensors) -> None:

@@ -1,9 +1,9 @@
 """Named tensors as a vector space, and the layout that gives a flat vector its meaning.
 
-`Tensors` is what travels and what is summed: a read-only map from name to tensor, names sorted, with `+`, `-`, `* scalar`,
-`select`, `|` and `norm()`. A member may be a `LowRank` product, which stays a pair of factors until something asks for the
-dense matrix; its norm never does. `Layout` describes the same names as one flat vector, and its digest lets both ends of
-a wire check that they mean the same coordinates.
+Messages and sums are `Tensors`: a read-only map from name to tensor, names sorted, with `+`, `-`, `* scalar`, `select`, `|` and
+`norm()`. A member may be a `LowRank` product, which stays a pair of factors until the dense matrix is needed; its norm never
+needs it. `Layout` describes the same names as one flat vector, and its digest lets both ends of a wire check that they mean the
+same coordinates.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def is_finite(part: Tensor) -> bool:
 
 
 def dense(member: Member, dtype: torch.dtype | None = None) -> Tensor:
-    """The member as one ordinary tensor; with a type, formed in that."""
+    """The member as one ordinary tensor, computed in `dtype` if given."""
     if isinstance(member, LowRank):
         return member.left.to(dtype=dtype) @ member.right.to(dtype=dtype)
     return member if dtype is None else member.to(dtype=dtype)
@@ -126,7 +126,7 @@ class Tensors(Mapping[str, Member]):
     def __len__(self) -> int:
         return len(self._members)
 
-    # A map's own views go through `__getitem__` for every name, which a round of many tensors would notice.
+    # The inherited views call `__getitem__` for every name, which is slow in a round of many tensors.
     def keys(self) -> KeysView[str]:
         return self._members.keys()
 
@@ -153,7 +153,7 @@ class Tensors(Mapping[str, Member]):
     __rmul__ = __mul__
 
     def __or__(self, other: Mapping[str, Member]) -> Tensors:
-        """These tensors with `other`'s put in, over any of the same name."""
+        """These tensors and `other`'s; `other`'s where both have the name."""
         return Tensors({**self._members, **other}) if other else self
 
     def select(self, names: Iterable[str]) -> Tensors:
@@ -168,7 +168,7 @@ class Tensors(Mapping[str, Member]):
         return dense(self[name])
 
     def dense(self) -> Tensors:
-        """The same, every low-rank member formed."""
+        """The same tensors, with every low-rank product computed."""
         return Tensors((name, dense(member)) for name, member in self.items())
 
     def norm(self) -> float:
@@ -186,7 +186,7 @@ class Tensors(Mapping[str, Member]):
 
     @property
     def numel(self) -> int:
-        """The number of numbers that are stored (factors, not products)."""
+        """The number of stored entries (factors, not products)."""
         return sum(part.numel() for part in self.parts().values())
 
     def parts(self) -> dict[str, Tensor]:
@@ -232,7 +232,7 @@ class Tensors(Mapping[str, Member]):
         at_once: Callable[[list[Tensor], list[Tensor]], Iterable[Tensor]],
         each: Callable[[Member, Member], Member],
     ) -> Tensors:
-        """Both combined name by name: in one call for plain tensors, and `each` by itself where a member is low-rank."""
+        """Both combined name by name: plain tensors in one call (`at_once`), and with low-rank members one by one (`each`)."""
         self._require_names(other)
         left, right = self._plain(), other._plain()
         if left is None or right is None:
@@ -275,7 +275,7 @@ class Layout:
         return list(tensors) == names and [member.shape for member in tensors.values()] == shapes
 
     def differing(self, expected: Layout) -> str:
-        """The first tensor that is not as `expected` has it, in words; empty if there is none."""
+        """The first tensor that differs from `expected`, in words; empty if there is none."""
         own, other = dict(self.entries), dict(expected.entries)
         for name in sorted(own.keys() | other.keys()):
             if name not in own:
@@ -291,7 +291,7 @@ class Layout:
         return [name for name, _ in self.entries], [shape for _, shape in self.entries]
 
     def flatten(self, tensors: Tensors, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(size,) of that type, low-rank members formed in it; refuses tensors of another layout."""
+        """One vector (size,) of type `dtype`, in which low-rank products are computed; refuses tensors of another layout."""
         if not self.fits(tensors):
             raise LayoutError(
                 f"expected the layout {self.digest[:12]}, got tensors laid out as {Layout.of(tensors).digest[:12]}"

@@ -20,13 +20,13 @@ MEDIAN = 0.5
 
 
 class TrimmedSum:
-    """`Summation` whose total over its weight is the trimmed mean. All contributions weigh the same, whatever they say.
+    """`Summation` whose total over its weight is the trimmed mean. All contributions have equal weight; `weight` is ignored.
 
     It keeps every contribution of the round. Products are formed one tensor at a time.
     """
 
     def __init__(self, layout: Layout, share: float) -> None:
-        """share: b, of the contributions that are left out at either end."""
+        """share: b, the fraction of contributions that are left out at either end."""
         self._layout, self._share = layout, share
         self._kept: list[Tensors] = []
 
@@ -51,7 +51,7 @@ class TrimmedSum:
         return Tensors((name, self._center(name, cut) * self.weight) for name, _ in self._layout.entries)
 
     def _center(self, name: str, cut: int) -> Tensor:
-        """The mean of what is left of one tensor's values, coordinate by coordinate."""
+        """The trimmed mean of one tensor, coordinate by coordinate; `cut` values are left out at either end."""
         values = torch.stack([dense(one[name]) for one in self._kept]).to(torch.float32).sort(0).values  # (n, *shape)
         return values[cut : self.count - cut].mean(0)
 
@@ -60,4 +60,4 @@ def _copied(member: Member) -> Member:
     return LowRank(member.left.clone(), member.right.clone()) if isinstance(member, LowRank) else member.clone()
 
 
-_ROUNDING = 1e-9  # 0.29 * 100 is 29
+_ROUNDING = 1e-9  # 0.07 * 100 is 7.000000000000001 in floats, and means 7

@@ -1,4 +1,4 @@
-"""The length of a safetensors file, from names, shapes and types alone: models are counted without any number of theirs."""
+"""The length of a safetensors file, from names, shapes and types alone: no weights are needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 
-# What safetensors calls the types, in the order in which it puts them into a file.
+# The names of types in safetensors, in the order in which it puts them into a file.
 _TYPES = {
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -35,10 +35,10 @@ _PLACES = {dtype: place for place, dtype in enumerate(_TYPES)}
 
 @lru_cache(maxsize=256)
 def wire_size(parts: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> int:
-    """The bytes of the safetensors file of tensors of these (name, shape, type), as its library writes it.
+    """The size in bytes of the safetensors file that the library writes for tensors of these (name, shape, type).
 
-    That is eight bytes, a JSON header filled up to a multiple of eight, and the numbers. The header gives each tensor's
-    type, shape and place; the places go by type and then by name.
+    The file is eight bytes, a JSON header padded to a multiple of eight, and the numbers. The header gives each tensor's type,
+    shape and offsets; tensors are ordered by type and then by name.
     """
     header: dict[str, dict[str, object]] = {}
     end = 0

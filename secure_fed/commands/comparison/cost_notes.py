@@ -11,7 +11,7 @@ from secure_fed.report.formatting import at_most, counted
 
 
 def before(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
-    """What all private runs together will cost at most, as far as the settings state it; nothing without privacy."""
+    """The most that all private runs together will cost, as far as the settings state it; empty without privacy."""
     private = {name: config.privacy for name, config in configs.items() if config.privacy.unit != "none"}
     stated = [one for one in private.values() if one.epsilon is not None]
     open_ended = [name for name, one in private.items() if one.epsilon is None]
@@ -32,7 +32,7 @@ def before(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
 
 
 def after(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
-    """The remarks on what all private runs together told. unprotected: configurations without a guarantee."""
+    """The remarks on the cost of all private runs together. unprotected: configurations without a guarantee."""
     if not charges:
         return []
     alike: dict[Hashable, list[Total]] = {}
@@ -53,7 +53,7 @@ def after(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
 
 
 def _group(found: Sequence[Total], runs: int) -> list[str]:
-    """The remarks on totals of one promise, each about other people; the comparison has so many runs in all."""
+    """The remarks on totals of one promise, each about other units. runs: the number of private runs in all."""
     worst = max(found, key=lambda total: total.epsilon)
     lines = [_sum(worst, whole=len(worst.charges) == runs)] if len(worst.charges) > 1 else []
     if len(found) > 1:
@@ -69,7 +69,7 @@ def _group(found: Sequence[Total], runs: int) -> list[str]:
 
 
 def _by_seed_alone(found: Sequence[Total]) -> bool:
-    """Whether these are about other people because each has notes of another seed."""
+    """Whether these totals are about other units because each has notes of another seed."""
     seeds = {total.charges[0].seed for total in found}
     return len(seeds) == len(found) and all(total.apart == "notes" for total in found)
 

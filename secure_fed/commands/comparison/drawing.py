@@ -1,6 +1,6 @@
-"""Accuracy over rounds and over bytes, a line a configuration, as one SVG that stands alone.
+"""Accuracy over rounds and over bytes, one line for each configuration, as one self-contained SVG.
 
-Lines are means over seeds, and the band around one is a standard deviation to either side. Equal rows give equal bytes.
+Lines are means over seeds, with a band of one standard deviation to either side. Equal rows give equal bytes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _draw(axes: Axes, place: int, row: Row, across: Sequence[float]) -> None:
 
 
 def _name(figure: Figure, axes: Axes, rows: Sequence[Row]) -> None:
-    """The names as they are: matplotlib leaves out those that begin with "_", and reads "$" as mathematics."""
+    """Set the names verbatim: matplotlib leaves out names that begin with "_", and reads "$" as mathematics."""
     legend = figure.legend(axes.lines, [str(place) for place in range(len(rows))], loc="outside lower center", ncols=2)
     for text, row in zip(legend.get_texts(), rows, strict=True):
         text.set_parse_math(False)

@@ -1,4 +1,4 @@
-"""The runs of a comparison and their folders. Whatever can be refused is refused here, before anything is run or written."""
+"""The runs of a comparison and their folders. All checks are here, before anything is run or written."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Job:
 
 
 def planned(configs: Mapping[str, RunConfig], seeds: Sequence[int], out: Path, target: float | None) -> list[Job]:
-    """Every run, one configuration after the other, if all can be made and `out` holds no others."""
+    """Every run, one configuration after the other. Refuses runs that cannot be made, and a folder with foreign files."""
     from secure_fed.methods import build
 
     _require_comparable(configs, seeds, target)
     jobs: list[Job] = []
     for name, config in configs.items():
-        build(config)  # refuses what only a method knows
+        build(config)  # the method's own checks
         if target is not None and not has_accuracy(config.data.task):
             raise ConfigError(
                 f"a target accuracy of {target} is asked for, and {name!r} has data.task = {config.data.task!r}, which has no "
@@ -68,7 +68,7 @@ def _require_comparable(configs: Mapping[str, RunConfig], seeds: Sequence[int], 
     for name in configs:
         if not name or Path(name).name != name or name.startswith(".") or name.casefold() in _OURS:
             raise ConfigError(f"{name!r} cannot be the name of a configuration and of its folder: choose another")
-        if name.casefold() in folded:  # one folder, where file systems do not tell capitals apart
+        if name.casefold() in folded:  # one folder on file systems that ignore case
             raise ConfigError(f"{folded[name.casefold()]!r} and {name!r} would share a folder: rename one of them")
         folded[name.casefold()] = name
     if repeated := [seed for place, seed in enumerate(seeds) if seed in seeds[:place]]:
@@ -78,7 +78,7 @@ def _require_comparable(configs: Mapping[str, RunConfig], seeds: Sequence[int], 
 
 
 def _require_own(out: Path, configs: Mapping[str, RunConfig]) -> None:
-    """Refuse a folder that holds anything but these configurations and what is written of them."""
+    """Refuse a folder that contains anything but the folders of these configurations and the files of a comparison."""
     with usable(out):
         if out.exists() and not out.is_dir():
             raise RunDirectoryError(f"{out} is a file; choose another --out")
@@ -91,14 +91,14 @@ def _require_own(out: Path, configs: Mapping[str, RunConfig]) -> None:
 
 
 def _left_open(config: RunConfig, held: RunConfig) -> RunConfig:
-    """The configuration, with what it leaves to the run as the run has settled it."""
+    """The configuration, with its unset settings as the run has chosen them."""
     chosen = config.to_dict()
     left = [(section, name) for section, name in _SETTLED if chosen[section].get(name) in (None, "auto")]
     return config.replace({(section, name): held.to_dict()[section][name] for section, name in left})
 
 
 def _require_unchanged(job: Job) -> None:
-    """Refuse a run that was begun with other settings, and a folder that is none."""
+    """Refuse a run that was started with other settings, and a folder that contains no run."""
     from secure_fed.runs.directory import require_unused
 
     with usable(job.run_dir):

@@ -17,7 +17,7 @@ from secure_fed.report.page.record import RunRecord
 
 
 class Spread(NamedTuple):
-    """A mean over seeds, and the sample standard deviation (of n - 1), None of one seed."""
+    """A mean over seeds, and the sample standard deviation (of n - 1), None for a single seed."""
 
     mean: float
     deviation: float | None
@@ -35,13 +35,13 @@ class Point(NamedTuple):
 class Row:
     """One configuration over its seeds. Sizes and times are means over the seeds, of all clients and the whole run.
 
-    accuracy, membership_auc: None where a run did not measure it. commonest: share of the test set's commonest label, on
-    average; no_better: the sentence on an accuracy that is not above it. metrics: what the task asks for first beside accuracy.
-    rounds: finished ones, on average. target: an accuracy, None where none was asked for; reached: how many runs did;
-    rounds_to_target: the mean over those. epsilon_one_run: the largest of the runs, None without privacy; delta_one_run: of the
-    same. epsilon_all_seeds, delta_all_seeds: of all its runs together (`totals`), None where they are about different units.
-    charges: what each private run cost. early: how many runs ended before their last round. own_first: the task's own metrics
-    say more than accuracy.
+    accuracy, membership_auc: None if a run did not measure it. commonest: mean share of the test set's most frequent label;
+    no_better: the sentence on an accuracy that is not above it. metrics: the task's main metrics beside accuracy. rounds: mean
+    number of finished rounds. target: an accuracy, None if none is set; reached: the number of runs that reached it;
+    rounds_to_target: the mean over these runs. epsilon_one_run: the largest epsilon of a run, None without privacy;
+    delta_one_run: the same run's delta. epsilon_all_seeds, delta_all_seeds: the total of all its runs (`totals`), None if they
+    are about different units. charges: the cost of each private run. early: the number of runs that ended before their last
+    round. own_first: whether the task's own metrics are more informative than accuracy.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Row:
 
 
 def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Row:
-    """The row of finished runs, by seed. Without a target, that of the configuration's own evaluation.target_accuracy."""
+    """The row of finished runs, given by seed. target: by default the configuration's evaluation.target_accuracy."""
     records = list(runs.values())
     results = [record.result or {} for record in records]
     settings = records[0].config
@@ -125,7 +125,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Any]) -> Spread | None:
-    """The spread of a number that is finite in every result; else None: a mean over some seeds alone would mislead."""
+    """The spread of a number that is finite in every result; otherwise None, since a mean over some seeds would mislead."""
     values = [read(result) for result in results]
     if any(value is None or not math.isfinite(value) for value in values):
         return None
@@ -133,7 +133,7 @@ def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str,
 
 
 def _commonest(results: Sequence[Mapping[str, Any]]) -> Commonest | None:
-    """The mean share, of as many labels as one test set has: the seeds may all have the same."""
+    """The mean share of the most frequent label. Its count of labels is one test set's: the seeds may share one test set."""
     found = [Commonest.of_result(result) for result in results]
     known = [common for common in found if common is not None]
     if len(known) < len(found):
@@ -142,31 +142,31 @@ def _commonest(results: Sequence[Mapping[str, Any]]) -> Commonest | None:
 
 
 def _target(settings: RunConfig, asked: float | None) -> float | None:
-    """The target that was asked for, or else the configuration's own; None of a task without accuracy."""
+    """The target in `asked`, or else the configuration's own; None for a task without accuracy."""
     if not has_accuracy(settings.data.task):
         return None
     return settings.evaluation.target_accuracy if asked is None else asked
 
 
 def _reached(records: Sequence[RunRecord], target: float) -> list[int]:
-    """The first round at the target, of each run that reached it."""
+    """The first round at the target, for each run that reached it."""
     rounds = [[number for number, accuracy in record.series("accuracy") if accuracy >= target] for record in records]
     return [each[0] for each in rounds if each]
 
 
 def _metric(name: str, result: Mapping[str, Any]) -> Any:
-    """A metric that has a place of its own in a result, or is among the others."""
+    """A metric that is a key of the result, or of its `metrics`."""
     return result.get(name, (result.get("metrics") or {}).get(name))
 
 
 def _membership_auc(result: Mapping[str, Any]) -> Any:
-    """The AUC of an attack on the run, if its result has any."""
+    """The AUC of the membership attack on the run, if its result has one."""
     membership = result.get("membership")
     return membership.get("auc") if isinstance(membership, Mapping) else None
 
 
 def _curve(records: Sequence[RunRecord]) -> tuple[Point, ...]:
-    """The rounds that every run measured; behind the end of one that ended early, the others alone would be a jump."""
+    """The rounds that every run measured; after the end of an early run, the mean of the others would jump."""
     measured = [dict(record.series("accuracy")) for record in records]
     sent = [_sent(record) for record in records]
     common = sorted(set.intersection(*map(set, measured)))

@@ -1,4 +1,4 @@
-"""Running a comparison: finished runs are read, interrupted ones gone on with, and what came of them is written."""
+"""Running a comparison: finished runs are read, interrupted runs are resumed, and the results are written."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from secure_fed.report.page.record import RunRecord, owned
 from secure_fed.runs.directory import CONFIG, FACTS, claimed
 from secure_fed.runs.durable import atomic_write
 
-# Entered around a run that is to be made or gone on with. What it gives is a callback of the federation, which is told of its
-# beginning too (`on_begin(federation)`), or None.
+# A context around a run that is made or resumed. It yields None, or a callback of the federation that may also have
+# `on_begin(federation)`.
 Progress = Callable[[Job], AbstractContextManager[Any]]
 
 
@@ -27,11 +27,11 @@ def compare(
     target: float | None = None,
     progress: Progress = lambda job: nullcontext(),
 ) -> list[Row]:
-    """Run every configuration with every seed in OUT/NAME/seed-SEED, write compare.md, .csv and .svg, and give their rows.
+    """Run every configuration with every seed in OUT/NAME/seed-SEED, write compare.md, .csv and .svg, and return their rows.
 
-    The seed stands for `federation.seed`: with it change the division, the cohorts, the adapter and the training. Everything
-    is checked before the first run starts. Called again after a kill, it goes on where it was: a finished run is not made
-    again, and settings that have changed since are refused. What ends a run ends the comparison; runs that finished stay.
+    The seed is set as `federation.seed`: it changes the partition, the cohorts, the adapter and the training. Everything is
+    checked before the first run starts. Called again after a kill, it continues: a finished run is not repeated, and changed
+    settings are refused. An error of a run ends the comparison; finished runs stay.
     """
     place = Path(out)
     jobs = planned(configs, seeds, place, target)
@@ -45,7 +45,7 @@ def compare(
 
 
 def _finished(job: Job) -> RunRecord | None:
-    """The run, if all its rounds are done, or as many as its budget allowed."""
+    """The run, if it has finished all its rounds, or all that its budget allowed."""
     from secure_fed.report.page import write_report
 
     if not (job.run_dir / CONFIG).exists() or not (job.run_dir / FACTS).exists():
@@ -59,7 +59,7 @@ def _finished(job: Job) -> RunRecord | None:
 
 
 def _made(job: Job, progress: Progress) -> RunRecord:
-    """The run, begun or gone on with, until its end."""
+    """The run, started or resumed, until its end."""
     from secure_fed.federation import Federation
     from secure_fed.report.page import write_report
 
@@ -90,4 +90,4 @@ def _write(out: Path, rows: Sequence[Row]) -> None:
 
     atomic_write(out / NUMBERS, tables.as_csv(rows))
     atomic_write(out / DRAWING, drawing.drawn(rows))
-    atomic_write(out / TABLE, tables.markdown(rows))  # last: where it is, all is
+    atomic_write(out / TABLE, tables.markdown(rows))  # last: if it exists, all files do

@@ -17,12 +17,12 @@ NOTHING = "-"
 
 
 def measured(rows: Sequence[Row]) -> list[str]:
-    """The metrics beside accuracy that any of the rows' tasks asks for first."""
+    """The main metrics of the rows' tasks, beside accuracy."""
     return list(dict.fromkeys(name for row in rows for name in row.metrics))
 
 
 def heads(rows: Sequence[Row]) -> list[str]:
-    """The columns' names; `cells` gives a row's texts in their order."""
+    """The names of the columns; `cells` returns a row's texts in the same order."""
     targets = {row.target for row in rows}
     target = f"rounds to {percent(targets.pop())}" if len(targets) == 1 and None not in targets else "rounds to target"
     sent = ["up a round", "down a round", "up", "down"]
@@ -33,7 +33,7 @@ def heads(rows: Sequence[Row]) -> list[str]:
 
 
 def cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    """One of the rows, with the metrics of all of them (`measured`)."""
+    """The cells of one row, with a cell for each metric of any row (`measured`)."""
     common = NOTHING if row.commonest is None else percent(row.commonest)
     return [
         row.name,
@@ -49,7 +49,7 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table in Markdown, with what its numbers mean below it."""
+    """A table in Markdown, with an explanation of its numbers below it."""
     named = heads(rows)
     aligned = ["---", "---", *["---:"] * (len(named) - 2)]
     lines = [
@@ -76,7 +76,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _in_order(rows: Sequence[Row], accuracy: list[str], own: list[str]) -> list[str]:
-    """Accuracy first, but where all rows are of a task whose own metric says more."""
+    """Accuracy first, unless all rows have a task whose own metric is more informative."""
     return own + accuracy if all(row.own_first for row in rows) else accuracy + own
 
 
@@ -101,7 +101,7 @@ def _flat(name: str, found: Spread | None) -> dict[str, float | None]:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """A line a configuration; nothing stands where a number is not known, and spaces between seeds."""
+    """One line for each configuration; an unknown number is empty, and spaces separate seeds."""
     written = io.StringIO()
     flat = [{**numbers(row), "seeds": " ".join(map(str, row.seeds))} for row in rows]
     names = dict.fromkeys(name for line in flat for name in line)
@@ -142,5 +142,5 @@ def _line(texts: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """The text with the signs escaped that Markdown would read otherwise."""
+    """The text with Markdown's special characters escaped."""
     return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#$~" else sign for sign in text)

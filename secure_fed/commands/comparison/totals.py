@@ -1,13 +1,13 @@
-"""The cost of several private runs to one and the same unit: what a comparison tells about whoever is in all of it.
+"""The total privacy cost of several runs to one unit: what a comparison reveals about a unit that is in all of its runs.
 
-Costs add up for one unit and one kind of neighbours. Two runs are about different units where
+Costs add up for one unit and one kind of neighbours. Two runs are about different units if
 
-- they protect units of another kind or name, or count other neighbours;
-- the built-in notes were made with another seed: then they are other notes, and nobody is in both;
-- clients were drawn, and not named by the data, by another seed or other settings: then the rows of a client of one run lie
-  with many clients of the other, whose costs to that client nothing bounds.
+- they protect units of another kind or name, or have other neighbouring data sets;
+- they generate the built-in notes with different seeds: then the notes differ, and nobody is in both;
+- secure-fed assigned rows to clients, and not a column of the data, with another seed or other settings: then the rows of one
+  run's client belong to many clients of the other run, and nothing bounds the cost to all their rows together.
 
-Of runs about one unit, (epsilon, delta) is the sum, or epsilon at the same delta by Renyi composition where that is less.
+For runs about one unit, (epsilon, delta) is the sum, or epsilon at the same delta by Renyi composition if that is less.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from secure_fed.learning.data.named_files import generated
 from secure_fed.report.page.record import RunRecord
 from secure_fed.runs.budget_terms import unit_name
 
-Apart = Literal["", "notes", "clients"]  # why another seed has other units; "" where it has not
+Apart = Literal["", "notes", "clients"]  # why another seed has other units; "" if it has the same
 
 
 @dataclass(frozen=True)
 class Charge:
-    """The cost of one private run, and whom it is about.
+    """The cost of one private run, and the units that bear it.
 
-    unit, neighbours: in words. promise: kind and name of the unit, and the neighbours. people: what else tells the units of a
-    run from those of another with the same promise. epsilon_participants: against whoever also sees who takes part. renyi:
-    divergences by order, of everything released. public_test: whether its accuracy is of a public test set.
+    unit, neighbours: in words. promise: kind and name of the unit, and the neighbours. people: a key that distinguishes the
+    units of runs with the same promise. epsilon_participants: against observers who also see who takes part. renyi: the
+    divergences of all releases, by order. public_test: whether its accuracy was measured on a public test set.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Total:
 
 
 def charge_of(name: str, record: RunRecord) -> Charge | None:
-    """The cost of a finished run; None of a run without privacy, or whose guarantee is void."""
+    """The cost of a finished run; None for a run without privacy, or with a void guarantee."""
     config, result = record.config, record.result or {}
     stated = result.get("privacy")
     if not isinstance(stated, Mapping) or not stated["private"]:
@@ -105,7 +105,7 @@ def charge_of(name: str, record: RunRecord) -> Charge | None:
 
 
 def _people(record: RunRecord) -> tuple[Apart, Hashable]:
-    """What tells the units of a run from those of other runs, beside their name."""
+    """Why another seed has other units, and the key that distinguishes a run's units from other runs' beside their name."""
     config, made = record.config, generated(record.config.data)
     drawn = config.privacy.unit == "client" and record.facts["partition"]["kind"] != "natural"
     if drawn:
@@ -135,9 +135,9 @@ def _total(charges: tuple[Charge, ...]) -> Total:
 
 
 def best_only(total: Total) -> tuple[float, float] | None:
-    """The (epsilon, delta) of publishing only the best of a random number of such runs, on average as many as there are.
+    """The (epsilon, delta) of publishing only the best of a random number of such runs, on average `len(total.charges)`.
 
-    Every try draws its configuration at random from these. None where the runs state no Renyi divergences.
+    Every run draws its configuration at random from these. None if there is a single run, or no Renyi divergences.
     """
     from privacy import composition, selection
 

@@ -5,12 +5,12 @@
                   get one label, drawn for the unit. In language modelling the tokens alone are replaced (`rare_tokens`).
     direction     the unit pulls the model along a random direction of its own (`canary_directions`)
 
-They are planted in the whole audit pool, before the coins take some of it out: members and non-members differ in nothing else.
-After that they go through what all other units go through. What is planted comes from a hash of the unit's name under the seed,
-so a run that goes on, and an audit, find the same. It tells nothing of the coins, which come from another hash.
+They are planted in the whole audit pool, before the coins remove non-members: members and non-members differ in nothing else.
+After that they are treated like all other units. The canary comes from a hash of the unit's name under the seed, so a resumed
+run and an audit find the same. It reveals nothing of the coins, which come from another hash.
 
-The guarantee of a run with canaries is one for the data as planted. Which tokens a unit gets also depends on which others are
-in the pool, since no two may get the same.
+The guarantee of a run with canaries is for the data with planted canaries. A unit's tokens also depend on the other units in
+the pool, since no two units may get the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADAPTS = 0.2  # the rate of `privacy.clipping.AdaptiveGaussian`
 
 
 def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:
-    """The units with their canaries, whether they are members or not; ConfigError where this kind cannot be planted."""
+    """The units with their canaries, members and non-members alike; ConfigError if this kind cannot be planted."""
     changed: Callable[[Unit], list[Any]]
     if kind == "none" or (kind == "direction" and context.unit == "client"):
         return tuple(units)
@@ -55,11 +55,12 @@ def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[U
 
 
 def length_beyond_clipping(config: RunConfig) -> float | None:
-    """The length that a client of a direction goes (`canary_directions.trains_towards`), so far that it is always clipped.
+    """The length of a direction client's change (`canary_directions.trains_towards`), so long that it is always clipped.
 
-    30 clip norms, since a method may send only a part of what trains; no more, since of a method that sends products the square
-    of the length would leave nothing to the rest. As many times more as a clip norm that adapts can grow in all rounds, at most
-    a million. None without privacy for clients: nothing clips then, and the client goes as far as its local steps could.
+    30 clip norms, since a method may send only a part of the trained tensors; no more, since with a method that sends products
+    the square of the length would leave nothing to the rest. An adaptive clip norm multiplies it by its largest growth over all
+    rounds, at most a million. None without client-level privacy: then nothing is clipped, and the client's change has the
+    length of its local steps.
     """
     privacy = config.privacy
     if privacy.unit != "client":

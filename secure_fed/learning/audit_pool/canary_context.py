@@ -1,4 +1,4 @@
-"""The facts about a run's data that label and token canaries depend on, and the keyed draws they come from."""
+"""The facts about a run's data that label and token canaries depend on, and their keyed draws."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from secure_fed.learning.problem import Problem
 class CanaryContext:
     """Facts about a run's data that decide which canaries can be planted.
 
-    unit: what a unit of the pool is: "example", "group" or "client". private: whether privacy.unit protects it. classes: how
-    many there are, None where examples are not of classes. vocabulary: how many token ids there are, None if that is unknown;
-    special: those that mean something to the model and are neither put in nor taken out.
+    unit: the kind of unit in the pool: "example", "group" or "client". private: whether privacy.unit protects it. classes: the
+    number of classes, None if examples have none. vocabulary: the number of token ids, None if unknown; special: ids with a
+    meaning for the model, which are neither inserted nor replaced.
     """
 
     seed: int
@@ -33,7 +33,7 @@ class CanaryContext:
 
     @classmethod
     def of(cls, config: RunConfig, problem: Problem, unit: str) -> CanaryContext:
-        """The context of a run, as far as its settings and its model tell."""
+        """The context of a run, as far as it follows from its settings and its model."""
         settings: Any = getattr(problem.model, "config", None)
         vocabulary: int | None
         if problem.tokenizer is not None:
@@ -49,7 +49,7 @@ class CanaryContext:
         return cls(config.federation.seed, unit, private, classes, vocabulary, special)
 
     def labels(self, kind: str) -> int:
-        """The number of classes; ConfigError where there are no others than an example's own."""
+        """The number of classes; ConfigError if there are fewer than two."""
         if self.classes is None or self.classes < 2:
             raise ConfigError(
                 f"evaluation.canaries = {kind!r} gives examples other labels, which takes a classification of at least two "
@@ -81,7 +81,7 @@ def label_of(item: Mapping[str, Any], classes: int) -> tuple[str, int]:
 
 
 def label_name(item: Mapping[str, Any]) -> str:
-    """'labels' or 'label', as `Collate` knows them."""
+    """'labels' or 'label', the names that `Collate` uses."""
     name = next((name for name in ("labels", "label") if name in item), None)
     if name is None:
         raise ConfigError(
@@ -92,13 +92,13 @@ def label_name(item: Mapping[str, Any]) -> str:
 
 
 def draw(choices: int, seed: int, *said: str | int) -> int:
-    """One of 0 .. choices - 1, uniform over what is said to within choices / 2^128."""
+    """One of 0 .. choices - 1, determined by the arguments, uniform over `said` to within choices / 2^128."""
     digest = hashlib.sha256(json.dumps(["canary", seed, *said]).encode()).digest()
     return int.from_bytes(digest[:16], "big") % choices
 
 
 def _classes_among(problem: Problem, known: int | None) -> int | None:
-    """The number of classes of the model, or else of the labels of the clients' examples; None where those are no classes."""
+    """The model's number of classes, or else the number in the clients' labels; None if labels are no classes."""
     largest = -1
     for own in problem.train:
         for i in range(len(own)):

@@ -1,21 +1,21 @@
-"""Phantoms: how many stand beside the units of a run, worked out from public numbers alone, and what their coins say.
+"""Phantoms: their number beside the units of a run, computed from public numbers alone, and their coins.
 
-A phantom is an audited unit that is nobody's data: beside clients a client, beside examples an example. A fair coin decides
-whether it is a member. A member pulls the model along a random direction of its own, as far as the clip norm C lets any unit;
-one that is no member is there too, and contributes zeros. So members and non-members differ as the guarantee's neighbours do,
-whoever adds the noise, and no real unit is held out.
+A phantom is an audited unit that is nobody's data: a client beside clients, an example beside examples. A fair coin decides
+whether it is a member. A member pulls the model along a random direction of its own, as far as the clip norm C allows any unit;
+a non-member takes part too, and contributes zeros. So members and non-members differ as the guarantee's neighbouring data sets
+do, whoever adds the noise, and no real unit is held out.
 
-What m phantoms cost. With R of N clients expected in a round, k = m R / N phantoms are expected beside them, half of which
-send a vector of length C in a random direction. On each of d coordinates of a sum that is a variance of k C^2 / (2 d), beside
-a noise of (z C)^2, so that the noise is as if its variance were larger by the share
+The cost of m phantoms. With R of N clients expected in a round, k = m R / N phantoms are expected beside them, half of which
+send a vector of length C in a random direction. On each of d coordinates of a sum this is a variance of k C^2 / (2 d), beside
+a noise of (z C)^2, so that the variance of the noise seems larger by the share
 
     central          k / (2 d z^2)
-    distributed      the same, and the shares of noise of those that may vanish or collude among k more, who bring none
-    local            k / R (1 + 1 / (2 d z^2)), since a phantom adds noise to what it sends as everybody does
-    steps            b m / n / (2 d z^2): of n examples (or groups) a step draws b, and of m phantoms as large a share
+    distributed      the same, plus the noise shares of the dropped or colluding clients among k more, who add none
+    local            k / R (1 + 1 / (2 d z^2)), since a phantom adds noise to its contribution like every client
+    steps            b m / n / (2 d z^2): a step draws b of n examples (or groups), and the same share of m phantoms
 
-By default there are as many as cost at most a hundredth (`COST`), no more than a tenth of the units and 2,000, and none where
-that would be fewer than 20: too few to tell anything. A mean is divided by what it would be divided by without them.
+By default their number is the largest that costs at most a hundredth (`COST`), at most a tenth of the units and 2,000, and 0 if
+that would be fewer than 20, which are too few for an audit. The divisor of a mean is the same as without phantoms.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ FEWEST, MOST, SHARE = 20, 2000, 0.1
 
 @dataclass(frozen=True)
 class Room:
-    """Public numbers of a run. units: clients, or examples or groups of all of them. expected: of the units, in a release: a
-    sum's cohort, or a step's batch. numbers: that train. noise_multiplier: z; 0 without privacy. own_noise: every client noises
-    its own contribution, phantoms too. lost: of a sum's shares of noise, the part that may be missing. fewest: where every sum
-    needs a phantom, so many have one for each.
+    """Public numbers of a run. units: the number of clients, or of all their examples or groups. expected: the expected number
+    of units in a release: a sum's cohort, or a step's batch. numbers: the number of trained entries. noise_multiplier: z; 0
+    without privacy. own_noise: whether every client noises its own contribution, phantoms too. lost: the part of a sum's noise
+    shares that may be missing. fewest: the number of phantoms that is needed if every sum needs a phantom.
     """
 
     units: int
@@ -53,7 +53,7 @@ class Room:
     fewest: int = 0
 
     def cost(self, phantoms: int) -> float:
-        """By what share of its variance so many phantoms make the noise seem larger; infinite without noise."""
+        """The share by which these phantoms make the variance of the noise seem larger; infinite without noise."""
         if not (self.noise_multiplier and self.numbers and self.units):
             return math.inf
         share = phantoms / self.units
@@ -72,7 +72,7 @@ class Count:
 
 
 def count(config: RunConfig, room: Room) -> Count:
-    """The number of phantoms that a configuration asks for, in this room."""
+    """The number of phantoms of a configuration, given these public numbers."""
     chosen = config.evaluation.phantoms
     if chosen is not None:
         return Count(chosen, "" if chosen else "evaluation.phantoms is 0")
@@ -93,16 +93,16 @@ def count(config: RunConfig, room: Room) -> Count:
 
 
 def phantoms(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> AuditPool:
-    """The phantoms of a federation of these clients, with their coins tossed. units: how many each client has.
+    """The phantoms of a federation of these clients, with their coins tossed. units: the number of each client's units.
 
-    Beside clients they are clients of their own, "phantom-0007". Beside examples or groups each is an example at a client,
-    "client-0003/phantom-0007": spread over the clients in proportion to their units.
-    A coin is a keyed hash of the name under the seed. It depends on nobody's data, and neither does the direction.
+    Beside clients, phantoms are separate clients, "phantom-0007". Beside examples or groups, each is an example at a client,
+    "client-0003/phantom-0007", spread over the clients in proportion to their units. A coin is a keyed hash of the name under
+    the seed. Neither the coin nor the direction depends on anybody's data.
     """
     kind, seed = kind_of(config), config.federation.seed
     word = "phantom"
     while any(name.startswith(f"{word}-") for name in names):
-        word = f"{word}_"  # a client of the user's is called so
+        word = f"{word}_"  # a user's client has this name
     called = [f"{word}-{number:04d}" for number in range(count.phantoms)]
     if kind == "client":
         found = [Unit(name, name, ()) for name in called]
@@ -118,7 +118,7 @@ def phantoms(config: RunConfig, count: Count, names: Sequence[str], units: Seque
 
 
 def _hosts(count: int, units: Sequence[int]) -> list[int]:
-    """(count,) indices of clients, evenly over all units that there are."""
+    """(count,) indices of clients, spread evenly over all their units."""
     if not count:
         return []
     upto = np.cumsum(units)

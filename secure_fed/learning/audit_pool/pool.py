@@ -1,20 +1,21 @@
 """Members and held-out units, chosen by coins, so that an audit has members and non-members that differ in nothing else.
 
-A protected unit (an example; with privacy for groups a group, with privacy for clients a whole client) falls into the audit
-pool with probability p, and each of the pool is a member or not by a fair coin. Members train as if nothing were; the others
-are as if they had never been there: an example is taken from its client, a client is not in the federation.
+A protected unit (an example; with group-level privacy a group, with client-level privacy a whole client) enters the audit pool
+with probability p, and a fair coin makes each unit of the pool a member or not. Members train as usual; non-members are removed
+entirely: an example from its client's data, a client from the federation.
 
-Both draws are a keyed hash of the unit itself (of its content, or of its name) under the seed. So
-- among as many units, which one of them is changes nobody else's lot or coin. p goes by their number: it is
-  `evaluation.audit_fraction`, at most 1,800 of them, and none where that would be fewer than ten. One unit more or less may
-  therefore move a lot that lies between two such shares, or begin or end the holding out altogether. The number of units is
-  taken as public, and the privacy statement says so; given it, what is accounted for one unit holds with the holding out as
-  without it, since whether a unit trains is a function of that unit alone;
-- equal examples share their lot, at whichever client: no held-out example is a copy of one that trained. They also share a
-  coin, so they are not asked about: only an example that there is once is a unit of the pool;
-- a run that goes on, and an audit made years later, find the same members.
-The coins are no secret: the seed is public, so whoever knows a unit can work out its coin. That weakens no guarantee, for the
-reason above, and no audit, as long as no score of an attack reads the coins: only `membership.measured` and the judge of an
+The lot (whether a unit enters the pool) and the coin are a keyed hash of the unit itself (its content, or its name) under the
+seed. So
+- for a fixed number of units, replacing one unit changes no other unit's lot or coin. p depends on their number: it is
+  `evaluation.audit_fraction`, at most 1,800 units, and 0 if that would be fewer than ten units. So adding or removing a unit
+  may change a lot between two such shares, or switch the holding out on or off. The number of units is taken as public, and
+  the privacy statement says so; given this number, the guarantee for a unit is the same with and without the holding out,
+  since whether a unit trains is a function of that unit alone;
+- equal examples have the same lot, at every client: no held-out example is a copy of a training example. They also have the
+  same coin, so they are left out of the audit: only an example that occurs once is a unit of the pool;
+- a resumed run, and an audit years later, find the same members.
+The coins are not secret: the seed is public, so anybody who knows a unit can compute its coin. This weakens no guarantee, for
+the reason above, and no audit, as long as no score of an attack reads the coins: only `membership.measured` and the judge of an
 audit read `AuditPool.members`. All runs of one seed on the same units share their coins.
 """
 
@@ -47,7 +48,7 @@ _EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are
 
 @dataclass(frozen=True)
 class _Place:
-    """The place of a unit's examples among those of all clients."""
+    """The place of a unit's examples: its client, and their indices among the client's examples."""
 
     client: int
     at: NDArray[np.int64]
@@ -66,10 +67,10 @@ class Split:
 class AuditPool:
     """The audit pool of a run.
 
-    kind: what a unit is: "example", "group" or "client". members: (units,) whether it trains. why: if there is no pool, the
-    reason. names, train, groups: of all clients, with everything they have. copies: equal examples that were held out, which
-    are no units. of: whose the units are, of the "data" or "phantoms" that are nobody's; directions: whether they pull the
-    model along directions of their own.
+    kind: the kind of unit: "example", "group" or "client". members: (units,) whether each unit trains. why: the reason, if
+    there is no pool. names, train, groups: of all clients, before the holding out. copies: held-out examples that occur more
+    than once, which are no units. of: the origin of the units, "data", or "phantoms", which are nobody's data; directions:
+    whether units pull the model along directions of their own.
     """
 
     kind: str
@@ -108,9 +109,9 @@ class AuditPool:
         return hashlib.sha256(json.dumps(list(coins)).encode()).hexdigest()
 
     def held_out(self, *, counted: bool) -> str:
-        """What the membership figure costs in training data, in a sentence; empty where it costs none.
+        """The training data that the membership figure costs, in a sentence; empty if it costs none.
 
-        counted: with the number of units, which follows from the data.
+        counted: whether to state the number of units, which follows from the data.
         """
         out = int((~self.members).sum())
         if not out or self.of == "phantoms":
@@ -123,14 +124,14 @@ class AuditPool:
         )
 
     def record(self) -> dict[str, Any]:
-        """The pool as it is kept for the owner of a run: every unit, its client, and whether it is a member."""
+        """The pool's record for the owner of a run: every unit, its client, and whether it is a member."""
         coins = zip(self.units, self.members.tolist(), strict=True)
         units = [{"unit": unit.name, "client": unit.client, "member": member} for unit, member in coins]
         return {"kind": self.kind, "why": self.why, "units": units}
 
 
 def pool(config: RunConfig, problem: Problem) -> AuditPool:
-    """The audit pool of a configuration over a problem, with its coins tossed; every example is still there."""
+    """The audit pool of a configuration over a problem, with its coins tossed, before any example is held out."""
     kind = kind_of(config)
     held = AuditPool(kind, problem.names, problem.train, problem.groups)
     share = config.audit_fraction
@@ -179,13 +180,13 @@ def everything(problem: Problem) -> AuditPool:
 
 
 def kind_of(config: RunConfig) -> str:
-    """The unit that coins are tossed for: `evaluation.audit_unit`, or with `auto` the unit that privacy protects."""
+    """The kind of unit in the pool: `evaluation.audit_unit`, or with `auto` the unit that privacy protects."""
     chosen, protected = config.evaluation.audit_unit, config.privacy.unit
     return chosen if chosen != "auto" else {"none": "example"}.get(protected, protected)
 
 
 def _candidates(held: AuditPool) -> list[tuple[_Place, str, bytes]]:
-    """Every unit of the data: its place, its name, and the bytes that its lot is a hash of."""
+    """Every unit of the data: its place, its name, and the bytes whose hash gives its lot."""
     if held.kind == "client":
         return [
             (_Place(client, np.arange(len(held.train[client]))), name, name.encode())
@@ -216,7 +217,7 @@ def _taken(own: Sequence[Any], at: NDArray[np.int64]) -> Any:
 
 
 def _require_unasked(config: RunConfig) -> None:
-    """Refuse to be asked for units of clients whose examples are read only when they are drawn."""
+    """Refuse settings that need units of all clients if examples are read only when their client is drawn."""
     settings = config.evaluation
     for name, value, unset in (
         ("audit_fraction", settings.audit_fraction, None),

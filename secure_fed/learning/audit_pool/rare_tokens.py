@@ -1,4 +1,4 @@
-"""Rare tokens as canaries: which ones a unit gets, and where they go in its texts."""
+"""Rare tokens as canaries: the choice of each unit's tokens, and their places in its texts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Tokens = tuple[int, ...]
 
 
 def rare_tokens(names: Sequence[str], context: CanaryContext) -> dict[str, Tokens]:
-    """Tokens for every unit, no two units the same: one each where there are twice as many as units, else a few.
+    """Different tokens for every unit: one each if there are twice as many tokens as units, otherwise a few.
 
-    They are of the later half of the ordinary ids, where the usual ways to make a vocabulary put what is rare. A unit gets
-    those that its hash says, unless a unit whose name sorts before it has them; then the next.
+    They are from the later half of the ordinary ids, where vocabularies usually have rare tokens. A unit's hash chooses its
+    tokens, unless a unit whose name sorts before it has them; then it takes the next choice.
     """
     ordinary = [token for token in range(context.vocabulary or 0) if token not in context.special]
     rare = ordinary[len(ordinary) // 2 :]
@@ -43,8 +43,8 @@ def rare_tokens(names: Sequence[str], context: CanaryContext) -> dict[str, Token
 def with_token(
     item: Mapping[str, Any], number: int, unit: str, tokens: Tokens, context: CanaryContext
 ) -> dict[str, Any]:
-    """Example `number` of a unit with the tokens, in their order, in places of its own; with too few places for them it keeps
-    its text. Special tokens, padding, and what a language model does not learn stay.
+    """Example `number` of a unit with the tokens, in their order, at random places; with too few places for them its text is
+    unchanged. Special tokens, padding, and tokens that a language model does not learn are not replaced.
     """
     given: Any = item.get("input_ids")
     if np.ndim(given) != 1:
@@ -69,7 +69,7 @@ def _tokens(rare: Sequence[int], several: int, seed: int, name: str, attempt: in
 
 
 def _learned(item: Mapping[str, Any], ids: Ids) -> tuple[str, NDArray[np.bool_]]:
-    """The name of a text's labels, and the tokens that are learned: those that are their own labels."""
+    """The name of a text's labels, and a mask of the learned tokens: tokens that are their own labels."""
     name = label_name(item)
     labels = np.asarray(item[name])
     if labels.shape != ids.shape or not ((labels == ids) | (labels < 0)).all():

@@ -1,4 +1,4 @@
-"""Tokens, and where in the text each stands. It takes a fast tokenizer: no other knows."""
+"""Tokens, and the place of each in the text, which only a fast tokenizer reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Aligned(NamedTuple):
     """A text as tokens.
 
     ids:   (tokens,) with the tokenizer's special tokens
-    spans: (tokens, 2), the first character of each and the one behind its last; special tokens span nothing
+    spans: (tokens, 2), each token's first character and the one after its last; special tokens have empty spans
     """
 
     ids: NDArray[np.int32]
@@ -27,7 +27,7 @@ class Aligned(NamedTuple):
 
 
 def aligned(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool = True) -> Iterator[Aligned]:
-    """The texts, one after the other, whole."""
+    """The tokens of the texts, one text after the other, uncut."""
     require_fast(tokenizer)
     for start in range(0, len(texts), TOKENISED_AT_ONCE):
         window = list(texts[start : start + TOKENISED_AT_ONCE])
@@ -37,7 +37,7 @@ def aligned(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool = True)
 
 
 def require_fast(tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer that cannot say where its tokens stand."""
+    """Refuse a tokenizer that does not report the places of its tokens."""
     if not tokenizer.is_fast:
         raise ModelError(
             f"the tokenizer of model.name {tokenizer.name_or_path!r} is not a fast one, and cannot say where in a text its "

@@ -1,4 +1,4 @@
-"""The dealing of examples to clients, once each client's share of every class is decided.
+"""The assignment of examples to clients, given each client's share of every class.
 
 A part is a sorted array of example indices; `owner[i]` is the client of example i.
 """
@@ -19,7 +19,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def places_of(keys: Iterable[K]) -> dict[K, list[int]]:
-    """The places at which each key stands, in the order of first occurrence."""
+    """The positions of each key, in the order of first occurrence."""
     places: dict[K, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
@@ -43,10 +43,10 @@ def require_positive(alpha: float) -> None:
 
 
 def log_shares(prior: NDArray[np.float64], clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Logarithms of `clients` draws from Dir(alpha prior), one a row: (clients, classes).
+    """Logarithms of `clients` draws from Dir(alpha prior), one in each row: (clients, classes).
 
-    In logarithms, because at small `alpha` the shares themselves round to zero, and a class in which every
-    client has share zero could not be dealt out. Gamma(a) is drawn as Gamma(a + 1) U^(1/a).
+    In logarithms, because at small `alpha` the shares themselves round to zero, and a class of which every
+    client has share zero could not be divided. Gamma(a) is drawn as Gamma(a + 1) U^(1/a).
     """
     concentration = np.maximum(alpha * prior, _SMALLEST_CONCENTRATION)
     shape = (clients, len(prior))
@@ -57,9 +57,9 @@ def log_shares(prior: NDArray[np.float64], clients: int, alpha: float, rng: np.r
 
 
 def by_chance(labels: Sequence[int], chances: NDArray[np.float64], rng: np.random.Generator) -> list[Indices]:
-    """Each class dealt out whole by one multinomial draw: `chances` is (clients, classes) for the classes that occur, in order.
+    """Each class is divided by one multinomial draw with `chances` (clients, classes), for the present classes in order.
 
-    A client left empty takes one random example from the largest, in turn.
+    An empty client gets one random example of the client with most, one client after the other.
     """
     class_of = np.unique(np.asarray(labels), return_inverse=True)[1]
     clients = len(chances)
@@ -72,7 +72,7 @@ def by_chance(labels: Sequence[int], chances: NDArray[np.float64], rng: np.rando
 
 
 def by_share(count: int, shares: NDArray[np.float64]) -> Indices:
-    """`count` divided in proportion to `shares`, rounded by largest remainders (of equal ones, the first): exact in sum."""
+    """`count` divided in proportion to `shares`, rounded by largest remainders (the first of equal ones): the sum is exact."""
     quota = count * shares / shares.sum()
     sizes: Indices = np.floor(quota).astype(np.int64)
     largest = np.argsort(sizes - quota, kind="stable")[: count - int(sizes.sum())]
@@ -81,7 +81,7 @@ def by_share(count: int, shares: NDArray[np.float64]) -> Indices:
 
 
 def fill_empty(owner: Indices, clients: int, rng: np.random.Generator) -> Indices:
-    """Give each client without an example a random one of the client that has most at that moment."""
+    """Give each client without an example a random example of the client that has most at that moment."""
     sizes = np.bincount(owner, minlength=clients)
     for empty in np.flatnonzero(sizes == 0):
         largest = int(sizes.argmax())

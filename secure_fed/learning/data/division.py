@@ -1,4 +1,4 @@
-"""The division of training rows over clients, as a configuration asks."""
+"""The division of training rows over clients, by a configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secure_fed.learning.data.skews import matrix_of
 
 
 def kind(config: RunConfig, source: sources.Source) -> str:
-    """The partition that is used: `data.partition`, or what `auto` chooses."""
+    """The partition that is used: `data.partition`, or the choice of `auto`."""
     setting = config.data.partition
     return ("natural" if source.keyed else "dirichlet") if setting == "auto" else setting
 
@@ -37,9 +37,9 @@ def _rows(config: RunConfig, source: sources.Source, languages: Sequence[str] | 
 
 
 def divide(config: RunConfig, source: sources.Source) -> Partition:
-    """The client of every training row. What protects a person keeps all of that person's examples at one client.
+    """The client of every training row. If privacy protects persons, all examples of a person go to one client.
 
-    The label and language of a person are then those of their first example. Natural clients are divided as the data say.
+    The label and language of a person are then their first example's. Natural clients are divided by the data's own column.
     """
     languages = source.languages
     if config.privacy.unit != "group" or kind(config, source) == "natural":
@@ -53,7 +53,7 @@ def divide(config: RunConfig, source: sources.Source) -> Partition:
 
 
 def _usual_clients(examples: int) -> int:
-    """A client for every hundred examples, two at least, if nobody says how many."""
+    """The default number of clients: one for every hundred examples, at least two."""
     return max(min(2, examples), min(examples // 100, _MOST_CLIENTS))
 
 
@@ -64,10 +64,10 @@ def groups(source: sources.Source, divided: Partition) -> list[list[str]]:
 
 
 def units(config: RunConfig, source: sources.Source, divided: Partition) -> tuple[Rows, list[list[int]]]:
-    """Rows, and which of them make up each unit that privacy protects; a person at several clients is a unit at each of them.
+    """Rows, and the rows of each protected unit; a person at several clients is a separate unit at each of them.
 
-    Clients that we draw are other units with another seed. All other units are the data's own, so they are given with the rows
-    that are held out for testing: another seed holds out others, and makes no other unit of them.
+    Clients drawn by secure-fed are other units with another seed. All other units are the data's own, so their rows include
+    the rows held out for testing: another seed holds out other rows, but the units stay the same.
     """
     unit, rows = config.privacy.unit, source.whole
     if unit == "example":

@@ -32,8 +32,8 @@ _SORTED_BATCHES = 16  # shuffled items are sorted by length within windows of th
 class Encoded(Sequence[Item]):
     """Tokenised examples as columns of one length: item i has the i-th entry of each.
 
-    Every example has "input_ids", an int array, and "labels". "token_type_ids" is there if the tokenizer gives one, to tell
-    the two texts of a pair apart; a task may add columns of its own.
+    Every example has "input_ids", an int array, and "labels". If the tokenizer returns it, "token_type_ids" distinguishes the
+    two texts of a pair; a task may add columns of its own.
     """
 
     columns: Mapping[str, tuple[Any, ...]]
@@ -65,10 +65,10 @@ class Encoded(Sequence[Item]):
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int) -> Encoded:
-    """Tokenise every example once, cut to at most `max_length` tokens, special tokens included; `rows.label` stays as it is.
+    """Tokenise every example once, cut to at most `max_length` tokens, special tokens included; `rows.label` is not changed.
 
     Of a pair the longer text is cut first. An example without a single token (a blank text, under a tokenizer
-    that adds no special tokens) becomes one padding token, because a model cannot read nothing.
+    that adds no special tokens) becomes one padding token, because a model cannot read an empty sequence.
     """
     require_room(tokenizer, max_length, pair=rows.text_b is not None)
     blank = pad_id(tokenizer)
@@ -99,7 +99,7 @@ def _tokens(
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
-    """The number of `max_length` tokens that are left for text; none is refused."""
+    """The number of `max_length` tokens that are left for text; ConfigError if none is left."""
     special = tokenizer.num_special_tokens_to_add(pair=pair)
     if max_length <= special:
         raise ConfigError(
@@ -110,7 +110,7 @@ def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: b
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The tokenizer's padding token; one without is refused, because any id in its place would be a guess."""
+    """The tokenizer's padding token; a tokenizer without one is refused, because any other id would be a guess."""
     found = tokenizer.pad_token_id
     if not isinstance(found, int):
         raise ModelError(
@@ -121,17 +121,17 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def whole_numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
-    """(batch,) of one whole number an item, such as a class."""
+    """(batch,): one whole number for each item, such as a class."""
     return torch.from_numpy(np.stack(_column(items, name, [()] * len(items))).astype(np.int64))
 
 
 def numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
-    """float32 of one number an item, or as many in each: (batch,) or (batch, numbers)."""
+    """float32: one number for each item, (batch,), or equally many for each, (batch, numbers)."""
     return torch.from_numpy(np.stack([np.asarray(item[name], dtype=np.float32) for item in items]))
 
 
 def per_token(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
-    """(batch, width) of one whole number a token, `IGNORED` behind the last."""
+    """(batch, width): one whole number for each token, `IGNORED` after the last."""
     matrix = np.full((len(items), width), IGNORED, dtype=np.int64)
     for row, labels in zip(matrix, _column(items, name, [(len(item["input_ids"]),) for item in items]), strict=True):
         row[: len(labels)] = labels
@@ -142,12 +142,12 @@ def per_token(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
 class Collate:
     """Items of `Encoded`, or like them, as tensors.
 
-    What has one entry a token is padded on the right to the longest of the batch: (batch, longest), `input_ids` with
-    `pad_id` and the rest with 0. Without an `attention_mask` of their own, every token of the items counts. `labels`, or
-    `label`, is what `labels(items, name, longest)` makes of it, usually one whole number an item: (batch,). Anything else is
-    refused, since no model would know it.
+    Columns with one entry for each token are padded on the right to the longest of the batch: (batch, longest), `input_ids`
+    with `pad_id` and the rest with 0. Without an `attention_mask` of their own, no token of the items is masked. `labels`, or
+    `label`, becomes `labels(items, name, longest)`, usually one whole number for each item: (batch,). Any other column is
+    refused, since no model would use it.
 
-    width: the least number of tokens that a batch is padded to.
+    width: the least number of tokens to which a batch is padded.
     """
 
     pad_id: int
@@ -155,7 +155,7 @@ class Collate:
     width: int = 0
 
     def padded_to(self, width: int) -> Collate:
-        """The same, of batches with at least so many tokens."""
+        """The same, for batches of at least `width` tokens."""
         return replace(self, width=width)
 
     def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
@@ -181,7 +181,7 @@ def _padded(items: Sequence[Item], name: str, fill: int, real: NDArray[np.bool_]
 
 
 def _column(items: Sequence[Item], name: str, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """The values that items have under that name, as numbers in these shapes: () of a label, (tokens,) of all else."""
+    """The items' values of this name, as numbers in these shapes: () for a label, (tokens,) for all others."""
     kinds = "biuf" if shapes[0] and name != "input_ids" else "biu"
     values = []
     for item, shape in zip(items, shapes, strict=True):
@@ -202,7 +202,7 @@ def _refused(name: str) -> DataError:
 
 
 class Batch(NamedTuple):
-    """A mini-batch: `inputs` is what `collate` made of the items at `indices`."""
+    """A mini-batch: `inputs` is the result of `collate` for the items at `indices`."""
 
     indices: NDArray[np.int64]
     inputs: Any
@@ -216,10 +216,9 @@ def batches(
 ) -> Iterator[Batch]:
     """One pass over `items` in mini-batches of `batch_size`, one perhaps smaller; each item is in one.
 
-    With `rng` the pass is shuffled anew, yet items of like length share a batch: shuffle, sort by length
-    within windows of a few batches, shuffle the batches. Without, the order is fixed, by length. `items` may
-    be any sequence; lengths are known of `Encoded` and of a list or tuple of mappings with "input_ids"; otherwise
-    they play no part.
+    With `rng` the pass is shuffled, yet items of similar length share a batch: shuffle, sort by length within
+    windows of a few batches, shuffle the batches. Without `rng` the order is fixed, by length. `items` may be any
+    sequence; lengths are used for `Encoded` and for a list or tuple of mappings with "input_ids" only.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; set training.batch_size or evaluation.batch_size to at least 1")

@@ -1,4 +1,4 @@
-"""Files of examples, read into columns by how their names end. Reading knows nothing of labels or models."""
+"""Files of examples, read into columns by the endings of their names, independently of labels and models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from secure_fed.learning.data.table import Table
 
 
 def read(path: Path, wanted: Collection[str], setting: str = "data.train") -> Table:
-    """The `wanted` columns of one file, read by how its name ends; `setting` is the key that named it."""
+    """The `wanted` columns of one file, read by the ending of its name; `setting` is the key that named it."""
     table = _readers(path, setting)[0](path, wanted)
     if not len(table):
         raise _empty(path, setting)
@@ -19,7 +19,7 @@ def read(path: Path, wanted: Collection[str], setting: str = "data.train") -> Ta
 
 
 def head(path: Path, wanted: Collection[str], setting: str) -> Table:
-    """The same file's columns without rows: as much of it is read as it takes to find those that are `wanted`."""
+    """The file's columns without rows; the file is read only until the `wanted` columns are found."""
     present = _readers(path, setting)[1](path, wanted)
     if not present:
         raise _empty(path, setting)
@@ -27,7 +27,7 @@ def head(path: Path, wanted: Collection[str], setting: str) -> Table:
 
 
 def require_an_example(path: Path, setting: str) -> None:
-    """Refuse a file that holds none, and a folder whose training files do. No more is read of a file than its first row."""
+    """Refuse a file without examples, and a folder whose training files have none. Only a file's first row is read."""
     found = split_files(path, "train") if path.is_dir() else [path]
     if not found:
         raise DataError(
@@ -52,7 +52,7 @@ def _empty(path: Path, setting: str) -> DataError:
 
 
 def kind(path: PurePath) -> str:
-    """The ending that says how to read the file, without `.gz`: ".jsonl", ".csv", ..."""
+    """The ending that decides how to read the file, without `.gz`: ".jsonl", ".csv", ..."""
     name = path.name.lower().removesuffix(".gz")
     return PurePath(name).suffix
 
@@ -66,7 +66,7 @@ def stem(path: PurePath) -> str:
 def split_files(folder: Path, split: str) -> list[Path]:
     """The files of a split in a folder: `train.csv`, or shards such as `train-00000-of-00002.parquet`.
 
-    Shards come in the order of their names. Two kinds side by side are refused: they may well be one data set
+    Shards are in the order of their names. Two kinds of file together are refused: they may be one data set
     written twice.
     """
     with plainly(DataError, f"{folder} cannot be read", "give a folder that can"):

@@ -1,4 +1,4 @@
-"""Digests by which a resumed run knows the data it was begun with, and a ledger its units."""
+"""Digests by which a resumed run recognises its data, and a ledger its units."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def of_rows(*parts: Rows) -> str:
 
 
 def of_units(rows: Rows, units: Iterable[Sequence[int]]) -> str:
-    """SHA-256 over which rows belong together, whatever the units are called and in whichever order rows and units come.
+    """SHA-256 over the assignment of rows to units, whatever the units' names and the order of rows and units.
 
-    It is what decides whether two divisions have the same neighbours: data sets that lack all rows of one unit.
+    It decides whether two divisions have the same neighbouring data sets, which lack all rows of one unit.
     """
     columns = (rows.text, rows.text_b or (None,) * len(rows), rows.label)
     marks = [hashlib.sha256(json.dumps(row).encode()).hexdigest() for row in zip(*columns, strict=True)]
@@ -37,9 +37,9 @@ def of_units(rows: Rows, units: Iterable[Sequence[int]]) -> str:
 
 
 def of_objects(train: Sequence[Sequence[Any]], *, each: bool) -> str:
-    """`of_units` for examples of the user's own, by their content: a client is a unit, or `each` example by itself.
+    """`of_units` for a user's own examples, by their content: a unit is a client, or with `each` a single example.
 
-    TypeError of examples that have no content that we know.
+    TypeError for examples whose content `content` cannot read.
     """
     marks = [[content(own[index]).hex() for index in range(len(own))] for own in train]
     held = [[mark] for own in marks for mark in own] if each else marks
@@ -47,7 +47,7 @@ def of_objects(train: Sequence[Sequence[Any]], *, each: bool) -> str:
 
 
 def of_sizes(sizes: Iterable[int]) -> str:
-    """SHA-256 over how many examples each client has: all that is known of objects without a content that we know."""
+    """SHA-256 over the number of each client's examples: all that is known of objects without readable content."""
     return _joined(map(str, sizes))
 
 
@@ -56,12 +56,12 @@ def _joined(parts: Iterable[str]) -> str:
 
 
 def sealed(digest: str, key: str) -> str:
-    """A digest by a secret key of the run, HMAC-SHA-256. Whoever lacks the key cannot check a guess of what was digested."""
+    """HMAC-SHA-256 of a digest with a secret key of the run. Without the key, nobody can check a guess of the data."""
     return hmac.new(bytes.fromhex(key), digest.encode(), hashlib.sha256).hexdigest()
 
 
 def content(example: Any) -> bytes:
-    """Bytes that are equal exactly for equal examples; TypeError of what has no content that we know."""
+    """Bytes that are equal exactly for equal examples; TypeError for types whose content is unknown."""
     digest = hashlib.sha256()
     _tell(digest, example)
     return digest.digest()
@@ -69,7 +69,7 @@ def content(example: Any) -> bytes:
 
 def _tell(digest: Any, value: Any) -> None:
     kind = type(value)
-    if kind is str or kind is int:  # most of what there is, without the questions below
+    if kind is str or kind is int:  # the most common types, without the checks below
         said = repr(value).encode()
         digest.update(f"{kind.__name__} {len(said)} ".encode() + said)
         return

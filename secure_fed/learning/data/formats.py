@@ -1,7 +1,7 @@
 """The kinds of files that are read into columns: JSON Lines, CSV, TSV and Parquet, plain or gzipped, UTF-8 only.
 
-Each has a reader of a file's rows, and two that read no more than it takes: of the names of its columns, and of whether it has
-a row. Names of columns in CSV count without spaces around them.
+Each has a reader of a file's rows, and two that read as little as possible: one for the names of its columns, and one that
+checks whether it has a row. Spaces around names of columns in CSV are ignored.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
-    """Lines of UTF-8 with their ends and without a byte order mark; `source` is what to call them in a message."""
+    """Lines of UTF-8 with their ends and without a byte order mark; `source` is their name in error messages."""
     for number, line in enumerate(lines, start=1):
         try:
             text = line.decode("utf-8")
@@ -78,7 +78,7 @@ def _json_lines(path: Path, wanted: Collection[str]) -> Table:
 
 
 def _json_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
-    """Objects may leave out what they lack, so a column that the first has not may still come."""
+    """Objects may leave out columns, so a column that the first object lacks may still come."""
     present: dict[str, None] = {}
     for _, record in _records(path):
         present |= dict.fromkeys(record)
@@ -203,7 +203,7 @@ def _whole_parquet(path: Path) -> Iterator[ParquetFile]:
             raise DataError(f"{path} is empty: it holds no bytes; give a Parquet file")
         try:
             yield parquet.ParquetFile(pyarrow.BufferReader(content) if packed else file)
-        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also a date that Python has not
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also a date Python lacks
             why = f"{error}".strip().partition("\n")[0]
             raise DataError(f"{path} is not a whole Parquet file: {why}") from error
 

@@ -1,12 +1,12 @@
-"""The training rows that serve as test rows, where no test set is given.
+"""The training rows that serve as test rows if no test set is given.
 
-Without privacy: a random share, of which each class and client keeps one row in training.
+Without privacy: a random share, except that each class and client keeps one row in training.
 
-With privacy a unit is on one side with everything that it has: a client with all its rows, a person with all theirs, an example
-with every copy of it. Otherwise the accuracy would tell of units that train. And whether a unit is held out is a function of
-that unit alone (of its content or name, and the seed), as a coin of its own: one unit more or less moves no other one, so what
-is accounted for one unit of the training rows holds for one of all rows. Of clients, whose names and number are public, those
-with the least of these numbers are held out. Held-out rows never train; no guarantee covers what is measured on them.
+With privacy all rows of a unit are on one side: all rows of a client, all rows of a person, or all copies of an example.
+Otherwise the accuracy would reveal information on units that train. Whether a unit is held out is a function of that unit alone
+(of its content or name, and the seed), like an independent coin: adding or removing a unit moves no other unit, so a guarantee
+for a unit of the training rows holds for a unit of all rows. Clients' names and number are public: the clients with the
+smallest hash numbers are held out. Held-out rows never train; no guarantee covers measurements on them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Indices = NDArray[np.int64]
 
 
 def is_declared(tested: str) -> bool:
-    """Whether the test rows are such as somebody named for that, and no part of the rows given for training."""
+    """Whether the test rows were declared as test rows, and not held out of the training rows."""
     return tested not in HELD_OUT.values()
 
 
@@ -48,7 +48,7 @@ def at_random(rows: Rows, fraction: float, seed: int) -> tuple[Indices, Indices]
 
 
 def whole_clients(rows: Rows, fraction: float, seed: int) -> tuple[Indices, Indices]:
-    """All rows of a `fraction` of the clients as test, of one client at least; who that is goes by the names alone."""
+    """All rows of a `fraction` of the clients as test, at least one client; the choice depends on the names alone."""
     owners = rows.client or ()
     names = sorted(set(owners), key=lambda name: _number(name, seed))
     if len(names) < 2:
@@ -61,7 +61,7 @@ def whole_clients(rows: Rows, fraction: float, seed: int) -> tuple[Indices, Indi
 
 
 def each_by_itself(rows: Rows, fraction: float, seed: int, *, persons: bool) -> tuple[Indices, Indices]:
-    """Every example (or person) with a chance of `fraction` as test, whatever else there is."""
+    """Every example (or person) is a test row with probability `fraction`, independently of all others."""
     identities: Any = rows.group if persons else zip(rows.text, rows.text_b or rows.text, strict=True)
     out = [_number(identity, seed) < fraction for identity in identities or ()]
     train, test = _sides(out)
@@ -80,7 +80,7 @@ def _sides(out: list[bool]) -> tuple[Indices, Indices]:
 
 
 def _number(identity: Any, seed: int) -> float:
-    """A number in [0, 1), uniform over seeds, of this identity alone."""
+    """A number in [0, 1), uniform over seeds, that depends on this identity alone."""
     key = hashlib.sha256(f"test rows of seed {seed}".encode()).digest()
     said = hashlib.blake2b(json.dumps(identity, default=str).encode(), key=key, digest_size=8).digest()
     return int.from_bytes(said, "big") / 2**64

@@ -16,14 +16,14 @@ Classes = tuple[tuple[str, tuple[str, ...]], ...]  # as `Table.classes`
 
 
 def read(name: str, wanted: Collection[str], label: str, test_splits: Sequence[str]) -> tuple[Table, list[Table]]:
-    """The training split of data set `name`, and those of the `test_splits` it has, in that order.
+    """The training split of data set `name`, and its splits among `test_splits`, in that order.
 
-    `name` is a Hub id, `id:configuration` where the data set has several, or a folder. One that `save_to_disk` made of rows
-    without splits is the training split.
+    `name` is a Hub id, `id:configuration` if the data set has several, or a folder. If `save_to_disk` wrote the folder from
+    rows without splits, it is the training split.
     """
     try:
         splits = _load(name)
-    except Exception as error:  # whatever went wrong in there, the name and the network are what can be mended
+    except Exception as error:  # of any kind: the user can only check the name and the network
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise DataError(
             f"data.name {name!r} is no built-in data set, no folder of examples, and none that the Hub "
@@ -52,7 +52,7 @@ def _load(name: str) -> Any:
 
 
 def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str) -> Table:
-    """One split, with the class names that its features declare, of a label or of each in a list of them."""
+    """One split, with the class names that its features declare, for a label or for the entries of a list of labels."""
     present = tuple(rows.column_names)
     columns = {column: list(rows[column]) for column in wanted if column in present}
     declared = _declared(rows.features, [label])
@@ -60,14 +60,14 @@ def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str
 
 
 def declared_in(schema: Schema, columns: Collection[str]) -> Classes:
-    """The class names that `datasets` has kept in the schema of an Arrow table, of the columns that are still of that type."""
+    """The class names that `datasets` stored in the schema of an Arrow table, for columns that still have this type."""
     if b"huggingface" not in (schema.metadata or {}):
         return ()
     import datasets
 
     try:
         features = datasets.Features.from_arrow_schema(schema)
-    except (ValueError, KeyError, TypeError):  # another version of `datasets` has written what this one does not know
+    except (ValueError, KeyError, TypeError):  # written by another version of `datasets`
         return ()
     return _declared(features, columns)
 

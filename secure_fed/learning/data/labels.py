@@ -1,8 +1,8 @@
-"""Labels as data write them, turned into indices: integers in their order, or names in theirs.
+"""Labels in the data, converted to indices: integers in ascending order, or names in alphabetical order.
 
-A label is an integer, or text that names a class. Text that is an integer as Python would write it ("7", not
-"007") counts as one when all labels are such, because CSV has no other way. True and false are names. Spaces
-around a label do not count: what stands in a CSV file as `text, label` is meant so.
+A label is an integer, or text that names a class. Text that is an integer in Python's notation ("7", not "007")
+is read as an integer if all labels are of this kind, because CSV has no other way. True and false are names.
+Spaces around a label are ignored, as in the line `text, label` of a CSV file.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The classes of the training data: class i is called `names[i]` and written `values[i]` in the data."""
+    """The classes of the training data: class i has the name `names[i]` and the value `values[i]` in the data."""
 
     values: tuple[Label, ...]
     names: tuple[str, ...]
 
     def encode(self, tables: Sequence[Table], column: str) -> tuple[int, ...]:
-        """The index of every label of `tables`; one that is no class of the training data is refused."""
+        """The index of every label of `tables`; a label that is no class of the training data is refused."""
         index = {value: position for position, value in enumerate(self.values)}
         encoded = []
         labels = _labels(tables, column, integers=isinstance(self.values[0], int))
@@ -47,7 +47,7 @@ class Vocabulary:
 
 
 def learn(tables: Sequence[Table], column: str) -> Vocabulary:
-    """The classes of the training data: at least two, sorted, with the names the data give them."""
+    """The classes of the training data: at least two, sorted, with their names in the data."""
     labels = _labels(tables, column, integers=_all_integers(tables, column))
     distinct = {label for of_table in labels for label in of_table}
     values: tuple[Label, ...] = tuple(sorted(distinct, key=lambda label: (isinstance(label, str), label)))
@@ -64,7 +64,7 @@ def learn(tables: Sequence[Table], column: str) -> Vocabulary:
 
 
 def _all_integers(tables: Sequence[Table], column: str) -> bool:
-    """Whether all labels written as text are integers; a column of numbers that are not is refused."""
+    """Whether all labels written as text are integers; a column of numbers that are no integers is refused."""
     texts = [
         (table, row, value)
         for table in tables
@@ -83,7 +83,7 @@ def _all_integers(tables: Sequence[Table], column: str) -> bool:
 def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[list[Label]]:
     """The labels of each table: all integers or all names, over all tables.
 
-    A missing one is refused first, since for its sake others may have become numbers with a point.
+    A missing label is refused first, since it may be the reason why other labels became decimal numbers.
     """
     for table in tables:
         for row, value in enumerate(_cells(table, column)):
@@ -131,7 +131,7 @@ def _refuse(table: Table, row: int, value: object) -> NoReturn:
 
 
 def _declared(tables: Sequence[Table], column: str) -> tuple[str, ...] | None:
-    """The class names that the source itself declares, where all its tables agree."""
+    """The class names that the source itself declares, if all its tables agree."""
     declared = {dict(table.classes).get(column) for table in tables}
     return declared.pop() if len(declared) == 1 else None
 
@@ -139,7 +139,7 @@ def _declared(tables: Sequence[Table], column: str) -> tuple[str, ...] | None:
 def _beside(
     tables: Sequence[Table], labels: Sequence[Sequence[Label]], column: str, values: Sequence[Label]
 ) -> tuple[str, ...] | None:
-    """The names in the column `<label>_name` beside the labels, where each label has one name of its own."""
+    """The names in the column `<label>_name`, if labels and names correspond one to one."""
     beside = f"{column}_name"
     if not all(beside in table.columns for table in tables):
         return None

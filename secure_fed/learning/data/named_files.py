@@ -1,4 +1,4 @@
-"""The files that settings name, and the names of their columns: what can be wrong with them before any example is read.
+"""The files that settings name, and the names of their columns, checked before any example is read.
 
 Needs no torch, so that a wrong name is reported at once.
 """
@@ -14,14 +14,14 @@ from secure_fed.errors import DataError, plainly
 from secure_fed.learning.data import files
 from secure_fed.learning.data.rows import Columns
 
-TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first there is serves as test data
+TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the test data
 
 _BUILTIN = "builtin/notes"
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The files of training and of test examples. owners: the client of each training file, where each is a client's."""
+    """The files of training and of test examples. owners: the client of each training file, if each belongs to a client."""
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
@@ -39,7 +39,7 @@ def find(data: DataConfig) -> Named | None:
 
 
 def require_columns(data: DataConfig, columns: Columns, group: str = "") -> None:
-    """Refuse a file that is not there, or that lacks a column which the task `columns` or [data] needs of it."""
+    """Refuse a missing file, or a file without a column that the task (`columns`) or [data] needs."""
     named = find(data)
     if named is None:
         if generated(data):
@@ -65,7 +65,7 @@ def require_columns_of_notes(data: DataConfig, group: str) -> None:
 
 
 def spoken(data: DataConfig) -> str:
-    """The column of each row's language, where the division goes by it; else ""."""
+    """The column of each row's language, if the partition uses it; otherwise ""."""
     return data.language if data.partition == "language" else ""
 
 
@@ -75,7 +75,7 @@ def generated(data: DataConfig) -> bool:
 
 
 def of_test(folder: Path) -> list[Path]:
-    """The files of the first split of `TEST_SPLITS` that the folder holds."""
+    """The files of the first split of `TEST_SPLITS` in the folder."""
     return next((found for split in TEST_SPLITS if (found := files.split_files(folder, split))), [])
 
 
@@ -100,7 +100,7 @@ def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool)
 
 
 def _require_files(folder: Path, setting: str) -> None:
-    """Refuse a folder that `save_to_disk` of `datasets` wrote, which `data.name` alone reads."""
+    """Refuse a folder that `save_to_disk` of `datasets` wrote: only `data.name` can name such a folder."""
     if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
         raise DataError(
             f"{folder} was written by save_to_disk of datasets, which {setting} does not read: set data.name to it, or "
@@ -118,7 +118,7 @@ def _of_name(name: str) -> Named | None:
 
 
 def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
-    """The paths of a setting, each of which the system can look up, whether there is anything or not."""
+    """The paths of a setting. A path that the system cannot look up is refused; it need not exist."""
     paths = []
     for text in filter(None, [value] if isinstance(value, str) else value):
         with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):
@@ -128,7 +128,7 @@ def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    """The names in order, a later one of the same name with "-2", "-3", ... after it."""
+    """The names in order; repeated names get "-2", "-3", ... appended."""
     taken: list[str] = []
     for name in names:
         candidates = (name, *(f"{name}-{count}" for count in range(2, len(names) + 2)))

@@ -1,20 +1,20 @@
-"""`builtin/notes`: short clinical-style notes from 48 sites, made up here, in which word order decides.
+"""`builtin/notes`: short clinical-style notes from 48 sites, made up here, in which word order decides the class.
 
 A note has an entry of this visit among one to three entries copied from older notes:
 
     Last year: cough was severe on admission and is mild. Today: rash began after codeine was started.
 
-The label is what this visit's entry says (here `drug_reaction`). The sentence of the other class of the same
-pair holds the same words ("codeine was started after rash began" is `drug_treatment`), and the older entries
-say the same kinds of things, so counting words tells little.
+The label is the statement of this visit's entry (here `drug_reaction`). The sentence of the other class of the
+same pair has the same words ("codeine was started after rash began" is `drug_treatment`), and the older entries
+make statements of the same kinds, so word counts contain little information.
 
 Guarantees, for one `seed`:
 - the same call returns the same rows, and a smaller `count` returns the first rows of a larger one;
-- the splits are independent streams of one law, and no text is in both "train" and "test";
+- the splits are independent streams of one distribution, and no text is in both "train" and "test";
 - in "train" and "test" a share `LABEL_NOISE` of the labels is replaced by another class, so a perfect rule
-  scores about 1 - LABEL_NOISE on either; a share `IDENTIFIED` of the notes carries a name, a record number
-  and a telephone number, and no record number is given twice in the two splits;
-- "public" (for pre-training) has no identifying string, and its `label` column is all zero: it says nothing.
+  scores about 1 - LABEL_NOISE on either; a share `IDENTIFIED` of the notes has a name, a record number and a
+  telephone number, and no record number occurs twice in the two splits;
+- "public" (for pre-training) has no identifying string, and its `label` column is all zero, without meaning.
   Its notes put conclusions in words, as published letters do: a title names this visit's subject (not its
   class), or every entry, this visit's and older ones alike, ends in its conclusion.
 """
@@ -47,9 +47,9 @@ _OTHERS = {"public": (0, 0, 1, 2, 3), "train": (1, 2, 3), "test": (1, 2, 3)}  # 
 _DRAWS = 56  # uniform draws set aside for each note; no note needs more
 _CHUNK = 1024  # notes drawn at a time; fixed, so that a smaller count is a prefix of a larger one
 _RECORDS = 10_000_000
-_KEPT = 100_000  # notes of a split that are kept in memory for whoever asks again: some 30 MB
-_WORLD = 20_240_607  # the seed of the sites, which are the same whatever seed the notes are drawn with
-_PRIOR = 6.0  # concentration of a site's class mix: mild, about one third off the uniform share
+_KEPT = 100_000  # notes of a split that are cached in memory: some 30 MB
+_WORLD = 20_240_607  # the seed of the sites, which do not depend on the seed of the notes
+_PRIOR = 6.0  # concentration of a site's class mix: mild, shares differ from uniform by about a third
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ SITE_NAMES = tuple(site.name for site in SITES)
 
 
 class _Draws:
-    """The uniform draws of one note, spent in order. next: the next of them."""
+    """The uniform draws of one note, used in order. next: returns the next draw."""
 
     __slots__ = ("next",)
 
@@ -161,7 +161,7 @@ def _distinct(draws: _Draws, options: tuple[T, ...], count: int) -> list[T]:
 
 
 def _layout(site: Site, entries: list[str], extra: list[str], draws: _Draws) -> str:
-    """The note as its site lays it out: `extra` lines, then entries and fillers in random order."""
+    """The note in its site's layout: `extra` lines, then entries and fillers in random order."""
     fillers = _distinct(draws, site.fillers, draws.below(3))
     measured = [filler.format(n=100 + draws.below(60), m=60 + draws.below(40)) for filler in fillers]
     body = _distinct(draws, (*entries, *measured), len(entries) + len(measured))
@@ -222,4 +222,4 @@ def _generated(count: int, seed: int, split: str) -> Rows:
     return Rows(text=text, label=label, label_names=LABELS, client=client)
 
 
-_kept = lru_cache(maxsize=2)(_generated)  # the two splits of a run, which its audit and a run beside it ask for again
+_kept = lru_cache(maxsize=2)(_generated)  # the two splits of a run, for its audit and a comparison run too

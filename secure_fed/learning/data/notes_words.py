@@ -1,7 +1,7 @@
 """The words of the built-in notes: findings, drugs, and sentences whose word order alone decides the class.
 
-The classes come in four pairs. The two sentences of a pair hold the same words; what differs is their order,
-or what the "not" stands before. `{x}` is a finding, `{d}` a drug.
+The classes come in four pairs. The two sentences of a pair have the same words and differ only in their order,
+or in the word after "not". `{x}` is a finding, `{d}` a drug.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LABELS = (
     "family_condition",
 )
 
-# One row per finding; a site says it with one of the words.
+# One row per finding; a site uses one of the words.
 FINDINGS = (
     ("fever", "pyrexia"), ("cough",), ("rash", "exanthem"), ("nausea", "queasiness"), ("headache", "cephalgia"),
     ("dizziness", "vertigo"), ("breathlessness", "dyspnoea", "sob"), ("angina",), ("lumbago", "backache"),
@@ -33,7 +33,7 @@ DRUGS = (
     "gabapentin", "tramadol", "insulin", "diazepam",
 )  # fmt: skip
 
-# FAMILIES[k] holds the sentences (for class 2k, for class 2k + 1) of the k-th pair of LABELS.
+# FAMILIES[k] has the sentences (for class 2k, for class 2k + 1) of the k-th pair of LABELS.
 FAMILIES = (
     (
         ("{x} began after {d} was started", "{d} was started after {x} began"),
@@ -69,7 +69,7 @@ FAMILIES = (
     ),
 )
 
-# A site's register: for each row it keeps one of the alternatives of the first word.
+# A site's register: in each row it uses one of the alternatives for the first word.
 REGISTERS = (
     ("patient", "patient", "pt", "client"), ("mother", "mother", "mum", "father"), ("severe", "severe", "marked"),
     ("mild", "mild", "slight"), (" was ", " was ", " "), (" is ", " is ", " "), ("relatives", "relatives", "siblings"),
@@ -82,13 +82,13 @@ REGISTERS = (
 CURRENT = ("today", "this visit", "new entry", "current", "this week")
 OLDER = ("last year", "previous visit", "earlier entry", "old letter", "last month", "copied", "archive")
 
-# What a public note concludes from an entry, by class. Private notes never carry a conclusion.
+# A public note's conclusion from an entry, by class. Private notes never have a conclusion.
 CONCLUSIONS = (
     ("adverse", "intolerance"), ("indication", "medicated"), ("recovering", "better"), ("deteriorating", "escalate"),
     ("established", "positive"), ("unlikely", "negative"), ("affected", "personal"), ("hereditary", "inherited"),
 )  # fmt: skip
 
-# What the title of a public note says this visit is about, by pair of classes.
+# The subject of this visit in the title of a public note, by pair of classes.
 SUBJECTS = (("medication", "pharmacy"), ("progress", "trend"), ("diagnosis", "result"), ("kin", "household"))
 
 FILLERS = (

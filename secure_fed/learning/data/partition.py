@@ -40,11 +40,11 @@ def dirichlet(labels: Sequence[int], clients: int, alpha: float, rng: np.random.
 
     `alpha` -> infinity gives every client the class shares of the data, `alpha` -> 0 a single class each.
 
-    A.3 leaves open how examples follow from the X_i when classes run out. Here each class c is dealt out
-    whole, by one multinomial draw with client i's chance X_ic / sum_k X_kc. As E[X_ic] = m_c, client i's
-    expected counts are near (examples / clients) X_ic, no example is left over, and no client is favoured by
-    coming first. Sizes vary, the more the smaller `alpha`. A client left empty takes one random example from
-    the largest, in turn.
+    A.3 leaves open how examples follow from the X_i when classes run out. Here one multinomial draw assigns all
+    examples of a class c, to client i with probability X_ic / sum_k X_kc. As E[X_ic] = m_c, client i's expected
+    counts are near (examples / clients) X_ic, no example is left over, and the order of clients does not matter.
+    Sizes vary more for smaller `alpha`. An empty client gets one random example of the client with most, one
+    client after the other.
     """
     require_enough(len(labels), clients)
     require_positive(alpha)
@@ -75,9 +75,9 @@ def partition(
     labels_per_client: int = 2,
     matrix: Sequence[Sequence[float]] | None = None,
 ) -> Partition:
-    """The examples with these `labels` (and `keys`, or `languages`) divided as `kind` asks, one of `PARTITIONS`.
+    """The partition `kind`, one of `PARTITIONS`, of the examples with these `labels` (and `keys`, or `languages`).
 
-    `clients` None means one client a key, or a column of `matrix`; given, it must be their number.
+    `clients` None means one client for each key, or for each column of `matrix`; a number must equal theirs.
     """
     if kind not in PARTITIONS:
         raise ConfigError(f"data.partition is {kind!r}; it must be one of {', '.join(PARTITIONS)}")
@@ -127,8 +127,8 @@ def jensen_shannon(labels: Sequence[int], parts: Sequence[Indices], classes: int
 
     JS(P, Q) = KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2 and logarithms to base 2, so it lies in
     [0, 1]: 0 when all clients have the same label distribution, 1 when no two clients share a label. The mean
-    is over pairs of different clients; one client alone has 0. FeDeRA (A.4) prints the formula without the
-    mixture M; that is infinite for disjoint labels, and the range it states, 0 to 1, is of the formula here.
+    is over pairs of different clients; it is 0 for a single client. FeDeRA (A.4) prints the formula without the
+    mixture M; that formula is infinite for disjoint labels, and the stated range, 0 to 1, fits the formula here.
     Of more than 1,000 clients, 1,000 spread evenly over the list are compared.
     """
     if len(parts) > _PAIRED_CLIENTS:

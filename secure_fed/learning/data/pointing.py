@@ -1,7 +1,7 @@
-"""Examples that stand for a random direction (`evaluation.canaries = "direction"`), and the examples they hide.
+"""Examples that stand for a random direction (`evaluation.canaries = "direction"`), and the original examples.
 
-Only example-level training looks at the direction of such an example (`dp_sgd`); whatever else reads
-examples reads the example itself.
+Only example-level training uses the direction of such an example (`dp_sgd`); all other code reads the
+original example.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def reading(collate: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Plain(Sequence[Any]):
-    """A client's examples themselves; each is looked up when it is asked for.
+    """A client's original examples; each is looked up on access.
 
-    items: with a length and items by number, which need not know slices, as torch's data sets do not. chosen: the numbers of
-    those that are meant, if not all.
+    items: a sequence with a length and items by number; slices are not needed, since torch's data sets do not support them.
+    chosen: the numbers of the chosen examples, if not all.
     """
 
     items: Sequence[Any]

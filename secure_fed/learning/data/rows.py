@@ -1,4 +1,4 @@
-"""Labelled examples as columns, which every source returns and every partition divides; and the columns that a task reads."""
+"""Labelled examples as columns, returned by every source and divided by every partition; and the columns of a task."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from secure_fed.config import DataConfig
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.table import Table
 
-Texts = tuple[list[Any], list[Any] | None]  # the first input of every row, and the second where the task has one
+Texts = tuple[list[Any], list[Any] | None]  # the first input of every row, and the second if the task has one
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Examples as columns of one length. What stands in the first two and in `text_b` is the task's to say.
+    """Examples as columns of one length. The task defines the contents of `text`, `label` and `text_b`.
 
     text:        the (first) text of each example, or its words
-    label:       what is to be learned of each: an index into `label_names`, several, a number, a span ...
-    label_names: the classes, in the order of their index; none where the task has none
+    label:       the training target of each: an index into `label_names`, several, a number, a span ...
+    label_names: the classes, in the order of their index; empty if the task has none
     text_b:      the second text of each, or a list of them, or None
     client:      the name of the client (site, user, file) each example belongs to, or None
     group:       the name of the person each example is about, or None
@@ -43,7 +43,7 @@ class Rows:
 
     @property
     def classes(self) -> tuple[int, ...] | None:
-        """The class of each example, where every example has just one."""
+        """The class of each example, if every example has exactly one."""
         return self.label if self.label_names and all(isinstance(label, int) for label in self.label) else None
 
     def take(self, indices: Iterable[int]) -> Rows:
@@ -63,7 +63,7 @@ class Columns:
     label: str = ""
 
     def chosen(self, data: DataConfig) -> Columns:
-        """The columns that the settings name; where a setting is empty, the column given here."""
+        """The columns that the settings name; where a setting is empty, this object's column."""
         return Columns(data.text or self.text, data.text_b or self.text_b, data.label or self.label)
 
 

@@ -1,4 +1,4 @@
-"""The label and language skews of the papers beside FeDeRA's, which `partition.dirichlet` is.
+"""The label and language skews of the papers other than FeDeRA (`partition.dirichlet`).
 
 All give each example to exactly one client, leave no client empty, and give the same parts for the same arguments and `rng`
 state.
@@ -26,11 +26,11 @@ _ROUNDING = 1e-6
 
 
 def label_dirichlet(labels: Sequence[int], clients: int, beta: float, rng: np.random.Generator) -> list[Indices]:
-    """Every class c is dealt over the clients by a draw p_c ~ Dir(beta 1) of its own, after C2A (section 4.2).
+    """Every class c is divided over the clients by its own draw p_c ~ Dir(beta 1), after C2A (section 4.2).
 
     A client's share of a class is a Beta(beta, beta (clients - 1)) variable: `beta` -> infinity gives every client the class
-    shares of the data, `beta` -> 0 each class to a single client. Unlike in FeDeRA's split the sizes of clients vary as much as
-    their labels. A client left empty takes one random example from the largest, in turn.
+    shares of the data, `beta` -> 0 each class to a single client. Unlike in FeDeRA's split, clients' sizes vary as much as
+    their labels. An empty client gets one random example of the client with most, one client after the other.
     """
     require_enough(len(labels), clients)
     require_positive(beta)
@@ -42,8 +42,8 @@ def label_dirichlet(labels: Sequence[int], clients: int, beta: float, rng: np.ra
 def by_language(
     labels: Sequence[int], languages: Sequence[str], clients: int, beta: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """C2A's language split (section 4.2): each client has one language, and a language's examples go to its clients as
-    `label_dirichlet` deals them.
+    """C2A's language split (section 4.2): each client has one language, and `label_dirichlet` divides a language's examples
+    over its clients.
 
     Clients are divided at random into groups whose sizes differ by at most one, a group for each language, however many
     examples it has.
@@ -73,9 +73,9 @@ def by_language(
 def pathological(labels: Sequence[int], clients: int, each: int, rng: np.random.Generator) -> list[Indices]:
     """Exactly `each` labels per client, after FedARA (section V), which follows FedAvg's shards.
 
-    FedAvg cuts the sorted examples into clients x `each` equal shards, some of which hold two labels. Here a shard holds one:
-    every label gets shards in proportion to its examples, at least one and no more than there are clients, and its examples
-    are divided equally over them. Clients are dealt shards of different labels at random.
+    FedAvg cuts the sorted examples into clients x `each` equal shards, some of which have two labels. Here a shard has one
+    label: every label gets shards in proportion to its examples, at least one and at most the number of clients, and its
+    examples are divided equally over them. Clients get shards of different labels at random.
     """
     require_enough(len(labels), clients)
     counts = np.unique(np.asarray(labels), return_counts=True)[1]
@@ -94,7 +94,7 @@ def by_matrix(
 ) -> list[Indices]:
     """Client k gets the share `shares[c][k]` of the examples of label c, after FRA-LoRA (tables II and IV).
 
-    Sizes are rounded by largest remainders; which examples go where is random.
+    Sizes are rounded by largest remainders; examples are assigned at random.
     """
     table, classes = np.asarray(shares, dtype=np.float64), max(labels, default=-1) + 1  # (labels, clients)
     if len(table) < classes:
@@ -115,7 +115,7 @@ def by_matrix(
 
 
 def matrix_of(text: str) -> list[list[float]]:
-    """ "0.9 0.1; 0.1 0.9" as rows of numbers, one a label; as many in each."""
+    """ "0.9 0.1; 0.1 0.9" as rows of numbers of equal length, one row for each label."""
     rows = [row.split() for row in text.split(";")]
     try:
         table = [[float(entry) for entry in row] for row in rows]
@@ -139,7 +139,7 @@ def matrix_of(text: str) -> list[list[float]]:
 
 
 def _shards(counts: Indices, clients: int, each: int) -> Indices:
-    """The number of shards that each label is cut into, clients x `each` in all, none empty and none twice at one client."""
+    """The number of shards of each label, clients x `each` in all; no shard is empty, and no label comes twice at a client."""
     most = np.minimum(counts, clients)
     wanted, labels = clients * each, len(counts)
     if each > labels:
@@ -163,10 +163,10 @@ def _shards(counts: Indices, clients: int, each: int) -> Indices:
 
 
 def _holders(shards: Indices, clients: int, rng: np.random.Generator) -> dict[int, list[int]]:
-    """The clients of each label's shards: as many of each client, and none twice for a label.
+    """The clients of each label's shards: every client has equally many, and no client has a label twice.
 
-    Shards lie in a row, label after label in random order, and each client takes one of every `clients` in turn. Only a label
-    that lies across the border of two turns could come to a client twice; its rest goes to others first.
+    Shards are in a row, label after label in random order, and of every `clients` shards each client takes one. Only a label
+    that crosses the border of two such turns could come to a client twice; its rest goes to other clients first.
     """
     order = rng.permutation(len(shards))
     row = np.repeat(order, shards[order])

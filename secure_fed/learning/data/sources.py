@@ -25,11 +25,11 @@ GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
 class Source:
     """Labelled examples, divided into training and test.
 
-    whole: the training rows, and those held out of them for testing, in the order in which they were given
-    keyed: `train.client` says who owns which example because the user said so, by naming a column or by
-           giving one file a client
-    tested: where the test rows are from
-    languages: the language of each training row, where the division goes by it
+    whole: the training rows, including the rows held out for testing, in their original order
+    keyed: whether the user declared the client of each example (`train.client`), by naming a column or by
+           one file for each client
+    tested: the origin of the test rows
+    languages: the language of each training row, if the partition uses it
     """
 
     train: Rows
@@ -42,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """The tables as read, before labels have a meaning; `owners` names the client of each train table, if any."""
+    """The tables as read, before labels are interpreted; `owners` names the client of each training table, if any."""
 
     train: list[Table]
     test: list[Table]
@@ -50,12 +50,12 @@ class _Tables:
 
 
 def load(data: DataConfig, task: Reads, *, seed: int, group: str = "", unit: str = "none") -> Source:
-    """The training and test examples that `data` asks for, read by `task`; the same arguments give the same rows.
+    """The training and test examples that `data` names, read by `task`; the same arguments give the same rows.
 
     `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
-    out by `seed`. A column named by `data.client` says who owns an example; without it, each file of a list
-    is one client, called like the file. `group` names the column that says whom a training example is about.
-    unit: what privacy protects, which is held out as a whole.
+    out by `seed`. The column `data.client` names the client of an example; without it, each file of a list is
+    one client, with the file's name. `group` is the column that names the person of a training example. unit:
+    the unit of privacy, which is held out as a whole.
     """
     named = named_files.find(data)
     if generated(data):
@@ -78,7 +78,7 @@ def of_known_classes(
 def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str) -> list[Table]:
     """The tables of one party's files: the columns of the task, and others by name.
 
-    A folder stands for its files called train, where the setting is data.train, and else for those of its test split.
+    A folder stands for its files called train if the setting is data.train, and otherwise for its test split's files.
     """
     split = partial(files.split_files, split="train") if setting == "data.train" else named_files.of_test
     found = [file for path in paths for file in (split(path) if path.is_dir() else [path])]
@@ -112,7 +112,7 @@ def _notes(data: DataConfig, seed: int, group: str) -> Source:
 
 
 def _wanted(task: Reads, *others: str) -> Collection[str]:
-    """The names of the columns to read: those of the task, and others by name."""
+    """The names of the columns to read: the task's columns, and `others`."""
     names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, *others)
     return dict.fromkeys(name for name in names if name)
 
@@ -142,9 +142,9 @@ def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, in
 
 
 def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
-    """The rows that train, those that are the test set instead, and how they were chosen: by unit, where privacy protects one.
+    """The training rows, the held-out test rows, and how these were chosen: by unit, if privacy protects one.
 
-    Clients that we make of the rows that are left hold none of those that are held out.
+    Clients that secure-fed makes from the remaining rows contain no held-out rows.
     """
     share = data.test_fraction
     if unit == "none":
@@ -157,14 +157,14 @@ def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool
 
 
 def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
-    """The rows with whose they are, as the tables say; test tables may lack the client column."""
+    """The rows with their clients and groups from the tables; test tables may lack the client column."""
     has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
     client = _keys(tables, data.client, "data.client") if has_client else None
     return replace(rows, client=client, group=_keys(tables, group, "privacy.group_column") if group else None)
 
 
 def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
-    """Whose each row is, as a client's or as a person's; spaces around a name do not make it another's."""
+    """The client or person of each row; spaces around a name are ignored."""
     keys: list[str] = []
     for table in tables:
         for row, value in enumerate(table.column(name, setting)):

@@ -1,7 +1,7 @@
 """Classes for examples that have no single label, so that label-skewed partitions can divide them too.
 
 FeDeRA (appendix A.2) skews entity recognition by the entities of a sentence and question answering by k-means over the texts.
-Both functions give one class number an example, from 0 without gaps.
+Both functions return one class number for each example, from 0 without gaps.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _WORD = re.compile(r"\w+")
 
 
 def label_sets(sets: Sequence[Collection[str]], sources: Sequence[str] | None = None) -> list[int]:
-    """A class for every distinct set of entity types, and source, that occurs: `sets[i]` is what example i mentions.
+    """A class for every present combination of a set of entity types and a source: `sets[i]` is example i's set.
 
-    Order and repetition in a set do not count, and classes are numbered by source and then by types, so the numbers depend
-    on what occurs alone. The empty set is a class. Rare sets are classes of their own: the Dirichlet prior weighs a class by
-    its share, so a rare one neither crowds out another nor leaves a client empty.
+    Order and repetition in a set are ignored, and classes are numbered by source and then by types, so the numbers depend only
+    on the present combinations. The empty set is a class. Rare sets are separate classes: the Dirichlet prior weights a class
+    by its share, so a rare class neither crowds out another nor leaves a client empty.
     """
     if sources is not None and len(sources) != len(sets):
         raise ValueError(f"there are {len(sources)} sources and {len(sets)} sets of types; give one source a set")
@@ -35,12 +35,12 @@ def label_sets(sets: Sequence[Collection[str]], sources: Sequence[str] | None = 
 
 
 def clusters(texts: Sequence[str], count: int = 30, seed: int = 0) -> list[int]:
-    """The k-means cluster of each text, of at most `count`: fewer where there are fewer different texts.
+    """The k-means cluster of each text, at most `count` clusters, fewer if there are fewer different texts.
 
-    A text is its words' frequencies, hashed to 4,096 columns, weighed by inverse document frequency, and scaled to length
-    one; nearness is then the cosine. Starts as k-means++ does, with each next centre a text drawn with a chance proportional
-    to its squared distance from the centres so far, and ends when nothing moves, or after 50 steps. The same arguments give
-    the same clusters.
+    A text is a vector of its words' frequencies, hashed to 4,096 columns, weighted by inverse document frequency, and scaled to
+    length one; similarity is then the cosine. Centres start as in k-means++: each next centre is a text drawn with a
+    probability proportional to its squared distance from the centres so far. The steps end when no text changes its cluster,
+    or after 50 steps. The same arguments give the same clusters.
     """
     if count < 1:
         raise ValueError(f"count is {count}; there must be at least 1 cluster")
@@ -58,7 +58,7 @@ def clusters(texts: Sequence[str], count: int = 30, seed: int = 0) -> list[int]:
 
 
 def _weighed(texts: Sequence[str]) -> csr_array:
-    """(texts, columns), every row of length one or, where there is no word, zero."""
+    """(texts, columns), every row of length one, or zero for a text without words."""
     column: dict[str, int] = {}
     found: list[int] = []
     ends = [0]
@@ -79,12 +79,12 @@ def _weighed(texts: Sequence[str]) -> csr_array:
 
 
 def _spread(points: csr_array, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """The centres to start from, (at most `count`, columns): none twice."""
+    """The initial centres, (at most `count`, columns), all different."""
     squares = np.asarray((points * points).sum(axis=1), dtype=np.float64)
     first = int(rng.integers(points.shape[0]))
     chosen = [points[[first]].toarray()[0]]
     distance = _squared(points, squares, chosen[0])
-    while len(chosen) < count and distance.max() > 1e-9:  # what is left is rounding: every text is a centre's
+    while len(chosen) < count and distance.max() > 1e-9:  # below is rounding: every text equals a centre
         drawn = int(rng.choice(len(distance), p=distance / distance.sum()))
         chosen.append(points[[drawn]].toarray()[0])
         distance = np.minimum(distance, _squared(points, squares, chosen[-1]))

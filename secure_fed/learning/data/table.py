@@ -1,4 +1,4 @@
-"""A file of examples, or a split of a data set, as columns; whoever finds a value wrong later can say where it stands."""
+"""A file of examples, or a split of a data set, as columns, with the place of every row for error messages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from secure_fed.errors import DataError
 class Table:
     """The wanted columns of one file or one split of a data set.
 
-    source:  what to call it in a message: a path, or a data set and its split
+    source:  its name in error messages: a path, or a data set and its split
     columns: the wanted columns that are present; a cell absent from a row is None
-    present: the names of all columns there are, wanted or not
+    present: the names of all its columns, wanted or not
     lines:   for each row the line it starts on (text files), or its number from 1
-    unit:    what `lines` counts: "line" or "row"
-    classes: the names of integer labels, by label column, where the source itself declares them
+    unit:    the unit of `lines`: "line" or "row"
+    classes: the names of integer labels, by label column, if the source itself declares them
     """
 
     source: str
@@ -35,7 +35,7 @@ class Table:
         return f"{self.source}, {self.unit} {self.lines[row]}"
 
     def column(self, name: str, setting: str) -> list[object]:
-        """The column called `name`, which the user chose by `setting`."""
+        """The column `name`, which the user chose by `setting`."""
         if name not in self.columns:
             there = ", ".join(repr(column) for column in self.present)
             raise DataError(

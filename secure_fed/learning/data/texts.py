@@ -22,14 +22,14 @@ def of_lines(stream: Iterable[bytes], source: str, name: str) -> Table:
 
 
 def plain(tables: Sequence[Table], text: str, text_b: str) -> Texts:
-    """The columns of a text, and of a second one if `text_b` names it, over all tables."""
+    """The column `text`, and the column `text_b` if it is named, over all tables."""
     first = [cell for table in tables for cell in column(table, text, "data.text")]
     second = [cell for table in tables for cell in column(table, text_b, "data.text_b")] if text_b else None
     return first, second
 
 
 def column(table: Table, name: str, setting: str) -> list[str]:
-    """A column that holds nothing but text that a tokenizer takes; `setting` is the key that named it."""
+    """A column of texts that a tokenizer accepts; anything else is refused. setting: the key that named the column."""
     texts: list[str] = []
     for row, value in enumerate(table.column(name, setting)):
         if not is_text(value):
@@ -40,7 +40,7 @@ def column(table: Table, name: str, setting: str) -> list[str]:
 
 
 def lists(table: Table, name: str, setting: str, *, divided: str | None = None) -> list[list[str]]:
-    """A column that holds lists of texts. Where a table has no lists (CSV), `divided` is what parts a text into one."""
+    """A column of lists of texts. Where a table has no lists (CSV), a text is split at `divided`."""
     found: list[list[str]] = []
     for row, value in enumerate(table.column(name, setting)):
         if isinstance(value, str) and divided is not None and is_text(value):
@@ -55,7 +55,7 @@ def lists(table: Table, name: str, setting: str, *, divided: str | None = None) 
 
 
 def require_some(table: Table, name: str, setting: str) -> None:
-    """Some blank texts occur in real data and stay; a table of nothing else is refused."""
+    """Refuse a table of blank texts only; some blank texts occur in real data and are kept."""
     cells = table.column(name, setting)
     if all(
         not cell.strip() if isinstance(cell, str) else isinstance(cell, list | tuple) and not cell for cell in cells
@@ -64,7 +64,7 @@ def require_some(table: Table, name: str, setting: str) -> None:
 
 
 def is_text(value: object) -> bool:
-    """False for what is no text, and for half a surrogate pair, which JSON can spell and no tokenizer takes."""
+    """False for values that are no text, and for half a surrogate pair, which JSON can write and no tokenizer accepts."""
     if not isinstance(value, str):
         return False
     try:

@@ -1,7 +1,7 @@
 """Token ids of texts, for tokenizers that read one word at a time: every different word is tokenised once.
 
-A BERT tokenizer cleans a text, divides it at spaces and punctuation, and looks each word up by itself; nothing of that reaches
-across a space. So the ids of a text are those of its parts between spaces, one after the other, and texts repeat their words.
+A BERT tokenizer cleans a text, divides it at spaces and punctuation, and looks each word up by itself; no step crosses a space.
+So the ids of a text are the ids of its parts between spaces, one after the other, and texts repeat their words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEPT = 1 << 20  # words
 
 @dataclass
 class Words:
-    """The ids of words met so far. before, after: the tokenizer's own tokens around a text."""
+    """The ids of the words so far. before, after: the tokenizer's special tokens around a text."""
 
     tokenizer: PreTrainedTokenizerBase
     before: list[int]

@@ -8,10 +8,10 @@ from secure_fed.errors import ConfigError
 
 
 def find_devices(names: str) -> list[torch.device]:
-    """The devices of a list with commas, the first of which evaluates; `auto` is the GPU where there is one.
+    """The devices of a list with commas, the first of which evaluates; `auto` is the GPU if there is one.
 
-    Several must be different devices of one kind: on another kind sums round in another way, so that a client's tensors would
-    tell which device trained it, and that goes by who else takes part.
+    Several must be different devices of one kind: other kinds round sums differently, so a client's tensors would reveal the
+    device that trained it, which depends on the other participants.
     """
     devices = [_found(name.strip(), names) for name in names.split(",")]
     if len({(device.type, device.index or 0) for device in devices}) < len(devices):

@@ -25,8 +25,8 @@ from secure_fed.learning.tasks.task import Task
 class Loaded:
     """A model ready to be adapted.
 
-    head: parameters that no pre-training has made: outside the base model, or newly initialised on loading. They train
-    and travel with the adapter.
+    head: the parameters without pre-training: outside the base model, or newly initialised on loading. They train and are sent
+    with the adapter.
     """
 
     model: nn.Module
@@ -35,9 +35,9 @@ class Loaded:
 
 
 def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:
-    """The model with what the task puts on top of it; what is newly initialised depends on `seed` alone.
+    """The model with the task's head; newly initialised parameters depend on `seed` alone.
 
-    Of a head that was pre-trained for the task, such as a language model's, only what is new is head.
+    If a head was pre-trained for the task, such as a language model's, only its new parameters count as head.
     """
     import transformers
 
@@ -76,9 +76,9 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
 
 
 def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable[str]) -> ModelError:
-    """Why no weight of the base model was loaded: it has another place in this architecture, or the architecture is another.
+    """Why no weight of the base model was loaded: this architecture names it differently, or it is another architecture.
 
-    For instance, transformers' LlamaForQuestionAnswering has under `transformer.` what every other Llama has under `model.`.
+    For instance, transformers' LlamaForQuestionAnswering has its base under `transformer.`, every other Llama under `model.`.
     """
     kind, prefix = type(model).__name__, model.base_model_prefix
     for key in stored:
@@ -95,7 +95,7 @@ def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable
 
 @torch.no_grad()
 def _require_causal(name: str, model: Any) -> None:
-    """Refuse an encoder: it reads the very tokens that it is to tell, so its likelihoods would mean nothing."""
+    """Refuse an encoder: it reads the tokens that it has to predict, so its likelihoods would mean nothing."""
     model.eval()
     ids = torch.arange(4).view(1, 4) % model.config.vocab_size
     other = ids.clone()
@@ -111,7 +111,7 @@ def _require_causal(name: str, model: Any) -> None:
 
 
 def head_names(model: nn.Module) -> tuple[str, ...]:
-    """Parameters outside the base model, for models that say which part that is (as transformers' do)."""
+    """Parameters outside the base model, for models that declare their base model (as transformers' do)."""
     prefix = getattr(model, "base_model_prefix", "")
     if not prefix or not hasattr(model, prefix):
         return ()
@@ -119,7 +119,7 @@ def head_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def last_layer(model: nn.Module) -> tuple[str, ...]:
-    """The parameters of the last module outside the base model, which makes the scores; none where nothing is outside."""
+    """The parameters of the last module outside the base model, which computes the scores; empty if there is none."""
     outside = head_names(model)
     return tuple(name for name in outside if name.rpartition(".")[0] == outside[-1].rpartition(".")[0])
 
@@ -132,7 +132,7 @@ def pooler_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
-    """The parameters that train in full: the head that was found, and the modules asked for beside it."""
+    """The parameters that train in full: the head in `found`, and the named `modules`."""
     names = [name for name, _ in model.named_parameters()]
     places = dict(model.named_parameters(remove_duplicate=False))
     for module in modules:
@@ -154,13 +154,13 @@ def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> t
 
 
 def _inside(parameter: str, module: str) -> bool:
-    """Whether a parameter belongs to the module of that (ending of a) name, as PEFT matches them."""
+    """Whether a parameter belongs to the module with this name, or ending of a name, as PEFT matches names."""
     owner = f".{parameter}".rpartition(".")[0] + "."
     return f".{module}." in owner
 
 
 def digest_of(model: nn.Module, but: Container[str]) -> str:
-    """A digest by which a resumed run, and an exported adapter, know their base model.
+    """A digest by which a resumed run, and an exported adapter, recognise their base model.
 
     SHA-256 over the name, type, shape and bits of every parameter that `but` does not name.
     """
@@ -174,7 +174,7 @@ def digest_of(model: nn.Module, but: Container[str]) -> str:
 
 
 def _check_positions(config: ModelConfig, model: nn.Module) -> None:
-    """Refuse texts longer than the model has positions: learned ones end there, others were never trained beyond."""
+    """Refuse texts with more tokens than positions: learned positions end there, others were not trained beyond."""
     limit = positions_of(model)
     if limit is not None and limit < config.max_length:
         raise ConfigError(
@@ -184,9 +184,9 @@ def _check_positions(config: ModelConfig, model: nn.Module) -> None:
 
 
 def _give_padding(model: Any, tokenizer: Any) -> None:
-    """Decoders often come without a padding token: their end-of-text token serves, since the mask hides it.
+    """Decoders often have no padding token: their end-of-text token is used, since the mask hides it.
 
-    A decoder classifies by the last token that its configuration does not call padding, so both must mean the same one.
+    A decoder classifies by the last token that its configuration does not call padding, so both need the same padding token.
     """
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -226,9 +226,9 @@ def explained(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No reports and progress bars of transformers: that a classifier's head is new is what we are here for.
+    """Silence transformers' reports and progress bars: a new classifier head is expected here.
 
-    Within, its Auto classes know the architecture of `mean_pooled` beside their own.
+    Within the block, its Auto classes also know the architecture of `mean_pooled`.
     """
     from transformers.utils import logging
 

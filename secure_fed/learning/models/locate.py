@@ -1,4 +1,4 @@
-"""Where a named model lies: built in, in a folder, or on the Hub. Needs no torch, so that a wrong name is reported at once."""
+"""The location of a named model: built in, a folder, or the Hub. Needs no torch, so that a wrong name is reported at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BUILTIN = {"builtin/tiny": Path(__file__).parents[2] / "models" / "tiny"}
 
 
 def locate(name: str) -> str:
-    """The name that transformers is given for `model.name`: a folder's absolute path, or the Hub id."""
+    """The name of `model.name` for transformers: a folder's absolute path, or the Hub id."""
     if name in BUILTIN:
         return str(BUILTIN[name])
     if name.startswith("builtin/"):

@@ -5,8 +5,8 @@
 with h_t the base model's last hidden states. The classifiers of transformers read the first token alone in most encoders, with
 or without a layer before the scores.
 
-transformers and PEFT load it as they load their own. A saved model has a copy of this file beside its weights, so that it can
-be had without secure-fed, with `trust_remote_code=True`: hence this file imports nothing but torch and transformers.
+transformers and PEFT load it like their own classes. A saved model has a copy of this file beside its weights, so that it can
+be loaded without secure-fed, with `trust_remote_code=True`: hence this file imports nothing but torch and transformers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transformers.utils.generic import can_return_tuple
 
 
 class MeanPooledConfig(PreTrainedConfig):
-    """text_config: of the base model. The rest, such as the names of classes, is as every configuration has it."""
+    """text_config: the base model's configuration. The rest, such as the names of classes, is as in every configuration."""
 
     model_type = "mean_pooled"
     sub_configs = {"text_config": AutoConfig}  # noqa: RUF012  # as transformers declares it
@@ -51,7 +51,7 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
 
     def __init__(self, config: MeanPooledConfig, encoder: nn.Module | None = None) -> None:
         super().__init__(config)
-        dtype = torch.get_default_dtype()  # that of the head, whatever the base model was saved in
+        dtype = torch.get_default_dtype()  # the head's dtype, whatever the base model's was
         self.encoder: Any = AutoModel.from_config(config.text_config, dtype=dtype) if encoder is None else encoder
         if getattr(self.encoder, "pooler", None) is not None:
             self.encoder.pooler = None  # nothing reads it
@@ -64,10 +64,10 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
     def from_pretrained(  # type: ignore[override]  # a pair, if asked for
         cls, name: Any, *rest: Any, config: Any = None, output_loading_info: bool = False, **settings: Any
     ) -> Any:
-        """The classifier in a folder or on the Hub, or, where there is another model, a new head on its base.
+        """The classifier in a folder or on the Hub; for another model, a new head on its base model.
 
-        settings: as every `from_pretrained` takes them, for instance `id2label`. With output_loading_info a pair: the
-        classifier, and what its weights lack and have too many, by its own names.
+        settings: as for every `from_pretrained`, for instance `id2label`. With output_loading_info a pair: the classifier, and
+        its missing and unexpected weights, by its own names.
         """
         hub = {key: value for key, value in settings.items() if key in _HUB}
         base = config if config is not None else AutoConfig.from_pretrained(name, **hub)
@@ -83,7 +83,7 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
 
     @classmethod
     def _on_base(cls, name: Any, base: PreTrainedConfig, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """A new head on a base model, and what that lacks. settings: of the head's configuration, of the base, or of both."""
+        """A new head on a base model, and its loading info. settings: for the head's configuration, the base, or both."""
         told: dict[str, Any] = {"text_config": base}
         if not settings.keys() & {"num_labels", "id2label"}:
             told |= {"id2label": base.id2label, "label2id": base.label2id}
@@ -126,13 +126,13 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits, **seen)
 
     def read(self, **inputs: Any) -> tuple[Tensor, Any]:
-        """(B, d) the mean over each text's tokens, and all that the base model gives."""
+        """(B, d) the mean over each text's tokens, and all outputs of the base model."""
         found = self.encoder(**inputs)
         return pooled(found.last_hidden_state, inputs["attention_mask"]), found
 
 
 def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, d): the mean over those of (B, T, d) that the mask (B, T) counts."""
+    """(B, d): the mean of `hidden` (B, T, d) over the tokens that the mask (B, T) keeps."""
     if mask is None:
         return hidden.mean(1)
     counted = mask.to(hidden.dtype).unsqueeze(-1)

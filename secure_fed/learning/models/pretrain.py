@@ -2,10 +2,10 @@
 
 A BERT encoder of 0.75 million parameters, pre-trained by masked language modelling on the public part of
 `builtin/notes` (no label and no private note is read). Three choices make a few minutes of CPU enough:
-- words that conclude something ("recovering", "hereditary") are masked far more often than the others;
-- a note's title, which names the subject of this visit (two classes share one), is taken out and predicted
-  from [CLS], so that the token a classifier reads learns which entry to look at;
-- short notes come first, and positions start from sinusoids, so that neighbours are found from the start.
+- words that state a conclusion ("recovering", "hereditary") are masked far more often than the others;
+- a note's title, which names the subject of this visit (two classes share one), is removed and predicted
+  from [CLS], so that the token for the classifier learns which entry matters;
+- short notes come first, and positions start from sinusoids, so that attention finds neighbours from the start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = 2400
 RATE = 1e-3
 SALIENT, ORDINARY = 0.7, 0.05  # shares masked of concluding words and of all others
 SHORT_FIRST = 0.3  # share of the notes read in order of length before the rest comes as drawn
-IGNORED = -100  # the target where nothing is predicted
+IGNORED = -100  # the target of tokens that are not predicted
 
 Batch = tuple[Tensor, Tensor]  # token ids and targets, both (notes, length)
 
@@ -84,7 +84,7 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def concluding(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """For every token id, the number of the conclusion or subject its word states, or -1."""
+    """For every token id, the number of the conclusion or subject that its word states, or -1."""
     classes = np.full(len(tokenizer), -1)
     for label, said in enumerate((*CONCLUSIONS, *SUBJECTS)):
         classes[tokenizer.convert_tokens_to_ids(list(said))] = label
@@ -92,7 +92,7 @@ def concluding(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
 
 
 def masked(notes_ids: Sequence[list[int]], salient: np.ndarray, mask_id: int, rng: np.random.Generator) -> Batch:
-    """Pads, takes the title out (predicted at [CLS]) and masks: `salient` is a share for each token id."""
+    """Pads, removes the title (predicted at [CLS]) and masks: `salient` is the masked share of each token id."""
     titles = [ids[1] if salient[ids[1]] > ORDINARY else IGNORED for ids in notes_ids]
     bare = [ids if title == IGNORED else [ids[0], *ids[3:]] for ids, title in zip(notes_ids, titles, strict=True)]
     inputs = np.zeros((len(bare), max(map(len, bare))), dtype=np.int64)
@@ -161,7 +161,7 @@ def optimise(model: BertForMaskedLM, steps: int) -> tuple[torch.optim.Optimizer,
 
 
 def pretrain(steps: int, seed: int) -> tuple[BertForMaskedLM, PreTrainedTokenizerFast, tuple[float, float]]:
-    """Trains from nothing; returns the model, its tokenizer and `conclusions_right` on held-out public notes."""
+    """Trains from scratch; returns the model, its tokenizer and `conclusions_right` on held-out public notes."""
     public = list(notes.generate(steps * BATCH, seed=seed, split="public").text)
     tokenizer = train_tokenizer(public[:20_000])
     encoded = tokenizer(public)["input_ids"]

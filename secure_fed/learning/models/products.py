@@ -1,11 +1,11 @@
 """Matrix products of a model's linear layers by oneDNN, on processors where torch's own are slow.
 
-torch hands float32 products on x86 to MKL, which uses AVX-512 on Intel's processors alone; oneDNN, which torch carries as well,
-uses it wherever it is there. On an AMD EPYC of 2024 oneDNN is twice as fast. Both compute in full float32.
+torch passes float32 products on x86 to MKL, which uses AVX-512 on Intel's processors only; oneDNN, which torch also contains,
+uses it on every processor that has it. On an AMD EPYC of 2024 oneDNN is twice as fast. Both compute in full float32.
 
-A layer's product goes this way if its input is (B, T, n) and an example has many numbers in it, as in a transformer. The rest
-is left to torch: small products, which passes may have to make for each example apart (`per_example.SmallProductsApart`),
-other types and devices, and tensors of which each example has its own.
+oneDNN computes a layer's product if its input is (B, T, n) with many numbers for each example, as in a transformer. torch
+computes the rest: small products, which may have to be separate for each example (`per_example.SmallProductsApart`), other
+types and devices, and tensors that differ between examples (`EachOwn`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 FEW = 2048
-"""Numbers that an example has at least for its product to be made together with others' without a closer look."""
+"""The fewest numbers of an example with which its product is computed together with others' without a closer check."""
 
 
 def hasten(model: nn.Module) -> None:
-    """Let the linear layers of `model` compute by `product` where that is faster; a copy of the model does so too."""
+    """Make the linear layers of `model` compute by `product` if that is faster; a copy of the model does so too."""
     if not faster():
         return
     of_gpt2 = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     for layer in model.modules():
-        if "forward" in vars(layer):  # somebody's own
+        if "forward" in vars(layer):  # a custom forward
             continue
         if type(layer) is nn.Linear:
             layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
@@ -51,7 +51,7 @@ def faster() -> bool:
 
 
 def _there() -> bool:
-    """Whether this torch has the operation, which is none of its documented ones, as it is called here."""
+    """Whether this torch has the undocumented operation with the arguments used here."""
     x, weight = torch.arange(6.0).view(2, 3), torch.ones(4, 3)
     try:
         return torch.equal(_by_onednn(x, weight, None), x @ weight.t())
@@ -82,7 +82,7 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _transposed(layer: Any, x: Tensor) -> Tensor:
-    """As the layers of GPT-2, whose weight is (n, m)."""
+    """The forward of GPT-2's layers, whose weight is (n, m)."""
     if _plain(layer.weight) and _large(x, layer.weight.t()):
         return product(x, layer.weight.t(), layer.bias)
     found: Tensor = type(layer).forward(layer, x)
@@ -98,7 +98,7 @@ def _plain(tensor: Tensor) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """y = x W^T + b with x (B, T, n), W (m, n); dx = dy W by the same means, and so on for derivatives of any order."""
+    """y = x W^T + b with x (B, T, n), W (m, n); dx = dy W by the same `product`, for derivatives of any order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -119,7 +119,7 @@ class _Product(torch.autograd.Function):
 
 
 def _filled(x: Tensor) -> Tensor:
-    """(N, n) with some rows of zeros behind, N one of eight numbers between two powers of two.
+    """(N, n): x with rows of zeros appended, N being one of eight numbers between two powers of two.
 
     oneDNN compiles a kernel for every shape, which takes longer than the product and half a megabyte.
     """

@@ -1,6 +1,6 @@
 """The tasks by name. To add one, write its file with a `build(data)`, and add its line here.
 
-Importing this package imports no task and no torch; a task's file is imported when it is asked for.
+Importing this package imports no task and no torch; a task's file is imported on first use.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ TASKS: dict[str, str] = {
 
 
 def build(data: DataConfig) -> Task:
-    """The task that `data.task` names, as the other settings of [data] want it."""
+    """The task that `data.task` names, with the other settings of [data]."""
     return cast("Task", import_module(TASKS[data.task]).build(data))

@@ -1,8 +1,8 @@
-"""Language modelling: every token from those before it, in texts, or in the targets of prompts (instruction data).
+"""Language modelling: every token is predicted from the tokens before it, in texts, or in the targets of prompts.
 
-With `data.text_b` a row is a prompt and its target, and the prompt is read but not learned, unless `data.learn_prompt` says so.
-The loss of an example is the mean over its tokens, so that no example weighs by its length; perplexity is of all tokens
-together. A text counts as far as `model.max_length` reaches. Private are the texts.
+With `data.text_b` a row is a prompt and its target (instruction data), and the prompt is read but not learned, unless
+`data.learn_prompt` is set. The loss of an example is the mean over its tokens, so that its weight does not depend on its
+length; perplexity is computed over all tokens together. Texts are cut to `model.max_length` tokens. The texts are private.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits
 
-_LARGEST = 700.0  # beyond, exp() is no float
+_LARGEST = 700.0  # exp() of more overflows a float
 
 
 def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """perplexity, exp of the mean over all tokens; accuracy, their share that is the most likely one; the mean loss."""
+    """perplexity, exp of the mean over all tokens; accuracy, the share of tokens predicted as most likely; the mean loss."""
     total = right = tokens = 0.0
     means = []
     for batch in batches:
@@ -46,7 +46,7 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str,
 
 
 def perplexity(total: float, tokens: float) -> float:
-    """exp(total / tokens); not-a-number of no tokens, and infinite where no float is that large."""
+    """exp(total / tokens); not-a-number without tokens, and infinite beyond the largest float."""
     mean = total / tokens if tokens else math.nan
     return math.exp(mean) if not mean > _LARGEST else math.inf
 

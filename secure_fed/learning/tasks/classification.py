@@ -1,9 +1,9 @@
 """Sequence classification, of one text or of a pair: the loss of each example, and accuracy and macro-F1.
 
-Private are the texts and labels. Public are the names of the classes, and `data.class_priors` where it is set: shares of the
-classes that are known without looking at the data. The loss of class c is then weighed by 1 / (classes * prior_c), so that
-its mean weight under these priors is one. Weights counted on the clients' data would tell their label histograms, and are
-not to be had.
+The texts and labels are private. The names of the classes are public, and so is `data.class_priors` if it is set: shares of the
+classes that are known without the data. The loss of class c is then weighted by 1 / (classes * prior_c), so that the mean
+weight under these priors is one. Weights counted on the clients' data would reveal their label histograms, and are not
+supported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, outputs_named
 
-_ROUNDED = 0.01  # what the sum of shares may lack for having been rounded
+_ROUNDED = 0.01  # tolerance for the sum of rounded shares
 
 
 def logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -80,8 +80,8 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[s
 def f1_scores(right: Tensor, given: Tensor) -> dict[str, float]:
     """micro_f1 over all answers, and macro_f1, the mean over the classes that occur among truth or guesses.
 
-    right: (classes,) answers that are right. given: how often each class is guessed and how often it is true, added up.
-    F1 = 2 right / (guessed + true); not-a-number where nothing occurs at all.
+    right: (classes,) numbers of right answers. given: (classes,) numbers of guesses plus numbers of true labels.
+    F1 = 2 right / (guessed + true); not-a-number if no class occurs at all.
     """
     right, given, present = right.double(), given.double(), given > 0
     if not present.any():

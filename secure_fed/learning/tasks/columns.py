@@ -1,4 +1,4 @@
-"""The columns that each task reads where the settings name no others.
+"""The columns that each task reads by default.
 
 Needs no torch, so that a wrong column is reported at once.
 """
@@ -18,5 +18,5 @@ _OWN = {
 
 
 def columns(data: DataConfig) -> Columns:
-    """The columns of the task `data.task`, as the other settings of [data] want them."""
+    """The columns of the task `data.task`, where the settings of [data] name no others."""
     return _OWN.get(data.task, _USUAL).chosen(data)

@@ -1,4 +1,4 @@
-"""The commonest label of a test set: what a model reaches that always gives it, and whether another one does better."""
+"""The most frequent label of a test set: the accuracy of always predicting it, and whether a model is better."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _Z = 1.96  # two-sided, 95 %
 
 @dataclass(frozen=True)
 class Commonest:
-    """share: of the labels that accuracy counts, those that are the commonest one. of: how many labels there are."""
+    """share: the most frequent label's share of the labels that accuracy counts. of: the number of these labels."""
 
     share: float
     of: int
 
     @classmethod
     def among(cls, labels: Iterable[Hashable]) -> Commonest | None:
-        """Of these labels; None where there is none."""
+        """The most frequent of these labels; None without labels."""
         counts = Counter(labels)
         return cls(max(counts.values()) / counts.total(), counts.total()) if counts else None
 
     @classmethod
     def of_result(cls, result: Mapping[str, Any]) -> Commonest | None:
-        """As a result has it; those of older versions have none."""
+        """Read from a run's result; None for results of older versions, which lack it."""
         found = result.get("commonest")
         return None if found is None else cls(float(found["share"]), int(found["of"]))
 
@@ -34,7 +34,7 @@ class Commonest:
         return asdict(self)
 
     def not_exceeded_by(self, accuracy: float) -> bool:
-        """Whether the share lies in Wilson's 95 % interval of that accuracy, or above it."""
+        """Whether the share lies in Wilson's 95 % interval of this accuracy, or above it."""
         n, z = self.of, _Z
         middle = accuracy + z * z / (2 * n)
         width = z * math.sqrt(accuracy * (1 - accuracy) / n + z * z / (4 * n * n))
@@ -42,7 +42,7 @@ class Commonest:
 
 
 def of_items(examples: Sequence[Any]) -> Commonest | None:
-    """Of items with `labels`, each of them one whole number; None where any has another kind."""
+    """The most frequent label of items whose `labels` are one whole number each; None if any item's are not."""
     labels = []
     for number in range(len(examples)):
         item = examples[number]
@@ -55,7 +55,7 @@ def of_items(examples: Sequence[Any]) -> Commonest | None:
 
 
 def no_better(accuracy: float | None, common: Commonest | None) -> str:
-    """The sentence on a model that is no better than its test set's commonest label; empty where it is, or nobody knows."""
+    """The sentence on a model that is no better than its test set's most frequent label; empty if it is better, or unknown."""
     if accuracy is None or common is None or not common.not_exceeded_by(accuracy):
         return ""
     return (

@@ -1,12 +1,12 @@
-"""How well a model fits an example, on a scale that attacks on membership can use: higher is better.
+"""How well a model fits an example, on a scale for membership attacks: higher is better.
 
-    phi = log p_y - log sum over c != y of p_c                        of classes, in float64 from the scores
-    phi = log p - log (1 - p), p = exp(mean log-probability)         of what has a likelihood: texts, tags, answers
-    phi = -loss                                                       of anything else
+    phi = log p_y - log sum over c != y of p_c                        for classes, in float64 from the scores
+    phi = log p - log (1 - p), p = exp(mean log-probability)         for tasks with a likelihood: texts, tags, answers
+    phi = -loss                                                       for all others
 
-The first two are the logit of a probability, whose law over models is far closer to normal than that of the probability or
-of the loss (Carlini et al. 2022, arXiv 2112.03570, section IV-C). The first is exact where a probability in float32 would have
-become 1.
+The first two are the logit of a probability, whose distribution over models is far closer to normal than the distribution of
+the probability or of the loss (Carlini et al. 2022, arXiv 2112.03570, section IV-C). The first is exact where a probability in
+float32 would round to 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.task import Confidence, Loss
 
-_TINY = torch.finfo(torch.float32).eps ** 2  # of 1 - p, where float32 says that p is 1
+_TINY = torch.finfo(torch.float32).eps ** 2  # the least 1 - p, for a p that is 1 in float32
 
 
 def of_classes(scores: Tensor, labels: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ def of_likelihood(log_probability: Tensor) -> Tensor:
 
 
 def confidence(task: str, loss: Loss) -> Confidence:
-    """phi(model, batch) -> (B,) of a task by the name that `data.task` has; "" is a loss of the user's own."""
+    """phi(model, batch) -> (B,) for a task, named as in `data.task`; "" is a user's own loss."""
     if task == "classification" or loss is classification.loss:
         return lambda model, batch: of_classes(classification.logits(model, batch), batch["labels"])
     if task in ("", "regression"):

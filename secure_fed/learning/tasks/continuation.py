@@ -1,4 +1,4 @@
-"""A text that continues another, as a causal language model reads them; and its likelihood."""
+"""Prompts and their continuations as sequences for a causal language model, and the likelihood of a continuation."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def continuations(
     ends: bool = False,
     learn_prompt: bool = False,
 ) -> Iterator[Item]:
-    """Prompt and target as one sequence, whose labels are the tokens of the target; of the prompt too with `learn_prompt`.
+    """Prompt and target as one sequence; its labels are the target's tokens, with `learn_prompt` also the prompt's.
 
-    There is a space between the two, unless there is one already. With `ends` the tokenizer's end token is the last of the
-    target, instead of whatever special tokens it puts there itself. What is too long loses the prompt's beginning first, then
-    the target's end.
+    A space separates the two, unless there is one already. With `ends` the target ends in the tokenizer's end token, instead of
+    the special tokens that it adds itself. A sequence that is too long loses the prompt's beginning first, then the target's
+    end.
     """
     joined = [prompt + _gap(prompt, target) for prompt, target in zip(prompts, targets, strict=True)]
     whole = aligned(tokenizer, [prompt + target for prompt, target in zip(joined, targets, strict=True)])
@@ -52,14 +52,14 @@ def _gap(prompt: str, target: str) -> str:
 
 
 def _nothing(tokenizer: Any) -> Item:
-    """One padding token, because a model cannot read nothing."""
+    """One padding token, because a model cannot read an empty sequence."""
     return {"input_ids": np.array([pad_id(tokenizer)], dtype=np.int32), "labels": np.array([IGNORED])}
 
 
 def token_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, L - 1) negative log-likelihoods of the labelled tokens, and which these are: scores (B, L, V), labels (B, L).
+    """(B, L - 1) negative log-likelihoods of the labelled tokens, and a mask of these; scores (B, L, V), labels (B, L).
 
-    A token is told from those before it, so the first of a sequence is not told at all.
+    A token is predicted from the tokens before it, so the first token of a sequence has no prediction.
     """
     targets = labels[:, 1:]
     losses = functional.cross_entropy(scores[:, :-1].transpose(1, 2), targets, reduction="none", ignore_index=IGNORED)
@@ -67,6 +67,6 @@ def token_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-    """(B,) means over an example's labelled tokens; 0 where there is none."""
+    """(B,) means over an example's labelled tokens; 0 if it has none."""
     losses, counted = token_losses(logits(model, batch), batch["labels"])
     return losses.sum(1) / counted.sum(1).clamp(min=1)

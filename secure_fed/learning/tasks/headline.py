@@ -15,12 +15,12 @@ _NAMES = {"macro_f1": "macro-F1", "micro_f1": "micro-F1", "f1": "F1", "rmse": "R
 
 
 def first_metrics(task: str) -> tuple[str, ...]:
-    """Their names in records and results."""
+    """The names of these metrics in records and results."""
     return _FIRST.get(task, ("macro_f1",))
 
 
 def leads(task: str) -> bool:
-    """Whether the task's own metric is shown before accuracy, which most words of no entity make high."""
+    """Whether the task's own metric is shown before accuracy, which is high because most words are in no entity."""
     return task == "tokens"
 
 

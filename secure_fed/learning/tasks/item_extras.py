@@ -1,8 +1,8 @@
-"""Items that hold more than a model reads, and their batches.
+"""Items that contain more than the model's inputs, and their batches.
 
-`aside` is what metrics and answers need to know of an example. `parts` are sequences that judging an example takes beside
-the one it trains on: windows of a long text, or the choices of a question. They stay inside their example's item, because an
-item is what privacy for an example protects, and a part alone is not an example.
+`aside` is the information on an example that metrics and answers need. `parts` are the sequences for its evaluation, beside the
+sequence that it trains on: windows of a long text, or the choices of a question. They stay inside their example's item, because
+example-level privacy protects an item, and a part alone is not an example.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ ASIDE, PARTS = "aside", "parts"
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Collates what a model reads, and puts beside it the asides, a list, and all parts, a batch of their own.
+    """Collates the model's inputs, and adds the asides as a list, and all parts as a batch of their own.
 
-    `counts` says how many of the parts are each item's: (batch,).
+    `counts` (batch,) is the number of each item's parts.
     """
 
     plain: Collate
 
     def padded_to(self, width: int) -> Aside:
-        """The same, of batches with at least so many tokens."""
+        """The same, for batches of at least `width` tokens."""
         return Aside(self.plain.padded_to(width))
 
     def __call__(self, items: Sequence[Item]) -> dict[str, Any]:

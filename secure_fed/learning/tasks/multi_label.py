@@ -1,8 +1,8 @@
 """Any number of labels of each text or pair: a column of lists (in CSV: labels with semicolons between them).
 
-The loss of an example is the mean over labels of the binary cross-entropy. A label is given where its probability is above
-one half: a threshold tuned on data would be a number about them. Private are the texts and who has which labels; public is
-which labels there are.
+The loss of an example is the mean over labels of the binary cross-entropy. A label is predicted if its probability is above one
+half: a threshold tuned on data would reveal a number about them. The texts and each text's labels are private; the set of
+labels is public.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class MultiLabel(Task):
         return metrics
 
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
-        """The labels given, and the probability of each that there is."""
+        """The predicted labels, and the probability of every label."""
         probabilities = finite(logits(model, batch)).sigmoid()
         return [
             {
@@ -111,7 +111,7 @@ class MultiLabel(Task):
 
 
 def _one_a_row(table: Table, column: str) -> tuple[Table, list[int]]:
-    """The table with a row for every label, and how many labels each row had."""
+    """The table with one row for every label, and the number of labels in each original row."""
     lists: list[list[object]] = []
     for row, value in enumerate(table.column(column, "data.label")):
         labels = [part for part in value.split(";") if part.strip()] if isinstance(value, str) else value

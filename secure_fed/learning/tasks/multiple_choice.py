@@ -1,9 +1,9 @@
-"""Multiple choice by likelihood: the choice that a causal language model finds most likely behind the prompt.
+"""Multiple choice by likelihood: the choice that a causal language model finds most likely after the prompt.
 
-A row has a prompt, a list of choices, and which of them is right: its number from 0, or its text. The score of a choice is the
-mean log-likelihood of its tokens, or their sum (`data.likelihood`), which favours short ones. An item is one question with
-all its choices. It trains on the right one, as language modelling of a target does, so training takes one sequence an example;
-it is judged on all of them. Private are prompts, choices and which is right.
+A row has a prompt, a list of choices, and the right choice: its number from 0, or its text. The score of a choice is the mean
+log-likelihood of its tokens, or their sum (`data.likelihood`), which favours short choices. An item is one question with all
+its choices. It trains on the right choice, like language modelling of a target, so training needs one sequence for each
+example; it is evaluated on all choices. Prompts, choices and right choices are private.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Extractive question answering: the answer to a question is a span of a context (SQuAD).
 
-Columns: question, context, and answers, in any of SQuAD's ways to write them: {"text": [...], "answer_start": [...]}, a list of
-{"text", "answer_start"}, or one text, with its place in a column called like it with "_start" behind.
+Columns: question, context, and answers, in any of SQuAD's formats: {"text": [...], "answer_start": [...]}, a list of
+{"text", "answer_start"}, or one text, with its place in the column of the same name plus "_start".
 
-An item is one question with all windows of its context. It trains on one of them, that with most of its first answer, so a
-question is one example to privacy, however long its context is; it is judged on all of them, by the best span anywhere. The
-loss is the mean cross-entropy of the first and the last token over the window's tokens. With `data.unanswerable` a question may
-have no answer (SQuAD 2; Rajpurkar et al., 2018, arXiv 1806.03822): it trains on its first window, whose first token ([CLS]) is
-start and end. Private are questions, contexts and answers.
+An item is one question with all windows of its context. It trains on one of them, the window with most of its first answer, so
+a question is one example for privacy, however long its context is; it is evaluated on all of them, by the best span anywhere.
+The loss is the mean cross-entropy of the first and the last token over the window's tokens. With `data.unanswerable` a question
+may have no answer (SQuAD 2; Rajpurkar et al., 2018, arXiv 1806.03822): it trains on its first window, whose first token ([CLS])
+is start and end. Questions, contexts and answers are private.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _EVEN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """context: the whole of it. answers: all that count as right. spans: of each window, where its tokens stand."""
+    """context: the whole context. answers: all right answers. spans: `Window.spans` of each window."""
 
     context: str
     answers: tuple[str, ...]
@@ -68,7 +68,7 @@ def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
 def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, unanswerable: bool = False) -> dict[str, float]:
     """exact_match, also as accuracy, f1, and the mean loss of the windows that are trained on.
 
-    unanswerable: the first two also of questions with an answer and of those without; not-a-number where there are none.
+    unanswerable: also exact_match and f1 of questions with an answer, and of questions without; not-a-number if none exist.
     """
     losses, matches, f1s, answerable = [], list[float](), list[float](), list[bool]()
     for batch in batches:
@@ -105,7 +105,7 @@ class Found(NamedTuple):
     none: float = 0.0
 
     def text(self, question: Question) -> str:
-        """The answer, or nothing where that is likelier than this one."""
+        """The answer, or "" if it is likelier that there is none."""
         return "" if self.none > _EVEN else question.context[self.start : self.end]
 
 
@@ -130,7 +130,7 @@ def _sigmoid(margin: float) -> float:
 
 
 def places(items: Sequence[Item], name: str, width: int) -> Tensor:
-    """(batch, 2) of an answer's first and last token, both inside the window."""
+    """(batch, 2) the first and the last token of each answer, both inside the window."""
     for item in items:
         if max(item[name]) >= len(item["input_ids"]):
             raise DataError(f"an answer ends at token {max(item[name])} of a window of {len(item['input_ids'])}")
@@ -139,7 +139,7 @@ def places(items: Sequence[Item], name: str, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class QuestionAnswering(Task):
-    """`Rows.text` is the question, `Rows.text_b` the context, `Rows.label` its `Answers`, none of them if `unanswerable`."""
+    """`Rows.text` is the question, `Rows.text_b` the context, `Rows.label` its `Answers`, perhaps empty with `unanswerable`."""
 
     stride: int = 32
     unanswerable: bool = False
@@ -184,10 +184,11 @@ class QuestionAnswering(Task):
         return partial(metrics, unanswerable=self.unanswerable)
 
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
-        """The answer, its first character in the context, and its probability as the product of its start's and its end's.
+        """The answer, its first character in the context, and its probability: the start's times the end's.
 
-        With unanswerable questions also the probability that there is no answer: the answer is "", at no place, where no answer
-        scores higher than the best one, and its probability is that; the probability of any other is times that there is one.
+        With unanswerable questions, also the probability that there is no answer. If "no answer" scores higher than the best
+        answer, the answer is "", without a place, with this probability; the probability of any other answer is multiplied by
+        the probability that there is one.
         """
         return [
             self._answer(question, found)

@@ -1,7 +1,7 @@
 """A number for each text or pair, such as how alike two sentences are.
 
-The model learns (y - centre) / scale, with `data.label_centre` and `data.label_scale` as settings: a mean or a spread taken
-from the clients' labels would leave without noise. Private are the texts and the numbers. There is no accuracy.
+The model learns (y - centre) / scale, with `data.label_centre` and `data.label_scale` as settings: a mean or a spread computed
+from the clients' labels would be released without noise. The texts and the numbers are private. There is no accuracy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], *, scale: float) -> dict[str, float]:
-    """rmse in the data's unit, pearson, spearman, and the mean loss, which is of scaled numbers."""
+    """rmse in the data's unit, pearson, spearman, and the mean loss of the scaled numbers."""
     found = [(logits(model, batch).squeeze(-1), batch["labels"]) for batch in batches]
     guess, truth = (torch.cat(part).cpu().double().numpy() for part in zip(*found, strict=True))
     mean = float(np.square(guess - truth).mean())
@@ -44,7 +44,7 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], *, scale:
 
 
 def correlations(guess: NDArray[np.float64], truth: NDArray[np.float64]) -> dict[str, float]:
-    """Pearson's and Spearman's; not-a-number where either side is constant."""
+    """Pearson's and Spearman's correlation; not-a-number if either side is constant."""
     from scipy.stats import pearsonr, spearmanr
 
     if len(truth) < 2 or np.ptp(guess) == 0 or np.ptp(truth) == 0 or not np.isfinite(guess).all():
@@ -54,7 +54,7 @@ def correlations(guess: NDArray[np.float64], truth: NDArray[np.float64]) -> dict
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """`Rows.label` is the number as the data have it; an item's label is the scaled one."""
+    """`Rows.label` is the number in the data; an item's label is the scaled number."""
 
     centre: float = 0.0
     scale: float = 1.0
@@ -82,7 +82,7 @@ class Regression(Task):
         return [value for table in tables for value in _values(table, self.columns.label)]
 
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        """The tenth of the numbers that each is in; equal numbers are in the same."""
+        """The decile of each number; equal numbers are in the same decile."""
         edges = np.quantile(rows.label, np.linspace(0, 1, _BINS + 1)[1:-1])
         return [int(index) for index in np.unique(np.searchsorted(edges, rows.label), return_inverse=True)[1]]
 

@@ -18,16 +18,16 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Answers(NamedTuple):
-    """texts: all right answers. first: where the first of them stands, from its first character to the one behind its last."""
+    """texts: all right answers. first: the first answer's place, from its first character to the one after its last."""
 
     texts: tuple[str, ...] = ()
     first: tuple[int, int] = (0, 0)
 
 
 def read_answers(table: Table, columns: Columns, *, unanswerable: bool = False) -> list[Answers]:
-    """The answers of every row; each must stand where it says, because the first of them is what is learned.
+    """The answers of every row; each must be at its stated place, because the first answer is the training target.
 
-    unanswerable: whether a row may have none, in SQuAD's lists or as an empty text without a place.
+    unanswerable: whether a row may have no answer, in SQuAD's lists or as an empty text without a place.
     """
     cells = table.column(columns.label, "data.label")
     beside = table.columns.get(f"{columns.label}_start", [None] * len(cells))
@@ -60,7 +60,7 @@ def read_answers(table: Table, columns: Columns, *, unanswerable: bool = False) 
 
 
 def _pairs(cell: Any, start: Any) -> list[tuple[str, int]] | None:
-    """The answers of a cell with their places, in whatever way they are written; None for what is none, [] for no answer."""
+    """The answers of a cell with their places, in any of the formats; None for an invalid cell, [] for no answer."""
     if isinstance(cell, str) and not cell.strip() and start in (None, "", -1, "-1"):
         return []
     if isinstance(cell, Mapping):
@@ -89,7 +89,7 @@ def exact(guess: str, answers: Sequence[str]) -> float:
 
 
 def best_f1(guess: str, answers: Sequence[str]) -> float:
-    """The F1 of the guess's words against that answer's with which it is highest; a word counts as often as it occurs."""
+    """The highest F1 of the guess's words against an answer's words; a word counts as often as it occurs."""
     return max(_f1(normalised(guess).split(), normalised(answer).split()) for answer in answers)
 
 

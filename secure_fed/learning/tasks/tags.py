@@ -1,7 +1,7 @@
-"""Columns of IOB2 tags (names, or numbers that the source has names for), the entities they spell, and how many were found.
+"""Columns of IOB2 tags (names, or numbers that the source has names for), their entities, and scores of predicted entities.
 
-B-TYPE begins an entity, I-TYPE goes on with it, O is outside. An I-TYPE that goes on with no entity of its type begins one, as
-in the script of the CoNLL shared tasks: models write such tags, and so do annotators.
+B-TYPE begins an entity, I-TYPE continues it, O is outside. An I-TYPE without an entity of its type before it begins one, as in
+the script of the CoNLL shared tasks: models predict such tags, and annotators write them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tag_names(tables: Sequence[Table], column: str) -> tuple[str, ...]:
 
 
 def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> list[tuple[int, ...]]:
-    """The index of every tag, as many in each row as the row has words."""
+    """The index of every tag; each row must have as many tags as words."""
     index = {name: number for number, name in enumerate(names)}
     encoded = []
     words = texts.lists(table, columns.text, "data.text", divided=" ")
@@ -97,7 +97,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 def entity_scores(guesses: Iterable[Sequence[str]], truths: Iterable[Sequence[str]]) -> dict[str, float]:
     """precision, recall and f1 over all sentences: an entity is found if its type and both its ends are.
 
-    Each is 0 where its denominator is, as when nothing was guessed.
+    Each is 0 if its denominator is 0, for example without predicted entities.
     """
     right = guessed = true = 0
     for guess, truth in zip(guesses, truths, strict=True):

@@ -1,9 +1,8 @@
-"""The base of all tasks: everything that depends on what a run learns, from the columns of a file to the answer it prints.
+"""The base class of tasks: everything that depends on the kind of task, from the columns of a file to the printed answer.
 
-A task is a value made of the settings of [data]; it holds no data. What it computes for one example depends on that example
-alone: nothing is counted, scaled or tuned over the rows, since such numbers would be private and leave without noise. The one
-thing taken from all training rows is which classes there are (`Rows.label_names`), which every party must know and
-which is therefore public.
+A task is made from the settings of [data] and contains no data. Its results for one example depend on that example alone:
+nothing is counted, scaled or tuned over the rows, since such numbers would be private and released without noise. Only the set
+of classes (`Rows.label_names`) comes from all training rows: every party must know it, and it is therefore public.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ from secure_fed.learning.data.rows import Columns, Rows, Texts
 from secure_fed.learning.data.table import Table
 
 Answer = dict[str, Any]
-Batch = Any  # what a collate makes of some examples, and a model or a loss of the user's own may need
+Batch = Any  # the result of a collate; a user's own model or loss may need any type
 Collate = Callable[[Sequence[Any]], Batch]
 Loss = Callable[[nn.Module, Batch], Tensor]  # (B,): one number an example
 Metrics = Callable[[nn.Module, Iterable[Batch]], dict[str, float]]
 Confidence = Callable[[nn.Module, Batch], Tensor]  # (B,): higher where the model fits an example better
-# What models are given of a batch; the rest of it is for losses and metrics.
+# The model's inputs in a batch; the rest of a batch is for losses and metrics.
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task of the rows of tables. By default an input is a text, or a pair of texts, and there are no classes.
+    """A task on the rows of tables. By default an input is a text, or a pair of texts, and there are no classes.
 
-    auto: the Auto class of transformers that loads the model. keeps_head: whether what lies outside the base model was
-    pre-trained for this very task, and stays as it is. unlabelled: what stands for the label in `Rows.label` where there is
-    none to know.
+    auto: the Auto class of transformers that loads the model. keeps_head: whether the layers outside the base model were
+    pre-trained for this very task, and are kept. unlabelled: the value in `Rows.label` for a row without a label.
     """
 
     columns: Columns
@@ -63,7 +61,7 @@ class Task(ABC):
 
     @property
     def conversion(self) -> str:
-        """A sentence on how an answer is made of the model's scores, where these are not the answer themselves."""
+        """A sentence on how to compute an answer from the model's scores, if they are not the answer."""
         return ""
 
     def texts(self, tables: Sequence[Table]) -> Texts:
@@ -94,16 +92,16 @@ class Task(ABC):
         return Rows(tuple(first), labels, classes.names, None if second is None else tuple(second))
 
     def counted(self, rows: Rows) -> Iterable[Hashable]:
-        """The labels that accuracy counts, one by one; none where no label could be given to every example."""
+        """The labels that accuracy counts, one by one; none if no single label could be the answer to every example."""
         return ()
 
     @abstractmethod
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        """A class of each example, from 0, for partitions that skew classes and for what is said of skew."""
+        """A class of each example, from 0, for partitions that skew classes and for reports of skew."""
 
     @abstractmethod
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
-        """One item an example, whatever it takes to read it: an item is what privacy for an example protects."""
+        """One item for each example, however many inputs of the model it needs: example-level privacy protects an item."""
 
     @abstractmethod
     def collate(self, tokenizer: Any) -> Collate: ...
@@ -114,8 +112,8 @@ class Task(ABC):
 
     @abstractmethod
     def metrics(self, label_names: Sequence[str]) -> Metrics:
-        """metrics(model, batches) -> "loss", "accuracy" where that has a meaning, and the task's own; not-a-number where one is
-        not defined."""
+        """metrics(model, batches) -> "loss", "accuracy" if it is meaningful, and the task's own; not-a-number for an undefined
+        metric."""
 
     @abstractmethod
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
@@ -135,7 +133,7 @@ def logits(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
 
 
 def finite(scores: Tensor) -> Tensor:
-    """The scores an answer is made of; minus infinity is what rules one out."""
+    """The scores for an answer, checked to be finite; minus infinity, which excludes an answer, is allowed."""
     if scores.isnan().any() or scores.isposinf().any() or not scores.isfinite().any():
         raise ModelError(
             "the scores of this run's model are not finite numbers: its training diverged; "

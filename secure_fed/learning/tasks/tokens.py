@@ -1,9 +1,9 @@
 """Token classification: a tag for every word, for named entities in IOB2 tags.
 
-A row has a list of words and a list of as many tags (in CSV: words with spaces between them). A word's first token
-stands for it; the others have no label. The loss of an example is the mean over its words, so that no example weighs by the
-length of another, and is 0 where `model.max_length` leaves it no word. A word that was cut off is answered O: an entity there
-is missed. Private are the words and tags; public is which types of entities there are.
+A row has a list of words and a list of as many tags (in CSV: separated by spaces). A word's label is at its first token; its
+other tokens have no label. The loss of an example is the mean over its words, so that its weight does not depend on the length
+of other examples, and is 0 if `model.max_length` leaves it no word. A word that was cut off gets the tag O: an entity there is
+missed. The words and tags are private; the set of entity types is public.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """words: all of them. tags: the tag of each, by name. read: which of them have a token with a label, in order."""
+    """words: all words. tags: the name of each word's tag. read: the words that have a token with a label, in order."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -45,18 +45,18 @@ class Sentence:
 
 
 def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-    """(B,) mean cross-entropies over an example's labelled tokens; 0 where there is none."""
+    """(B,) mean cross-entropies over an example's labelled tokens; 0 if it has none."""
     return mean_of_labelled(logits(model, batch), batch["labels"])
 
 
 def mean_of_labelled(scores: Tensor, labels: Tensor) -> Tensor:
-    """(B,) from scores (B, L, classes) and labels (B, L), `IGNORED` where there is none."""
+    """(B,) from scores (B, L, classes) and labels (B, L), `IGNORED` for a token without a label."""
     losses = functional.cross_entropy(scores.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
     return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
 
 
 def guessed(scores: Tensor, batch: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
-    """The tag of every word of every example; O of those that were not read."""
+    """The predicted tag of every word of every example; O for words that were cut off."""
     best = scores.argmax(2).cpu()
     found = []
     for row, labels, sentence in zip(best, batch["labels"].cpu(), batch[ASIDE], strict=True):
@@ -160,7 +160,7 @@ class Tokens(Task):
 
 
 def _cut(whole: Aligned, max_length: int, blank: int) -> Aligned:
-    """At most so many tokens, the special ones at the end among them; one of padding where there is none."""
+    """At most `max_length` tokens, including special tokens at the end; a text without tokens becomes one padding token."""
     ids, spans = whole
     if not len(ids):
         return Aligned(np.array([blank], dtype=np.int32), np.zeros((1, 2), dtype=np.int64))
@@ -175,7 +175,7 @@ def _cut(whole: Aligned, max_length: int, blank: int) -> Aligned:
 def _first_tokens(words: Sequence[str], tokens: Aligned) -> tuple[list[int], list[int]]:
     """The words that have a token, and the place of the first token of each.
 
-    A token is of the word that its last character is in: some tokenizers count the space before a word as its token's.
+    A token belongs to the word of its last character: some tokenizers include the space before a word in its token.
     """
     ends = np.cumsum([len(word) + 1 for word in words])  # of each word in the text, with the space behind it
     read: list[int] = []

@@ -1,4 +1,4 @@
-"""A question and a context that may be longer than the model reads: the windows of the context, each with the question."""
+"""The windows of a context that may be too long for the model, each with the question."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from secure_fed.learning.data.encode import TOKENISED_AT_ONCE, Item
 class Window(NamedTuple):
     """The tokens of a question and of a part of its context, which a model reads at once.
 
-    inputs: input_ids, and token_type_ids where the tokenizer gives such
-    spans: (tokens, 2), where in the context each token stands; (0, 0) for all that is not of the context
+    inputs: input_ids, and token_type_ids if the tokenizer returns them
+    spans: (tokens, 2), each token's place in the context; (0, 0) for tokens that are not of the context
     """
 
     inputs: Item
@@ -29,7 +29,7 @@ def windows(
 ) -> Iterator[list[Window]]:
     """The windows of each example: of `max_length` tokens at most, neighbours having `stride` tokens of the context in common.
 
-    A question takes half of the tokens at most; what is longer is cut at its end.
+    A question takes half of the tokens at most; a longer question is cut at its end.
     """
     require_fast(tokenizer)
     half = max_length // 2
@@ -70,9 +70,9 @@ def _of_some(
 
 
 def answered(found: Sequence[Window], start: int, end: int) -> tuple[int, tuple[int, int]]:
-    """The window with the most of the characters from `start` to `end` - 1, the first of several, and its tokens of them.
+    """The (first) window with the most characters from `start` to `end` - 1, and its first and last token of them.
 
-    An answer of which no token is left is at the first token.
+    If no token of the answer is left, its place is the first token.
     """
     overlaps = [np.minimum(window.spans[:, 1], end) - np.maximum(window.spans[:, 0], start) for window in found]
     chosen = int(np.argmax([np.maximum(overlap, 0).sum() for overlap in overlaps]))
@@ -83,11 +83,11 @@ def answered(found: Sequence[Window], start: int, end: int) -> tuple[int, tuple[
 def best_span(
     scores: Sequence[NDArray[np.float64]], found: Sequence[NDArray[np.integer[Any]]], longest: int
 ) -> tuple[float, int, int]:
-    """(log-probability, first character, the one behind the last) of the best answer over all windows of an example.
+    """(log-probability, first character, end character) of the best answer over all windows of an example.
 
-    scores: a window's (2, tokens) scores of starts and of ends. found: its `Window.spans`. An answer is of the context, ends
-    no earlier than it starts, and has at most `longest` tokens. Starts and ends are each a distribution over the context's
-    tokens; one that several windows hold counts once, with its highest score.
+    The end character is the one after the last. scores: a window's (2, tokens) scores of starts and of ends. found: its
+    `Window.spans`. An answer lies in the context, ends no earlier than it starts, and has at most `longest` tokens. Starts and
+    ends are each a distribution over the context's tokens; a token in several windows counts once, with its highest score.
     """
     each = (_in_window(one, spans, longest) for one, spans in zip(scores, found, strict=True))
     best = max(each, key=lambda one: one[0])  # the first of several
@@ -99,17 +99,17 @@ def best_span(
 def null_margin(
     scores: Sequence[NDArray[np.float64]], found: Sequence[NDArray[np.integer[Any]]], longest: int
 ) -> float:
-    """How much higher no answer scores than the best one, over all windows of an example.
+    """The score of "no answer" minus the score of the best answer, over all windows of an example.
 
-    No answer is the first token, as start and as end; of several windows that which says it least counts, since an answer in
-    one of them is an answer (Rajpurkar et al., 2018, arXiv 1806.03822; transformers' run_qa has the same rule).
+    "No answer" is the first token, as start and as end. Of several windows, the lowest score of "no answer" counts, since an
+    answer in one of them is an answer (Rajpurkar et al., 2018, arXiv 1806.03822; transformers' run_qa has the same rule).
     """
     best = max(_in_window(one, spans, longest)[0] for one, spans in zip(scores, found, strict=True))
     return min(float(start[0] + end[0]) for start, end in scores) - best
 
 
 def _in_window(scores: NDArray[np.float64], spans: NDArray[np.integer[Any]], longest: int) -> tuple[float, int, int]:
-    """(score, first character, the one behind the last) of a window's best answer; minus infinity without a token."""
+    """(score, first character, end character) of a window's best answer; minus infinity without a token."""
     start, end = scores
     places = np.flatnonzero(spans[:, 1] > spans[:, 0])
     if not len(places):

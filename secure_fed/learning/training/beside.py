@@ -1,8 +1,8 @@
 """Clients divided among several devices, each of which has a copy of the model and trains its share at the same time.
 
-A client is trained by one device alone, so nothing but its tensors travels. The devices are of one kind and take passes of the
-same shapes, so a client's result does not go by the device that trained it. With dropout it does: masks are drawn for a pass,
-and who shares one goes by how clients are divided.
+A client is trained on one device only, so nothing but its tensors is copied. The devices are of one kind and compute passes of
+the same shapes, so a client's result does not depend on its device. With dropout it does: masks are drawn for a pass, and the
+division of the clients decides which of them share a pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Run = Callable[[Objective, Sequence[Job], Told], list[Trained]]
 
 
 def copies_on(objective: Objective, devices: Sequence[torch.device]) -> list[Objective]:
-    """The objective with a model of its own on each of these devices. What has been tried out counts for all of them."""
+    """The objective with a model of its own on each of these devices. They share the results of trials."""
 
     def placed(device: torch.device) -> Objective:
         model, loss = copy.deepcopy((objective.model, objective.loss))
@@ -35,9 +35,9 @@ def copies_on(objective: Objective, devices: Sequence[torch.device]) -> list[Obj
 
 
 def divided(objectives: Sequence[Objective], jobs: Sequence[Job], run: Run, told: Told) -> list[Trained]:
-    """run(objective, jobs, told) of each objective's share of the jobs, all at once; results in the order of the jobs.
+    """run(objective, jobs, told) for each objective's share of the jobs, all at once; results in the order of the jobs.
 
-    told: how many of all jobs are done.
+    told: called with the number of finished jobs of all objectives.
     """
     count = min(len(objectives), len(jobs))
     if count == 1:
@@ -53,7 +53,7 @@ def divided(objectives: Sequence[Objective], jobs: Sequence[Job], run: Run, told
 
 
 class _Shares:
-    """Progress of several shares, told as one."""
+    """The progress of several shares, reported as one number."""
 
     def __init__(self, count: int, told: Told) -> None:
         self._made = [0.0] * count

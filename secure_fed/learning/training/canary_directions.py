@@ -1,13 +1,13 @@
 """Random directions that an audited unit pulls the model along (Andrew et al. 2023, arXiv 2302.03098).
 
-A direction u is uniform on the unit sphere over all trained tensors together, d numbers in the order of their names. It is made
-of a hash of the unit's name under a seed: it is kept nowhere; a run that goes on makes it again, and so does an audit. Of a
-unit that did not train nothing depends on u, so its cosine with whatever is released is a coordinate of a uniform point on the
-sphere: of mean 0 and variance 1 / d, and all but normal.
+A direction u is uniform on the unit sphere over all trained tensors together, d numbers in the order of their names. It is
+computed from a hash of the unit's name and a seed and stored nowhere; a resumed run and an audit compute it again. If a unit
+did not train, nothing depends on its u, so the cosine of u with any release is a coordinate of a uniform point on the sphere:
+of mean 0 and variance 1 / d, and almost normal.
 
-A client of direction u ends its training L u away from where it began. An example of direction u has the gradient -L u, that of
-the loss -L <u, w>, so that descending moves the model along u. With L beyond the clip norm C the unit moves a sum by C, which
-is the most that any unit may. All that follows (sampling, clipping, noise, masks) is what all other units go through.
+A client of direction u ends its training at its start plus L u. An example of direction u has the gradient -L u, from the loss
+-L <u, w>, so that descent moves the model along u. With L above the clip norm C the unit changes a sum by C, the most that any
+unit can. Sampling, clipping, noise and masks are the same as for all other units.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def layout_of(tensors: Tensors, trained: Sequence[str]) -> Layout:
 
 
 def trains_towards(unit: str, seed: int, length: float | None = None) -> Train:
-    """Local training of a client of this direction, in place of `local.train`: it ends `length` along it, and reads no example.
+    """Local training of a client of this direction, in place of `local.train`: a step of `length` along it, without examples.
 
     length: None for the length of the local steps (`length_of_steps`), which bounds the changes of other clients.
     """
@@ -57,9 +57,9 @@ def trains_towards(unit: str, seed: int, length: float | None = None) -> Train:
 
 
 def length_of_steps(layout: Layout, last: Sequence[str], examples: int, settings: TrainingConfig, lr: float) -> float:
-    """lr sqrt(d) steps: how far AdamW gets in a client's local training if all its steps, near lr a coordinate, agree.
+    """lr sqrt(d) steps: the distance of AdamW in a client's local training if all steps, near lr a coordinate, agree.
 
-    A coordinate of the head's last layer, which makes longer steps, counts as the square of how much longer they are.
+    A coordinate of the head's last layer, whose steps are longer by a factor, counts as the square of this factor.
     """
     numbers = sum(
         math.prod(shape) * (settings.head_times**2 if name in last else 1.0) for name, shape in layout.entries

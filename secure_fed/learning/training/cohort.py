@@ -1,14 +1,14 @@
 """The local trainings of many clients over one frozen base, in common passes.
 
-Each is by itself what `local.train` makes of it: the same batches in the same order, its own optimiser state, its own loss. In
-step t the t-th batches of all clients are put together, and their examples are divided into passes (`cohort_packs`). Every
-example's gradient is taken at its own client's tensors (`cohort_pass`). A client's gradients are added up in an order that its
-own examples decide. One vectorised optimiser step moves all clients, and a client without a batch left sits out. Private steps
-(`dp_sgd`) are taken in the same way, with noised sums of clipped gradients in the place of means.
+Each training is the same as in `local.train`: the same batches in the same order, its own optimiser state, its own loss. In
+step t the t-th batches of all clients are combined, and their examples are divided into passes (`cohort_packs`). Every
+example's gradient is computed at its own client's tensors (`cohort_pass`). A client's gradients are added up in an order that
+its own examples determine. One vectorised optimiser step updates all clients; a client without a batch left is left out.
+Private steps (`dp_sgd`) work in the same way, with noised sums of clipped gradients in place of means.
 
-The results are those of `train` up to the rounding of sums in another order. With `public` shapes they are, to the bit, a
-function of the client's own job. With dropout losses follow the same law, and bits differ. A model that cannot be trained so
-is found out beforehand, and its trainings are made one after the other.
+The results equal `train`'s up to rounding of sums in another order. With `public` shapes they are bit for bit a function of the
+client's own job. With dropout, losses have the same distribution and other bits. A trial detects models that cannot be trained
+in this way, and their clients are trained one after the other.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from secure_fed.tensors.tensors import Tensors
 
 @dataclass
 class Ways:
-    """The kinds of trainings that may share passes, as far as that has been tried out.
+    """The results of trials: which kinds of trainings may share passes.
 
-    told: after every common step, how many of the trainings that were asked for are made; the number may lie between two.
+    told: called after every common step with the number of finished trainings, which may be fractional.
     """
 
     trials: dict[Hashable, Trial] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Ways:
         return next((trial.why_not for trial in self.trials.values() if trial.why_not), "")
 
     def of(self, objective: Objective, alike: Sequence[Job], *, public: bool) -> Trial:
-        """What a trial of this kind found, the first time: on examples of one of the jobs, or with `public` on nobody's."""
+        """The trial of this kind, made at its first use: on one job's examples, or with `public` on `nobodys`."""
         first = alike[0]
         if first.kind not in self.trials:
             placed = [job.placed(objective.device) for job in (first, alike[-1])]
@@ -69,9 +69,9 @@ def train_together(
 ) -> list[Trained]:
     """Train each job as `train` does, or privately, and return the results in the order of the jobs, which share one collate.
 
-    `ways` learns which kinds can share passes, for the next call too. public: divide examples into passes of public shapes, as
-    a guarantee for each client, or for each of its units, needs it; a job by itself takes such passes too, and a trial goes by
-    the model alone. Private jobs are always so.
+    `ways` keeps the results of trials for later calls. public: divide examples into passes of public shapes, as a guarantee for
+    each client, or for each of its units, requires; then a single job has such passes too, and a trial depends on the model
+    alone. Private jobs always have public shapes.
     """
     if any(job.collate is not jobs[0].collate for job in jobs):
         raise ValueError("jobs that are trained together must share one collate: their batches are collated together")
@@ -85,15 +85,15 @@ def train_together(
 
 
 def clients_at_once(numbers: int, device: torch.device) -> int:
-    """The clients that may be trained together, by the numbers that each of them moves.
+    """The number of clients that may be trained together, if each of them trains `numbers` numbers.
 
-    A client takes four copies of these: tensors, gradient, and two of the optimiser's.
+    A client needs four copies of these: tensors, gradient, and two for the optimiser.
     """
     return max(1, min(_CLIENTS, (_MEMORY if device.type == "cpu" else _ELSEWHERE) // (16 * max(1, numbers))))
 
 
 def _alike(jobs: Sequence[Job]) -> list[list[int]]:
-    """The numbers of the jobs of each kind together, those with the most steps first; those without a step by themselves."""
+    """The indices of jobs, grouped by kind, most steps first; jobs without a step form groups of their own."""
     kinds: dict[Hashable, list[int]] = {}
     for number in sorted(range(len(jobs)), key=lambda number: -jobs[number].steps):
         job = jobs[number]
@@ -106,7 +106,7 @@ def _told_after(told: Told, before: float, made: float) -> None:
 
 
 def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, told: Told, *, public: bool) -> list[Trained]:
-    """Jobs of one kind, those with the most steps first."""
+    """Train jobs of one kind, which are ordered by steps, most first."""
     private = jobs[0].private is not None
     if not jobs[0].steps:
         return [job.placed(objective.device).trained(math.nan) for job in jobs]
@@ -122,7 +122,7 @@ def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, told: Told, 
 
 
 def _required(objective: Objective, jobs: Sequence[Job]) -> Uncoupled:
-    """The requirement of private jobs, tried on some of the examples of each before anything is drawn."""
+    """The requirement for private jobs, checked on some of the examples of each before anything is drawn."""
     first = jobs[0]
     uncoupled = Uncoupled.of(objective, first.collate, first.settings, Plain(first.examples))
     uncoupled.require_all(first.placed(objective.device), [Plain(job.examples)[:_LOOKED_AT] for job in jobs])
@@ -132,7 +132,7 @@ def _required(objective: Objective, jobs: Sequence[Job]) -> Uncoupled:
 def _together(
     objective: Objective, jobs: Sequence[Job], trial: Trial, uncoupled: Uncoupled | None, told: Told, *, public: bool
 ) -> list[Trained]:
-    """Jobs of one kind in common passes, divided among the devices that there are."""
+    """Jobs of one kind in common passes, divided among the available devices."""
 
     def on_one(own: Objective, jobs: Sequence[Job], told: Told) -> list[Trained]:
         required = replace(uncoupled, objective=own) if uncoupled else None
@@ -161,21 +161,21 @@ def _on_one(
 
 
 def _held(job: Job, numbers: int) -> int:
-    """The numbers that a client takes the memory of; in private steps its sum, and gradients of groups that have begun."""
+    """The memory of a client, in numbers; private steps also need its sum, and gradients of unfinished groups."""
     if job.private is None:
         return numbers
     return numbers * (3 if job.private.groups is None else 3 + job.settings.batch) // 2
 
 
 class _Cohort:
-    """Trainings under way. Row i of every matrix is the i-th job's; the first rows, which have the most steps, are active.
+    """Trainings in progress. Row i of every matrix is the i-th job's; the first rows, which have the most steps, are active.
 
-    packing: of common passes; without one, of a single private job, its passes are its own.
+    packing: the division into common passes; None for a single private job, which has passes of its own.
     """
 
     def __init__(self, objective: Objective, jobs: Sequence[Job], trial: Trial, packing: Packing | None) -> None:
         self._jobs = jobs
-        seeds = [int(job.rng.integers(2**63)) for job in jobs]  # what `train` takes first of each rng
+        seeds = [int(job.rng.integers(2**63)) for job in jobs]  # `train` draws it first from each rng
         placed = [job.placed(objective.device) for job in jobs]
         self._places = places = Places.of(placed)
         dropout = np.random.default_rng(seeds) if trial.dropout else None
@@ -206,7 +206,7 @@ class _Cohort:
         ]
 
     def _step(self, step: int, gradient: Tensor) -> None:
-        """One step of the clients that have a gradient, each at its own rate: a client with few steps is further along."""
+        """One step of the clients with a gradient, each at its own rate: one with fewer steps is further in its schedule."""
         gradient = gradient.to(self._moving.device)
         if self._start is not None:  # FedProx: the gradient of mu/2 ||w - w_before||^2
             mu = self._jobs[0].settings.proximal
@@ -222,7 +222,7 @@ class _Cohort:
             moving.copy_(torch.lerp(before, moving, torch.tensor(shares).to(moving)[:, None]))
 
     def _narrow(self, active: int) -> None:
-        """Leave out the clients that have made all their steps: nothing of theirs moves any more."""
+        """Leave out the clients that have made all their steps: their tensors do not change any more."""
         if active == len(self._moving):
             return
         self._moving.data = self._places.moving[:active]

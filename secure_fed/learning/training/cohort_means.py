@@ -1,4 +1,4 @@
-"""The mean gradients that clients without private steps follow."""
+"""The mean gradients for the steps of clients without private steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Means:
         self._found: list[tuple[Tensor, Tensor]] = []
 
     def gradients(self, passes: Passes, active: int) -> Tensor:
-        """(active, P) of the first clients."""
+        """(active, P) the mean gradients of the first clients."""
         batches = [next(ahead) for ahead in self._ahead[:active]]
         gradient = self._gradient[:active].zero_()
         share = torch.tensor([1 / len(batch) for batch in batches], device=gradient.device)
@@ -35,7 +35,7 @@ class Means:
         return gradient
 
     def losses(self) -> list[float]:
-        """Of each client, over the examples seen."""
+        """The mean loss of each client over the examples seen."""
         total, seen = np.zeros(len(self._ahead)), np.zeros(len(self._ahead))
         for owners, losses in self._found:
             np.add.at(total, owners.cpu().numpy(), losses.cpu().numpy())

@@ -1,12 +1,12 @@
-"""How the examples of a step, of all clients, are divided into passes.
+"""The division of a step's examples, of all clients, into passes.
 
-    Tight    sorted by length, and cut where a pass holds enough tokens: next to nothing is spent on padding. Rounding goes by
-             who shares a pass.
+    Tight    sorted by length, and cut when a pass has enough tokens: there is hardly any padding. Rounding depends on the other
+             examples of a pass.
     Public   each example is padded to one of a few public widths, and a pass has one of the sizes for which a trial found
-             every example's gradient to be the same to the bit whoever shares it. So the training of a client is a function of
-             its own examples, whoever else was drawn, as the sensitivity of a sum of clipped contributions asks for.
+             every example's gradient bit-identical whatever the other examples of the pass. So a client's training is a
+             function of its own examples alone, as the sensitivity of a sum of clipped contributions requires.
 
-Both give the examples of one client to passes in an order that depends on its own examples alone.
+In both, the order of one client's examples over the passes depends on its own examples alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from secure_fed.learning.training.uncoupled import Uncoupled
 
 Entry = tuple[int, Any]  # the number of an owner, a client or a unit, and one of its examples
 Passes = Callable[[Sequence[Entry], Sequence[int]], Iterator[Found]]
-"""Passes over entries, given the row of each owner's client: the gradients of all of them, by their owners' numbers."""
+"""(entries, the row of each owner's client) -> the gradients of all entries, with their owners' numbers."""
 
 
 class Packing(Protocol):
@@ -42,7 +42,7 @@ class Packing(Protocol):
 
 @dataclass(frozen=True)
 class Room:
-    """What a pass has room for. rows: examples at most. parts: passes that a step makes at least, for cores to share."""
+    """The limits of a pass. tokens, rows: the most tokens and examples. parts: the fewest passes of a step, for many cores."""
 
     tokens: int
     rows: int
@@ -50,16 +50,16 @@ class Room:
 
     @classmethod
     def of(cls, device: torch.device, numbers: int) -> Room:
-        """numbers: of one client's moving tensors, of which a pass has a copy and a gradient for each example."""
+        """numbers: the size of one client's moving tensors; a pass has a copy and a gradient of them for each example."""
         tokens, rows, memory, parts = (1536, 48, 2**25, 4) if device.type == "cpu" else (2**15, 2**12, 2**30, 1)
         return cls(tokens, max(1, min(rows, memory // max(1, numbers))), parts)
 
     def among(self, tokens: int) -> Room:
-        """The room of each pass of a step that has so many tokens. It does not go by the cores that are there, nor do bits."""
+        """The limits of each pass of a step with `tokens` tokens. They, and so bits, do not depend on the number of cores."""
         return replace(self, tokens=min(self.tokens, max(_WORTH_A_PASS, -(-tokens // self.parts)))) if tokens else self
 
     def of_width(self, width: int) -> int:
-        """The examples of so many tokens that fit; width 0 is not known."""
+        """The number of examples of `width` tokens that fit; width 0 means unknown."""
         return max(1, min(self.rows, self.tokens // width if width else self.tokens // _UNKNOWN))
 
 
@@ -83,7 +83,7 @@ class Tight:
 class Shapes:
     """The shapes that passes of a kind may have.
 
-    sizes: in examples, ascending. untried: a larger size, or 0 for none; item: the example it is to be tried with.
+    sizes: in examples, ascending. untried: a larger size without a trial so far, or 0; item: the example for its trial.
     """
 
     collate: Collate
@@ -95,9 +95,9 @@ class Shapes:
 class Public:
     """Passes of public shapes.
 
-    The largest passes take most of a trial, so they are tried out when so many examples come. A gradient has the same bits
-    before and after: they are taken only if they give the bits of the smaller ones, and a smaller one that turns out not to
-    give every example its own is given up.
+    The largest passes take most of the time of a trial, so their trial waits until enough examples come. A gradient has the
+    same bits before and after: the largest size is used only if it gives the bits of the smaller sizes, and a smaller size that
+    fails this trial is given up.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class Public:
         known: Sequence[Any],
         uncoupled: Uncoupled | None = None,
     ) -> None:
-        """placed: where some client stands, to try shapes out at. known: examples to try them on, where none can be made up.
+        """placed: some client's tensors, for trials of shapes. known: examples for trials, if none can be made up.
 
-        uncoupled: what examples of a kind have to be, if each of them is protected.
+        uncoupled: the requirement on examples of a kind, if each of them is protected.
         """
         self._uncoupled = uncoupled
         self._objective, self._room, self._placed = objective, room, placed
@@ -136,7 +136,7 @@ class Public:
             yield Pack([one for one, _ in filled], [item for _, item in filled], shapes.collate, len(some), apart=True)
 
     def _shapes(self, kind: Hashable, item: Any, count: int, width: int) -> Shapes:
-        """The shapes for so many examples of a kind and width; tried out the first time that they are wanted."""
+        """The shapes for `count` examples of a kind and width, from a trial at their first use."""
         most = self._room.of_width(kind.work if isinstance(kind, Padded) else 0)
         key, ways = ("cohort", kind, most, self._placed.shapes), self._objective.ways
         if key not in ways:
@@ -155,14 +155,14 @@ class Public:
         small = tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
         probe, collate = self._probing.of(kind, [item], small[-1]), self._kinds.together(kind)
         if mixes_experts(self._objective.model) or not probe.padded:
-            return Shapes(self._kinds.collate, (1,))  # not to be tried out; or no positions for this width
+            return Shapes(self._kinds.collate, (1,))  # no trial for experts; or no positions for this width
         if self._agreeing(probe.items, collate, small) == small:
             return Shapes(collate, small, most if most > small[-1] else 0, item)
         items = self._probing.of(kind, [item], most).items
         return Shapes(collate, self._agreeing(items, collate, tuple(sorted({*small, most}))) or (1,))
 
     def _agreeing(self, probe: Sequence[Any], collate: Collate, candidates: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes among these, ascending, under which gradients are the same to the bit, as far as a trial tells."""
+        """The sizes among `candidates`, ascending, with which gradients are bit-identical in a trial."""
         away = [moved_away(self._placed, number) for number in range(min(len(probe), _PLACES))]
         places = Places.of(away)
 
@@ -177,7 +177,7 @@ class Public:
 
 
 def next_size(sizes: Sequence[int], left: int, width: int) -> int:
-    """The size of the next pass: the one by which `left` examples of a width cost least, counting what fills passes up."""
+    """The size of the next pass: the size with which `left` examples of a width cost least, fillers included."""
     return min(reversed(sizes), key=lambda size: -(-left // size) * (size * width + _PER_PASS))
 
 
@@ -185,7 +185,7 @@ def _tokens(item: Any) -> int:
     return len(item["input_ids"]) if isinstance(item, Mapping) and "input_ids" in item else 0
 
 
-_PER_PASS = 96  # what a pass costs beside its examples, in tokens
+_PER_PASS = 96  # the overhead of a pass, in tokens
 _WORTH_A_PASS = 128  # tokens
-_UNKNOWN = 64  # tokens that an example is taken to have where that is not known
+_UNKNOWN = 64  # the assumed number of an example's tokens if it is unknown
 _PLACES = 4

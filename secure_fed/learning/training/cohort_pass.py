@@ -1,10 +1,10 @@
-"""The gradient of every example at its own client's tensors, of examples of many clients in one pass.
+"""The gradients of examples of many clients in one pass, each at its own client's tensors.
 
-Parameters are given as `EachOwn`, so the frozen layers are computed for all examples at once. The losses do not depend on each
+Parameters are passed as `EachOwn`, so the frozen layers are computed for all examples at once. The losses do not depend on each
 other: the gradient of their sum at example i's tensors is example i's own gradient.
 
 A model can break this: by a layer that reads its parameters in a way that has no rule, by coupling the examples of a batch, by
-drawing random numbers of its own. So a model is tried out first (`tried`).
+drawing random numbers beyond dropout. So a trial checks the model first (`tried`).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from secure_fed.learning.training.per_example import losses as losses_of
 
 @dataclass(frozen=True)
 class Places:
-    """Where the trainings of S clients stand.
+    """The current tensors of S clients' trainings.
 
-    flat: the layout of `moving`, (S, P). shared: held tensors that are the same for all. own: held tensors of which each client
-    has its own, {name: (S, *shape)}.
+    flat: the layout of `moving`, (S, P). shared: held (frozen) tensors that all clients share. own: held tensors that differ
+    between clients, {name: (S, *shape)}.
     """
 
     flat: Flat
@@ -62,8 +62,9 @@ class Places:
 class Pack:
     """The examples of one pass.
 
-    owners: the client of each, by its row. count: of the first examples, which are no copies. apart: whether small products are
-    computed for each example apart, so that their bits are its own. seed: of dropout; None where the model has none.
+    owners: the row of each example's client. count: the number of first examples that are no copies. apart: whether small
+    products are computed separately for each example, so that their bits depend on it alone. seed: of dropout; None if the
+    model has no dropout.
     """
 
     owners: list[int]
@@ -76,7 +77,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Found:
-    """What a pass found of its examples: gradients (B, P) and losses (B,), for the clients `owners` (B,)."""
+    """The results of a pass: gradients (B, P) and losses (B,) of its examples, for the clients `owners` (B,)."""
 
     owners: Tensor
     gradients: Tensor
@@ -111,8 +112,8 @@ class Trial:
     """The outcome of a trial.
 
     why_not: why trainings cannot share passes; "" if a pass gives each example its own loss and gradient. dropout: whether
-    the model drops out. copies: whether a copy of the objective computes the same, so that passes can be made at the same
-    time: a forward that was put into an object from outside may go on working on the first model.
+    the model has dropout. copies: whether a copy of the objective computes the same, so that passes can run at the same time:
+    in the copy, a `forward` that was assigned to an object from outside may still use the first model.
     """
 
     why_not: str = ""
@@ -121,10 +122,10 @@ class Trial:
 
 
 def tried(objective: Objective, placed: Sequence[Placed], examples: Sequence[Any], collate: Collate) -> Trial:
-    """Try on some examples whether trainings from these places can share a pass.
+    """Test on some examples whether trainings with these tensors can share a pass.
 
-    They are of different lengths, at tensors moved away from a start where gradients may vanish. The objective is left in
-    training mode, its buffers as they were.
+    The examples have different lengths, and the tensors are moved away from a start where gradients may vanish. The objective
+    is left in training mode, with its buffers restored.
     """
     objective.begin()  # an evaluation may have left it in evaluation mode, without dropout
     probe = probe_of(examples if len(examples) > 1 else varied(examples, 3), collate)
@@ -142,7 +143,7 @@ def tried(objective: Objective, placed: Sequence[Placed], examples: Sequence[Any
 
 
 def _compared(objective: Objective, placed: Sequence[Placed], pack: Pack) -> str:
-    """Why a pass does not give what each example has alone."""
+    """Why a shared pass and single examples give different results; "" if they agree."""
     with still(objective, lambda: losses_of(objective, pack.collate, placed[0], pack.items)) as draws:
         if draws:
             return "the model draws random numbers beyond dropout"
@@ -159,7 +160,7 @@ def _compared(objective: Objective, placed: Sequence[Placed], pack: Pack) -> str
 
 
 def _with_dropout(objective: Objective, placed: Sequence[Placed], pack: Pack) -> Trial:
-    """Whether training draws random numbers, and that these are all drawn by layers for dropout."""
+    """Whether training has dropout, whether a copy computes the same, and whether other random numbers are drawn."""
     with seeded(objective.device, np.random.default_rng(0)):
         first, second = (_together(objective, placed, replace(pack, seed=seed)) for seed in (0, 1))
         before = torch.get_rng_state()
@@ -184,7 +185,7 @@ def _alone(objective: Objective, placed: Placed, item: Any, collate: Collate) ->
 
 
 def _together(objective: Objective, placed: Sequence[Placed], pack: Pack) -> list[dict[str, Tensor]]:
-    """As `_alone` of every example, in one pass."""
+    """The results of `_alone` for every example, in one pass."""
     places = Places.of(placed)
     found = found_in(objective, places, pack)
     parts = places.flat.parts(found.gradients)

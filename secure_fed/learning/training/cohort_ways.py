@@ -1,7 +1,7 @@
-"""How the gradients of a cohort's examples are taken.
+"""The two ways to compute the gradients of a cohort's examples.
 
-Common   in passes that clients share (`cohort_pass`), of a packing, spread over threads
-InTurn   of one client alone, by whatever path is right for its model (`packs`)
+Common   in passes that clients share (`cohort_pass`), divided by a packing, spread over threads
+InTurn   for one client alone, by the path that a trial chose for its model (`packs`)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from secure_fed.learning.training.packs import Packs
 
 @dataclass
 class Common:
-    """Common passes. seeds: of their dropout, in turn; None where the model has none. spread: see `crew_of`."""
+    """Common passes. seeds: the source of their dropout seeds; None if the model has no dropout. spread: see `crew_of`."""
 
     objective: Objective
     places: Places
@@ -55,7 +55,7 @@ class Common:
 
 
 class InTurn:
-    """Passes of one client, which is the first of `places`. They tell no losses."""
+    """Passes of one client, the first of `places`. Their losses are NaN."""
 
     def __init__(self, objective: Objective, places: Places, job: Job, placed: Placed) -> None:
         self._objective, self._places, self._job, self._placed = objective, places, job, placed
@@ -77,7 +77,7 @@ class InTurn:
                 yield self._found(placed, [entries[i] for i in of_kind[at : at + self._packs.most]])
 
     def _found(self, placed: Placed, some: Sequence[Entry]) -> Found:
-        """Gradients of one length for each example: what is not an example's own cannot be clipped as its own."""
+        """The gradients of some examples; ModelError for shapes that are not per example, which cannot be clipped."""
         found = self._packs(placed, [item for _, item in some])
         for name, tensor in placed.moving.items():
             if found[name].shape != (len(some), *tensor.shape):

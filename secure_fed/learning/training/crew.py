@@ -1,7 +1,7 @@
 """Passes of a model spread over the cores: as many threads as torch may use, each computing whole passes on one core.
 
-Small matrix products gain little from two cores each, while two passes at a time gain nearly twice. A pass computes the same
-bits whichever thread it is given to, so neither the number of threads nor their timing shows in a result.
+Small matrix products gain little from a second core, while two passes at a time are nearly twice as fast. A pass computes the
+same bits on every thread, so neither the number of threads nor their timing changes a result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Run = Callable[[Objective, Work], Result]
 
 
 class Crew:
-    """Threads with a copy of the objective each: what is put in the place of a parameter is put there for one thread alone."""
+    """Threads, each with its own copy of the objective: replacing a parameter affects one thread alone."""
 
     def __init__(self, objective: Objective, threads: int) -> None:
         self._copies: SimpleQueue[Objective] = SimpleQueue()
@@ -73,9 +73,9 @@ class Alone:
 
 @contextmanager
 def crew_of(objective: Objective, *, spread: bool = True) -> Iterator[Crew | Alone]:
-    """The threads for passes of this objective. Within the block torch itself uses one.
+    """The threads for passes of this objective. Within the block torch itself uses one thread.
 
-    spread: whether passes may be computed at the same time. An accelerator is given one pass after the other.
+    spread: whether passes may be computed at the same time. An accelerator computes one pass after the other.
     """
     threads = torch.get_num_threads()
     if objective.device.type != "cpu" or threads == 1 or not spread:
@@ -95,6 +95,6 @@ def crew_of(objective: Objective, *, spread: bool = True) -> Iterator[Crew | Alo
 
 
 def copy_of(objective: Objective) -> Objective:
-    """The objective with the very parameters of the model, and modules and buffers of its own."""
+    """A copy of the objective that shares the model's parameters and has its own modules and buffers."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in objective.model.parameters()}
     return copy.deepcopy(objective, shared | {id(objective.copies): []})

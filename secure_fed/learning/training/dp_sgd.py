@@ -2,21 +2,21 @@
 
     w <- optimiser(w, (1 / (q n)) (sum_{u in S} clip_C(g_u) + N(0, (z C)^2)) + mu (w - w_before))
 
-Every unit u of a client's n is in S by a secret coin of its own, with q = min(1, batch_size / n). A unit is an example, or with
-groups all examples of one person; g_u is the mean of the gradients of its examples. clip_C scales to an L2 norm of at most C
-over all trained tensors together; a gradient that is not finite counts as zero. The FedProx term is a function of what has been
-noised, and is added after. An example of a direction (`pointing.Pointing`, in an audit) has a gradient along it that is longer
-than C, and is drawn and clipped like every other.
+Each of a client's n units u is in S by an independent secret coin of probability q = min(1, batch_size / n). A unit is an
+example, or with groups all examples of one person; g_u is the mean of the gradients of its examples. clip_C scales to an L2
+norm of at most C over all trained tensors together; a gradient that is not finite counts as zero. The FedProx term is a
+function of noised tensors, and is added after the noise. An example of a direction (`pointing.Pointing`, in an audit) has a
+gradient along it that is longer than C, and is drawn and clipped like every other example.
 
-Guarantee: a client's sum moves by at most C if one of its units is added or removed, whichever other clients share the passes,
-and the sums of other clients do not move at all. It holds in float32 and bfloat16 alike, and needs gradients that are the same
-to the bit whoever comes with an example (`cohort_packs.Public`): then the shares of others stay, up to rounding of the client's
-own sum in float64, and the clipped share of a unit is shorter than C by more than that (`mechanisms.clip_factor`). Dropout is
-drawn in secret, for each example of a pass by itself, so with it the others' shares follow the same law. Coins and noise are
-drawn from each client's own stream, in turn: what one client draws depends on no other. So a step is a Poisson-sampled Gaussian
-mechanism of noise multiplier z (`batch_sampler(...).release(z)`), and the steps of a training compose. Public are n, the
-settings and the number of steps. An empty S is released like any other; a client without examples releases nothing. No loss is
-told: it would be a release without noise.
+Guarantee: adding or removing one unit of a client changes this client's sum by at most C, whichever other clients share the
+passes, and does not change the sums of other clients. This holds in float32 and bfloat16, and needs gradients that are
+bit-identical whatever the other examples of a pass (`cohort_packs.Public`): then other units' contributions stay the same, up
+to rounding of the client's own sum in float64, and a unit's clipped contribution is shorter than C by more than this rounding
+(`mechanisms.clip_factor`). Dropout masks are drawn in secret, independently for each example of a pass, so with dropout the
+other units' contributions keep their distribution. Coins and noise come from each client's own stream: one client's draws do
+not depend on another's. So a step is a Poisson-sampled Gaussian mechanism of noise multiplier z
+(`batch_sampler(...).release(z)`), and the steps of a training compose. Public are n, the settings and the number of steps. An
+empty S is released like any other; a client without examples releases nothing. Losses are withheld: they have no noise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampl
 
 @dataclass(frozen=True)
 class Drawn:
-    """A unit that was drawn in a step: its client's row, and its examples that count."""
+    """A unit that was drawn in a step: its client's row, and its examples that enter the step."""
 
     owner: int
     items: Sequence[Any]
@@ -73,15 +73,15 @@ class Drawing:
 
 
 class NoisedSums:
-    """The private steps of some clients; row s of a sum is that of the s-th."""
+    """The private steps of some clients; row s of a sum is the s-th client's."""
 
     def __init__(self, jobs: Sequence[Job], flat: Flat, device: torch.device) -> None:
-        self._device = torch.device("cpu") if device.type == "mps" else device  # which knows no float64
+        self._device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
         self._drawings = [Drawing(row, job, job.private) for row, job in enumerate(jobs) if job.private is not None]
         self._flat, self._layout = flat, layout_of(jobs[0].before, jobs[0].trainable)
 
     def gradients(self, passes: Passes, active: int) -> Tensor:
-        """(active, P) what the optimisers of the first clients see: each one's noised sum over its expected number of units."""
+        """(active, P) the first clients' gradients: each client's noised sum divided by its expected number of units."""
         drawings = self._drawings[:active]
         units = [unit for drawing in drawings for unit in drawing.units()]
         steps, width = [drawing.steps for drawing in drawings], self._flat.width
@@ -92,7 +92,7 @@ class NoisedSums:
         return [float("nan")] * len(self._drawings)
 
     def _found(self, passes: Passes, units: Sequence[Drawn]) -> Iterator[Found]:
-        """The gradients of all examples, for the units by their numbers; one of a direction u has -2 C u."""
+        """The gradients of all examples, with their units' numbers; the gradient of an example of direction u is -2 C u."""
         entries = [(number, item) for number, unit in enumerate(units) for item in unit.items]
         yield from passes(
             [entry for entry in entries if not isinstance(entry[1], Pointing)], [unit.owner for unit in units]
@@ -116,8 +116,8 @@ def clipped_sums(
 ) -> Tensor:
     """(S, P) sum_u clip_C(g_u) over each client's units, float64.
 
-    passes: gradients of all examples, for units by their numbers, those of one client in an order that its own units decide.
-    A unit is clipped when the last of its examples has come, by its norm alone: so all that happens to it is its own affair.
+    passes: gradients of all examples, with their units' numbers; the order of one client's gradients depends on its own units
+    alone. A unit is clipped after its last example, by its norm alone: so its contribution depends on that unit alone.
     """
     total = torch.zeros(len(steps), width, dtype=torch.float64, device=device)
     left, begun = [len(unit.items) for unit in units], dict[int, Tensor]()
@@ -138,9 +138,9 @@ def clipped_sums(
 
 
 def _clipped(mean: Tensor, steps: PrivateSteps) -> Tensor:
-    """A unit's gradient, scaled; in float64, so that no rounding lengthens it. Zeros where nothing can be bounded."""
+    """A unit's gradient, clipped in float64, so that rounding does not lengthen it. Zeros if it cannot be bounded."""
     factor = steps.mechanism.scale(partial(float, torch.linalg.vector_norm(mean)), steps.clip_norm)
-    return mean * factor if factor else torch.zeros_like(mean)  # an infinity times zero is no zero
+    return mean * factor if factor else torch.zeros_like(mean)  # infinity times zero is NaN
 
 
 def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> list[int]:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Flat:
-    """Named tensors one after the other in a row of `width` numbers, of which the last may be unused and stay zero.
+    """Named tensors one after the other in a row of `width` numbers; unused numbers at its end stay zero.
 
-    The width is a multiple of 64: vectorised arithmetic then treats every row alike, wherever it is in a matrix. shapes: of
-    the tensors, by name.
+    The width is a multiple of 64: vectorised arithmetic then treats every row of a matrix alike. shapes: of the tensors, by
+    name.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -49,9 +49,9 @@ class Flat:
 
 
 def add_in_order(total: Tensor, owners: Tensor, rows: Tensor) -> None:
-    """Add each row (P,) to its owner's of `total` (S, P), the rows of one owner in their order, so that bits are its own.
+    """Add each row (P,) to its owner's row of `total` (S, P), one owner's rows in order: its bits depend on them alone.
 
-    On an accelerator an addition of rows with one owner has no fixed order, so rows with different owners are added at a time.
+    An accelerator adds rows of one owner in no fixed order, so there each addition takes at most one row of each owner.
     """
     if total.device.type == "cpu":
         total.index_add_(0, owners, rows)

@@ -1,7 +1,7 @@
-"""Trying out, on examples, how a model's per-example gradients are to be taken.
+"""Trials, on examples, of how a model's per-example gradients can be computed.
 
-Every moving tensor is put away from zero first, since at the usual start B = 0 the gradient of A vanishes and would prove
-nothing. What comes of a trial is a property of the model and of the shape of its batches, not of the examples it is made with.
+Every moving tensor is moved away from zero first, since at the usual start B = 0 the gradient of A vanishes and would prove
+nothing. The result of a trial is a property of the model and of the shape of its batches, not of the examples in the trial.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from secure_fed.learning.training.supported import mixes_experts
 def tried(
     objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]
 ) -> tuple[Path, tuple[int, ...]]:
-    """The path that gradients of examples like `probe` take, and the sizes that a pass may have, up to `len(probe)`.
+    """The path for gradients of examples like `probe`, and the sizes that a pass may have, up to `len(probe)`.
 
-    `by_layer` where it gives what `one_by_one` does, in passes of the sizes that give each example's gradient to the same bit
-    whoever shares the pass, in whatever order; else `one_by_one`, in passes of one. alone, together: see `path_for`.
+    `by_layer` if it agrees with `one_by_one`, in passes of the sizes with which each example's gradient is bit-identical
+    whatever the other examples and their order; otherwise `one_by_one`, in passes of one. alone, together: see `path_for`.
     """
     if path_for(objective, alone, placed, probe, together) is by_layer:
         with still(objective, lambda: losses(objective, alone, placed, probe[:1])):
@@ -48,14 +48,14 @@ def tried(
 def path_for(
     objective: Objective, alone: Collate, placed: Placed, probe: Sequence[Any], together: Collate | None = None
 ) -> Path:
-    """`by_layer` where it gives what `one_by_one` gives on the examples of `probe`, else `one_by_one`.
+    """`by_layer` if it agrees with `one_by_one` on the examples of `probe`, otherwise `one_by_one`.
 
-    alone: what makes the batch of one example. together: what makes that of several, if it is another.
+    alone: the collate function for one example. together: the collate function for several examples, if it differs.
 
-    A mixture of experts takes `one_by_one`, and so does a model that draws random numbers beyond dropout, for it may draw once
-    for all examples of a pass: which of them share a draw would then go by who else is there.
+    A mixture of experts uses `one_by_one`, and so does a model that draws random numbers beyond dropout: it may draw once for
+    all examples of a pass, and then the examples that share a draw would depend on the other examples.
 
-    ModelError as of `require_uncoupled`. The objective is left in the mode it was in, its buffers as they were.
+    ModelError as in `require_uncoupled`. The objective's mode and buffers are restored.
     """
     together = together or alone
     require_uncoupled(objective, alone, together, placed, probe)
@@ -77,12 +77,12 @@ def sizes_that_agree(
     candidates: Sequence[int],
     copied: int = 3,
 ) -> tuple[int, ...]:
-    """The sizes of passes that give every example's gradient to the same bit, ascending; () where only passes of one do.
+    """The pass sizes with which every example's gradient is bit-identical, ascending; () if only passes of one agree.
 
-    Passes of each size are made of the first examples, of the last ones in reverse, and of one example alone in every row, for
-    as many as `copied`, so that an example has other company and another row; and each of these examples is in smaller passes,
-    too, with fewer beside it. Of sets of sizes that agree the largest is taken. candidates: the sizes to try, up to
-    `len(probe)`, ascending.
+    Passes of each size consist of the first examples, of the last examples in reverse, and of one example in every row, for up
+    to `copied` examples, so that an example appears beside other examples and in another row. Each of these examples also
+    appears in smaller passes, beside fewer examples. Of sets of sizes that agree the largest is used. candidates: the sizes to
+    try, up to `len(probe)`, ascending.
     """
     agreeing: list[tuple[list[int], dict[int, bytes]]] = []
     for size in candidates:
@@ -102,7 +102,7 @@ def sizes_that_agree(
 
 
 def _covering(places: Sequence[int], size: int) -> list[list[int]]:
-    """Passes of this size that hold all of these examples; the last one is filled up with its first."""
+    """Passes of this size that contain all of these examples; the last pass is filled up with its first example."""
     parts = [list(places[at : at + size]) for at in range(0, len(places), size)]
     return [part + part[:1] * (size - len(part)) for part in parts]
 
@@ -110,15 +110,15 @@ def _covering(places: Sequence[int], size: int) -> list[list[int]]:
 def _own(
     gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]], probe: Sequence[Any], passes: Sequence[Sequence[int]]
 ) -> dict[int, bytes]:
-    """A digest of each example's gradient, if that is the same in every row of these passes; else none.
+    """A digest of each example's gradient, if it is the same in every row of these passes; otherwise {}.
 
-    None either if a pass draws random numbers, by which examples could be coupled.
+    {} also if a pass draws random numbers, which could couple examples.
     """
     own, drawn = dict[int, bytes](), torch.get_rng_state()
     for rows in passes:
         try:
             found = gradients([probe[i] for i in rows]).values()
-            flat = torch.cat([part.detach().flatten(1) for part in found], 1) + 0.0  # of the two zeros, one
+            flat = torch.cat([part.detach().flatten(1) for part in found], 1) + 0.0  # turns -0.0 into 0.0
         except _CANNOT:
             return {}
         if not torch.equal(torch.get_rng_state(), drawn):
@@ -138,8 +138,8 @@ def _candidates(most: int) -> list[int]:
 def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
     """Whether every tensor differs by at most `tolerance` of its norm.
 
-    To a tensor's norm a thousandth of the norm of all together is added: a gradient that is zero by the model's symmetry (an
-    attention's key bias) is nothing but rounding on either path.
+    A thousandth of the norm of all tensors together is added to a tensor's norm: a gradient that is zero by the model's
+    symmetry (an attention's key bias) is only rounding on both paths.
     """
     if any(found[name].shape != expected[name].shape for name in expected):
         return False
@@ -152,9 +152,9 @@ def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
 
 
 def probe_of(examples: Sequence[Any], collate: Collate) -> list[Any]:
-    """Up to three examples, of different lengths where there are any: equal ones hide a loss that is averaged over tokens.
+    """Up to three examples, of different lengths if possible: equal lengths hide a loss that is averaged over tokens.
 
-    Where all are of one length, the first loses half its tokens, if `collate` takes that.
+    If all have one length, the first is cut to half its tokens, if `collate` accepts that.
     """
     some = sorted((examples[i] for i in range(min(len(examples), _LOOKED_AT))), key=length)
     probe = [some[0], some[len(some) // 2], some[-1]] if len(some) > 2 else some
@@ -169,7 +169,7 @@ def probe_of(examples: Sequence[Any], collate: Collate) -> list[Any]:
 
 
 def length(item: Any) -> int:
-    """The number of an example's tokens that count; 0 where that is not known."""
+    """The number of an example's unmasked tokens; 0 if it is unknown."""
     if not isinstance(item, Mapping) or "input_ids" not in item:
         return 0
     return int(np.sum(np.asarray(item["attention_mask"]))) if "attention_mask" in item else len(item["input_ids"])
@@ -182,7 +182,7 @@ def _halved(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moved_away(placed: Placed, seed: int = 0) -> Placed:
-    """The same with every moving tensor away from where it starts."""
+    """The same with every moving tensor moved away from its start."""
     generator = torch.Generator().manual_seed(seed)
     moving = {
         name: (tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor)).requires_grad_()
@@ -194,9 +194,9 @@ def moved_away(placed: Placed, seed: int = 0) -> Placed:
 def require_uncoupled(
     objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]
 ) -> None:
-    """ModelError if the loss of an example depends on the batch it is in, or if the model keeps statistics of what it has seen.
+    """ModelError if the loss of an example depends on its batch, or if the model keeps statistics of past examples.
 
-    A mixture of experts is let through: it is given one example at a time.
+    A mixture of experts is accepted: it gets one example at a time.
     """
     with still(objective, lambda: losses(objective, alone, placed, probe[:1])):
         away = moved_away(placed)
@@ -211,7 +211,7 @@ def require_uncoupled(
 
 
 def _require_own(objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]) -> None:
-    """Each example's loss is what it is alone: in whole batches and parts of them, in other orders, among copies of itself."""
+    """Require each example's loss to equal its loss alone: in whole and partial batches, other orders, among its copies."""
     count = len(probe)
     orders: list[Sequence[int]] = [range(size) for size in _candidates(count)]
     orders += [range(count - 1, -1, -1), [0] * count, [count - 1] * count, [i % min(2, count) for i in range(count)]]
@@ -230,9 +230,9 @@ def _require_own(objective: Objective, alone: Collate, together: Collate, placed
 
 @contextmanager
 def still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
-    """In training mode without dropout; in evaluation mode, and said to draw, if it draws random numbers in another way.
+    """Training mode without dropout; if the model draws other random numbers, evaluation mode, and True is yielded.
 
-    Afterwards the objective is in the mode it was in, its buffers as they were.
+    Afterwards the objective's mode and buffers are restored.
     """
     trained = objective.model.training
     objective.begin()
@@ -251,7 +251,7 @@ def still(objective: Objective, once: Callable[[], Tensor]) -> Iterator[bool]:
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Dropout passes on what it is given."""
+    """Makes dropout the identity."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Examples of a kind, to try out in which passes a model computes the kind."""
+"""Examples of a kind, for trials of the passes in which a model computes the kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KindProbe:
 
 @dataclass(frozen=True)
 class Probing:
-    """Makes examples of kinds: made up, or where nothing can be made up, the data's own. known: data beside those at hand."""
+    """Makes examples of kinds: made up, or the data's own where nothing can be made up. known: further data for trials."""
 
     objective: Objective
     kinds: Kinds
@@ -36,7 +36,7 @@ class Probing:
     known: Sequence[Any] = ()
 
     def of(self, kind: Hashable, items: Sequence[Any], count: int) -> KindProbe:
-        """`count` examples of the kind. items: some of the data that are."""
+        """`count` examples of the kind. items: examples of the data that are of this kind."""
         alone, together = self.kinds.collate, self.kinds.together(kind)
         probe = made_up(self.kinds, kind, self.objective.model, items[0], count)
         if probe is None or not self._takes(alone, probe):
@@ -59,7 +59,7 @@ class Probing:
 
 
 def nobodys(objective: Objective, collate: Collate, placed: Placed, examples: Sequence[Any]) -> list[Any]:
-    """Three examples of the kind of the first one of the data."""
+    """Three examples, made up if possible, of the kind of the data's first example."""
     kinds, item = Kinds.of(objective, collate), examples[0]
     return Probing(objective, kinds, placed, examples).of(kinds(item), [item], 3).items
 

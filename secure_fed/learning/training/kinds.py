@@ -1,17 +1,17 @@
-"""The kind of an example: the shape of the passes it may be computed in, which the example alone decides.
+"""The kind of an example: the shape of the passes that may compute it, which the example alone determines.
 
-Matrix products of another shape are summed in another order, so padding and batch size move a gradient by its rounding: by
-about a millionth in float32, by percents in bfloat16. If they went by who else was drawn, one example more would move the
-gradients of others. So only examples of one kind share a pass:
+Matrix products of another shape are summed in another order, so padding and batch size change a gradient by its rounding: by
+about a millionth in float32, by percents in bfloat16. If they depended on the other drawn examples, adding one example would
+change the gradients of others. So only examples of one kind share a pass:
 
-    collate functions with `padded_to` (all of ours)   texts are padded to the next of a few public widths that is longer, since
-                                                       models leave an attention mask out if nothing in the batch is masked, and
-                                                       take other kernels. Texts of the greatest length are a kind of their
-                                                       own, as wide as they are.
+    collate functions with `padded_to` (all of ours)   texts are padded to the next longer of a few public widths, since models
+                                                       drop the attention mask if nothing in the batch is masked, and then use
+                                                       other kernels. Texts of the greatest length are a separate kind,
+                                                       without padding.
     any other collate function                         examples are of one kind if their batches of one have the same shapes
 
-Of a model that reads each text once (`read_once`) passes compute what comes after, which has one shape for texts of all
-lengths: under a collate function with `padded_to` they are of one kind.
+For a model that reads each text once (`read_once`), passes compute only the layers after the encoder, with one shape for texts
+of all lengths: with a collate function that has `padded_to`, texts are of one kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from secure_fed.learning.training.objective import Objective
 class Padded:
     """Texts of more than `above` and at most `width` tokens, padded to `width`.
 
-    full: none of the tokens is padding. read: the model has read the texts before (`read_once`).
+    full: none of the tokens is padding. read: the model reads each text once (`read_once`).
     """
 
     width: int
@@ -42,13 +42,13 @@ class Padded:
 
     @property
     def work(self) -> int:
-        """The tokens whose work a pass has with an example."""
+        """The cost of an example in a pass, in tokens."""
         return min(_AFTERWARDS, self.width) if self.read else self.width
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of the examples that `collate` takes. longest, reads_once: as `Objective` has them."""
+    """The kinds of the examples that `collate` takes. longest, reads_once: as in `Objective`."""
 
     collate: Collate
     longest: int | None = None
@@ -56,12 +56,12 @@ class Kinds:
 
     @classmethod
     def of(cls, objective: Objective, collate: Collate) -> Kinds:
-        """The kinds of the examples that an objective is computed of."""
+        """The kinds of an objective's examples."""
         return cls(collate, objective.longest, objective.reads_once)
 
     @property
     def by_length(self) -> bool:
-        """Whether kinds go by the lengths of texts, which costs nothing to see."""
+        """Whether kinds depend on the lengths of texts, which are cheap to read."""
         return hasattr(self.collate, "padded_to")
 
     def __call__(self, item: Any) -> Hashable:
@@ -73,7 +73,7 @@ class Kinds:
         return padded(len(item["input_ids"]), self.longest, shown=shown)
 
     def together(self, kind: Hashable) -> Collate:
-        """The collate function for examples of this kind. ModelError if its shapes are not those of the kind."""
+        """The collate function for examples of this kind. It raises ModelError for batches of other shapes than the kind's."""
         if isinstance(kind, Padded):
             padded: Collate = self.collate.padded_to(kind.width)  # type: ignore[attr-defined]  # `__call__` asked for it
             return padded
@@ -91,12 +91,12 @@ class Kinds:
         return collated
 
 
-_AFTERWARDS = 32  # tokens: passes of examples that are read have as many as those of short texts
+_AFTERWARDS = 32  # tokens: passes of examples with kept means are as large as passes of short texts
 
 
 def padded(tokens: int, longest: int | None, *, shown: bool = True) -> Padded:
-    """The kind of a text of so many tokens. longest: the most that a text has. shown: whether the model sees all of them."""
-    width, above = _width(tokens + 1)  # one token of padding at least: without any a model may take another kernel
+    """The kind of a text of `tokens` tokens. longest: the most tokens of a text. shown: whether no token is masked."""
+    width, above = _width(tokens + 1)  # at least one token of padding: without any a model may use another kernel
     above = max(0, above - 1)
     if longest is not None and width > longest:
         width, above = (longest, above) if tokens < longest else (tokens, tokens - 1)
@@ -104,7 +104,7 @@ def padded(tokens: int, longest: int | None, *, shown: bool = True) -> Padded:
 
 
 def _width(tokens: int) -> tuple[int, int]:
-    """The least of the public widths that holds so many tokens, and the width below.
+    """The smallest public width of at least `tokens` tokens, and the next smaller width.
 
     The widths are 8, 16, ..., 64, and from there four for every doubling: 80, 96, 112, 128, 160, ...
     """

@@ -1,4 +1,4 @@
-"""Local training of one client: what it starts from, its steps, and what it ends with."""
+"""Local training of one client: its start, its steps, and its result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Trained:
 class Placed:
     """The tensors that local training starts from, on its device: `moving` are the optimised leaves, `held` the rest.
 
-    start: what `moving` was before the first step.
+    start: the values of `moving` before the first step.
     """
 
     start: Mapping[str, Tensor]
@@ -50,7 +50,7 @@ class Placed:
 
     @property
     def shapes(self) -> Hashable:
-        """Of the tensors that move, by name."""
+        """The shapes of the moving tensors, by name."""
         return tuple((name, tensor.shape) for name, tensor in self.moving.items())
 
     def trained(self, loss: float) -> Trained:
@@ -61,12 +61,12 @@ class Placed:
 class Job:
     """One local training: the tensors it starts from, which of them move, the examples, the optimiser, and the random numbers.
 
-    before: every tensor by which the objective differs from its model. trainable: the names in it that are optimised. last: the
-    names of the head's last layer, whose learning rate is another one (`TrainingConfig.head_times`).
-    settings: the optimiser, the batch size and the number of steps. lr: the learning rate of the first step. falling: how
-    it falls from there; None where it does not. rng: the order of examples, and dropout. private: what makes its steps private;
-    rng, which also says which examples of a group count, is then as secret as the coins, since what it draws for one unit
-    depends on how many units came before.
+    before: every tensor that replaces one of the model's. trainable: the names of those that are optimised. last: the names of
+    the head's last layer, which has another learning rate (`TrainingConfig.head_times`). settings: the optimiser, the batch
+    size and the number of steps. lr: the learning rate of the first step. falling: its decay from there; None for a constant
+    rate. rng: the source of the order of examples, and of dropout. private: the parameters of private steps, if they are
+    private; rng, which also chooses the examples of a group, is then as secret as the coins, since its draw for one unit
+    depends on the number of units before.
     """
 
     before: Tensors
@@ -87,18 +87,18 @@ class Job:
 
     @property
     def kind(self) -> Hashable:
-        """Equal for jobs that can be stacked: names and shapes of their tensors, which train, at which rate, and how."""
+        """Equal for jobs that can be stacked: names and shapes of tensors, which of them train, their rates, and privacy."""
         return tuple(self.trainable), Layout.of(self.before).entries, self.private is not None, tuple(self.scoring)
 
     @property
     def steps(self) -> int:
-        """How many steps it makes; none without examples."""
+        """The number of steps; 0 without examples."""
         if self.private is None or not len(self.examples):
             return planned_steps(len(self.examples), self.settings)
         return self.private.count
 
     def share(self, step: int) -> float:
-        """What is left of the learning rate at a step, from 0."""
+        """The fraction of the learning rate at a step, counted from 0."""
         return 1.0 if self.falling is None else self.falling.left(step / self.steps)
 
     def placed(self, device: torch.device) -> Placed:
@@ -106,7 +106,7 @@ class Job:
         return Placed.of(self.before, self.trainable, device)
 
     def batches(self, collate: Collate | None = None) -> Iterator[BatchOfItems]:
-        """The mini-batches of all steps in their order, drawn from `rng`; collated by `collate`, or else as the job says."""
+        """The mini-batches of all steps in their order, drawn from `rng`; collated by `collate`, or else by the job's."""
         return local_batches(self.examples, collate or self.collate, self.settings, self.rng)
 
 
@@ -138,7 +138,7 @@ def train(objective: Objective, job: Job) -> Trained:
     return placed.trained(mean_loss)
 
 
-Train = Callable[[Objective, Job], Trained]  # `train`, or what stands in its place
+Train = Callable[[Objective, Job], Trained]  # `train`, or a replacement
 
 
 def require_one_each(losses: Tensor, examples: int) -> None:
@@ -151,12 +151,12 @@ def require_one_each(losses: Tensor, examples: int) -> None:
 
 
 def parted(items: list[Any], most: int | None) -> list[list[Any]]:
-    """The items in parts of at most so many."""
+    """The items in parts of at most `most`."""
     return [items[start : start + most] for start in range(0, len(items), most)] if most else [items]
 
 
 def bound_gradients(gradients: Sequence[Tensor | None], most: float | None) -> None:
-    """Cut the gradient of a step, all tensors together, to that norm, in place; None cuts nothing."""
+    """Scale the gradient of a step, all tensors together, down to norm `most`, in place; None is no limit."""
     there = [gradient for gradient in gradients if gradient is not None]
     if most is None or not there:
         return
@@ -173,7 +173,7 @@ def proximity(placed: Placed, mu: float) -> Tensor:
 
 @contextmanager
 def seeded(device: torch.device, rng: np.random.Generator) -> Iterator[None]:
-    """Dropout that depends on `rng` alone, and torch's global generator left as it was."""
+    """Within the block, dropout depends on `rng` alone; afterwards torch's global generator is restored."""
     seed = int(rng.integers(2**63))
     kind = device.type if device.type in ("cuda", "mps") else None
     with torch.random.fork_rng([device] if kind else [], device_type=kind or "cuda"):

@@ -1,6 +1,7 @@
-"""Examples that are nobody's, to try a model out on: random tokens of its vocabulary, in the columns of a task's examples.
+"""Made-up examples for trials of a model: random tokens of its vocabulary, in the columns of a task's examples.
 
-Only the names of the columns, and whether a label is a number, one a token or several, are taken from an example of the data.
+Only the names of the columns, and the form of a label (one number, one for each token, or several), are taken from an example
+of the data.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from secure_fed.learning.training.kinds import Kinds, Padded
 
 
 def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count: int) -> list[dict[str, Any]] | None:
-    """`count` made-up examples of a kind, in the columns of `pattern`; None where it is not known what an example is made of.
+    """`count` made-up examples of a kind, in the columns of `pattern`; None if the kind is not `Padded` or has no vocabulary.
 
-    Their lengths are spread over those of the kind, and so are random tokens; labels are 0 and 1.
+    Their lengths are spread over the lengths of the kind, their tokens are random, and labels are 0 and 1.
     """
     words = _vocabulary(model)
     if not isinstance(kind, Padded) or words is None:
@@ -41,7 +42,7 @@ def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count:
 
 
 def varied(items: Sequence[Any], count: int) -> list[Any]:
-    """`count` examples made of fewer: beside the items themselves, some with their numbers in another order."""
+    """`count` examples made from fewer: the items, and copies of them with their floating-point numbers in another order."""
     return [_rolled(items[i % len(items)], i // len(items)) for i in range(count)]
 
 
@@ -60,7 +61,7 @@ def _rolled(item: Any, by: int) -> Any:
 
 
 def _vocabulary(model: nn.Module) -> int | None:
-    """The number of tokens that the model embeds; None where it is not known."""
+    """The number of tokens that the model embeds; None if unknown."""
     find = getattr(model, "get_input_embeddings", None)
     try:
         layer = find() if find else None
@@ -71,7 +72,7 @@ def _vocabulary(model: nn.Module) -> int | None:
 
 
 def _label(like: Any, number: int, tokens: int, rng: np.random.Generator, *, tokenwise: bool) -> Any:
-    """In the form of `like`, of zeros and ones; of a token's labels every third is `IGNORED`, and none of a text of one."""
+    """A label of zeros and ones in the form of `like`; of labels for tokens, every third is `IGNORED`."""
     if tokenwise:
         labels = rng.integers(0, 2, tokens)
         labels[2::3] = IGNORED

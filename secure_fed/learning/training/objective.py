@@ -1,4 +1,4 @@
-"""The one seam that training stands on: a pure function from trainable tensors and a batch to the losses of its examples."""
+"""The interface between training and model: a pure function from trainable tensors and a batch to the examples' losses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from secure_fed.tensors.tensors import Tensors
 class Objective(nn.Module):
     """loss(tensors, batch) -> (B,), a pure function of the tensors given by name.
 
-    Tensors the model has and `tensors` does not name keep the model's own values. What is given in float32 is cast to the
-    dtype the model computes in, so gradients and optimiser states stay in float32.
+    Tensors of the model that `tensors` does not name keep the model's own values. float32 tensors are cast to the dtype that
+    the model computes in, so gradients and optimiser states stay in float32.
 
-    longest: the most tokens of a text: what texts are cut to, or fewer where the model has no more positions; None is no limit.
-    It is public.
+    longest: the most tokens of a text, a public number: the length to which texts are cut, or the model's number of positions
+    if that is smaller; None for no limit.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device, *, longest: int | None = None) -> None:
@@ -38,9 +38,9 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
-        self.reading: AbstractContextManager[None] = nullcontext()  # within which the model is called
+        self.reading: AbstractContextManager[None] = nullcontext()  # a context for every call of the model
         self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
-        # Which ways of taking per-example gradients have proven right (`packs`).
+        # The results of trials: right ways to compute per-example gradients (`packs`).
         self.ways: dict[Hashable, Any] = {}
         self.copies: list[Objective] = []  # with the same parameters, for passes that are computed at the same time
         self.beside: list[Objective] = []  # on other devices, for clients that are trained at the same time
@@ -55,7 +55,7 @@ class Objective(nn.Module):
 
     @property
     def reads_once(self) -> bool:
-        """Whether what the model's frozen encoder made of a text is kept (`read_once`)."""
+        """Whether the frozen encoder's output for each text is kept (`read_once`)."""
         return not isinstance(self.reading, nullcontext)
 
     def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
@@ -69,23 +69,23 @@ class Objective(nn.Module):
             return self.loss(self.model, batch)
 
     def begin(self) -> None:
-        """Make ready for the training of another client: in training mode, and the buffers as they were."""
+        """Prepare for the training of another client: training mode, and buffers reset."""
         self.reset_buffers()
         if not self.model.training:
             self.train()
 
     def reset_buffers(self) -> None:
-        """Undo whatever forward passes did to the model's buffers, so that no client's training reaches another's."""
+        """Undo changes of the model's buffers by forward passes, so that no client's training affects another's."""
         for module, name, start in self._buffers_at_start:
             module.get_buffer(name).copy_(start)
 
     @property
     def tolerance(self) -> float:
-        """The relative difference, of losses or gradients, that the rounding of what the model computes in accounts for."""
+        """The relative difference of losses or gradients that rounding in the model's dtype explains."""
         return math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in self._named.values()))
 
     def changed_buffers(self) -> list[str]:
-        """The names of the model's buffers that are not as they were: a model whose forward passes keep statistics has some."""
+        """The names of the model's buffers that have changed: forward passes that keep statistics change some."""
         return [
             f"{type(module).__name__}.{name}"
             for module, name, start in self._buffers_at_start
@@ -106,7 +106,7 @@ class Objective(nn.Module):
 
 
 def refuse_running_statistics(model: nn.Module) -> None:
-    """An example's loss is its own affair, and training moves parameters alone; a layer with running statistics breaks both."""
+    """Refuse layers with running statistics: they couple examples' losses, and training changes more than parameters."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and (
             module.track_running_stats or isinstance(module, nn.modules.batchnorm._BatchNorm)

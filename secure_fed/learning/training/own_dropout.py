@@ -1,7 +1,7 @@
 """Dropout that draws from a generator of its own.
 
-torch's dropout draws from one generator of the process. Passes that are computed at the same time would take its numbers in an
-order that nobody could repeat, so within `OwnDropout` each pass draws its masks from its own generator.
+torch's dropout draws from one generator of the process. Passes that are computed at the same time would use its numbers in an
+order that cannot be repeated, so within `OwnDropout` each pass draws its masks from its own generator.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Per-example gradients in passes whose shape is public, so that an example's gradient does not depend on who else was drawn.
+"""Per-example gradients in passes of public shapes, so that an example's gradient does not depend on other drawn examples.
 
-Guarantee: what `Packs` gives for an example is a function of that example, of the model and of public numbers, whatever the
-other examples are, how many and in which order, to the bit. A pass holds examples of one kind (`kinds`), and as many as one of
-the sizes that the trial of that kind found to agree to the bit (`gradient_trial.tried`); a pass with too few is filled up with
-copies, whose gradients are dropped. Where no two examples can share a pass so, each has one of its own. Dropout masks are
-independent from row to row and drawn in secret, so they follow the same law whoever is there.
+Guarantee: the gradient that `Packs` gives for an example is bit for bit a function of that example, the model and public
+numbers, whatever the other examples, their number and their order. A pass has examples of one kind (`kinds`), and one of the
+sizes that the trial of that kind found to agree to the bit (`gradient_trial.tried`); a pass with too few examples is filled up
+with copies, whose gradients are dropped. If no two examples can share a pass in this way, each has its own. Dropout masks are
+independent from row to row and drawn in secret, so their distribution does not depend on the other examples.
 
-This is as good as the trial: it holds for arithmetic that goes by shapes and not by values, as that of matrix products does,
-and it is tried on examples that are made up (`made_up`), or are the data's own where nothing can be made up.
+The guarantee is as good as the trial: it holds for arithmetic that depends on shapes and not on values, such as matrix
+products. The trial uses made-up examples (`made_up`), or the data's own where nothing can be made up.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from secure_fed.learning.training.uncoupled import most_at_once
 
 @dataclass(frozen=True)
 class Way:
-    """The path that gradients of one kind of examples take, and the sizes of its passes, ascending."""
+    """The path for gradients of one kind of examples, and the sizes of its passes, ascending."""
 
     path: Path
     sizes: tuple[int, ...]
 
     def rows(self, count: int) -> int:
-        """The size of the pass of so many examples, which the largest size holds."""
+        """The smallest size for `count` examples; the largest size is at least `count`."""
         return next(size for size in self.sizes if size >= count)
 
 
 @dataclass(frozen=True)
 class Packs:
-    """Gradients of any examples. most: how many a pass holds at most. known: examples to try a kind on beside those at hand."""
+    """Gradients of any examples. most: the most examples in a pass. known: further examples of the data for trials."""
 
     objective: Objective
     kinds: Kinds
@@ -91,7 +91,7 @@ class Packs:
         }
 
     def way(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
-        """The way that is right for a kind and the tensors that move, tried out the first time. items: some of the kind."""
+        """The way for a kind and the moving tensors, from a trial at its first use. items: examples of the kind."""
         key = (placed.shapes, kind, self.most)
         try:
             way: Way = self.objective.ways[key]

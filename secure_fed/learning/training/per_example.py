@@ -1,17 +1,17 @@
-"""The gradient of every example of a batch by itself, through the seam `Objective.losses`.
+"""The gradient of each example of a batch, computed through `Objective.losses`.
 
-Two ways, both functions (objective, collate, placed, items) -> {name: (B, *shape)} over the tensors that move:
+Two ways, both functions (objective, collate, placed, items) -> {name: (B, *shape)} over the moving (trained) tensors:
 
     one_by_one   every example in a batch of its own, by plain autograd: right by definition, for every model.
     by_layer     one forward and one backward pass for the whole batch. For a layer with input x and output y the pass gives
-                 dL_i/dy_i of every example i at once, and the layer's rule makes dL_i/dw of x_i and dL_i/dy_i (for a linear
-                 layer the product of both, summed over tokens). The rules are Opacus's; the pass is ours, because Opacus's
-                 hooks stay on the model and make the summed gradients too, which nobody needs here. Layers of ours
-                 (`ExampleWise`) need no rule: their backward pass is batched over examples.
+                 dL_i/dy_i of every example i at once, and the layer's rule computes dL_i/dw from x_i and dL_i/dy_i (for a
+                 linear layer the product of both, summed over tokens). The rules are Opacus's; the pass is ours, because
+                 Opacus's hooks stay on the model and also compute the summed gradients, which are not needed here. Our own
+                 layers (`ExampleWise`) need no rule: their backward pass is batched over examples.
 
-`by_layer` is wrong, without a word, for a layer that also works on something the examples share (relative position
-embeddings, as in DeBERTa), for tensors used by more than their layer, and for whatever writes over a layer's output. So it
-is used only after `gradient_trial.path_for` has compared both on examples of the model at hand; else it is `one_by_one`.
+`by_layer` is silently wrong for a layer that also processes an input shared by the examples (relative position embeddings, as
+in DeBERTa), for tensors used outside their layer, and for code that overwrites a layer's output. So it is used only after
+`gradient_trial.path_for` has compared both on examples with the given model; otherwise `one_by_one` is used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def one_by_one(objective: Objective, collate: Collate, placed: Placed, items: Se
 
 
 class _Call(NamedTuple):
-    """One use of a layer: what it is called, what went in and what came out."""
+    """One use of a layer: its name, its input and its output."""
 
     name: str
     layer: nn.Module
@@ -66,7 +66,7 @@ class _Call(NamedTuple):
 
 
 def by_layer(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> Gradients:
-    """All examples in one pass; ModelError where a tensor that moves is in a layer without a rule, or without examples."""
+    """All examples in one pass; ModelError if a moving tensor's layer has no rule, or no input of each example."""
     calls: list[_Call] = []
     with _noting(objective.model, placed.moving, calls), SmallProductsApart(len(items)):
         total = losses(objective, collate, placed, items).sum()
@@ -84,11 +84,12 @@ def by_layer(objective: Objective, collate: Collate, placed: Placed, items: Sequ
 
 
 class SmallProductsApart(TorchFunctionMode):
-    """Matrix products that give an example few numbers, such as its scores, are made for each example apart.
+    """Computes matrix products with few outputs for each example, such as its scores, separately for each example.
 
-    In a product for all examples the rounding of a row can go by its place. Where an example has thousands of numbers a trial
-    sees that; of three scores it may see nothing, though the next three differ. In between, as behind the first matrix of an
-    adapter, a batched product makes each example's by itself, as with tensors of its own, and a trial sees whether it does.
+    In one product for all examples, the rounding of a row can depend on its position. With thousands of outputs for each
+    example a trial detects this; with three scores it may detect nothing, though the next three differ. For sizes in between,
+    such as the output of an adapter's first matrix, a batched product computes each example by itself, as with tensors of its
+    own, and a trial checks that it does.
     """
 
     def __init__(self, examples: int) -> None:
@@ -100,7 +101,7 @@ class SmallProductsApart(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         place = 1 if func in _AFTER_A_SUMMAND else 0
-        numbers = -2 if func is functional.linear else -1  # which dimension of the weight is that of the product
+        numbers = -2 if func is functional.linear else -1  # the weight's dimension that the product has
         if (
             (func in _PRODUCTS or place)
             and len(args) > place + 1
@@ -122,7 +123,7 @@ class SmallProductsApart(TorchFunctionMode):
     def _small(self, x: Any, weight: Any, numbers: int) -> bool:
         if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2 or x.ndim < 2:
             return False
-        if isinstance(weight, EachOwn):  # such products are each example's own
+        if isinstance(weight, EachOwn):  # separate for each example already
             return False
         rows = x.numel() // max(1, x.shape[-1])
         divided = self.examples > 1 and len(x) > 0 and len(x) % self.examples == 0
@@ -163,7 +164,7 @@ def _pulled_back(call: _Call, x: Tensor, backprop: Tensor) -> Gradients:
 
 @contextmanager
 def _noting(model: nn.Module, moving: Mapping[str, Tensor], calls: list[_Call]) -> Iterator[None]:
-    """Every use, within the block, of a layer that holds a tensor that moves; the model is left as it was."""
+    """Record in `calls` every use, within the block, of a layer with a moving tensor; the model is not changed."""
     owners = dict.fromkeys(name.rpartition(".")[0] for name in moving)
     hooks = []
     try:
@@ -196,5 +197,5 @@ def _rules() -> Mapping[type[nn.Module], Callable[[nn.Module, list[Tensor], Tens
 _PRODUCTS = (functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 _AFTER_A_SUMMAND = (torch.addmm, Tensor.addmm)
 _FEW = 2048
-_SEEN = 64  # numbers of an example whose rounding a trial sees
+_SEEN = 64  # with so many outputs of an example, a trial detects their rounding
 _HALF = (torch.bfloat16, torch.float16)

@@ -1,4 +1,4 @@
-"""What makes the steps of a local training private: how units are drawn, how they are bounded, and the noise (`dp_sgd`)."""
+"""The parameters of private local steps: the sampling of units, their clipping, and the noise (`dp_sgd`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from secure_fed.learning.data.dealing import places_of
 class PrivateSteps:
     """The steps of one client's training, each of which is one release.
 
-    count: how many. stream: the client's secret coins and noise, in turn; a new one for each training. groups: whose each
-    example is. group_examples: the most examples of one group that count in a step, drawn anew whenever the group is; it bounds
-    the work, while clipping bounds what a group moves. phantoms: examples of a direction (`pointing.Pointing`) beside the
-    units, which are nobody's data: each is drawn by a secret coin of the same rate, clipped as the units are and added to their
-    sum. Neither the rate nor the divisor depends on phantoms, and phantoms depend on no unit.
+    count: the number of steps. stream: the source of the client's secret coins and noise; a new one for each training. groups:
+    the group of each example. group_examples: the most examples of one group that enter a step, redrawn whenever the group is
+    drawn; it bounds the work, while clipping bounds a group's influence. phantoms: examples of a direction
+    (`pointing.Pointing`) beside the units, which are nobody's data: each is drawn by a secret coin of the same rate, clipped
+    like the units and added to their sum. Neither the rate nor the divisor depends on phantoms, and phantoms depend on no unit.
     """
 
     mechanism: Mechanism
@@ -39,7 +39,7 @@ def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:
 
 
 def members_of(count: int, groups: Sequence[Hashable] | None) -> list[list[int]]:
-    """The indices of each unit's examples: one an example, or all of one group, in order of their first examples."""
+    """The indices of each unit's examples: a single example, or all of one group, in the order of first examples."""
     if groups is None:
         return [[i] for i in range(count)]
     if len(groups) != count:

@@ -1,19 +1,19 @@
 """A frozen encoder that reads each text once.
 
-Where nothing trains but the linear head of a classifier on the mean over tokens (`mean_pooled`),
+If only the linear head of a classifier on the mean over tokens trains (`mean_pooled`),
 
     scores = W m + b
 
 the mean m of a text is the same in every step. So it is computed when the text is first seen, in evaluation mode, and kept in
-memory; from then on the text costs a product with W. The encoder drops nothing out.
+memory; from then on the text costs a product with W. The encoder has no dropout then.
 
-Guarantee: m is, to the bit, a function of the text, the model and the number of torch's threads, whatever was read before it or
-with it. A text is padded to a public width that its own length decides (`kinds`), in a pass of a size for which a trial on
-made-up texts found every text's m to be the same to the bit, in other company and in other rows. Where no two texts can share a
-pass so, each has its own.
+Guarantee: m is bit for bit a function of the text, the model and the number of torch's threads, whatever texts are read before
+it or with it. A text is padded to a public width that its own length determines (`kinds`), in a pass of a size for which a
+trial on made-up texts found every text's m bit-identical beside other texts and in other rows. If no two texts can share a
+pass in this way, each has its own.
 
-What is kept belongs to the objective, and the model uses it only while the objective computes (`Objective.reading`): whoever is
-given the model has it as it is, without what others' texts left there.
+The kept means belong to the objective, and the model uses them only while the objective computes (`Objective.reading`): the
+model itself, if passed on, contains no means of texts.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ Key = tuple[int, int, bytes]
 
 
 def read_once(objective: Objective, names: Collection[str], most: int) -> None:
-    """Let the objective keep the means, if its model's head reads them and is all that ever changes.
+    """Make the objective keep the means, if its model's head reads them and only the head ever changes.
 
-    names: of every tensor that a state of the run has. most: texts of a pass.
+    names: the names of all tensors of the run's states. most: the most texts in a pass.
     """
     if is_pooled(getattr(objective.model, "config", None)) and all(name.startswith(_HEAD) for name in names):
         objective.reading = ReadOnce(objective.model, objective.longest, most)
 
 
 class Text(NamedTuple):
-    """The tokens of one text up to the last that counts, and which of them count. types: of which part of a pair each is."""
+    """The tokens of one text up to its last unmasked token, and their mask. types: each token's part of a pair."""
 
     ids: Numbers
     mask: Numbers
@@ -61,21 +61,21 @@ class Text(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """Equal for equal texts that are read by as many threads."""
+        """Equal for equal texts that are read with the same number of threads."""
         told = b"".join(part.tobytes() for part in self if part is not None)
         return torch.get_num_threads(), len(self.ids), hashlib.blake2b(told, digest_size=16).digest()
 
 
 @dataclass
 class Kept:
-    """What is kept: the mean of each text, and the sizes of the passes of each kind. weights: those that it was made by."""
+    """The kept means of texts, and the pass sizes of each kind. weights: the weights from which they were computed."""
 
     weights: tuple[Any, ...] = ()
     means: dict[Key, Tensor] = field(default_factory=dict)
     sizes: dict[tuple[int, Padded, bool], tuple[int, ...]] = field(default_factory=dict)
 
     def begin(self, weights: tuple[Any, ...]) -> None:
-        """Forget everything that other weights made."""
+        """Forget everything if the weights have changed."""
         if weights != self.weights:
             self.weights, self.means, self.sizes = weights, {}, {}
 
@@ -89,7 +89,7 @@ class Kept:
 class ReadOnce(AbstractContextManager[None]):
     """The model's `read` within the block, which computes the mean of a text once.
 
-    Copies of the model with the very same weights share what is kept.
+    Copies of the model that share its weights also share the kept means.
     """
 
     def __init__(self, model: Any, longest: int | None, most: int) -> None:
@@ -108,11 +108,11 @@ class ReadOnce(AbstractContextManager[None]):
         return own
 
     def __call__(self, **inputs: Any) -> tuple[Tensor, Any]:
-        """(B, d) means of the texts, and nothing of what the base model gives beside."""
+        """(B, d) means of the texts, without the base model's other outputs."""
         given = {name: value for name, value in inputs.items() if value is not None}
         if not {"input_ids"} <= given.keys() <= set(_READ):
             return self._computed(inputs)
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # of the passes that small products are made apart for
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # also switches off `SmallProductsApart`
             return self._means(_texts(**{name: _numbers(value) for name, value in given.items()})), {}
 
     def _means(self, texts: Sequence[Text]) -> Tensor:
@@ -125,7 +125,7 @@ class ReadOnce(AbstractContextManager[None]):
         return means
 
     def _read(self, texts: list[Text]) -> list[Tensor]:
-        """(d,) of each text, in passes of public shapes."""
+        """The mean (d,) of each text, computed in passes of public shapes."""
         found: dict[int, Tensor] = {}
         kinds = (padded(len(text.ids), self._longest, shown=bool(text.mask.all())) for text in texts)
         for kind, places in places_of(kinds).items():
@@ -139,7 +139,7 @@ class ReadOnce(AbstractContextManager[None]):
         return [found[place] for place in range(len(texts))]
 
     def _sizes(self, kind: Padded, *, typed: bool) -> tuple[int, ...]:
-        """The sizes of passes of a kind, ascending, tried out the first time. typed: texts have types."""
+        """The pass sizes of a kind, ascending, from a trial at their first use. typed: whether texts have types."""
         key = torch.get_num_threads(), kind, typed
         if key not in self._kept.sizes:
             names = ("input_ids", "attention_mask", "token_type_ids")[: 2 + typed]
@@ -153,7 +153,7 @@ class ReadOnce(AbstractContextManager[None]):
         return self._kept.sizes[key]
 
     def _pass(self, width: int, texts: Sequence[Text]) -> Tensor:
-        """(B, d) of texts that are padded to this width."""
+        """The means (B, d) of texts that are padded to this width."""
         encoder, shape = self._model.encoder, (len(texts), width)
         blank = of_text(encoder.config).pad_token_id or 0
         columns = {name: np.full(shape, blank if name == "input_ids" else 0, np.int64) for name in _READ}
@@ -167,7 +167,7 @@ class ReadOnce(AbstractContextManager[None]):
         return self._computed({name: torch.from_numpy(column).to(device) for name, column in columns.items()})[0]
 
     def _computed(self, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
-        """What the model reads without a memory, in evaluation mode."""
+        """The model's own `read` without kept means, in evaluation mode."""
         encoder = self._model.encoder
         training = encoder.training
         encoder.eval()
@@ -197,4 +197,4 @@ def _numbers(tensor: Tensor) -> Numbers:
 
 _HEAD = "classifier."
 _READ = ("input_ids", "attention_mask", "token_type_ids")
-_MOST, _BESIDE = 2**30, 1024  # bytes: of all means, and of what a mean takes beside its numbers
+_MOST, _BESIDE = 2**30, 1024  # bytes: of all means, and the overhead of each mean

@@ -18,7 +18,7 @@ from secure_fed.learning.tasks.task import Collate
 
 
 def scheduled_lr(settings: TrainingConfig, round_: float, rounds: int) -> float:
-    """The local learning rate of round `round_` (from 0) of `rounds`, or when so many of them are made."""
+    """The local learning rate of round `round_` (from 0) of `rounds`; a fraction is a point within a round."""
     if round_ < settings.lr_warmup:
         return settings.rate * (round_ + 1) / (settings.lr_warmup + 1)
     share = (round_ - settings.lr_warmup) / (rounds - settings.lr_warmup)
@@ -33,10 +33,10 @@ def scheduled_lr(settings: TrainingConfig, round_: float, rounds: int) -> float:
 
 @dataclass(frozen=True)
 class Falling:
-    """How the learning rate falls within a round.
+    """The decay of the learning rate within a round.
 
-    Rounds may be few and have many steps. At a rate that stays up until the last step, single batches would move the result.
-    Within a round it never rises.
+    A run may have few rounds of many steps. If the rate stayed constant until the last step, single batches would move the
+    result. Within a round the rate never rises.
     """
 
     settings: TrainingConfig
@@ -44,28 +44,28 @@ class Falling:
     rounds: int
 
     def left(self, made: float) -> float:
-        """What is left of the round's rate when this share of its steps is made."""
+        """The fraction of the round's learning rate after the share `made` of its steps."""
         if self.round < self.settings.lr_warmup:
             return 1.0
         first, now = (scheduled_lr(self.settings, self.round + share, self.rounds) for share in (0, made))
         return min(1.0, now / first)
 
     def as_long(self, steps: int) -> float:
-        """How many steps at the round's full rate are as long as all of its steps together."""
+        """The number of steps at the round's full rate that are as long as all of its steps together."""
         return math.fsum(self.left(step / steps) for step in range(steps))
 
 
 def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
-    """The local optimiser that the settings name, with nothing remembered."""
+    """A new local optimiser, as named in the settings, with empty state."""
     if settings.optimizer == "sgd":
         return torch.optim.SGD(list(parameters), lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
     return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
 
 
 def stepped(optimizer: torch.optim.Optimizer, parts: Sequence[Tensor], times: float) -> None:
-    """A step of the optimiser, `times` as long for these parts of its parameters, in place: as at so many times the rate.
+    """Make one optimiser step in place, `times` as long for `parts` of its parameters: as with `times` the learning rate.
 
-    The steps of SGD and AdamW, weight decay with them, are in proportion to the rate.
+    Steps of SGD and AdamW, including weight decay, are proportional to the rate.
     """
     before = [] if times == 1 else [part.detach().clone() for part in parts]
     optimizer.step()
@@ -78,7 +78,7 @@ _DECAY = 1 / 5  # of the run
 
 
 def planned_steps(units: int, settings: TrainingConfig) -> int:
-    """The steps of one round of a client with that many examples, or units of them; none for a client without any."""
+    """The number of a client's steps in one round, if it has `units` examples, or units of them; 0 without any."""
     if not units:
         return 0
     return settings.steps if settings.steps is not None else settings.epochs * math.ceil(units / settings.batch)
@@ -87,7 +87,7 @@ def planned_steps(units: int, settings: TrainingConfig) -> int:
 def local_batches(
     examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
 ) -> Iterator[Batch]:
-    """`epochs` passes over the examples, or exactly `steps` batches of as many passes as that takes."""
+    """`epochs` passes over the examples, or exactly `steps` batches from as many passes as needed."""
     if not len(examples):
         return iter(())
     epochs = itertools.count() if settings.steps is not None else range(settings.epochs)

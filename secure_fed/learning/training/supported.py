@@ -1,8 +1,8 @@
-"""Models that example-level privacy refuses by the layers they have.
+"""Models that example-level privacy refuses because of their layers.
 
-A guarantee rests on two things that a model can break: that an example's loss is its own affair, and that the gradient taken
-for an example's is its gradient. What shows in the model's layers is refused by `require_supported`, or known as a mixture of
-experts (`mixes_experts`); the rest is tried out (`gradient_trial`). An `Objective` has no layers with running statistics.
+A guarantee needs two properties that a model can break: an example's loss depends on that example alone, and the computed
+per-example gradient is its gradient. `require_supported` refuses violations that the model's layers show, and `mixes_experts`
+recognises a mixture of experts; trials find the rest (`gradient_trial`). An `Objective` has no layers with running statistics.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import nn
 
 from secure_fed.errors import MethodError, ModelError
 
-# PEFT's starts that look at data: activations (EVA, CorDA), or gradients (LoRA-GA).
+# PEFT's initialisations that read data: activations (EVA, CorDA), or gradients (LoRA-GA).
 _DATA_DRIVEN = ("eva", "corda", "lora_ga", "loraga")
 
 
 def require_data_free_start(model: nn.Module) -> None:
-    """Refuse adapters that PEFT started from the data: the first state would tell of them, un-noised, whatever the unit."""
+    """Refuse adapters that PEFT initialised from the data: the first state would reveal them without noise for any unit."""
     configs = getattr(model, "peft_config", None)
     for config in configs.values() if isinstance(configs, Mapping) else ():
         start = getattr(config, "init_lora_weights", None)
@@ -56,8 +56,8 @@ _UNPROVEN = {
 def mixes_experts(model: nn.Module) -> bool:
     """Whether a layer routes tokens to experts, as far as class names tell.
 
-    An expert works on the tokens of all examples of a batch together: with a capacity it drops those beyond it, and without one
-    the number of its tokens, on which rounding depends, is that of all examples. A batch of one couples nobody.
+    An expert processes the tokens of all examples of a batch together: with a capacity it drops tokens beyond it, and without a
+    capacity its rounding depends on the number of tokens of all examples. A batch of one example couples nothing.
     """
     return any(_EXPERTS.search(type(module).__name__) for module in model.modules())
 

@@ -1,7 +1,7 @@
-"""Refusal of models and losses under which an example's loss is not its own, or which remember what they have seen.
+"""Refusal of models and losses that couple the examples of a batch, or that keep statistics of past examples.
 
-It is tried on examples of every kind (`kinds`), made up where that is possible, in batches as large as `most`; once for each
-kind and the tensors that move.
+A trial checks this on examples of every kind (`kinds`), made up if possible, in batches as large as `most`; once for each kind
+and the moving tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from secure_fed.learning.training.objective import Objective
 
 @dataclass(frozen=True)
 class Uncoupled:
-    """The requirement that each example's loss is its own, for examples of any kind. known: some to try a kind on."""
+    """The requirement that each example's loss depends on that example alone. known: examples of the data for trials."""
 
     objective: Objective
     kinds: Kinds
@@ -41,10 +41,10 @@ class Uncoupled:
         )
 
     def require_all(self, placed: Placed, clients: Sequence[Sequence[Any]]) -> None:
-        """ModelError if examples of the clients are coupled, before anything of them is released.
+        """ModelError if examples of the clients are coupled, before any release of theirs.
 
-        All kinds are tried where they go by lengths; else those of some of the largest client's examples, and the others when
-        they come.
+        If kinds depend on lengths, all of them are checked; otherwise the kinds of some of the largest client's examples, and
+        other kinds at their first use.
         """
         if not self.kinds.by_length:
             clients = [max(clients, key=len)[:_LOOKED_AT]]
@@ -53,7 +53,7 @@ class Uncoupled:
                 self.require(kind, placed, [items[i] for i in of_kind[: self.most]])
 
     def require(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> None:
-        """The same for one kind. items: some of the kind."""
+        """The same for one kind. items: examples of the kind."""
         key = ("uncoupled", placed.shapes, kind, self.most)
         if key in self.objective.ways:
             return
@@ -64,10 +64,10 @@ class Uncoupled:
 
 
 def most_at_once(device: torch.device, settings: TrainingConfig | None = None) -> int:
-    """How many examples are worked on at a time: `training.microbatch`, or what suits the device."""
+    """The most examples in one pass: `training.microbatch`, or the device's default."""
     return (settings.microbatch if settings else None) or _MOST.get(device.type, _ELSEWHERE)
 
 
-_MOST = {"cpu": 8}  # there more take no less time for each
+_MOST = {"cpu": 8}  # on a CPU, larger passes take no less time per example
 _ELSEWHERE = 32
 _LOOKED_AT = 64

@@ -1,8 +1,8 @@
 """Bottleneck adapters (Houlsby et al., 2019, arXiv 1902.00751): y -> y + U f(D y + b_D) + b_U.
 
 D is (r, d), U is (d, r), f the activation, d the width of the place and r the bottleneck: 2 r d + r + d numbers a place.
-D starts like LoRA's A, uniform on [-1/sqrt(d), 1/sqrt(d)]; U and both biases start at zero, so that the model computes what it
-did before, exactly.
+D starts like LoRA's A, uniform on [-1/sqrt(d), 1/sqrt(d)]; U and both biases start at zero, so that the model's outputs are
+exactly unchanged.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Bottlenecks:
 
 
 def fresh_down(width: int, bottleneck: int, generator: torch.Generator) -> nn.Linear:
-    """D and its bias, as they start."""
+    """The initial D and its bias."""
     down = nn.Linear(width, bottleneck, dtype=torch.float32)
     with torch.no_grad():
         down.weight.copy_(fresh_a((bottleneck, width), generator))
@@ -65,7 +65,7 @@ def fresh_down(width: int, bottleneck: int, generator: torch.Generator) -> nn.Li
 
 
 def zero_up(width: int, bottleneck: int) -> nn.Linear:
-    """U and its bias, as they start."""
+    """The initial U and its bias."""
     up = nn.Linear(bottleneck, width, dtype=torch.float32)
     with torch.no_grad():
         up.weight.zero_()

@@ -1,13 +1,13 @@
 """The factorisation of an m x n matrix into a tensor of small sides, for a tensor train.
 
-The sides m and n are each written as a product of a few whole numbers: the printed shapes where there is one, else by one rule,
-under which most of the printed ones come out too:
+The sides m and n are each written as a product of a few whole numbers: in the printed shape if there is one, otherwise by one
+rule, which also gives most of the printed shapes:
 
     a side has three factors, or two where it is at most 64 (three there too, beside a side of 4096 or more);
     they are as equal as can be: of smallest sum, then of smallest spread; factors of 1 are left out;
     the largest stand in the middle of the train, but in a square matrix at its two ends.
 
-A side with few divisors has fewer and more unequal factors: a prime is a single one. That is right, only less small.
+A side with few divisors has fewer and more unequal factors: a prime is a single factor. This is correct, but less compact.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def by_rule(m: int, n: int) -> Factorisation:
 
 @cache
 def _factors(side: int, parts: int) -> tuple[int, ...]:
-    """Rising, without ones; (1,) of one."""
+    """The factors of a side, ascending, without ones; (1,) for 1."""
     divisors = [d for d in range(1, math.isqrt(side) + 1) if side % d == 0]
     divisors += [side // d for d in reversed(divisors) if d * d != side]
     products = (

@@ -1,7 +1,7 @@
-"""The model's own parameters as the adapter: all of them, its biases, or none beside the head. Nothing is put into the model.
+"""The model's own parameters as the adapter: all of them, its biases, or none beside the head. No layer is added.
 
-Parameters that a model uses in two places (tied embeddings) are one, by the first of their names. Buffers, such as position
-ids, are none and stay.
+A parameter that a model uses in two places (tied embeddings) has the first of its names. Buffers, such as position ids, are no
+parameters and do not change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Everything:
 
 @dataclass(frozen=True)
 class Biases:
-    """Every bias of the model, of linear layers and of normalisations, those of the head among them."""
+    """Every bias of the model, of linear layers and of normalisations, including the head's."""
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         names = list(_biases(model))
@@ -52,7 +52,7 @@ class HeadAlone:
 
 
 def _biases(model: nn.Module) -> Iterator[str]:
-    """`bias` as torch calls them; `q_bias` and the like as DeBERTa and `nn.MultiheadAttention` do."""
+    """Parameters named `bias`, as in torch, or `q_bias` and the like, as in DeBERTa and `nn.MultiheadAttention`."""
     for name, parameter in model.named_parameters():
         last = name.rpartition(".")[2]
         if parameter.ndim == 1 and (last == "bias" or last.endswith("_bias")):
@@ -60,7 +60,7 @@ def _biases(model: nn.Module) -> Iterator[str]:
 
 
 def _trained(model: nn.Module, names: list[str], head: Sequence[str] = ()) -> list[str]:
-    """`names`, which are left to train beside the head; refuses what has no gradient."""
+    """Make only `names` and the head train; returns `names`. Refuses parameters that cannot have a gradient."""
     for name in names:
         dtype = model.get_parameter(name).dtype
         if not dtype.is_floating_point:

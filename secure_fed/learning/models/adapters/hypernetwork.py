@@ -1,4 +1,4 @@
-"""Adapters that one small network makes for all places of a model, from what a client's data look like.
+"""Adapters that one small network makes for all places of a model, from features of a client's data.
 
 With d the model's width, t the size of an embedding, r the bottleneck and s the rank of the network's factors:
 
@@ -7,13 +7,13 @@ With d the model's width, t the size of an embedding, r the bottleneck and s the
     U = W I,  D = U^T                                     (d, r), (r, d)
     y -> y + U GELU(D y)
 
-f comes of the very y that is adapted: the mean over an example's tokens, of length 1. Every example has its own f, hence an
-adapter of its own. With `of_batch` the largest of a batch is taken in training, coordinate by coordinate; in evaluation never,
-so that no prediction depends on who else is in the batch. Padding counts in neither. In a model that generates text f is left
-out: a mean over all tokens tells of those that are to be predicted.
+f is computed from the adapted y itself: the mean over an example's tokens, scaled to length 1. Every example has its own f,
+hence an adapter of its own. With `of_batch`, training uses the largest f of a batch, coordinate by coordinate; evaluation never
+does, so that no prediction depends on other examples of the batch. Padding is left out in both. In a model that generates text
+f is left out: a mean over all tokens would reveal the tokens to be predicted.
 
-The network is one child of the model. The places reach it past torch's registry of children, so that its parameters have one
-name; `copy.deepcopy` keeps the tie, and since it is the model's child, what `torch.func.functional_call` puts in reaches them.
+The network is one child of the model. The places refer to it outside torch's registry of children, so that its parameters have
+one name. `copy.deepcopy` keeps these references, and tensors from `torch.func.functional_call` reach the places.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from secure_fed.learning.models.adapters.own_tensors import rows_of
 from secure_fed.learning.models.adapters.parameters import train_only
 
 NAME = "hypernetwork"
-SHARES = f"{NAME}.class_shares"  # p: the one that is a client's own
+SHARES = f"{NAME}.class_shares"  # p, which may be a client's own
 
 
 class Hypernetwork(nn.Module):
-    """Makes adapters. During a forward pass of the model it knows which tokens are padding, and the norm that all places need.
+    """Makes adapters. During a forward pass of the model it keeps the padding mask, and the norm that all places need.
 
-    Its Gaussian draws have standard deviation 1 in W_L, W_F and e, which see inputs of length 1 at most, and 1 / sqrt(s) in the
-    factors, whose size is normalised away. Class shares begin uniform and do not train.
+    Its Gaussian draws have standard deviation 1 in W_L, W_F and e, whose inputs have length 1 at most, and 1 / sqrt(s) in the
+    factors, whose size is normalised away. Class shares start uniform and do not train.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Hypernetwork(nn.Module):
         self.class_shares = _constant(1 / classes, classes)
 
     def embedding(self, y: Tensor, layer: int) -> Tensor:
-        """I of one layer's adapter: (B, t), each example's own; one for all, (1, t), without context and, in training, with
+        """I of one layer's adapter: (B, t), one for each example; (1, t), shared by all, without context, and in training with
         `of_batch`. y: (B, T, d).
         """
         by_shares = torch.einsum("btc,bc->bt", rows_of(self.label_weight), rows_of(self.class_shares))
@@ -77,7 +77,7 @@ class Hypernetwork(nn.Module):
         return fixed + torch.einsum("btd,bd->bt", rows_of(self.context_weight), pooled)
 
     def up(self, embedding: Tensor) -> Tensor:
-        """U: (B, d, r) of (B, t). F_U comes last, so that no example needs its own W, which is t times as large as U."""
+        """U (B, d, r) from I (B, t). F_U is multiplied last, so that no example needs its own W, t times as large as U."""
         factors = rows_of(self.right).unflatten(2, (self.bottleneck, -1))  # (B or 1, s, r, t)
         narrow = torch.einsum("bsrt,bt->bsr", factors, embedding)
         length = self.length() if self.norm is None else self.norm
@@ -89,16 +89,16 @@ class Hypernetwork(nn.Module):
         return ((left.mT @ left) * (right @ right.mT)).sum((1, 2), keepdim=True).sqrt()
 
     def _texts(self, y: Tensor) -> Tensor:
-        """The mean over the tokens of every example, of length 1: (B, d)."""
+        """(B, d): the mean over the tokens of every example, scaled to length 1."""
         mask = self.mask
         if mask is None:
             return functional.normalize(y.mean(1), dim=-1)
         weight = mask[:, -y.shape[1] :].to(y.dtype).unsqueeze(-1)
-        return functional.normalize((y * weight).sum(1), dim=-1)  # the number of tokens falls out
+        return functional.normalize((y * weight).sum(1), dim=-1)  # the number of tokens cancels
 
 
 class MadeAdapter(nn.Module):
-    """An adapter without parameters: the network makes it anew in every forward pass."""
+    """An adapter without parameters: the network computes it in every forward pass."""
 
     def __init__(self, network: Hypernetwork, layer: int) -> None:
         super().__init__()
@@ -123,10 +123,10 @@ class Hypernetworks:
     of_batch: bool = False
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
-        """Put the network into `model` in place and return the names of its parameters, of which the class shares do not train.
+        """Put the network into `model` in place and return its parameters' names, of which the class shares do not train.
 
-        Drawn on the CPU from `seed` alone. Adapters start small beside what they adapt, but not at zero: with D = U^T a zero
-        U would have no gradient.
+        Drawn on the CPU from `seed` alone. The adapters' changes start small, but not at zero: with D = U^T a zero U would have
+        no gradient.
         """
         found = places(model)
         width = _width(model, found)
@@ -146,13 +146,13 @@ class Hypernetworks:
 
 
 def classes(model: nn.Module) -> int:
-    """The number of classes that the model tells apart, as its configuration says."""
+    """The number of classes in the model's configuration."""
     count: int = getattr(getattr(model, "config", None), "num_labels", 1)
     return max(1, count)
 
 
 def shares(labels: Collection[Any], count: int) -> Tensor:
-    """(count,) the share of each class among these labels; uniform where they are not all numbers of classes, or are none."""
+    """(count,) the share of each class among these labels; uniform without labels, or if any is no class number."""
     known = [int(label) for label in labels if _is_class(label, count)]
     if not known or len(known) < len(labels):
         return torch.full((count,), 1 / count)
@@ -166,7 +166,7 @@ def _is_class(label: Any, count: int) -> bool:
 
 
 def _masked(model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
-    """A forward pre-hook of the model: tells the network which tokens count, and has it compute its norm once."""
+    """A forward pre-hook of the model: gives the network the attention mask, and makes it compute its norm once."""
     named = {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **given}
     mask = named.get("attention_mask")
     if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):

@@ -1,8 +1,8 @@
 """The places of bottleneck adapters: behind the attention and behind the feed-forward of every layer of a transformer.
 
 An adapter changes the output of the last linear layer of such a block, before dropout and the residual connection:
-y -> y + adapter(y), or whatever the adapter makes of y. It becomes a child of that linear layer, so that the base model keeps
-the names of its parameters, and every model its own forward.
+y -> y + adapter(y), or another function of y. It becomes a child of that linear layer, so that the base model keeps the names
+of its parameters, and every model its own forward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHILD = "adapter"  # one name for all modules of `insert`, so that a second adap
 
 
 class Place(NamedTuple):
-    """The last linear layer of one block: its name, the layer it is in (from 0), the block, and how wide its output is."""
+    """The last linear layer of one block: its name, the number of its layer (from 0), the block, and its output width."""
 
     module: str
     layer: int
@@ -55,9 +55,9 @@ def places(model: nn.Module) -> list[Place]:
 
 
 def insert(model: nn.Module, blocks: Collection[str], make: Callable[[Place], nn.Module]) -> list[str]:
-    """Put `make(place)` behind every block of these kinds, in the order of the layers; the names of the parameters.
+    """Put `make(place)` behind every block of these kinds, in the order of the layers; returns the parameters' names.
 
-    Modules are made on the CPU, whatever the default device is, and the process-wide random state is left as it was.
+    Modules are made on the CPU, whatever the default device is, and the process-wide random state is not changed.
     """
     names = []
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
@@ -70,9 +70,9 @@ def insert(model: nn.Module, blocks: Collection[str], make: Callable[[Place], nn
 
 
 def attach(model: nn.Module, place: str, name: str, adapter: nn.Module, *, in_front: bool = False) -> str:
-    """Make `adapter` the child `name` of the layer `place`, whose output it is given and replaces; returns its full name.
+    """Make `adapter` the child `name` of the layer `place`, whose output it replaces; returns its full name.
 
-    The adapter is called with that output alone, or `in_front` with the layer's input, and moved to where the layer is.
+    The adapter is called with this output alone, or with `in_front` replaces the layer's input, and moves to its device.
     """
     layer = model.get_submodule(place)
     if hasattr(layer, name):
@@ -86,11 +86,11 @@ def attach(model: nn.Module, place: str, name: str, adapter: nn.Module, *, in_fr
 
 
 def _replaced(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    """A forward hook that knows its adapter by name, so that a copy of the model calls the copy."""
+    """A forward hook that finds its adapter by name, so that a copy of the model calls the copied adapter."""
     changed: Tensor = layer.get_submodule(name)(output)
     return changed
 
 
 def _fed(name: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook before the forward, which knows its adapter by name as well."""
+    """A forward pre-hook that finds its adapter by name, like `_replaced`."""
     return (layer.get_submodule(name)(args[0]), *args[1:])

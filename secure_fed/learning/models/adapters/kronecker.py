@@ -4,8 +4,8 @@ A layer of parameterised hypercomplex multiplication computes y = W x + b with
 
     W = sum_{i=1..n} A_i (x) B_i,   B_i = s_i t_i^T,   A_i (n, n),  s_i (k/n),  t_i (d/n),
 
-for W of shape (k, d). The A_i are one set for both layers of all adapters; s, t and b are a layer's own. With r for the
-bottleneck and d for the width, an adapter holds 3 (r + d) numbers, and all share n^3.
+for W of shape (k, d). Both layers of all adapters share one set of A_i; each layer has its own s, t and b. With r for the
+bottleneck and d for the width, an adapter has 3 (r + d) numbers, and all share n^3.
 
 W is never formed. With x cut into n pieces x_b and y into n pieces y_a, three linear layers after one another give it:
 
@@ -68,8 +68,8 @@ class Left(_Layer):
 class Compacter(nn.Module):
     """y -> y + PHM_up(gelu(PHM_down(y))), computing in float32 whatever the model computes in.
 
-    The rule is a module of the whole model and not a child, so that it is met once among the model's parameters; a copy of the
-    model has a copy of it, which all of its adapters use.
+    The rule is a child of the whole model and not of an adapter, so that it occurs once among the model's parameters; a copy of
+    the model has a copy of it, which all of its adapters use.
     """
 
     def __init__(self, width: int, bottleneck: int, rule: Rule, generator: torch.Generator) -> None:
@@ -90,17 +90,17 @@ class Compacter(nn.Module):
 
 @dataclass(frozen=True)
 class Compacters:
-    """Adapters behind every block of these kinds. n: how many Kronecker products; it divides the bottleneck and all widths."""
+    """Adapters behind every block of these kinds. n: the number of Kronecker products; it divides bottleneck and widths."""
 
     bottleneck: int
     n: int
     blocks: tuple[str, ...] = ("attention", "feed_forward")
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
-        """All is drawn on the CPU from `seed` alone: the A_i, then adapter after adapter in the order of the layers.
+        """All tensors are drawn on the CPU from `seed` alone: the A_i, then adapter after adapter in the order of the layers.
 
-        Each number is normal with a variance of one over how many numbers are added up where it stands; the s_i of the upper
-        layers are zero, so that the model computes what it did before, exactly.
+        Each number is normal with variance one over the number of terms in its sum; the s_i of the upper layers are zero, so
+        that the model's outputs are exactly unchanged.
         """
         self._require_divisible(model)
         if hasattr(model, RULE):

@@ -1,8 +1,8 @@
 """LoRA (Hu et al., 2021, arXiv 2106.09685) inside any module with linear layers, through PEFT.
 
 An adapted layer computes `W x + s B A x` with W (m, n) frozen, A (r, n), B (m, r) and the scale s = alpha / r,
-or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732). PEFT puts the layers in; this module refuses what
-cannot work before the model is touched, and fills A and B: from a seed, or from W.
+or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732). PEFT adds the layers; this module refuses invalid settings
+before the model is changed, and initialises A and B: from a seed, or from W.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class LoraAdapter:
         modules_to_save: Sequence[str] = (),
         base_model: str | None = None,
     ) -> LoraConfig:
-        """The same adapter in PEFT's words."""
+        """The same adapter as a configuration of PEFT."""
         config = LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; a float is as good
@@ -88,7 +88,7 @@ class LoraAdapter:
             modules_to_save=list(modules_to_save) or None,
             base_model_name_or_path=base_model,
         )
-        # After its constructor, which would make a set of it and write that in another order each time.
+        # After the constructor, which would turn it into a set, and so write it in another order each time.
         config.target_modules = target_modules if isinstance(target_modules, str) else sorted(target_modules)
         return config
 
@@ -97,14 +97,14 @@ class LoraAdapter:
         return read(model, [*self.inject(model, head, seed, draw), *head])
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int, draw: Draw = fresh_a) -> list[str]:
-        """Put adapters into `model` in place, all parameters but theirs and the head's frozen, and return the names of theirs.
+        """Put adapters into `model` in place, freeze all parameters but theirs and the head's, and return their names.
 
-        With start "zero" every A is drawn on the CPU from `seed` alone, in name order, and every B is zero, so the model
-        computes what it did before. With "singular" the best approximation of W of the adapter's rank is put into s B A, in
-        balance, and **the base layer's weight is overwritten with what is left**, W - s B A, so that the model computes what
-        it did before but for rounding; `form` speaks of the W there was. On the meta device, where W has no values, the
-        start is "zero". The process-wide random state is left as it was, on every device. A layer of the head trains in
-        full and gets no adapter.
+        With start "zero" every A is drawn on the CPU from `seed` alone, in name order, and every B is zero, so the model's
+        outputs are unchanged. With "singular" s B A is the best approximation of W of the adapter's rank, split evenly between
+        B and A, and **the base layer's weight is overwritten with the rest**, W - s B A, so that the model's outputs are
+        unchanged up to rounding; `form` refers to the original W. On the meta device, where W has no values, the start is
+        "zero". The process-wide random state is not changed, on any device. A layer of the head trains in full and gets no
+        adapter.
         """
         targets = self.targets(model, head)
         config = self.peft_config("|".join(re.escape(name) for name in targets))
@@ -126,11 +126,10 @@ class LoraAdapter:
         return [name for pair in found for name in (pair.a, pair.b)]
 
     def form(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """`tensors`, of a run that began with `initial`, as factors of a change of the weights W that the base model came with.
+        """`tensors`, of a run that began with `initial`, as factors of a change of the base model's original weights W.
 
         With start "singular" the change is s (B A - B0 A0): factors [B, -B0] and [A ; A0] of twice the rank, or B - B0 and A
-        where A is still A0. These belong to W; in the adapted model itself, whose weights are W - s B0 A0, it is s B A that
-        is to be merged.
+        where A is still A0. They are added to W; in the adapted model, whose weights are W - s B0 A0, s B A has to be merged.
         """
         return LoraForm(
             replace(self, start="zero"), {pair.module: self._factors(initial, tensors, pair) for pair in pairs(tensors)}
@@ -166,10 +165,10 @@ class LoraAdapter:
 
 @dataclass(frozen=True)
 class LoraForm:
-    """A state as PEFT's LoRA has it: `W + s B A` for every adapted matrix W of the model as it was before any adapter.
+    """A state in the form of PEFT's LoRA: `W + s B A` for every adapted matrix W of the original model.
 
-    adapter: rank, alpha and the rest that PEFT is told, s being its `scaling`. factors: A (k, n) and B (m, k) by module; where
-    k is not the adapter's rank, s is the same.
+    adapter: rank, alpha and PEFT's other settings, s being its `scaling`. factors: A (k, n) and B (m, k) by module; where k is
+    not the adapter's rank, s is the same.
     """
 
     adapter: LoraAdapter
@@ -183,7 +182,7 @@ def pairs(names: Iterable[str]) -> list[Pair]:
 
 
 def _split(model: nn.Module, pair: Pair, scale: float) -> None:
-    """Move the best approximation of the layer's matrix, of A's rank, into s B A; what is rounded off stays in the layer."""
+    """Move the best approximation of the layer's matrix, of A's rank, into s B A; the rounding error stays in the layer."""
     layer = cast(LoraLayer, model.get_submodule(pair.module)).get_base_layer()
     a, b, weight = model.get_parameter(pair.a), model.get_parameter(pair.b), layer.get_parameter("weight")
     if weight.is_meta:
@@ -199,7 +198,7 @@ def _split(model: nn.Module, pair: Pair, scale: float) -> None:
 
 
 def keep_to_modules(model: nn.Module) -> None:
-    """Make `nn.TransformerEncoderLayer` call its layers when it evaluates too: its fused kernel reads frozen weights only."""
+    """Make `nn.TransformerEncoderLayer` call its layers in evaluation too: its fused kernel reads only frozen weights."""
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0

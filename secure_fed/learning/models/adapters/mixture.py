@@ -1,4 +1,4 @@
-"""AdaMix's adapters (Wang et al., 2022, arXiv 2205.12410): several bottlenecks at a place, of which a pass takes one at random.
+"""AdaMix's adapters (Wang et al., 2022, arXiv 2205.12410): several bottlenecks at a place; a pass uses one at random.
 
 With M experts, lower layers D_1 ... D_M and one upper layer U for all of them:
 
@@ -6,8 +6,8 @@ With M experts, lower layers D_1 ... D_M and one upper layer U for all of them:
     otherwise    y -> y + U gelu(mean_k D_k y)
 
 The second is the bottleneck whose lower weights are the mean of the experts' ("merging"), since a linear layer's output is
-linear in its weights. "Otherwise" is in evaluation mode, and where no gradients are taken: nothing is learned there from what
-would be drawn, and whether examples are coupled can be told from two such passes.
+linear in its weights. "Otherwise" is in evaluation mode, and where no gradients are computed: there is no learning from a draw
+there, and two such passes can show whether examples are coupled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from secure_fed.learning.models.adapters.parameters import train_only
 
 
 class Mixture(nn.Module):
-    """One place's experts. k comes from torch's CPU generator, which local training seeds, and never from what is routed."""
+    """One place's experts. k comes from torch's CPU generator, which local training seeds, and never from the input."""
 
     def __init__(self, width: int, bottleneck: int, experts: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -64,5 +64,5 @@ class Mixtures:
 
 
 def routes(module: nn.Module) -> bool:
-    """Whether a pass through the module, as it is now, takes one expert at random."""
+    """Whether a pass through the module in its present mode uses one expert at random."""
     return module.training and torch.is_grad_enabled()

@@ -1,15 +1,15 @@
-"""Parameters of which every example of a batch has its own value, for models that know nothing of it.
+"""Parameters with a separate value for every example of a batch; the model itself needs no change.
 
 The examples of one batch can belong to many clients: the frozen layers run on all of them at once, and an adapted layer
-multiplies each example by its own client's tensors. `EachOwn.of(rows)`, rows (B, *shape), stands in the place of a parameter of
-that shape. The operations that adapters and heads use have a rule; with x (B, ..., n), W (B, m, n), b and w (B, n) or (B, m),
+multiplies each example by its own client's tensors. `EachOwn.of(rows)`, rows (B, *shape), replaces a parameter of this shape.
+The operations that adapters and heads use have a rule; with x (B, ..., n), W (B, m, n), b and w (B, n) or (B, m),
 
     linear        y_i = x_i W_i^T + b_i     (`addmm` too: the layers of GPT-2, whose W is transposed)
     layer norm    y_i = norm(x_i) w_i + b_i
     embedding     y_i = W_i[ids_i]
 
-and everything else raises `NoRuleError`; a module of this project can read the values themselves (`rows_of`). Where a model has
-several rows for each example, one after the other (the choices of a question), each of them has its example's value.
+and everything else raises `NoRuleError`; a module of this project can read the values (`rows_of`). If a model has several rows
+for each example, one after the other (the choices of a question), each of them has its example's value.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NoRuleError(ModelError):
 
 
 class EachOwn(Tensor):
-    """A parameter of which each example has its own value. It has the shape, dtype and device of one value, and no numbers."""
+    """A parameter with a value for each example. It has the shape, dtype and device of one value, and no numbers itself."""
 
     rows: Tensor  # (B, *shape)
 
@@ -55,7 +55,7 @@ class EachOwn(Tensor):
 
 
 def rows_of(parameter: Tensor) -> Tensor:
-    """(B, *shape), each example's own value; of a parameter that is the same for all (1, *shape)."""
+    """(B, *shape), each example's own value; (1, *shape) for a parameter that all examples share."""
     return parameter.rows if isinstance(parameter, EachOwn) else parameter.unsqueeze(0)
 
 
@@ -125,6 +125,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     Tensor.to: _moved,
 }
-# What tells of a tensor without reading its numbers.
+# Properties of a tensor that do not read its numbers.
 _ABOUT = {Tensor.dtype, Tensor.device, Tensor.shape, Tensor.ndim, Tensor.requires_grad, Tensor.is_meta}
 _ABOUT |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__}

@@ -1,4 +1,4 @@
-"""A model's parameters by name, read out or left to train; and layers of ours whose parameters' gradients are per example."""
+"""A model's parameters by name, to read or to train; and the base class of our own layers with per-example gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secure_fed.tensors.tensors import Tensors
 def read(model: nn.Module, names: Iterable[str]) -> Tensors:
     """Copies of the named parameters, float32 on the CPU whatever the model computes in.
 
-    Of a model on the meta device, which has shapes and no numbers, tensors on that device.
+    For a model on the meta device, which has shapes and no numbers, tensors on that device.
     """
     return Tensors((name, _copied(model.get_parameter(name).detach())) for name in names)
 
@@ -36,11 +36,11 @@ def _copied(parameter: Tensor) -> Tensor:
 
 class ExampleWise(nn.Module):
     """A layer of one input and one output, (B, ...) each, whose output for an example is a function of that example's input and
-    of parameters that the layer holds itself (not in children).
+    of the layer's own parameters (not its children's).
 
-    Its forward is made of operations that `torch.func` can batch: no branch on values, nothing random, nothing in place. So the
-    layer can be called with parameters of which each example has its own (`EachOwn`), and
-    `learning/training/per_example.py` makes each example's gradient by the layer's own backward pass over that example alone.
+    Its forward uses only operations that `torch.func` can batch: no branch on values, nothing random, nothing in place. So the
+    layer can be called with parameters that differ between examples (`EachOwn`), and `learning/training/per_example.py`
+    computes each example's gradient by the layer's own backward pass over that example alone.
     """
 
     def __call__(self, x: Tensor) -> Any:

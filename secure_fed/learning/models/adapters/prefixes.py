@@ -1,11 +1,11 @@
-"""Keys and values in front of those of the text, in the attention of every layer (prefix tuning; P-tuning v2).
+"""Learned keys and values in front of the text's, in the attention of every layer (prefix tuning; P-tuning v2).
 
 Layer l attends to [K_l ; W_K x] and [V_l ; W_V x], with K_l and V_l (p, H) learned for every layer. They are one row of
-2 layers H numbers for each virtual token, held by PEFT's `PrefixEncoder` as they are, or made by two linear layers with tanh
+2 layers H numbers for each virtual token, stored directly in PEFT's `PrefixEncoder`, or computed by two linear layers with tanh
 between them (`projected`). H is the width of the layer's keys, less than the model's where heads share them (LLaMA 2 70B).
 
-The model is given them as a cache of tokens read before, as in PEFT; a model without a cache (DeBERTa, DistilBERT) is refused.
-The text keeps its length everywhere, and its positions count from p.
+The model gets them as a cache of earlier tokens, as in PEFT; a model without a cache (DeBERTa, DistilBERT) is refused. The text
+keeps its length everywhere, and its positions count from p.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHILD = "prefix"
 
 
 class Keys(NamedTuple):
-    """The keys of a transformer: how many layers there are, how many heads have keys of their own, and how wide those are."""
+    """The shape of a transformer's keys: the number of layers, the number of key heads, and the width of a head."""
 
     layers: int
     heads: int
@@ -54,7 +54,7 @@ class Prefix:
     projected: bool = False
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
-        """Put them in, in place; the names of their parameters."""
+        """Put them into `model` in place; returns the names of their parameters."""
         base = virtual.base_of(model, "a prefix")
         if not virtual.takes(base, "past_key_values"):
             raise MethodError(
@@ -98,6 +98,6 @@ class _Prefixed:
 
 
 def _cache(rows: Tensor, keys: Keys) -> DynamicCache:
-    """The K and V of every layer, (B, heads, p, head_dim) each: the rows hold K and V of the first layer, then of the next."""
+    """The K and V of every layer, (B, heads, p, head_dim) each; a row has K and V of the first layer, then of the next."""
     parts = rows.unflatten(2, (2 * keys.layers, keys.heads, keys.head_dim)).permute(2, 0, 3, 1, 4)
     return DynamicCache([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(keys.layers)])

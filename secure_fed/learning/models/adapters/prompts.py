@@ -1,18 +1,18 @@
-"""Virtual tokens in front of the text, whose embeddings are learned: p vectors as they are, or made by a small network.
+"""Virtual tokens in front of the text, whose embeddings are learned: p vectors stored directly, or made by a small network.
 
 A text x of L tokens is read as [P ; E(x)] with P (p, H) and E the model's own token embeddings. P is
 
-    as it is       p H numbers (Lester et al., 2021), which start as the embeddings of p tokens drawn from the vocabulary;
+    stored         p H numbers (Lester et al., 2021), which start as the embeddings of p tokens drawn from the vocabulary;
     made           MLP(Q) with Q (p, H) and three linear layers with ReLU between them, or an LSTM and two linear
                    layers (Liu et al., P-tuning, 2021).
 
-The modules are PEFT's (`PromptEmbedding`, `PromptEncoder`), called with the numbers 0 .. p - 1 of every example, so that each
-layer sees examples and per-example gradients are made in one pass.
+The modules are PEFT's (`PromptEmbedding`, `PromptEncoder`), called with the numbers 0 .. p - 1 for every example, so that each
+layer has a dimension of examples and per-example gradients are computed in one pass.
 
-Virtual tokens take the first p positions. Behind the base model everything is as long as the text again, except for one
-reader: an encoder's sequence classifier pools the first token, and as in PEFT that is the first virtual one. A decoder's
-classifier pools the last token of the text. There this differs from PEFT, which hands the classifier embeddings only, so
-that it takes the batch's last place for everybody, padding or not.
+Virtual tokens take the first p positions. After the base model all outputs are as long as the text again, with one exception:
+an encoder's sequence classifier pools the first token, and as in PEFT this is the first virtual token. A decoder's classifier
+pools the last token of the text. This differs from PEFT, which passes only embeddings to the classifier, so that it pools the
+batch's last position for every text, padding or not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _VirtualTokens(ABC):
     max_length: int = 0
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
-        """Put them in, in place; the names of their parameters."""
+        """Put them into `model` in place; returns the names of their parameters."""
         base = virtual.base_of(model, "a prompt")
         room = Room.of(base, self.length, self.max_length)
         names = virtual.install(model, base, _CHILD, lambda: self.made(virtual.embeddings_of(base)), head, seed)
@@ -51,7 +51,7 @@ class _VirtualTokens(ABC):
 
     @abstractmethod
     def made(self, tokens: nn.Module) -> nn.Module:
-        """The module that holds them, beside the layer that embeds the text's tokens."""
+        """The module that contains them. tokens: the layer that embeds the text's tokens."""
 
 
 class PromptTokens(_VirtualTokens):
@@ -67,9 +67,9 @@ class PromptTokens(_VirtualTokens):
 
 @dataclass(frozen=True)
 class EncodedPromptTokens(_VirtualTokens):
-    """Virtual tokens whose embeddings a network makes, as wide as the model, of an embedding of its own.
+    """Virtual tokens whose embeddings a network, as wide as the model, computes from embeddings of its own.
 
-    network: PEFT's default, the MLP, or its LSTM, whose per-example gradients are made one at a time.
+    network: PEFT's default, the MLP, or its LSTM, whose per-example gradients are computed one at a time.
     """
 
     network: Literal["MLP", "LSTM"] = "MLP"
@@ -87,9 +87,9 @@ class EncodedPromptTokens(_VirtualTokens):
 
 
 def _pools_the_first(model: nn.Module) -> bool:
-    """Whether the head reads one token, the first, of what the base model gives: a classifier of sequences on an encoder.
+    """Whether the head reads only the first token of the base model's output: a sequence classifier on an encoder.
 
-    A decoder's is called `score`, and finds its token in the ids of the text.
+    A decoder's head is called `score`, and finds its token in the ids of the text.
     """
     of_sequences = type(model).__name__.endswith("ForSequenceClassification") and hasattr(model, "classifier")
     return of_sequences and getattr(model.config, "classifier_pooling", "cls") == "cls"
@@ -122,7 +122,7 @@ class _Prepended:
 
 @dataclass(frozen=True)
 class _Stripped:
-    """A forward hook: what the base model says of virtual tokens is left out, (B, p + L, H) -> (B, L, H)."""
+    """A forward hook that removes the base model's outputs for virtual tokens, (B, p + L, H) -> (B, L, H)."""
 
     length: int
 

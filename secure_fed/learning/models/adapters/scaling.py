@@ -1,12 +1,12 @@
 """IA3 (Liu et al., 2022, arXiv 2205.05638): vectors that scale keys, values and the inner activations of the feed-forward.
 
-    keys and values       y -> l * y       behind the linear layer that makes them, l as wide as its output
+    keys and values       y -> l * y       behind the linear layer that computes them, l as wide as its output
     feed-forward          W x -> W (l * x) in front of its last linear layer, l as wide as its input
 
-with l starting at one. Which layers these are is PEFT's table, and the model computes what it would with PEFT's layers.
-The modules are ours because PEFT's scale inside the forward of a layer that holds other tensors too, where an example's
-gradient could only be had by a pass of its own. PEFT's table goes by the ends of names: "output.dense" in BERT is also the
-attention's last layer, which the paper leaves alone. Fused layers (GPT-2's c_attn) are scaled whole, queries too.
+with l starting at one. PEFT's table chooses the layers, and the model's outputs are the same as with PEFT's layers. The modules
+are ours because PEFT's modules scale inside the forward of a layer with other tensors, where an example's gradient would need a
+pass of its own. PEFT's table matches the ends of names: "output.dense" in BERT is also the attention's last layer, which the
+paper does not scale. Fused layers (GPT-2's c_attn) are scaled whole, including queries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PEFT = (
     peft.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING,
     peft.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING,
 )
-# Where PEFT has none: (all layers, those among them that are scaled in front).
+# Architectures that PEFT's table lacks: (all scaled layers, the layers among them that are scaled in front).
 _MORE = {"distilbert": (("k_lin", "v_lin", "ffn.lin2"), ("ffn.lin2",))}
 
 
@@ -48,7 +48,7 @@ class Scales:
     """A vector for every layer that PEFT's table names for the architecture."""
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
-        """Nothing is drawn: every vector starts at one. A layer of the head trains in full and gets none."""
+        """Every vector starts at one, without random draws. A layer of the head trains in full and gets no vector."""
         names = []
         for name, (in_front, width) in scaled_layers(model, head).items():
             names.append(f"{attach(model, name, CHILD, Scale(width), in_front=in_front)}.weight")
@@ -57,7 +57,7 @@ class Scales:
 
 
 def scaled_layers(model: nn.Module, head: Collection[str]) -> dict[str, tuple[bool, int]]:
-    """By name, in the model's order: whether a layer is scaled in front, and how wide what is scaled there is."""
+    """By name, in the model's order: whether a layer is scaled in front, and the width of the scaling vector."""
     kind = kind_of(model)
     targets, feed_forward = _MORE.get(kind, tuple(table.get(kind, ()) for table in _PEFT))
     found = {}

@@ -15,7 +15,7 @@ from secure_fed.learning.models.architecture import kind_of, name_of
 
 ALL_LINEAR = "all-linear"
 
-# What attention's query and value layers are called where PEFT knows no default (DistilBERT, a user's module).
+# Names of attention's query and value layers where PEFT has no default (DistilBERT, a user's module).
 _QUERY_VALUE = (
     ("query", "value"),
     ("q_proj", "v_proj"),
@@ -34,8 +34,8 @@ def find_targets(
 ) -> dict[str, nn.Module]:
     """The layers to adapt by full name, in name order; never empty.
 
-    Raises MethodError where a wanted module is absent, is no linear layer or belongs to the head, or where a layer's
-    weight serves a second layer too (the adapter would change only one of them).
+    Raises MethodError if a wanted module is absent, is no linear layer or belongs to the head, or if a second layer uses the
+    weight of one of the layers (the adapter would change only one of them).
     """
     linear = linear_layers(model)
     free = {name: layer for name, layer in linear.items() if f"{name}.weight" not in head}
@@ -50,7 +50,7 @@ def find_targets(
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer an adapter can stand beside; `nn.MultiheadAttention` never calls its `out_proj`, so that is none."""
+    """Every layer that can have an adapter; not the `out_proj` of `nn.MultiheadAttention`, which is never called."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -59,7 +59,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def matrix_shape(layer: nn.Module) -> tuple[int, int]:
-    """(m, n) of the matrix of a linear layer from n numbers to m; GPT-2's layers store it the other way round."""
+    """(m, n) of the matrix of a linear layer from n numbers to m; GPT-2's layers store its transpose."""
     rows, columns = layer.get_parameter("weight").shape
     return (rows, columns) if isinstance(layer, nn.Linear) else (columns, rows)
 

@@ -1,9 +1,9 @@
-"""B E A beside any linear layer: a low-rank change whose ranks have a size of their own.
+"""B E A beside any linear layer: a low-rank change whose ranks each have a trainable size.
 
-An adapted layer computes `W x + s B E A x` with W (m, n) frozen, A (k, n), E (k,) standing for a diagonal matrix, B (m, k) and
-the scale s = alpha / r, or alpha / sqrt(r). At first k = r, the entries of A and B are N(0, 0.02^2) and E is zero, so that
-the model computes what it did. The shapes are those of the tensors that a round puts in: ranks may be taken out, and a layer
-that has none left is passed by, at no cost.
+An adapted layer computes `W x + s B E A x` with W (m, n) frozen, A (k, n), E (k,) as a diagonal matrix, B (m, k) and the scale
+s = alpha / r, or alpha / sqrt(r). At first k = r, the entries of A and B are N(0, 0.02^2) and E is zero, so that the model's
+outputs are unchanged. The shapes follow the tensors of the round: ranks may be pruned, and a layer without ranks is skipped, at
+no cost.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TripletLayer(ExampleWise):
 
 
 def _added(dropout: float, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    """A forward hook of the linear layer, whose child it knows by name, so that a copy of the model calls the copy."""
+    """A forward hook of the linear layer that finds its child by name, so that a copy of the model calls the copied child."""
     added = layer.get_submodule(_CHILD)
     if not isinstance(added, TripletLayer) or not len(added.E):
         return output
@@ -69,15 +69,15 @@ def _added(dropout: float, layer: nn.Module, args: tuple[Any, ...], output: Tens
 
 @dataclass(frozen=True)
 class TripletAdapter:
-    """The triplets' rank, scale, dropout and places: what `lora` says of B A, of B E A."""
+    """The triplets' rank, scale, dropout and places: the settings in `lora`, for B E A instead of B A."""
 
     lora: LoraAdapter
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Put triplets into `model` in place, all parameters but theirs and the head's frozen, and return their names.
 
-        A and B are drawn on the CPU from `seed` alone, in name order; the model computes what it did before. Names of the
-        base model's parameters stay as they are. A layer of the head trains in full and gets no triplet.
+        A and B are drawn on the CPU from `seed` alone, in name order; the model's outputs and the names of the base model's
+        parameters are unchanged. A layer of the head trains in full and gets no triplet.
         """
         targets = self.lora.targets(model, head)
         if any(isinstance(module, TripletLayer) for module in model.modules()):
@@ -98,7 +98,7 @@ class TripletAdapter:
         return names
 
     def form(self, tensors: Tensors) -> LoraForm:
-        """The same as LoRA: A, and B E for B, of every module that has a rank left; the scale is that of the first rank."""
+        """The same change as LoRA: A, and B E in place of B, of every module with a rank left, at the initial rank's scale."""
         factors = {}
         for triplet in triplets(tensors):
             a, e, b = (tensors.tensor(name) for name in (triplet.a, triplet.e, triplet.b))
@@ -117,7 +117,7 @@ def importance(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def kept(tensors: Tensors, live: Mapping[str, Tensor]) -> Tensors:
-    """`tensors` with those ranks of every module alone that `live` (k,), by module, says stay."""
+    """`tensors` with only the ranks that `live`, a mask (k,) by module, keeps."""
     left: dict[str, Tensor] = {}
     for triplet in triplets(tensors):
         a, e, b = (tensors.tensor(name) for name in (triplet.a, triplet.e, triplet.b))

@@ -1,8 +1,8 @@
 """Virtual tokens in front of a transformer's text: their place, room among the positions, and the mask.
 
-The modules are PEFT's own, as children of the base model, which keeps the names of its parameters. Hooks on the base model put
-the virtual tokens in and take them out again. They hold no tensor and know their module by its name, so that a copy of the
-model calls the copy.
+The modules are PEFT's own, as children of the base model, which keeps the names of its parameters. Hooks on the base model add
+the virtual tokens and remove them again. Hooks have no tensors and find their module by its name, so that a copy of the model
+calls the copied module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Room:
-    """The number of positions of the base model called `name` (None is no limit), and of virtual tokens, which take some."""
+    """The number of positions of the base model `name` (None for no limit), and the number of virtual tokens (`length`)."""
 
     name: str
     positions: int | None
@@ -32,9 +32,9 @@ class Room:
 
     @classmethod
     def of(cls, base: nn.Module, length: int, max_length: int) -> Room:
-        """Refuses what leaves no room for texts of `max_length` tokens.
+        """Refuses a `length` that leaves no room for texts of `max_length` tokens.
 
-        A model with fewer positions than `max_length` was not loaded by the settings, so these say nothing of its texts.
+        A model with fewer positions than `max_length` was not loaded from the settings, so they do not limit its texts.
         """
         limit = positions_of(base)
         room = cls(type(base).__name__, limit, length)
@@ -48,7 +48,7 @@ class Room:
         return room
 
     def require(self, tokens: int, text: str, advice: str) -> None:
-        """Refuse a text of so many tokens if there are not positions enough."""
+        """Refuse a text of `tokens` tokens if there are not enough positions."""
         if self.positions is None or tokens + self.length <= self.positions:
             return
         fewer = self.positions - tokens
@@ -60,7 +60,7 @@ class Room:
 
 
 def base_of(model: nn.Module, method: str) -> nn.Module:
-    """The transformer inside a model with a head, or the model itself: what takes `inputs_embeds`."""
+    """The module that takes `inputs_embeds`: the transformer inside a model with a head, or the model itself."""
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
     if not isinstance(base, nn.Module) or not hasattr(base, "config") or not takes(base, "inputs_embeds"):
         raise MethodError(
@@ -75,7 +75,7 @@ def base_of(model: nn.Module, method: str) -> nn.Module:
 
 
 def takes(base: nn.Module, argument: str) -> bool:
-    """Whether the module's forward has an argument of that name."""
+    """Whether the module's forward has an argument of this name."""
     return argument in inspect.signature(base.forward).parameters
 
 
@@ -88,9 +88,9 @@ def embeddings_of(base: nn.Module) -> nn.Module:
 def install(
     model: nn.Module, base: nn.Module, name: str, make: Callable[[], nn.Module], head: Sequence[str], seed: int
 ) -> list[str]:
-    """Make the module a child of `base`, leave it and the head to train, and return the names of its parameters.
+    """Make the module a child of `base`, train only it and the head, and return the names of its parameters.
 
-    What `make` draws comes from `seed` alone, on the CPU; the process-wide random state is left as it was.
+    `make` draws from `seed` alone, on the CPU; the process-wide random state is not changed.
     """
     if hasattr(base, name):
         raise MethodError(f"the {type(model).__name__} already has virtual tokens: give a model without any")
@@ -110,7 +110,7 @@ def numbered(length: int, like: Tensor) -> Tensor:
 
 
 def by_name(base: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
-    """The arguments of one call, by name; a text of which the beginning is in a cache is refused."""
+    """The arguments of one call, by name; a text whose beginning is in a cache is refused."""
     named = {**dict(zip(inspect.signature(base.forward).parameters, args, strict=False)), **kwargs}
     cache = named.get("past_key_values")
     if cache is not None and cache.get_seq_length():
@@ -122,7 +122,7 @@ def by_name(base: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def masked(mask: Tensor, length: int) -> Tensor:
-    """(B, p + L): the mask (B, L) with p virtual tokens in front, which count."""
+    """(B, p + L): the mask (B, L) with p unmasked virtual tokens in front."""
     if mask.ndim != 2:
         raise MethodError(
             f"attention_mask has the shape {tuple(mask.shape)}; virtual tokens need one of (examples, tokens)"
