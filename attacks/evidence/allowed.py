@@ -1,8 +1,8 @@
 """The AUC and the true-positive rates that an exactly kept guarantee allows an attack.
 
 If the guarantee is one Gaussian mechanism for the whole run (without sampling, as in a public order), its exact curve gives
-them; if it is a Gaussian over Poisson samples, that mechanism's trade-off curve does. Either curve counts only if its epsilon at
-delta is within 1 % of the accounted one. Otherwise the (epsilon, delta) bound gives them, which allows far more.
+them; if it is a Gaussian over Poisson samples, that mechanism's trade-off curve does. Either curve counts only if its epsilon
+at delta is within 1 % of the accounted one. Otherwise the (epsilon, delta) bound gives them, which allows far more.
 """
 
 from __future__ import annotations
