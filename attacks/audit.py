@@ -1,9 +1,9 @@
-"""An audit: all attacks of all vantage points on one run, and their comparison with the true members.
+"""An audit: all attacks from all vantage points on one run, and their comparison with the true members.
 
-Attacks get a `Case`; `judge` gets their scores and the coins. An attack is made from the weakest vantage that allows it, and
-again from those at which it has more to go by; in between, whoever sees more can make it too, and its cells there say the same.
-Intervals of AUCs and rates are of 95 % each, by themselves. Lower bounds hold for all findings on membership together, and so
-does what is called found (`report.significance`): one attack is the main one, which no score decides (`main_attack`).
+Attacks get a `Case`; `judge` gets their scores and the coins. An attack is made from the weakest vantage point that allows it,
+and again from stronger ones that show it more. The vantage points in between repeat the figures of the weaker one. Each 95 %
+interval of an AUC or rate holds by itself. Lower bounds, and the decision that something was found (`report.significance`),
+hold for all findings on membership together. One attack is the main one, chosen without scores (`main_attack`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AUDIT, PAGE = "audit.json", "audit.html"
 
 
 def chosen(names: Iterable[str]) -> list[Attack]:
-    """The attacks of these names or paths of files (`catalogue.from_file`), each once; without names, all listed ones."""
+    """The attacks with these names or file paths (`catalogue.from_file`), each once; without names, all listed attacks."""
     found = {one.name: one for one in map(_named, names or ATTACKS)}
     return list(found.values())
 
@@ -58,7 +58,7 @@ def audited(
     show_texts: bool = False,
     progress: Progress = lambda message: None,
 ) -> Audited:
-    """The audit as `audit.json` holds it, without a sweep, as a table in notebooks. names: of attacks or files, all if none."""
+    """The content of `audit.json` without a sweep; notebooks show it as a table. names: of attacks or files; empty: all."""
     settings, held = settings or Settings(), target.assembly.audit_pool
     attacks = chosen(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
@@ -118,7 +118,7 @@ def _cell(
     made: Mapping[Where, Made | str],
     judged: Mapping[Where, judge.Judged],
 ) -> dict[str, Any]:
-    """The cell of an attack and a vantage point: its own finding, or that of the nearest weaker adversary."""
+    """The cell of an attack and a vantage point: its own finding, or the nearest weaker adversary's."""
     order = list(VANTAGES)
     if order.index(vantage) < order.index(attack.vantage):
         return judge.empty(attack.name, vantage, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
@@ -137,14 +137,15 @@ def _cell(
 
 
 def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> float | None:
-    """The epsilon that a run guarantees against this adversary, None if nothing.
+    """The epsilon that a run guarantees against this adversary; None without a guarantee.
 
-    Noise on the sum protects from those who see the models made of it, and not from the server that adds it. Noise that each
-    client adds protects from the server too, with what it costs that the server sees who takes part. The fellow client of an
-    audit uses the models of all rounds and nothing else, which is what `epsilon` is about.
-    The coin of a phantom says whether it sends its change or zeros, which is a neighbour of every guarantee. That of a unit
-    of the data takes it away altogether. That is no neighbour of guarantees in which a unit is replaced by another, or (with
-    shares of noise) stays and sends its noise alone.
+    Noise on the sum protects against adversaries that see the resulting models, but not against the server that adds it. Noise
+    that each client adds also protects against the server, at the larger epsilon of a server that sees which clients take part.
+    The audit's fellow client uses the models of all rounds and nothing else, which `epsilon` covers.
+
+    A phantom's coin decides whether it sends its change or zeros; these two are neighbours under every guarantee. The coin of a
+    unit of the data removes the unit. Data sets with and without the unit are not neighbours under guarantees where a unit is
+    replaced by another, or (with shares of noise) stays and sends only its noise.
     """
     terms = result.get("privacy")
     if not terms or not terms.get("private", False):
@@ -181,7 +182,7 @@ def _header(target: Target, settings: Settings) -> dict[str, Any]:
 
 
 def _expected(target: Target, main: Where | None, judged: Mapping[Where, judge.Judged]) -> dict[str, Any] | None:
-    """The bound that the best attack in the main one's place is expected to show, where a guarantee covers it."""
+    """The lower bound expected from the best possible attack in the main attack's place, if a guarantee covers it."""
     held, bound = target.assembly.audit_pool, judged[main].bound if main else None
     promised = accounted(target.result, main[1], held.of) if main else None
     if bound is None or promised is None or held.kind != target.result.get("unit"):
@@ -190,7 +191,7 @@ def _expected(target: Target, main: Where | None, judged: Mapping[Where, judge.J
 
 
 def _baseline(target: Target, settings: Settings, why: str) -> dict[str, Any]:
-    """The baseline without a model, which must be at chance."""
+    """The model-free baseline, which must be at chance."""
     held = target.assembly.audit_pool
     nobody = "phantoms are nobody's data: they have no texts to be told apart by" if held.of == "phantoms" else ""
     found = why or nobody or baseline(held.units, held.members, settings.seed)

@@ -1,24 +1,25 @@
 """Canaries of random direction (Andrew et al. 2023, arXiv 2302.03098): the cosine of a release with a canary's direction.
 
-Unit i pulls along a direction u_i of its own (module `canary_directions`). Let c_t be what round t released (its sum, where the
-adversary sees sums; of its own client, where it sees those; else the change of the global state; all rounds together, where it
-sees only the last state) and d the number of coordinates. The score is the sum over rounds of normalised cosines,
+Unit i pulls along its own direction u_i (module `canary_directions`). Let d be the number of coordinates and c_t the release of
+round t: the update of the unit's client if the adversary sees updates, else the sum if it sees sums, else the change of the
+global state; or the change over all rounds if it sees only the last state. The score is the sum over rounds of normalised
+cosines,
 
     score(u) = <u, V> sqrt(d) / |V|,   V = sum_t w_t c_t / |c_t|,
 
-with w_t = 1, but for clients that take part by a public order: then everybody knows in which rounds (`turns`).
+with w_t = 1, except under a public order, where everybody knows each client's rounds (`turns`).
 
 V does not depend on the u of a unit that did not train, so the score of such a unit is sqrt(d) times a coordinate of a uniform
 point on the unit sphere (Andrew et al., section 4): N(0, 1), up to terms of order 1 / d, whatever the model, the data and the
-noise are. The exact law goes with the scores (`null`), so that no held-out unit is needed to say how seldom one scores so high.
+noise are. The exact law is returned with the scores (`null`), so false-positive rates need no held-out units.
 
-The sum over rounds is more powerful than the largest of the rounds' cosines where noise is as large as a canary or larger: over
-20 rounds, each shifted by one standard deviation, it ranks with an AUC of .999 against .911, and where 3 in 10 rounds draw
-the canary, with .82 against .75. The largest is better only for canaries that are seldom drawn and then stand out by two
-deviations or more: .78 against .72 at one round in ten.
+The sum over rounds is more powerful than the largest cosine where the noise is at least as large as a canary. Over 20 rounds,
+each shifted by one standard deviation, its AUC is .999 against .911; if 3 in 10 rounds draw the canary, .82 against .75. The
+largest cosine is better only for canaries that are seldom drawn and then shift by two standard deviations or more: .78 against
+.72 at one round in ten.
 
-Of a method that sends products of factors the cosine is taken of what it would send of u, and N(0, 1) holds only about: the
-scores are divided by the standard deviation over fresh directions, that no unit has.
+For a method that sends products of factors, the cosine is taken with the product that it would send for u, and N(0, 1) holds
+only approximately: scores are divided by their standard deviation over fresh directions that belong to no unit.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from secure_fed.tensors.tensors import Layout
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """(units,) scores, N(0, 1) for units that did not train. measured: the `dimension` d, the `rounds` looked at, and of fresh
-    directions the standard deviation of their scores (`null_std`, before it is divided by where N(0, 1) is not exact,
-    `null_is_exact`) and the p-value of a Kolmogorov-Smirnov test of N(0, 1) (`null_p_value`).
+    """(units,) scores, N(0, 1) for units that did not train. measured: the `dimension` d; the number of `rounds` used; whether
+    N(0, 1) is exact (`null_is_exact`); and for fresh directions, the standard deviation of their scores before any division
+    (`null_std`) and the p-value of a Kolmogorov-Smirnov test of N(0, 1) (`null_p_value`).
     """
     if not case.assembly.audit_pool.directions:
         raise Inapplicable(
@@ -74,7 +75,7 @@ def run(case: Case, settings: Settings) -> Finding:
 
 
 def _null(case: Case, scores: Floats, seen: Sequence[Release]) -> Null:
-    """Under a public order the score of a client that trained is that of one Gaussian mechanism, all its turns together."""
+    """Under a public order, the score of a client that trained follows one Gaussian mechanism for all its turns together."""
     tails = _tails(scores, seen)
     if public(case) and case.assembly.audit_pool.kind == "client":
         return Null(tails, scores[:, None], 1.0, together=True)
@@ -82,7 +83,7 @@ def _null(case: Case, scores: Floats, seen: Sequence[Release]) -> Null:
 
 
 def _tails(scores: Floats, seen: Sequence[Release]) -> Floats:
-    """By the law on the sphere; where releases are of several layouts, by N(0, 1), whose tails are heavier if anything."""
+    """Tails by the law on the sphere; for releases of several layouts by N(0, 1), whose tails are no lighter."""
     from scipy.special import ndtr
 
     sizes = {release.layout.digest: release.layout.size for release in seen}
@@ -101,7 +102,7 @@ def null_p_value(scores: Floats) -> float:
 
 @dataclass(frozen=True)
 class Alike:
-    """Releases of one layout, which share a direction, and the sum of their unit vectors by weight."""
+    """Releases of one layout, which share a direction, and the weighted sum of their unit vectors."""
 
     releases: Sequence[Release]
     weights: Floats
@@ -114,13 +115,13 @@ class Alike:
 
 @dataclass
 class Added:
-    """The sums over the releases that were asked for last: of all units in turn, if they are no client's own."""
+    """Caches the sums for the last requested releases, since releases that are not a client's own serve all units."""
 
     _seen: Sequence[Release] = ()
     _sums: dict[bytes, Sequence[Alike]] = field(default_factory=dict)
 
     def of(self, seen: Sequence[Release], weights: Floats) -> Sequence[Alike]:
-        """weights: (releases,). Releases without weight are left out."""
+        """weights: (releases,). Releases of weight 0 are left out."""
         if seen is not self._seen:
             self._seen, self._sums = seen, {}
         key = weights.tobytes()
@@ -140,7 +141,7 @@ def _alike(weighed: Sequence[tuple[Release, float]]) -> list[Alike]:
 
 
 def score(case: Case, seen: Sequence[Alike], unit: str, examples: int) -> float:
-    """The score of the direction that a unit of this name has, over these releases."""
+    """The score over these releases of the direction of a unit with this name."""
     total = 0.0
     for alike in seen:
         if alike.releases[0].linear:
@@ -154,7 +155,7 @@ def score(case: Case, seen: Sequence[Alike], unit: str, examples: int) -> float:
 
 
 def sent_of(case: Case, release: Release, unit: str, examples: int) -> Floats:
-    """The unit vector of what a unit of this name sends, if it ends where its direction leads."""
+    """The unit vector of the contribution that a unit of this name sends when it moves along its direction."""
     assembly = case.assembly
     config, method, seed = assembly.config, assembly.method, assembly.config.federation.seed
     layout = Layout.of(release.before.select(release.trained))

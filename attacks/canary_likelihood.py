@@ -1,14 +1,14 @@
-"""The likelihood ratio of a canary client: drawn at the public rate, against never drawn.
+"""The likelihood ratio of a canary client: drawn at the public rate against never drawn.
 
-In round t a canary client that is drawn, which happens with the public probability q, moves the mean by l w along its direction
-u: l is the length that clipping leaves it, or without clipping that of its steps, and w its weight in the mean. Of what the
-round released, c_t, the number x_t = sqrt(d) <u, c_t> / |c_t| is N(0, 1) if it was not drawn, and about N(s_t, 1) with
-s_t = sqrt(d) l w / |c_t| if it was. So the score of a unit is
+In round t a canary client is drawn with the public probability q. If drawn, it moves the mean by l w along its direction u,
+where l is its length after clipping (without clipping, the length of its steps) and w its weight in the mean. With the round's
+release c_t, the number x_t = sqrt(d) <u, c_t> / |c_t| is N(0, 1) if it was not drawn, and about N(s_t, 1) with s_t = sqrt(d) l
+w / |c_t| if it was. So the score of a unit is
 
     sum over t of log(1 - q + q exp(s_t x_t - s_t^2 / 2))
 
-which no sum or largest of the cosines beats where this holds (Neyman and Pearson). The law of the score of a client that did
-not train does not rest on any of this: it is that of the x_t of a random direction (`null`), and is drawn from.
+which no sum or maximum of the cosines beats where this holds (Neyman and Pearson). The score's law for a client that did not
+train needs none of this: it follows from the x_t of a random direction (`null`) and is sampled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from secure_fed.learning.training.canary_directions import length_of_steps
 
 
 def likelihood(x: Floats, shift: Floats, rate: float) -> Floats:
-    """(units,) from x (units, rounds), shift (rounds,): the log-likelihood ratio of being drawn at that rate."""
+    """(units,) log-likelihood ratios of being drawn at that rate against never, from x (units, rounds) and shift (rounds,)."""
     with np.errstate(divide="ignore"):
         drawn = math.log(rate) + shift * x - np.square(shift) / 2
         score: Floats = np.logaddexp(np.log1p(-rate), drawn).sum(axis=1)
@@ -36,7 +36,7 @@ def likelihood(x: Floats, shift: Floats, rate: float) -> Floats:
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """measured: the median shift of a drawn canary, in standard deviations of one that is not, and the rate of being drawn."""
+    """measured: the median shift of a drawn canary, in standard deviations of an undrawn one, and the rate of being drawn."""
     assembly = case.assembly
     if not assembly.audit_pool.directions or assembly.audit_pool.kind != "client":
         raise Inapplicable(
@@ -60,7 +60,7 @@ def run(case: Case, settings: Settings) -> Finding:
 
 
 def _along(case: Case, found: Sequence[Release], unit: Unit) -> list[float]:
-    """<u, c_t> / |c_t| of all rounds; those of one layout share what the unit sends, since that is linear."""
+    """<u, c_t> / |c_t| for all rounds. Rounds of one layout share the unit's contribution, because it is linear."""
     sent: dict[str, Floats] = {}
     for release in found:
         if release.layout.digest not in sent:
@@ -69,7 +69,7 @@ def _along(case: Case, found: Sequence[Release], unit: Unit) -> list[float]:
 
 
 def _tails(scores: Floats, found: list[Release], shift: Floats, rate: float, seed: int) -> Floats:
-    """By draws of the numbers x_t of a unit that did not train (`null`)."""
+    """Tails from draws of a non-member's numbers x_t (`null`)."""
     layouts = dict.fromkeys(release.layout.digest for release in found)
     order = [[i for i, release in enumerate(found) if release.layout.digest == layout] for layout in layouts]
     spans = [np.stack([found[i].moved for i in rounds]) for rounds in order]
@@ -90,14 +90,14 @@ def _require_linear(case: Case, found: list[Release]) -> None:
 
 
 def _shift(case: Case, release: Release, examples: int) -> float:
-    """s_t: what a drawn canary adds to x_t."""
+    """s_t, which a drawn canary adds to x_t."""
     config, sampler = case.assembly.config, case.assembly.sampler
     size = release.layout.size
     last = case.assembly.problem.last
     length = length_of_steps(release.layout, last, examples, config.training, release.lr)
     if config.privacy.unit == "client":
         length = config.privacy.clip
-    # A guarantee divides by the cohort that was planned; without one the mean is over those who were drawn.
+    # With a guarantee the divisor is the planned cohort; without one, the drawn clients.
     planned = case.assembly.protection.placement.expected_divisor
     divisor = sampler.expected if planned else len(case.assembly.clients) * sampler.rate
     weight = 1.0 if case.seen.sums else config.federation.server_rate / divisor

@@ -1,7 +1,7 @@
 """The list of attacks: name, paper, and the weakest vantage point that can make each.
 
-To add one, write attacks/NAME.py with a function run(case, settings) -> Finding, and add its line here. An attack of your own
-stays in your own file, which `from_file` reads (`docs/adding_an_attack.md`).
+To add one, write attacks/NAME.py with a function run(case, settings) -> Finding, and add its line here. Your own attack can
+stay in your own file, which `from_file` reads (`docs/adding_an_attack.md`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Run = Callable[["Case", "Settings"], "Finding"]
 
 @dataclass(frozen=True)
 class Attack:
-    """name: of its module. vantage: the weakest that sees enough. again: stronger ones that see more of what it uses. shadows:
-    whether it trains reference adapters, each of which takes as long as the run. membership: whether it ranks units by whether
-    they are members. directions: whether it can do so where they are canaries of random direction, which learn no examples.
-    function: what makes it, if not `run` of the module attacks.NAME.
+    """name: its module. vantage: the weakest that shows enough. again: stronger ones that show more of its input. shadows:
+    whether it trains reference adapters, each of which takes as long as the run. membership: whether it ranks units by how
+    likely they are members. directions: whether it can rank canaries of random direction, which learn no examples. function:
+    makes the attack; None: `run` of the module attacks.NAME.
     """
 
     name: str
@@ -77,9 +77,9 @@ ATTACKS = {one.name: one for one in _LISTED}
 
 
 def from_file(file: Path) -> Attack:
-    """The attack of a file of yours: its `ATTACK`, made by its function `run(case, settings) -> Finding`.
+    """The attack in a user's file: its `ATTACK`, made by its function `run(case, settings) -> Finding`.
 
-    The file is executed. ConfigError, naming the file, where it lacks one of the two or its attack cannot be listed.
+    The file is executed. ConfigError, naming the file, if one of the two is missing or the attack cannot be listed.
     """
     from attacks.adversary.vantage import VANTAGES
 
@@ -98,7 +98,7 @@ def from_file(file: Path) -> Attack:
 
 
 def _checked(file: Path, function: Run) -> Run:
-    """ConfigError where an attack returns nothing that a report can show, or changes what other attacks read."""
+    """ConfigError if an attack returns something that a report cannot show, or changes data that other attacks read."""
 
     @wraps(function)
     def called(case: Case, settings: Settings) -> Finding:
@@ -140,7 +140,7 @@ def _unusable(finding: object, units: int) -> str:
 
 
 def executed(file: Path) -> ModuleType:
-    """The module that a file of the user's is. ConfigError where it cannot be executed."""
+    """The module in a user's file. ConfigError if it cannot be executed."""
     spec = spec_from_file_location(f"attack_of_{file.stem}", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise refused(file, "is no file: give the path of a .py file, or the name of a listed attack")
@@ -153,7 +153,7 @@ def executed(file: Path) -> ModuleType:
 
 
 def guarded(file: Path, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the user's file. Where it fails, a ConfigError names the line of the file and the reason."""
+    """A function from a user's file. If it fails, a ConfigError names the line and the reason."""
 
     @wraps(function)
     def called(*given: Any) -> Any:
@@ -171,5 +171,5 @@ def guarded(file: Path, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refused(file: Path, why: str) -> ConfigError:
-    """The error about a file of the user's."""
+    """The error about a user's file."""
     return ConfigError(f"--attack {file} {why}", setting="--attack", value=str(file))

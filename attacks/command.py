@@ -23,7 +23,7 @@ from secure_fed.errors import UsageError
 
 REFERENCES = 16
 _FEWEST = 4
-_PATIENCE = 300.0  # seconds of training references that are begun without being asked for
+_PATIENCE = 300.0  # seconds that references may train by default
 _OF_MODELS = {
     "--lying": lying.run,
     "--attribute": inference.run,
@@ -36,7 +36,7 @@ _OF_MODELS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
-    """Add the arguments of the command; without `whole`, those of an attack's script, which writes no report."""
+    """Add the arguments of the command; without `whole`, those of a single attack's script, which writes no report."""
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", nargs="?" if whole else None)
     if whole:
         any_model.add_arguments(parser)
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Audit the run, or the model, that is named."""
+    """Audit the named run or model."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     require_read(chosen, parser.parse_args([]))
@@ -83,9 +83,9 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _of_run(chosen: argparse.Namespace) -> None:
-    """Make an audit, write it beside the run, and show what was found.
+    """Make an audit, write it beside the run, and show its findings.
 
-    What could stop it at its end is tried at its beginning: the runs to stand beside it, the lock, and writing.
+    Everything that could fail at the end is checked first: the runs beside it, the lock, and write access.
     """
     from attacks.report.sweep import rows_beside
     from secure_fed.runs.store import locked
@@ -135,7 +135,7 @@ def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Pat
 
 
 def _require_writable(run_dir: Path) -> None:
-    """Refuse a folder that an audit cannot be written to, before the audit is made."""
+    """Refuse a folder without write access, before the audit is made."""
     from secure_fed.errors import RunDirectoryError
     from secure_fed.runs.directory import private_part
 
@@ -165,7 +165,7 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
 
 
 def affordable(seconds: float) -> int:
-    """The default number of reference adapters for a run that took so many seconds."""
+    """The default number of reference adapters for a run that took `seconds`."""
     count = min(REFERENCES, int(_PATIENCE / max(seconds, 1e-3)))
     return count if count >= _FEWEST else 0
 
@@ -199,7 +199,7 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
 
 
 def _reasons(audit: Mapping[str, Any]) -> list[str]:
-    """The reasons why attacks do not apply, each once, with its attack and vantage points."""
+    """The reasons why attacks do not apply, each once, with the attack and vantage points."""
     whose: dict[tuple[str, str], list[str]] = {}
     for cell in audit["cells"]:
         whose.setdefault((cell["attack"], cell["why"]), []).append(cell["vantage"])

@@ -1,14 +1,14 @@
 """Texts recovered from one client's update, as a server without secure aggregation sees it.
 
-The exact test (`span.py`) on some clients' updates, one round at a time and then all rounds of a client together: its
-inputs stay the same from round to round while its gradients differ, so the rows of r rounds span more of them. Small
-ranks do not protect a client that trains on the same few texts again. One local step of AdamW is undone beforehand
-(`adamw_step.py`). Where the test does not apply, `guessed` holds the candidates nearest to the row space, and where every
-update is one step of SGD on one text, texts are looked for by optimisation too (`matching.py`). Beside the means over
-updates stand the figures of the most exposed one, since a mean hides a client that lost all.
+The exact test (`span.py`) is applied to some clients' updates, one round at a time and then to all rounds of a client together.
+A client's inputs stay the same over rounds while its gradients differ, so the rows of r rounds span more of the inputs: small
+ranks do not protect a client that trains on the same few texts again. One local step of AdamW is undone first
+(`adamw_step.py`). Where the test does not apply, `guessed` contains the candidates nearest to the row space; where every update
+is one step of SGD on one text, texts are also recovered by optimisation (`matching.py`). Beside the means over updates stand
+the figures of the most exposed one, because a mean hides a client whose texts were all recovered.
 
-A client's texts are read for scoring alone. They are all that it holds: of a client that trains on a part in a round,
-recall is below 1 even if everything of that part was found. Special and padding tokens do not count.
+A client's texts are read only for scoring. They are all of its texts: if a client trains on a part of them in a round, recall
+is below 1 even if that whole part was recovered. Special and padding tokens do not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOTE = "words are distinct tokens, places pairs of position and token; special 
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """Recall and precision over the updates that were looked at."""
+    """Recall and precision over the attacked updates."""
     if not case.seen.updates:
         raise Inapplicable("inverting updates needs those of single clients: set evaluation.record = 'updates'")
     at = prior_knowledge(case)
@@ -65,17 +65,17 @@ def picked(case: Case, settings: Settings) -> list[Update]:
 
 
 def _last_pass(own: Sequence[Update], round_: int) -> str:
-    """The pass that carries changes, after any sketch of them."""
+    """The pass that carries the changes, after any pass with a sketch of them."""
     return [one.pass_name for one in own if one.round == round_][-1]
 
 
 def named_nothing(row: Mapping[str, Any]) -> bool:
-    """Whether the exact test applied nowhere and there was nothing to guess: then shares of 0 would be no finding."""
+    """Whether the exact test applied nowhere and nothing was guessed: then shares of 0 are not a finding."""
     return row["exact_applicable"] == 0 and row["guessed_precision"] is row["guessed_bag_precision"] is None
 
 
 def _together(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | None:
-    """All rounds of each client at once, where a client was seen in several."""
+    """All rounds of each client at once, for clients seen in several rounds."""
     clients = list(dict.fromkeys(one.client for one in updates))
     groups = {client: [one for one in updates if one.client == client] for client in clients}
     several = {client: own for client, own in groups.items() if len(own) > 1}
@@ -86,7 +86,7 @@ def _together(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] |
 
 
 def _matched(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | None:
-    """Recall of tokens by optimisation, and that of naming as many of the commonest tokens of public texts instead."""
+    """Recall of tokens by optimisation, and the recall of naming equally many of the commonest tokens of public texts."""
     from secure_fed.learning.tasks import classification
 
     training, parts = at.case.assembly.config.training, at.case.assembly.problem

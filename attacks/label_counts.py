@@ -1,15 +1,15 @@
 """The number of examples of each class at a client, from its change of the classifier's bias.
 
 For softmax and cross-entropy the gradient at the bias is dL/db_c = mean(p_c) - n_c / B over the B examples of a step
-(iDLG and LLG, Wainakh et al. 2022; iLRG, Ma et al. 2023, brings in the mean of p). A client that takes T steps of
-plain SGD sends -lr T mean(dL/db), with T less where the rate falls in the course of them, clipped or not times an unknown
+(iDLG and LLG, Wainakh et al. 2022; iLRG, Ma et al. 2023, brings in the mean of p). A client that takes T steps of plain SGD
+sends -lr T mean(dL/db), with a smaller effective T if the rate falls within the round. Clipping multiplies this by an unknown
 factor f <= 1, so
 
     shares_c = n_c / B = mean(p_c) + change_c / (lr T f),        f = 1 without clipping
 
-with p_c what the model of that round gives to public examples. That is exact but for mean(p_c), which differs between
-the client's examples and public ones, and moves in the course of T steps. AdamW makes every entry of its first steps
-about as long as any other, so that sizes are lost; under it, and under clipping, this is not applicable.
+with p_c the probability that the round's model gives class c on public examples. This is exact except for mean(p_c), which
+differs between the client's and public examples, and changes over the T steps. AdamW's first steps change every entry by about
+the same amount, so sizes are lost; under AdamW and under clipping, this attack does not apply.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _NOTE = "distance of label shares from the true ones, 0 to 2; the baseline says 
 def shares(change: Floats, mean_probability: Floats, lr: float, steps: float) -> Floats:
     """(classes,) each class's share of the batch: at least 0, adding up to 1.
 
-    change: of the bias. mean_probability: of the classes, over examples like the client's, at the model it began with.
+    change: of the bias. mean_probability: of the classes, over examples like the client's, under the model that the client
+    started from.
     """
     raw = mean_probability + change / (lr * steps)
     positive = np.clip(raw, 0.0, None)
@@ -40,12 +41,12 @@ def shares(change: Floats, mean_probability: Floats, lr: float, steps: float) ->
 
 
 def l1(found: Floats, true: Floats) -> float:
-    """Between 0 and 2: twice the share of labels that would have to be changed."""
+    """The L1 distance, between 0 and 2: twice the share of labels that are wrong."""
     return float(np.abs(found - true).sum())
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """Compares with the clients' true labels, to score; the baseline says the population's shares of everybody."""
+    """Compare with the clients' true labels, for scoring; the baseline guesses the population's shares for every client."""
     bias = _bias(case)
     updates, config = _chosen(case, bias, settings), case.assembly.config
     classes = case.assembly.initial.tensors.tensor(bias).shape[0]
@@ -75,7 +76,7 @@ def run(case: Case, settings: Settings) -> Finding:
 
 
 def _bias(case: Case) -> str:
-    """The name of the classifier's bias, or why there is none to read."""
+    """The name of the classifier's bias. Inapplicable if there is none to read."""
     _require_known_steps(case)
     initial = case.assembly.initial.tensors
     found = [name for name in case.assembly.problem.head if name.endswith("bias") and name in initial]
@@ -92,7 +93,7 @@ def _bias(case: Case) -> str:
 
 
 def _require_known_steps(case: Case) -> None:
-    """Refuse updates that are no steps of known length down the plain cross-entropy."""
+    """Refuse updates that are not SGD steps of known length on the plain cross-entropy."""
     from secure_fed.learning.tasks import classification
 
     config = case.assembly.config
@@ -110,9 +111,7 @@ def _require_known_steps(case: Case) -> None:
 
 
 def _chosen(case: Case, bias: str, settings: Settings) -> list[Update]:
-    """Some updates of the first rounds, in the order in which they came; the model is the least sure of itself
-    there.
-    """
+    """Some updates of the first rounds, in their order of arrival; the model is least confident there."""
     if not case.seen.updates:
         raise Inapplicable("label counts need the updates of single clients: set evaluation.record = 'updates'")
     seen = [one for one in case.seen.updates if bias in one.contribution and one.round in case.seen.states]
@@ -123,7 +122,7 @@ def _chosen(case: Case, bias: str, settings: Settings) -> list[Update]:
 
 
 def _steps(case: Case, examples: int) -> int:
-    """The number of steps that the client took; an attacker knows it of its settings, or learns the client's size elsewhere."""
+    """The number of the client's steps; an attacker knows it from the settings, or learns the client's size elsewhere."""
     training = case.assembly.config.training
     if training.steps is not None:
         return training.steps
@@ -131,7 +130,7 @@ def _steps(case: Case, examples: int) -> int:
 
 
 def _mean_probability(case: Case, round_: int) -> Floats:
-    """(classes,) what the model of that round gives to public examples."""
+    """(classes,) the mean probability of each class on public examples, under the model of that round."""
     import torch
 
     from secure_fed.learning.data.encode import batches
@@ -152,12 +151,12 @@ def _mean_probability(case: Case, round_: int) -> Floats:
 
 
 def _public(case: Case) -> list[Any]:
-    """A data set of the user's has a length and items, and no slices."""
+    """Some public examples. A user's data set has a length and items, but no slices."""
     return [case.population[index] for index in range(min(len(case.population), MOST_EXAMPLES))]
 
 
 def _labels(examples: Sequence[Any]) -> list[int]:
-    """One whole number an example; empty where that is not what labels are."""
+    """One integer label for each example; empty if labels are anything else."""
     every = [examples[index] for index in range(len(examples))]
     found = [np.asarray(one["labels"]) for one in every if isinstance(one, Mapping) and "labels" in one]
     if len(found) != len(every) or any(label.ndim or label.dtype.kind not in "iu" for label in found):

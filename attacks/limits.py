@@ -1,4 +1,4 @@
-"""`--fail-above NAME=NUMBER`: the limit above which an audit ends with a status of its own, for pipelines."""
+"""`--fail-above NAME=NUMBER`: the limit above which an audit exits with a special status, for pipelines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ABOVE_LIMIT, CANNOT_TELL = 4, 5  # exit statuses
 
 
 def limit_of(written: str | None, name: str, give: str, most: float = 1.0) -> float:
-    """The number behind `name=`, from 0 to `most`; `most` where nothing is written. give: what is right, for the refusal."""
+    """The number after `name=`, from 0 to `most`; `most` without the option. give: the advice in the error message."""
     if written is None:
         return most
     found, _, value = written.partition("=")

@@ -13,14 +13,14 @@ __all__ = ["OWN_VARIANCE", "offline", "online", "require_references", "run", "ru
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """The online score, of shrunk distances."""
+    """The online score, with shrunk distances."""
     return Finding(
         scores=online(*_confidences(case, settings), shrunk=True), measured={"references": settings.references}
     )
 
 
 def run_offline(case: Case, settings: Settings) -> Finding:
-    """The offline score, from the same references."""
+    """The offline score, with the same references."""
     return Finding(scores=offline(*_confidences(case, settings)), measured={"references": settings.references})
 
 

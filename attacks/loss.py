@@ -1,8 +1,7 @@
 """Loss threshold (Yeom et al. 2018, section III-B): examples that the final model fits better are more likely members.
 
-score(x) = phi(x), the confidence of the model in x, averaged over the examples of a unit. It needs the final model alone and no
-other training, so it is the least that any adversary can do. It does not know how hard an example is by itself, and that is
-what LiRA and RMIA have over it.
+score(x) = phi(x), the confidence of the model in x, averaged over the examples of a unit. It needs the final model and no other
+training, so every adversary can make it. Unlike LiRA and RMIA, it does not account for an example's difficulty.
 """
 
 from __future__ import annotations

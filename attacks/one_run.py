@@ -1,14 +1,14 @@
-"""The one-run audit (Steinke, Nasr and Jagielski 2023): one training run, many units, each in or out by a coin of its own.
+"""The one-run audit (Steinke, Nasr and Jagielski 2023): one training run, many units, each in or out by a coin.
 
-The run tossed the coins itself, so one run is all it takes: units are ranked by a score, the foremost guessed to be in and the
-last to be out (Algorithm 1), and more right guesses than any (epsilon, delta)-private training allows are a lower bound on
-epsilon (`attacks.evidence.bounds`, from the scores of this attack and the coins). The score of a unit under the final model is
+The run itself tossed the coins, so one run suffices. Units are ranked by a score; the highest are guessed in and the lowest out
+(Algorithm 1). More right guesses than an (epsilon, delta)-private training allows give a lower bound on epsilon
+(`attacks.evidence.bounds`, from the scores of this attack and the coins). The score of a unit under the final model is
 
-    labels and tokens planted   phi of what was planted, averaged over the unit's examples: a model that never saw the unit
-                                finds no reason to be sure of a wrong label
-    directions                  how far the model has gone since its start along the unit's direction (`canary_cosine`)
+    labels and tokens planted   phi of the planted examples, averaged over a unit: a model that never saw the unit has no
+                                reason to be confident in a wrong label
+    directions                  how far the model moved from its start along the unit's direction (`canary_cosine`)
 
-Of ordinary units, with nothing planted, this would be the loss threshold once more, whose lower bound is found in the same way.
+For ordinary units, with nothing planted, this equals the loss threshold, whose lower bound is computed in the same way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options that each kind of `secure-fed audit` reads. One that would have no effect is refused, and never ignored."""
+"""The options that each kind of `secure-fed audit` reads. An option without effect is an error and is never ignored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVERYWHERE = ("run_dir", "json")
 
 
 def kind(chosen: argparse.Namespace) -> str:
-    """The kind of audit that is asked for: the first of `READ` whose own option is given."""
+    """The requested kind of audit: the first of `READ` whose own option is given."""
     own = ("lying", "attribute", "share", "extract", "exposure", "prepared", "model")
     return next(
         (kind for kind, name in zip(READ, own, strict=False) if getattr(chosen, name) not in (None, False)), "RUN_DIR"
@@ -32,7 +32,7 @@ def kind(chosen: argparse.Namespace) -> str:
 
 
 def require_read(chosen: argparse.Namespace, usual: argparse.Namespace) -> None:
-    """UsageError for an option that this kind of audit does not read. usual: the options as they are if none is given."""
+    """UsageError for an option that this kind of audit does not read. usual: the default options."""
     asked = kind(chosen)
     for name, value in vars(chosen).items():
         readers = [kind for kind, names in READ.items() if name in names.split()]

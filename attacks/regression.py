@@ -1,20 +1,20 @@
 """Membership from training steps: the regression coefficients of a step on the gradients of examples.
 
-Local training moves a model along minus the gradients of what it trains on. But gradients of different examples agree for the
-most part, since all of a class ask for much the same, so a cosine between an example's gradient and a step tells mostly how
-usual the example is. What it alone contributed shows beside all the others. Let the rows of X be unit vectors along -g of the
-units asked about, and of a population that certainly did not train, all at the state that the step d began at. Then ridge
-regression of the step on them,
+Local training moves a model along minus the gradients of its examples. But gradients of different examples are similar,
+especially within a class, so the cosine between an example's gradient and a step shows mostly how usual the example is. A
+regression on all gradients together isolates an example's own part. Let the rows of X be unit vectors along -g of the audited
+units and of a population that certainly did not train, all at the state where the step d began. Then ridge regression of the
+step on them,
 
     a = (X X^T + RIDGE m I)^-1 X d / |d|,       m the mean of the diagonal of X X^T,
 
-gives each the part of the step that no other accounts for. Every step's coefficients are put into standard deviations from
-their mean over all rows, most of which had no part in it; the score of a unit is the sum of its own over the rounds.
+gives each row the part of the step that no other row explains. Each step's coefficients are standardised over all rows, most of
+which did not contribute to the step; a unit's score is the sum of its standardised coefficients over the rounds.
 
-The step is that of the unit's own client, where single updates are seen; else that of the sum; else that of the global state
-from round to round. Of a method that sends products or splits them anew it is pulled back to what trains (`stepped`).
+The step is the update of the unit's client if updates are seen, else the sum, else the change of the global state in a round.
+For a method that sends products of factors, or splits them again, it is pulled back to the trained tensors (`alignment`).
 
-This is what whitening is to a matched filter: the population says in which directions gradients differ anyway.
+This corresponds to whitening before a matched filter: the population shows in which directions gradients vary anyway.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from attacks.steps.steps import EVERYBODY, examples_of, spaced, stepping, steps
 from secure_fed.tensors.tensors import Tensors
 
 RIDGE = 0.1
-ROUNDS = 12  # that each unit is looked at in, unless the settings say how many rounds there are to be
+ROUNDS = 12  # in which each unit is scored, unless the settings give a number
 POPULATION = 300
-_NUMBERS = 2**27  # in X: with more coordinates than that allows, X is sketched
+_NUMBERS = 2**27  # entries of X: with more coordinates than this allows, X is sketched
 
 
 def needed(rows: Tensor, towards: Tensor, ridge: float = RIDGE) -> Floats:
-    """(rows, steps) coefficients a, from gradients (rows, P) and steps (steps, P); 0 of a gradient that is 0."""
+    """(rows, steps) coefficients a, from gradients (rows, P) and steps (steps, P); 0 for a gradient of 0."""
     x, d = -_units(rows), _units(towards)
     inner = (x @ x.T).double()
     inner.diagonal().add_(ridge * inner.diagonal().mean())
@@ -49,7 +49,7 @@ def needed(rows: Tensor, towards: Tensor, ridge: float = RIDGE) -> Floats:
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """(units,) scores; 0 of a unit whose client was seen in no round."""
+    """(units,) scores; 0 for a unit whose client was seen in no round."""
     if case.seen.updates and case.assembly.audit_pool.kind == "client":
         raise Inapplicable("of a whole client nothing is to be found out: who sends an update takes part")
     whose = stepping(case)
@@ -62,7 +62,7 @@ def run(case: Case, settings: Settings) -> Finding:
     covered = {round_: np.flatnonzero(units) for round_, units in reached.items() if units.any()}
     usual = sum(map(len, covered.values())) / max(
         1, len(covered) * len(clients)
-    )  # share of the units that a round tells of
+    )  # share of the units that a round covers
     rounds = spaced(list(covered), settings.max_rounds or math.ceil(ROUNDS / max(usual, 1e-9)))
     total, seen = np.zeros(len(clients)), np.zeros(len(clients))
     for round_ in rounds:
@@ -76,7 +76,7 @@ def run(case: Case, settings: Settings) -> Finding:
 
 
 def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: NDArray[np.int64]) -> Floats:
-    """(units, steps) coefficients of a round, in standard deviations from the mean of their step's."""
+    """(units, steps) coefficients of a round, standardised within each step."""
     assembly, before = case.assembly, case.seen.states[round_]
     shared = [set(step) for step in towards.values()]
     names = [name for name in alignment.trained_names(assembly, before, round_) if all(name in one for one in shared)]
@@ -96,8 +96,8 @@ def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: ND
 
 
 class Sketch:
-    """Vectors of P coordinates in at most `width`, inner products as they are or, where P is larger, unbiased: every coordinate
-    is added with a random sign to a random place (Charikar et al. 2002), the same for all vectors.
+    """Vectors of P coordinates in at most `width`. Inner products are exact or, if P is larger, unbiased: every coordinate is
+    added with a random sign to a random place (Charikar et al. 2002), the same for all vectors.
     """
 
     def __init__(self, size: int, width: int) -> None:

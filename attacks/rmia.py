@@ -31,11 +31,11 @@ __all__ = [
     "scores",
     "tuned_a",
 ]
-_POPULATION = 2000  # of whom the first are taken
+_POPULATION = 2000  # the most examples taken from it
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """The online score; the same references tune `a`."""
+    """The online score; the same references also tune `a`."""
     references = case.references(settings.references)
     examples, owner = case.looked_at
     final, inside = case.seen.final, references.inside[:, owner]

@@ -2,8 +2,8 @@
 
     score(u) = mean over rounds t of (phi_t(u) - mean_z phi_t(z)) / std_z phi_t(z)
 
-is what the losses of all rounds say together. Each round counts by how far above the population z a unit is; were it only
-centred, rounds with the widest confidences would decide.
+combines the losses of all rounds. Each round is standardised by the population z; if it were only centred, rounds with the
+widest confidences would dominate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _POPULATION = 1000
 
 
 def trajectory(phi: Floats, population_phi: Floats) -> Floats:
-    """(units,) means of (rounds, units) confidences in standard deviations above those of a (rounds, population)."""
+    """(units,) means over rounds of confidences phi (rounds, units), standardised by population_phi (rounds, population)."""
     centre = population_phi.mean(axis=1, keepdims=True)
     spread = population_phi.std(axis=1, keepdims=True)
     above = np.divide(phi - centre, spread, out=np.zeros(phi.shape), where=spread > 0)
@@ -27,7 +27,7 @@ def trajectory(phi: Floats, population_phi: Floats) -> Floats:
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """The trajectory of confidences over the states after each round."""
+    """The mean standardised confidence over the states after each round."""
     states = case.seen.states
     if len(states) < 2:
         raise Inapplicable(

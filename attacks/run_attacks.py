@@ -1,4 +1,4 @@
-"""Attacks on a run, each from the weakest vantage point that allows it, and again from those that show it more."""
+"""Attacks on a run, each from the weakest vantage point that allows it, and again from stronger ones that show it more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Where = tuple[str, str]  # an attack and a vantage point
 
 @dataclass(frozen=True)
 class Made:
-    """A finding, and how long it took."""
+    """A finding, and its computation time."""
 
     finding: Finding
     seconds: float
@@ -36,10 +36,10 @@ class Made:
 def findings(
     target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, by_name: bool
 ) -> dict[Where, Made | str]:
-    """The finding of each attack at each vantage point that shows it more than the one before; or the reason why there is none,
-    for each adversary by itself.
+    """The finding of each attack at each vantage point that shows it more than the one before, or the reason why there is none.
 
-    why: there is no truth about membership; by_name: the attacks were requested by name, so that a failure is an error.
+    why: the reason why membership is unknown, else empty; by_name: the attacks were requested by name, so a failure is an
+    error.
     """
     shadows = Shadows(
         target.assembly,
@@ -53,7 +53,7 @@ def findings(
     for attack in attacks:
         progress(attack.title)
         before: Seen | None = None
-        for vantage in list(VANTAGES)[list(VANTAGES).index(attack.vantage) :]:  # from the weakest that sees enough
+        for vantage in list(VANTAGES)[list(VANTAGES).index(attack.vantage) :]:  # from the weakest that shows enough
             now = views[vantage]
             if before is not None and not _sees_more(attack, before, now):
                 continue
@@ -65,13 +65,13 @@ def findings(
 
 
 def _sees_more(attack: Attack, before: Seen, now: Seen) -> bool:
-    """Whether an attack that asks for it sees more sums or updates from this vantage point than from the one before."""
+    """Whether the attack is repeated at this vantage point and it shows more sums or updates than the one before."""
     more = (len(now.sums), len(now.updates)) != (len(before.sums), len(before.updates))
     return more and now.vantage in attack.again
 
 
 def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> Made | str:
-    """The finding of an attack; or the reason why it does not apply, which depends on no coin and no score."""
+    """The finding of an attack; or the reason why it does not apply, which depends on no coins and no scores."""
     if in_plain_sight(attack, case.assembly, case.seen.vantage):
         return plain_sight(case.seen.vantage, case.assembly)
     if case.assembly.audit_pool.directions and not attack.directions:
@@ -96,7 +96,7 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
 
 
 def _of_those_who_learn(case: Case) -> Case:
-    """The case without updates of clients that pull along a direction, since these hold no texts."""
+    """The case without the updates of canary clients that move along a direction, because these contain no texts."""
     canaries = {one.name for one in case.assembly.phantoms}
     if case.assembly.audit_pool.directions:
         canaries |= {unit.client for unit in case.units}

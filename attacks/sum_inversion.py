@@ -1,12 +1,12 @@
 """Texts recovered from the secure sum, and the recall by the size of the cohort.
 
-A sum of updates is a sum of gradients: its rows are in the span of the inputs of all clients together. So the exact
-test holds as it does for one client with all their texts, and ends where these have more distinct inputs than the
-change has rows. Who among the clients a text belongs to, the sum does not tell. Where single updates were recorded,
-sums over 1, 2, 5 and 10 of them are made and looked at: how much a mask hides is how fast this falls.
+A sum of updates is a sum of gradients: its rows are in the span of all clients' inputs. So the exact test works as for one
+client with all of these texts, until they have more distinct inputs than the change has rows. The sum does not reveal which
+client a text belongs to. If updates were recorded, sums over 1, 2, 5 and 10 of them are also attacked: the decrease of recall
+shows how much masks hide.
 
-Recall is of the texts of those who are in a sum, as far as that is known: a server knows its cohort, and where the cohort
-is drawn by public coins, so does whoever scores. Else it is of everybody's texts, and no more than those in a sum hold.
+Recall is over the texts of the clients in a sum, if these are known: a server knows its cohort, and public coins let the scorer
+draw it again. Otherwise recall is over the texts of all clients, and is bounded by the texts in the sum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_MORE = "who was in a sum is not known for certain, so recall is of the texts
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """Recall over sums; truth is what the clients of a sum hold, where it is known who they were."""
+    """Recall over sums, compared with the texts of the clients in a sum if these are known."""
     if not case.seen.sums:
         raise Inapplicable("inverting sums needs what the server decodes: set evaluation.record = 'updates'")
     at = prior_knowledge(case)
@@ -59,7 +59,7 @@ def _picked(case: Case, settings: Settings) -> list[Summed]:
 
 
 def _clients(case: Case, one: Summed) -> list[str]:
-    """The clients whose texts may be in a sum, for scoring alone: the invited, if they can be drawn again, else everybody."""
+    """The clients whose texts may be in a sum, for scoring alone: the cohort if it can be drawn again, else all clients."""
     server = case.assembly.server
     if server.protection.hides_cohort:
         return list(server.names)
@@ -67,9 +67,7 @@ def _clients(case: Case, one: Summed) -> list[str]:
 
 
 def _faded(at: PriorKnowledge, case: Case) -> dict[str, float]:
-    """Recall by how many clients are in a sum, at the recorded round in which the change shows most factors: the
-    second.
-    """
+    """Recall by the number of clients in a sum, at the recorded round whose change shows most factors: the second."""
     rounds = sorted({one.round for one in case.seen.updates if one.round in case.seen.states})
     round_ = rounds[min(1, len(rounds) - 1)]
     own = [one for one in case.seen.updates if one.round == round_]
@@ -84,7 +82,7 @@ def _faded(at: PriorKnowledge, case: Case) -> dict[str, float]:
 
 
 def groups_of(updates: Sequence[Update], count: int) -> list[list[Update]]:
-    """At most REPEATS groups of so many, no update in two."""
+    """At most REPEATS disjoint groups of `count` updates."""
     starts = range(0, len(updates) - count + 1, count)
     return [list(updates[start : start + count]) for start in starts][:REPEATS]
 

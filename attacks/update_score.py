@@ -1,19 +1,20 @@
 """Membership from the updates of single clients, FedMIA (Zhu et al. 2024): other clients' updates give the null distribution.
 
-In every round that a unit's own client took part in, its update's cosine with the unit's -g (`attacks.steps.alignment`) is held
-against those of the other clients' updates of that round, which did not train on the unit:
+In every round that a unit's own client took part in, its update's cosine with the unit's -g (`attacks.steps.alignment`) is
+compared with the cosines of the other clients' updates in that round, which did not train on the unit:
 
-    score(u) = mean over rounds of P[a cosine like the others' is at most the own one]                        (Algorithm 1)
+    score(u) = mean over rounds of P[a cosine like the others' is at most the client's own]                  (Algorithm 1)
 
-The others are taken for normal. With mean and variance estimated from k of them, P is Student's law of k - 1 degrees of freedom
-at (own - mean) / (s sqrt(1 + 1/k)), which is the published normal one as k grows. Of a non-member it is uniform, however few
-clients a round has, if the data of clients are alike; where they are not, an update is closer to its own client's non-members
-as well, which costs power and raises no alarm, since those are whom members are ranked against.
+The others' cosines are assumed to be normal. With mean and variance estimated from k of them, P is the distribution function of
+Student's law with k - 1 degrees of freedom at (own - mean) / (s sqrt(1 + 1/k)), which tends to the published normal one as k
+grows. For a non-member P is uniform, however few clients a round has, if clients' data are alike. If they are not, an update is
+also closer to its client's non-members; this costs power but causes no false alarms, because members are ranked against these
+non-members.
 
 Deviation: the paper first leaves out clients beyond three standard deviations; here all others count.
 
-A round of fewer than three clients has no spread to go by and is left out. Of a unit without any round nothing is known: 1/2.
-A whole client needs no statistics here: the server sees who sends.
+A round of fewer than three clients has no spread and is left out. A unit without any round gets 1/2. For a whole client no
+statistics are needed: the server sees which clients send.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _FEWEST = 3  # clients in a round
 
 
 def one_sided(own: Floats, others: Floats) -> Floats:
-    """(units,) P[a draw from the law of `others` (units, k) is at most `own` (units,)]; 1/2 where others do not differ."""
+    """(units,) P[a draw from the law of `others` (units, k) is at most `own` (units,)]; 1/2 if all others are equal."""
     from scipy.special import stdtr
 
     k = others.shape[1]
@@ -46,9 +47,9 @@ def one_sided(own: Floats, others: Floats) -> Floats:
 def of_rounds(
     rounds: Sequence[tuple[Floats, Sequence[str]]], clients: Sequence[str]
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """(units,) scores, and in how many rounds each unit's client was there.
+    """(units,) scores, and the number of rounds in which each unit's client took part.
 
-    rounds: of each the (units, k) cosines with the updates of k clients, and their names. clients: whose each unit is.
+    rounds: for each, the (units, k) cosines with the updates of k clients, and the clients' names. clients: each unit's client.
     """
     total, count = np.zeros(len(clients)), np.zeros(len(clients), dtype=np.int64)
     whose = np.array(clients)
@@ -63,7 +64,7 @@ def of_rounds(
 
 
 def run(case: Case, settings: Settings) -> Finding:
-    """The score above. Of whole clients there is nothing to find out: who sends an update takes part."""
+    """The score above. Inapplicable to whole clients: every sender of an update takes part."""
     if not case.seen.updates:
         raise Inapplicable(
             "no updates of single clients were kept: set evaluation.record to 'updates' before a run without masks"
@@ -92,8 +93,8 @@ def run(case: Case, settings: Settings) -> Finding:
 
 
 def _cosines(case: Case, round_: int, updates: Sequence[Update]) -> tuple[Floats, list[str]]:
-    """(units, clients) cosines with what each client sent in all passes of the round, and the clients' names; 0 of units whose
-    client was not there, for whom they say nothing.
+    """(units, clients) cosines with each client's contributions in all passes of the round, and the clients' names; 0 for units
+    whose client did not take part, where they show nothing.
     """
     sent = of_clients(case, round_, updates)
     own = np.flatnonzero(np.isin([unit.client for unit in case.units], list(sent)))

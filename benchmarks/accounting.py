@@ -1,11 +1,11 @@
-"""What accountants say of the same releases, and how long they take: ours, Opacus and dp_accounting.
+"""The epsilons and running times of accountants on the same releases: ours, Opacus and dp_accounting.
 
     python benchmarks/accounting.py [--naive]
 
 1,000 releases of a Gaussian of noise multiplier 0.8 over Poisson samples of rate 0.01, delta = 1e-5. `epsilon` takes
-`seconds`; `for 3` is the noise multiplier found for epsilon 3, `reached` what dp_accounting's PLD says of it, in `to find`
-seconds. dp_accounting's own search on PLD takes longest, and is left out unless asked for.
-Then: how far our numbers are above the exact ones of plain Gaussians, and how samples of one size compare.
+`seconds`; `for 3` is the noise multiplier found for epsilon 3, `reached` the epsilon that dp_accounting's PLD computes for it,
+and `to find` the seconds of the search. dp_accounting's own search on PLD takes longest, and is left out unless --naive is
+given. Then: the excess of our numbers over the exact ones for plain Gaussians, and a comparison for samples of a fixed size.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def found_by_us() -> float:
 
 
 def measured(action: Measured) -> tuple[float, float]:
-    """What it says, and the seconds that it took."""
+    """The action's result, and the seconds that it took."""
     started = time.perf_counter()
     return action(), time.perf_counter() - started
 
@@ -100,7 +100,7 @@ def compare(naive: bool) -> list[Limit]:
 
 
 def against_exact() -> None:
-    """dp_accounting's PLD of many Gaussians, one by one, as sampled ones are composed, against the exact epsilon."""
+    """dp_accounting's PLD of many Gaussians, composed one by one as for sampled ones, against the exact epsilon."""
     print("\ncount releases of a Gaussian of multiplier 2 sqrt(count): PLD over exact, less one")
     print(f"{'count':>9}" + "".join(f"{f'delta {delta:g}':>13}" for delta in (1e-5, 1e-7, 1e-9, 1e-10, 1e-11)))
     for count in (100, 10_000, 100_000):

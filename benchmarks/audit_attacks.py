@@ -1,4 +1,4 @@
-"""Every attack on ordinary examples of one small run without protection: who finds how much.
+"""Every attack on ordinary examples of one small run without protection: the findings by adversary.
 
     python benchmarks/audit_attacks.py [--examples 1600] [--clients 8] [--rounds 12] [--references 8] [--out DIR]
 

@@ -1,4 +1,4 @@
-"""Our attacks and bounds beside those of others, on the same confidences, references and coins.
+"""Our attacks and bounds beside other projects', on the same confidences, references and coins.
 
     python benchmarks/audit_peers.py [--meter FOLDER] [--lira FOLDER] [--units 2000] [--references 16]
 
@@ -7,19 +7,19 @@
     LiRA                the paper's own script. FOLDER holds plot.py, from research/mi_lira_2021 of tensorflow/privacy
     JAX Privacy         bounds from one run, Clopper-Pearson, areas: pip install jax-privacy
 
-What is not given or not installed is left out. A row compares two ways to score the same units: both areas under the curve,
-and how far apart in true positives the two curves are at most, over false-positive rates of 0.1 % to 100 %. Rows "as it is"
-show what differences of definition come to. Those with such differences taken out must agree to rounding, and the exit status
-is 1 if any does not. The differences are
+Projects that are not given or not installed are left out. A row compares two ways to score the same units: both areas under the
+curve, and the largest difference in true-positive rate between the two curves, over false-positive rates of 0.1 % to 100 %.
+Rows "as it is" show the effect of differences in definition. Rows with these differences removed must agree to rounding, and
+the exit status is 1 if any does not. The differences are
 
-    RMIA    of a population example, which no reference was trained on, the Meter averages the higher half of the references'
-            probabilities, where we average all. It tunes `a` on the model paired with the target, with the out-models among two
-            references, and divides by zero for units of both; we do on every reference, by all the others
-    LiRA    medians and variances with n in the denominator, where ours are means and n - 1. Its one variance is that of all
-            confidences inside taken together, so with how hard units are in it, and serves both sides; ours is of residuals,
-            for each side. Its offline score is a density, where ours is the probability of a lower confidence
+    RMIA    for a population example, on which no reference trained, the Meter averages the higher half of the references'
+            probabilities, and we average all. It tunes `a` on the model paired with the target, with the out-models among two
+            references, and divides by zero for units in both; we tune on every reference, with all others
+    LiRA    medians, and variances with denominator n; ours are means and n - 1. Its single variance is over all
+            confidences inside together, so it includes the units' difficulty, and is used for both sides; ours is of residuals,
+            for each side. Its offline score is a density, ours the probability of a lower confidence
 
-The confidences are drawn: normal, a difficulty for each unit, and a shift for members that differs from unit to unit.
+The confidences are simulated: normal, with a difficulty for each unit, and a shift for members that varies over units.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ DELTA, SIGNIFICANCE = 1e-5, 0.05
 class Drawn:
     """Confidences of models (models, units) and of a population (models, population).
 
-    Model 0 is the target, and 1 its pair, which had the other units; the rest are references, in half of which each unit was.
+    Model 0 is the target, and 1 its pair, which trained on the other units; the rest are references. Each unit is in half of
+    them.
     """
 
     phi: Floats
@@ -78,7 +79,7 @@ def drawn(units: int, references: int, population: int, seed: int = 0) -> Drawn:
 
 
 def module(folder: Path, name: str) -> ModuleType:
-    """A file of a checkout, which is no package."""
+    """A file of a checkout that is not a package."""
     spec = importlib.util.spec_from_file_location(f"peer_{name}", folder / f"{name}.py")
     if spec is None or spec.loader is None:
         raise SystemExit(f"{folder / name}.py cannot be imported")
@@ -88,7 +89,7 @@ def module(folder: Path, name: str) -> ModuleType:
 
 
 class Table:
-    """Rows of two scores for the same units; `failed` counts those that had to agree and did not."""
+    """Rows of two scores for the same units; `failed` counts the rows that must agree and do not."""
 
     def __init__(self, members: NDArray[np.bool_]) -> None:
         self.members = members
@@ -117,7 +118,7 @@ def against_meter(meter: ModuleType, data: Drawn, table: Table) -> None:
     table.row("loss", data.phi[0], theirs_loss, equal=True)
     references = slice(2, None)
     count = (len(data.phi) - 2) // 2
-    half = np.sort(data.population[references], axis=0)[-count:]  # of the population, as the Meter takes it
+    half = np.sort(data.population[references], axis=0)[-count:]  # the population's, as in the Meter
     a = rmia.tuned_a(data.phi[references], data.inside[references], data.population[references])
     with np.errstate(divide="ignore"):
         theirs_a = float(meter.tune_offline_a(0, p, p_z, data.inside.T, logging.getLogger("meter"))[0])
@@ -126,22 +127,22 @@ def against_meter(meter: ModuleType, data: Drawn, table: Table) -> None:
         given = (data.phi[0], data.phi[references], data.inside[references], data.population[0])
         as_it_is = rmia.scores(*given, data.population[references], a=at, marginal=rmia.offline_marginal)
         table.row(f"RMIA offline, a = {at:.1f}, as it is", as_it_is, theirs, equal=False)
-        # Our references of the population become its higher half; a unit's own stay all.
+        # For the population, our references become their higher half; for a unit, all stay.
         taken = _with_population(given, half, at)
         table.row(f"RMIA offline, a = {at:.1f}, same population means", taken, theirs, equal=True)
     print(f"a: ours {a:.1f}, theirs {theirs_a:.1f}")
 
 
 def _with_population(given: tuple[Any, ...], half: Floats, a: float) -> Floats:
-    """Ours, where the mean over the population's references is over `half` of them."""
+    """Our scores with the population's mean over `half` of the references."""
     phi, reference_phi, inside, z = given
-    means = np.log(expit(half).mean(axis=0)) - np.log1p(-expit(half).mean(axis=0))  # whose sigmoid is the mean
+    means = np.log(expit(half).mean(axis=0)) - np.log1p(-expit(half).mean(axis=0))  # their sigmoid is the mean
     same = np.tile(means, (len(reference_phi), 1))
     return rmia.scores(phi, reference_phi, inside, z, same, a=a, marginal=rmia.offline_marginal)
 
 
 class _Unbiased:
-    """numpy with the mean for the median and unbiased deviations, for a script that asks it for others."""
+    """numpy with the mean as median and unbiased deviations, for a script that calls the other ones."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -176,7 +177,7 @@ def against_lira(script: Any, data: Drawn, table: Table) -> None:
 
 
 def against_jax_privacy(auditing: Any) -> int:
-    """Bounds from counts, each game written as scores of ones and zeros; how many differ."""
+    """Compare bounds from counts, each game written as scores of ones and zeros; returns the number of differences."""
     print(f"\n{'lower bound of epsilon':44}{'ours':>9}{'theirs':>9}")
     failed = 0
     fixed = auditing.Explicit(0.5)

@@ -1,10 +1,10 @@
-"""Accuracy, what attacks find, and the lower bound beside the accounted epsilon, over several epsilons.
+"""Accuracy, the attacks' findings, and the lower bound beside the accounted epsilon, over several epsilons.
 
     python benchmarks/audit_sweep.py [--epsilons 1,2,4,8] [--share 0.25] [--out DIR]
 
-The demo's clients, rounds and steps, once for each epsilon and once without privacy, summed in the clear (masks would change
-sums by their rounding only). The same share of clients is audited in all of them, on the same coins: canaries of random
-direction, the worst that one client can contribute. Writes the runs, and an audit.html in which they stand side by side.
+The demo's clients, rounds and steps, once for each epsilon and once without privacy, summed without masks (which would change
+sums only by rounding). The same share of clients is audited in every run, with the same coins, as canaries of random direction,
+the worst case of a client's contribution. Writes the runs, and an audit.html that shows them side by side.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def configured(epsilon: float | None, share: float) -> RunConfig:
 
 
 def ran(config: RunConfig, folder: Path) -> Audit:
-    """The audit of one run, by every attack that needs no reference adapters."""
+    """The audit of one run, with every attack that needs no reference adapters."""
     Federation(config).run(folder)
     found: Audit = audited(opened(folder), (), Settings(references=0))
     written(found, folder, ())
@@ -45,7 +45,7 @@ def ran(config: RunConfig, folder: Path) -> Audit:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A run in the table."""
+    """A run as a line of the table."""
     low, high = row["auc_interval"]
     caught = f"{row['tpr_at_1']['tpr']:.1%}" if row["tpr_at_1"] else "refused"
     epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:.2f}"

@@ -2,10 +2,10 @@
 
     python benchmarks/bench.py [PART ...] [--quick] [--keep] [--data FOLDER] [--peers FOLDER] [--docs docs]
 
-A part is a benchmark of this folder in a process of its own. What it printed is kept in build/bench, so that an interrupted
-collection goes on where it was: a part that finished at this commit is not run again, nor with --keep one that finished at any.
-Parts that are named are run again in any case. The page keeps what people wrote, and gets what parts printed between its marks,
-with limits and the commit that they were measured at. --quick is for trying the scripts out: small sizes, printed alone.
+A part is a benchmark in this folder, run in its own process. Its output is kept in build/bench, so that an interrupted
+collection can resume: a part that finished at this commit is not run again; with --keep, neither is one that finished at any
+commit. Named parts are always run again. The page keeps its text, and gets the parts' output between its marks, with limits and
+the commit of the measurement. --quick is for trying the scripts: small sizes, only printed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from timing import ended, limits_of, machine
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 KEPT = ROOT / "build" / "bench"
-MOST = 1200  # seconds of a part
+MOST = 1200  # seconds, the longest time of a part
 MEASURED = ("secure_fed", "privacy", "protocols", "attacks", "benchmarks")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A script with its arguments, and others for a quick look.
+    """A script with its arguments, and arguments for --quick.
 
-    peer: whose environment runs it. threads: 0 for all. data: its option for real texts.
+    peer: the peer whose environment runs it. threads: 0 for all. data: its option for real texts.
     """
 
     script: str
@@ -77,7 +77,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a part printed, at which commit and by which command; code 0 if it finished."""
+    """A part's output, with its commit and command; code 0 if it finished."""
 
     commit: str
     command: str
@@ -87,7 +87,7 @@ class Outcome:
 
 
 def commit() -> str:
-    """The last commit of what is measured, and whether that was changed since."""
+    """The last commit of the measured packages, and whether they have changed since."""
 
     def git(*command: str) -> str:
         asked = ["git", "-C", str(ROOT), *command, "--", *MEASURED]
@@ -97,7 +97,7 @@ def commit() -> str:
 
 
 def real_texts(part: Part, folder: Path) -> list[str]:
-    """The arguments that name them: the folder, or a file of the training texts."""
+    """The arguments for real texts: the folder, or a file of training texts."""
     if part.data != "--texts":
         return [part.data, str(folder)]
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def real_texts(part: Part, folder: Path) -> list[str]:
 
 
 def run(part: Part, given: argparse.Namespace) -> Outcome:
-    """The part in a process of its own."""
+    """Run the part in its own process."""
     arguments = (part.quick if given.quick else part.arguments).split()
     arguments += ["--peers", str(given.peers)] if part.script == "whole_runs.py" else []
     arguments += real_texts(part, given.data) if given.data and part.data else []
@@ -134,7 +134,7 @@ def run(part: Part, given: argparse.Namespace) -> Outcome:
 
 
 def kept(name: str, given: argparse.Namespace) -> Outcome | None:
-    """The outcome of a part that need not be run again."""
+    """The outcome of a part that does not need to run again; else None."""
     place = KEPT / f"{name}.json"
     if given.quick or name in given.parts or not place.exists():
         return None
@@ -143,7 +143,7 @@ def kept(name: str, given: argparse.Namespace) -> Outcome | None:
 
 
 def collected(given: argparse.Namespace) -> dict[str, Outcome]:
-    """All parts, those of before and those that are run now."""
+    """The outcomes of all parts, kept or newly run."""
     found: dict[str, Outcome] = {}
     for name, part in PARTS.items():
         place, before = KEPT / f"{name}.json", kept(name, given)
@@ -167,7 +167,7 @@ def block(outcome: Outcome) -> str:
 
 
 def limits(page: str) -> str:
-    """One table of all limits that the blocks of the page show, also of parts that were measured before."""
+    """One table of all limits in the page's blocks, including parts measured earlier."""
     rows = ["| part | limit | found | |", "|---|---|---:|---|"]
     for name in PARTS:
         for limit in limits_of(between(page, name)):
@@ -176,13 +176,13 @@ def limits(page: str) -> str:
 
 
 def between(page: str, name: str) -> str:
-    """What the page has between the marks of that name."""
+    """The text between the marks of that name in the page."""
     found = re.search(f"<!-- {name}: begin -->(.*?)<!-- {name}: end -->", page, flags=re.DOTALL)
     return found[1] if found else ""
 
 
 def put(page: str, name: str, text: str) -> str:
-    """The page with this text between the marks of that name."""
+    """The page with `text` between the marks of that name."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     if begin not in page:
         raise ValueError(f"the page has no mark {begin}")
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=environments.FOLDER)
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what was started is then ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # then child processes end too
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"unknown parts {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
     started = time.monotonic()

@@ -1,9 +1,9 @@
-"""What proofs of a bounded input would cost beside masks: `docs/bounding_inputs.md`, whose tables this prints.
+"""The cost of proofs of a bounded input beside masks: prints the tables of `docs/bounding_inputs.md`.
 
-Bytes follow from the formats. Seconds are counts of operations times the processor's time for one, measured here: a product of
-a point of Curve25519 and a number (OpenSSL, by `cryptography`), and a product modulo a prime of 31 bits (numpy), four of which
-count as one product in a field of 64 bits: several times what compiled code takes. Neither is a measurement of a proof system.
-ACORN's row scales its authors' own figure.
+Bytes follow from the formats. Seconds are operation counts times this processor's measured time for one operation: a product of
+a point of Curve25519 and a number (OpenSSL, by `cryptography`), and a product modulo a prime of 31 bits (numpy). Four of the
+latter count as one product in a field of 64 bits, which is several times the time of compiled code. Neither is a measurement of
+a proof system. ACORN's row scales its authors' own figure.
 
     python benchmarks/bounding_inputs.py
 """
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 SIZES = (24_000, 300_000, 1_200_000)
 CLIENTS = (50, 1000)
-BITS = 16  # of a coordinate, in a proof of its range
+BITS = 16  # bits of a coordinate, in a proof of its range
 WORD, POINT, FIELD, LARGE_FIELD = 4, 32, 8, 16  # bytes
 TOGETHER = (
     16  # products of points that are added up (Pippenger) cost about a 16th each: 256 / 16 additions, not 256 steps
@@ -28,11 +28,11 @@ TOGETHER = (
 PROVING = 10  # Bulletproofs, per bit: 4 to fold generators, 4 for the inner products, 2 to blind
 VERIFYING = 2  # per bit, in one sum for all clients
 ACORN = 80.0 / 250_000  # seconds per coordinate of 16 bits, at most (abstract)
-ACORN_MORE, PINE_MORE = 1.1, 1.05  # bytes, beside the same without proofs (abstracts)
+ACORN_MORE, PINE_MORE = 1.1, 1.05  # bytes relative to the scheme without proofs (abstracts)
 
 
 def best(action: Callable[[], object], repeats: int, tries: int = 9) -> float:
-    """The least seconds of one action, over several tries of many."""
+    """The least seconds for one action, over several tries of `repeats` actions."""
     found = math.inf
     for _ in range(tries):
         started = time.thread_time()
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def schemes(d: int, n: int, point: float, field: float) -> list[tuple[str, float, float, float]]:
-    """Name, bytes up and seconds of one client, seconds of the server (of each one, where there are two)."""
+    """Name, bytes up and seconds of one client, seconds of the server (of each, if there are two)."""
     bits, together = BITS * d, point / TOGETHER
     return [
         ("masks alone", WORD * d, 0.0, 0.0),

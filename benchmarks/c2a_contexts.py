@@ -1,18 +1,18 @@
-"""What C2A's prediction rests on: the context of a batch or of each text, and whose class shares.
+"""The inputs of C2A's prediction compared: the context of a batch or of each text, and different class shares.
 
     python benchmarks/c2a_contexts.py DATA [--seeds 2]
 
-The claims' runs of C2A (`claims.py`: MiniLM on AG News, 50 clients, twenty rounds) are made again. Their last states predict
-the test texts in several ways:
+The C2A runs of `claims.py` (MiniLM on AG News, 50 clients, twenty rounds) are repeated. Their last states predict the test
+texts in several ways:
 
-    own, uniform       each text's own context and uniform shares, as secure-fed predicts
-    batch, uniform     the largest context of eight texts, as in training (eq. 4), and uniform shares, as the paper predicts
+    own, uniform       each text's context and uniform shares, as in secure-fed
+    batch, uniform     the largest context of eight texts, as in training (eq. 4), and uniform shares, as in the paper
     own, client        a client's own shares, on test texts drawn by these shares; the mean over clients
     own, no client     uniform shares on the same draws
-    commonest          always the client's commonest label, on the same draws: what its shares say without any text
+    commonest          always the client's commonest label, on the same draws: a prediction without any text
 
-C2A trains with the context of the batch and the client's shares. The difference of the first two is what the other context
-costs; that of the next two is what personal shares would bring a client that predicts for itself.
+C2A trains with the context of the batch and the client's shares. The difference of the first two rows is the cost of the other
+context; the difference of the next two is the gain from personal shares for a client that predicts for itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Predictor:
 
     @torch.no_grad()
     def right(self, own: Tensor, *, batch: bool) -> np.ndarray[Any, Any]:
-        """(texts,) whether each is predicted right, with these class shares. batch: one context for eight texts."""
+        """(texts,) whether each text is predicted right with these class shares. batch: one context for eight texts."""
         self.model.get_parameter(SHARES).copy_(own)
         self.model.get_submodule(NAME).train(batch)
         found, items = [], self._items(self._problem.test)
@@ -57,7 +57,7 @@ class Predictor:
         return np.concatenate(found) == self.labels
 
     def of_clients(self, rng: np.random.Generator) -> dict[str, float]:
-        """The accuracy on draws by each client's shares: with these shares, with uniform ones, and without a model."""
+        """The accuracy on texts drawn by each client's shares: with these shares, uniform ones, and without a model."""
         general, told = self.right(self.uniform, batch=False), []
         for client in self._problem.train[:CLIENTS]:
             own = shares([int(one["labels"]) for one in self._items(client)], len(self.uniform))

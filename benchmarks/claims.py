@@ -1,17 +1,17 @@
-"""What the papers claim of their methods, in order and by how much, on a real encoder and public text.
+"""The papers' claims about their methods, tested on a real encoder and public text: the order of methods, and the differences.
 
     python benchmarks/claims.py DATA [--size longer] [--only NAME ...] [--seeds 5] [--docs docs]
     python benchmarks/claims.py DATA --only fra --arms ffa --seeds 1 --again          one cell
-    python benchmarks/claims.py --docs docs                                           the page, from what is stored
+    python benchmarks/claims.py --docs docs                                           the page, from stored runs
 
-DATA holds a folder for each data set that the claims name, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Every
+DATA contains a folder for each data set in the claims, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Every
 configuration of a claim runs over the same seeds, and a seed draws the same partition for all of them, so that the page can
-compare them seed by seed. A finished run is a line of claims.jsonl beside this file; what is there is not run again.
+compare them seed by seed. A finished run is a line of claims.jsonl beside this file and is not run again.
 
 The encoder is all-MiniLM-L6-v2 (the `bench` extra). There are three sizes. `reduced`, for two cores and some hours, cuts texts
 to 24 tokens and data to 4,000 texts. `longer` has four times the local steps, and a rate that falls to zero. `full`, for a GPU,
-takes all data, 128 tokens and 100 rounds. What privacy costs which method is measured by `private_clients.py` and
-`private_silos.py`.
+takes all data, 128 tokens and 100 rounds. `private_clients.py` and `private_silos.py` measure the cost of privacy for each
+method.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def encoder() -> Path:
 
 
 def cut(source: Path, out: Path, most: int | None, seed: int) -> Path:
-    """At most that many rows of a file, text and label alone, drawn by the seed; made once."""
+    """A file with at most `most` rows of `source`, text and label alone, drawn by the seed; made once."""
     if not out.exists():
         with gzip.open(source, "rt", encoding="utf-8") as file:
             rows = [json.loads(line) for line in file]
@@ -71,7 +71,7 @@ def configured(settings: dict[str, Any]) -> RunConfig:
 
 
 def measured(claim: Claim, arm: str, scale: Scale, seed: int, files: dict[str, Path]) -> Run:
-    """What one run of a configuration shows: accuracies, bytes, and the mean of its diagnostics over the rounds."""
+    """The results of one run of a configuration: accuracies, bytes, and the means of its diagnostics over the rounds."""
     settings = {
         "model.name": str(encoder()),
         "model.device": "cuda" if torch.cuda.is_available() else "cpu",
@@ -93,7 +93,7 @@ def measured(claim: Claim, arm: str, scale: Scale, seed: int, files: dict[str, P
 
 
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
-    """The runs that the file holds, by claim, configuration, size and seed; of equal ones the last."""
+    """The runs in the file, by claim, configuration, size and seed; of repeated runs the last."""
     return {tuple(run[name] for name in ("claim", "arm", "size", "seed")): run for run in lines(out)}
 
 
@@ -104,7 +104,7 @@ def kept(out: Path, line: Run) -> None:
 
 
 def run_all(given: argparse.Namespace, size: str) -> None:
-    """One seed of everything after the other: what is there early is of use early."""
+    """Run everything seed by seed, so that early results are usable."""
     scale = SIZES[size]
     wanted = [claim for claim in CLAIMS if not given.only or claim.name in given.only]
     cells = ((seed, claim, arm) for seed in range(given.seeds) for claim in wanted for arm in claim.arms)
@@ -129,7 +129,7 @@ def texts(name: str, scale: Scale, data: Path, cache: Path) -> dict[str, Path]:
 
 
 def part(text: str) -> Sequence[int | None]:
-    """Of "1/2" every second configuration, from the second on."""
+    """The configurations of part "1/2": every second one, from the second on."""
     first, every = map(int, text.split("/"))
     return first, None, every
 

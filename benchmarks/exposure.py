@@ -1,16 +1,17 @@
-"""How exposed planted secrets are in a federation's language model, by round and by client, without privacy and with it.
+"""The exposure of planted secrets in a federation's language model, by round and by client, with and without privacy.
 
     python benchmarks/exposure.py FOLDER [--seeds 3] [--quick] [--out exposure.jsonl] [--docs docs]
 
-FOLDER: train.jsonl.gz (or .jsonl) of `text` and `book`. A byte-pair tokenizer and a GPT-2 of two layers are made from half of
-the books, which are public here. Four clients hold 50 passages of the others each, and four canaries: sentences with a name
-and a random number of two digits. They stand once in the data of the first client, and 4, 8 and 16 times in the others'.
-The clients train FedLoRA: without privacy, and by DP-SGD at the clients with privacy for an example, at epsilon 8 and at 1. An
-exposure is exact, by all 100 numbers (attacks/extraction/exposure.py); a number that nobody trained has 1.44 bits on average.
+FOLDER: train.jsonl.gz (or .jsonl) of `text` and `book`. Half of the books count as public: a byte-pair tokenizer and a GPT-2 of
+two layers are trained on them. Each of four clients has 50 passages of the other books and four canaries, sentences with a name
+and a random number of two digits. A canary occurs once in the data of the first client, and 4, 8 and 16 times in the others'.
+The clients train FedLoRA: without privacy, and by DP-SGD at the clients with privacy for an example, at epsilon 8 and at 1.
+Exposures are exact, over all 100 numbers (attacks/extraction/exposure.py); a number outside the training has 1.44 bits on
+average.
 
-Noise is the operating system's; seeds decide the passages, the canaries and the start. Settings were chosen on the plain run
-of seed 0. Every finished run is one line of --out, by default exposure.jsonl beside this file, and what is there is not run
-again. With --quick name another --out.
+Noise comes from the operating system; seeds decide the passages, the canaries and the start. Settings were chosen on the run of
+seed 0 without privacy. Every finished run is one line of --out, by default exposure.jsonl beside this file, and is not run
+again. With --quick, give another --out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.evaluation import evaluate
 
 EPSILONS: tuple[float | None, ...] = (None, 8.0, 1.0)
-REPEATS = (1, 4, 8, 16)  # of each canary, by client
+REPEATS = (1, 4, 8, 16)  # copies of each canary, by client
 CANARIES, PASSAGES, LENGTH = 4, 50, 32  # a client's; tokens of a passage
 ROUNDS, EVERY = 9, 3
 TEMPLATE = Template("The number of {name} is {secret}.", 2)
@@ -81,7 +82,7 @@ def tokenizer_of(texts: Sequence[str]) -> Any:
 
 @functools.cache
 def public(folder: Path, steps: int, width: int = 64, layers: int = 2) -> tuple[Any, Any, tuple[str, ...]]:
-    """The tokenizer, the model that has read half of the books and sentences like canaries, and passages of the others."""
+    """The tokenizer, the model trained on half of the books and on sentences like canaries, and passages of the other books."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     books = passages(folder)
@@ -179,7 +180,7 @@ def one_run(folder: Path, epsilon: float | None, seed: int, rounds: int, steps: 
 
 
 def finished(out: Path) -> dict[tuple[float | None, int], Run]:
-    """The runs that the file holds, by epsilon and seed."""
+    """The runs in the file, by epsilon and seed."""
     return {(run["target"], run["seed"]): run for run in lines(out)}
 
 

@@ -17,12 +17,12 @@ def named(target: float | None) -> str:
 
 
 def targets(runs: Sequence[Run]) -> list[float | None]:
-    """As they were run: without privacy first, then from the largest epsilon down."""
+    """The levels of privacy in order: without privacy first, then from the largest epsilon down."""
     return sorted({run["target"] for run in runs}, key=lambda one: float("-inf") if one is None else -one)
 
 
 def of(exposures: Sequence[float], repeats: Sequence[int], canaries: int, repeat: int) -> list[float]:
-    """The exposures of canaries that their clients have so often."""
+    """The exposures of the canaries that occur `repeat` times at their client."""
     return [one for index, one in enumerate(exposures) if repeats[index // canaries] == repeat]
 
 

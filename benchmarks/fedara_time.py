@@ -1,14 +1,14 @@
-"""FedARA's time beside FedLoRA's: what a client computes, and what it sends and receives at 1 MB/s.
+"""FedARA's time beside FedLoRA's: a client's computing time, and its transfer time at 1 MB/s.
 
     HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 python benchmarks/fedara_time.py [--repeats 2] [--rounds 20]
 
 Wu et al. (arXiv 2501.14406, sections VI-B and VI-C) state that FedARA's local training takes 10.8 % less time than FedLoRA's,
-since modules without a rank are passed by, and the whole training 24 to 49 % less on three devices at 1 MB/s.
+because modules without a rank are skipped, and the whole training 24 to 49 % less on three devices at 1 MB/s.
 
 All-MiniLM-L6-v2 (the `bench` extra) on the built-in notes, 20 clients of two labels each, four of them in a round, each with 4
-local steps of 8 notes, one after the other. FedARA goes from rank 8 to 2 between the second round and the last two fifths. Both
-methods take turns. Seconds are of one client in one round, and of this process alone (`time.process_time`), so that what else
-runs on the machine counts little. What a faster or slower device would show follows from the two parts.
+local steps of 8 notes, one after the other. FedARA goes from rank 8 to 2 between the second round and the last two fifths. The
+methods alternate. Seconds are for one client in one round, and of this process alone (`time.process_time`), so that other work
+on the machine counts little. The result on a faster or slower device follows from the two parts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from timing import at_most, machine, show
 from secure_fed import Federation, RunConfig
 
 COHORT, MEGA, RANK, FINAL = 4, 1e6, 8, 2
-LOCAL, WHOLE = 0.892, 0.76  # what is stated: at most
+LOCAL, WHOLE = 0.892, 0.76  # the stated upper limits
 
 
 @dataclass
 class Watch:
-    """Of every round, a client's seconds and megabytes."""
+    """Records a client's seconds and megabytes in every round."""
 
     seconds: list[float] = field(default_factory=list)
     megabytes: list[float] = field(default_factory=list)
@@ -88,11 +88,11 @@ def main() -> None:
     for _ in range(given.repeats):
         for name, method in methods.items():
             found[name].append(run(method, given.rounds))
-    settled = given.rounds - 2 * given.rounds // 5  # the rounds before FedARA has given up all it gives up
+    settled = given.rounds - 2 * given.rounds // 5  # the rounds until FedARA has reached its final rank
     of = (
         slice(1, -1),
         slice(settled, -1),
-    )  # the first round tries the model out, and the last one ends with the test set
+    )  # the first round includes a trial of the model, and the last one the test set
     print(f"{'':10}{'local s':>9}{'of them late':>14}{'MB':>8}{'late':>8}{'s at 1 MB/s':>13}")
     means = {}
     for name, watches in found.items():

@@ -1,10 +1,10 @@
-"""What does federation cost a method?   python benchmarks/federated_against_centralised.py [METHOD ...] [--json]
+"""How much accuracy does federation cost a method?   python benchmarks/federated_against_centralised.py [METHOD ...] [--json]
 
-Every method trains on the same `builtin/notes`, twice: by clients that share them out at random (IID) and are all in every
-round, and by one client that holds everything. Both take the same number of optimiser steps, and the one takes as many examples
-a step as the others do together. The difference is what averaging costs; one run of each, so a few points of it are chance.
-Exit status 1 if a method ends more than MARGIN below its own training in one place. --examples, --clients, --rounds and --steps
-change the size.
+Every method trains on the same `builtin/notes` twice: with clients that divide the notes at random (IID) and all take part in
+every round, and with one client that has all notes. Both take the same number of optimiser steps, and the single client takes
+as many examples in a step as the others together. The difference is the cost of averaging; with one run of each, a few points
+of it are chance. Exit status 1 if a method ends more than MARGIN below its own training in one place. --examples, --clients,
+--rounds and --steps change the size.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from secure_fed import Federation, RunConfig
 from secure_fed.methods import METHODS, card
 
 BATCH, MARGIN = 16, 0.2
-# Where the usual rate is far off: all weights want less, virtual tokens more.
+# For methods far from the usual rate: all weights need less, virtual tokens more.
 RATES = {"fedft": 5e-4, "prompt_tuning": 2e-2, "prefix_tuning": 1e-2, "p_tuning": 1e-2}
 
 
 def accuracy(name: str, chosen: argparse.Namespace, clients: int) -> float:
-    """On the test notes, after the last round."""
+    """The accuracy on the test notes, after the last round."""
     settings: dict[str, dict[str, Any]] = {
         "data": {"examples": chosen.examples, "test_examples": 500, "partition": "iid"},
         "federation": {"clients": clients, "cohort": clients, "rounds": chosen.rounds, "seed": chosen.seed},

@@ -1,12 +1,12 @@
-"""Is the learning rate that suits one client the one for many? Every method in the federation of `secure-fed train`.
+"""Does the best learning rate for one client also suit many? Every method in the federation of `secure-fed train`.
 
     python benchmarks/federated_rates.py [--methods NAME ...] [--seeds 1]
     one cell: secure-fed train --set method.name=fedtt_plus --set training.lr=0.015 --set federation.seed=0
-    python benchmarks/federated_rates.py --docs docs                                   the table, from what is stored
+    python benchmarks/federated_rates.py --docs docs                                   the table, from stored runs
 
-The built-in notes and model, 200 clients of which ten train in each of 20 rounds: an average over clients shortens steps that
-do not agree, and a client makes few. A method begins at its default rate, which is tripled as long as that is better, or else
-divided by three. Every finished run is a line of federated_rates.jsonl beside this file, and what is there is not made again.
+The built-in notes and model, 200 clients of which ten train in each of 20 rounds: averaging over clients shortens steps that do
+not agree, and a client makes few steps. A method starts at its default rate, which is tripled as long as that is better, or
+else divided by three. Every finished run is a line of federated_rates.jsonl beside this file and is not run again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 
 
 def config(cell: Cell) -> RunConfig:
-    """The default run but for method, rate and seed; it is tested at its end and attacked never."""
+    """The default run except for method, rate and seed; it is tested only at its end, and never attacked."""
     settings = {
         ("method", "name"): cell.method,
         ("training", "lr"): cell.rate,
@@ -56,7 +56,7 @@ def made(cell: Cell) -> tuple[float, float]:
 
 
 def climbed(method: str, seed: int, accuracy: Runs[Cell]) -> None:
-    """From the default on higher and higher rates as long as that is better; if none is, lower ones."""
+    """From the default rate, try higher rates as long as that is better; if none is, lower ones."""
     first = card(method).lr_of(WIDTH)
     for step in (STEP, 1 / STEP):
         best, rate = accuracy(Cell(method, round(first, 9), seed)), first * step
@@ -67,7 +67,7 @@ def climbed(method: str, seed: int, accuracy: Runs[Cell]) -> None:
 
 
 def table(found: Mapping[Cell, float]) -> str:
-    """Accuracy at each rate that was tried, the mean over seeds; the default one is in bold type."""
+    """Accuracy at each tried rate, the mean over seeds; the default rate is in bold type."""
     rates = sorted({cell.rate for cell in found})
     lines = [["method", *(f"{rate:g}" for rate in rates)], ["---"] * (len(rates) + 1)]
     for method in METHODS:

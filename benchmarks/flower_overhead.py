@@ -1,28 +1,29 @@
-"""What a masked round costs over Flower's processes on this machine, beside the same round in one process and Flower's SecAgg+.
+"""The cost of a masked round over Flower's processes on this machine, beside one process and Flower's SecAgg+.
 
     PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/flower_overhead.py [--nodes 4 3 8] [--ranks 2 8 32] [--rounds 3]
 
-The built-in model and notes, LoRA of a rank on query and value, pooler and head in full; every node trains on as many notes in
-every round; nothing but secure aggregation protects. A SuperLink, and for each node a SuperNode and an agent, as `secure-fed
-node run` starts them. Flower's SecAgg+ is its own workflow and client modifier, by `flwr run` on the same SuperNodes.
+The built-in model and notes, LoRA of a rank on query and value, pooler and head in full; every node trains on the same number
+of notes in every round; secure aggregation is the only protection. There are one SuperLink and, for each node, a SuperNode and
+an agent, as `secure-fed node run` starts them. Flower's SecAgg+ is its own workflow and client modifier, by `flwr run` on the
+same SuperNodes.
 
     round       median seconds of the rounds after the first
     stages      median seconds from sending a stage's messages until its last answer is used
-    up, down    bytes a node and stage, with all that Flower says beside, as a proxy before the SuperLink saw them
+    up, down    bytes per node and stage, including Flower's own traffic, counted by a proxy before the SuperLink
     one process the same rounds of a simulation
 
-Where a stage's seconds go is measured for the node that answers last, whose parts add up to the stage:
+A stage's seconds are divided for the node that answers last; its parts add up to the stage:
 
-    noticed     until its SuperNode has the message, by its log: it asks the SuperLink every three seconds
-    started     until a process for the message begins, by the system's word
-    loading     until that process has loaded Flower and the message, and hands it to our relay
-    ours        until the agent's answer is there (SecAgg+: until its modifier and client have answered)
+    noticed     until its SuperNode has the message, by its log: it polls the SuperLink every three seconds
+    started     until a process for the message starts, by the system's clock
+    loading     until that process has loaded Flower and the message, and passes it to our relay
+    ours        until the agent has answered (SecAgg+: until its modifier and client have answered)
     returned    until the coordinator has it
 
-"CPU of loading" is what the process had used by then: it depends little on what else the machine does, as the seconds do.
+"CPU of loading" is the process's CPU time by then: unlike the seconds, it depends little on other work on the machine.
 
-The first of --nodes is run with all --ranks and with SecAgg+; the others with the first rank. Modules of `over_flower` note the
-times inside of Flower's processes. The nodes of the tests are used, so this needs a checkout.
+The first of --nodes is run with all --ranks and with SecAgg+; the others with the first rank. Modules of `over_flower` record
+times inside Flower's processes. The tests' nodes are used, so this needs a checkout.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from secure_fed.learning.data import notes
 from tests.flower_loopback import Loopback, loopback, node_run
 
 HERE = Path(__file__).resolve().parent
-NOTES, TESTS, BATCH = 16, 256, 8  # of a node; of the test set; of a step
+NOTES, TESTS, BATCH = 16, 256, 8  # notes of a node, of the test set, of a step
 PROJECT = """\
 [project]
 name = "{name}"
@@ -134,7 +135,7 @@ class Party:
         return place
 
     def run(self, link: Loopback, project: Path) -> tuple[Sampler, list[list[Any]]]:
-        """Run a project; what was sampled meanwhile, and what every node noted."""
+        """Run a project; returns the proxy's samples and every node's recorded times."""
         for place in self.homes:
             (place / MESSAGES).unlink(missing_ok=True)
         with sampled(link) as sampler:
@@ -150,7 +151,7 @@ class Party:
         return Measured.of([one["seconds"] for one in rounds[1:]], noted(place / STAGES), sampler, messages)
 
     def simulated(self, rank: int) -> tuple[float, int]:
-        """Seconds a round in this process, and the numbers that travel."""
+        """Seconds per round in this process, and the numbers sent."""
         files, test = [str(place / "train.jsonl") for place in self.homes], str(self.folder / "test.jsonl")
         config = settings(rank, len(files), self.rounds + 2)
         result = Federation(config.replace({("data", "train"): files, ("data", "test"): test})).run()
@@ -169,7 +170,7 @@ class Party:
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
-    """A table of markdown, aligned to be read as text too."""
+    """A Markdown table, aligned for reading as text."""
     widths = [max(len(line[at]) for line in [head, *lines]) for at in range(len(head))]
     ruled = [f"{'-' * (width - 1)}:" if at else "-" * width for at, width in enumerate(widths)]
     return "\n".join(f"| {' | '.join(aligned(line, widths))} |" for line in [head, ruled, *lines]) + "\n"
@@ -187,7 +188,7 @@ def size(count: float) -> str:
 
 
 def report(what: str, found: dict[str, Measured]) -> None:
-    """The tables of one number of nodes."""
+    """Print the tables for one number of nodes."""
     print(f"\n{what}: seconds\n")
     head = ["", "round", *NAMES, "beside stages", "one process", "numbers"]
     print(table(head, [[name, *seconds(one)] for name, one in found.items()]))
@@ -219,7 +220,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.rounds < 2:
         parser.error(f"--rounds is {given.rounds}: the first round is left out, so give at least 2")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what was started is then ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # then child processes end too
     torch.set_num_threads(1)
     print(machine("torch", "numpy", "flwr") + f"; one thread a process; {given.rounds} rounds")
     for nodes in given.nodes:

@@ -1,4 +1,4 @@
-"""What `flower_overhead.py` measures of rounds over Flower's processes: seconds, bytes, and where the seconds go."""
+"""The measurements of `flower_overhead.py` for rounds over Flower's processes: seconds, bytes, and the parts of the seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = ("noticed", "started", "loading", "ours", "returned")
 
 @dataclass
 class Sampler:
-    """What the proxy has passed on, and how many messages each SuperNode has taken, twenty times a second."""
+    """Samples the proxy's bytes and each SuperNode's number of received messages, twenty times a second."""
 
     link: Loopback
     samples: list[tuple[float, int, int]] = field(default_factory=list)
@@ -61,7 +61,7 @@ def sampled(link: Loopback) -> Iterator[Sampler]:
 
 @dataclass
 class Measured:
-    """Of rounds after the first: seconds, and by stage seconds, and bytes a node up and down, and parts of the last node."""
+    """Figures of the rounds after the first: seconds; by stage, seconds and bytes per node; and the last node's parts."""
 
     round: float
     stages: dict[str, float]
@@ -92,7 +92,7 @@ class Measured:
 
 
 def parts(stage: dict[str, Any], messages: list[list[Any]], sampler: Sampler) -> dict[str, float]:
-    """Seconds of the parts of a stage, of the node that was last: by its answer's arrival, or else by its agent's answer."""
+    """Seconds of the parts of a stage for the last node, by its answer's arrival or else by its agent's answer."""
     last: dict[str, float] = {}
     for node, (own, taken) in enumerate(zip(messages, sampler.taken, strict=True)):
         assert len(own) == len(taken), f"node {node} took {len(taken)} messages and answered {len(own)}"

@@ -1,6 +1,6 @@
-"""Flower's SecAgg+, driven in one process without a network: every number comes out of Flower's own functions.
+"""Flower's SecAgg+, driven in one process without a network: every number comes from Flower's own functions.
 
-    python benchmarks/flower_secagg.py [--clients 10]      does a driven round give the right sum?
+    python benchmarks/flower_secagg.py [--clients 10]      is a driven round's sum right?
 
 `secure_aggregation.py` times these stages beside ours. `Round` runs the four stages of Flower's `SecAggPlusWorkflow` against
 clients that answer through Flower's own client modifier; `masking` and `sharing` call the modifier's stage functions for one
@@ -58,16 +58,16 @@ from numpy.typing import NDArray
 
 RUN = 1
 DEFAULTS = SecAggPlusWorkflow(1.0, 1.0)
-EXAMPLES = round(DEFAULTS.max_weight)  # so many that a client's weight is one
+EXAMPLES = round(DEFAULTS.max_weight)  # at this number a client's weight is one
 STEP = 2.0**-18  # of Flower's quantisation: range 2 * 8 in 2^22 steps
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
-Upload = Callable[[], int]  # does one client's stage once; the bytes that it uploads
+Upload = Callable[[], int]  # performs one client's stage once; returns the bytes that it uploads
 
 
 class EveryClient(FedAvg):
-    """Asks all clients, and passes on the mean that the workflow puts into every result: nothing that costs time."""
+    """A strategy without cost: it selects all clients, and passes on the mean that the workflow puts into every result."""
 
     def __init__(self, proxies: list[ClientProxy]) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class EveryClient(FedAvg):
 
 
 class Loopback(Grid):
-    """Clients in this process. Those in `dropped` are silent from the masked vectors on. `seconds`: spent by clients so far."""
+    """Clients in this process. `dropped` ones send nothing from the masked vectors on. seconds: the clients' time so far."""
 
     def __init__(self, vectors: dict[int, NDArray[np.float32]], dropped: frozenset[int]) -> None:
         self.vectors, self.dropped, self.seconds = vectors, dropped, 0.0
@@ -101,7 +101,7 @@ class Loopback(Grid):
         return replies
 
     def answer(self, message: Message) -> Message | None:
-        message.content = copy.deepcopy(message.content)  # the clients' stages take their instructions apart
+        message.content = copy.deepcopy(message.content)  # the clients' stages modify their instructions
         node = message.metadata.dst_node_id
         masked = message.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE] == Stage.COLLECT_MASKED_VECTORS
         if masked and node in self.dropped:
@@ -159,7 +159,7 @@ class Round:
         self.contexts = copy.deepcopy(self.grid.contexts)
 
     def unmask(self) -> float:
-        """Seconds that the server spends once the clients have answered: shares combined, masks made and subtracted."""
+        """The server's seconds after the clients' answers: combining shares, making masks and subtracting them."""
         self.grid.contexts = copy.deepcopy(self.contexts)
         state = copy.copy(self.state)
         state.nid_to_neighbours = copy.deepcopy(self.state.nid_to_neighbours)
@@ -210,9 +210,9 @@ def sharing(neighbours: int, threshold: int) -> Upload:
 
 
 def masking(vector: NDArray[np.float32], neighbours: int) -> Upload:
-    """One client's masked vector: shares opened, vector quantised, own mask and one a neighbour made and added.
+    """One client's masked vector: opens shares, quantises the vector, and adds its own mask and one for each neighbour.
 
-    The threshold does not enter this stage; the neighbours make no shares but those two that this client needs.
+    The threshold does not enter this stage; neighbours make only the two shares that this client needs.
     """
     me, own = advertised(0, neighbours + 1, 2)
     others = {node: advertised(node, 2, 2) for node in range(1, neighbours + 1)}

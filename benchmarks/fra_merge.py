@@ -1,16 +1,16 @@
-"""What FRA-LoRA's merge costs at real size, beside adding the same contributions up.
+"""The cost of FRA-LoRA's merge at real size, beside summing the same contributions.
 
     python benchmarks/fra_merge.py [--turns 3]
 
-100 clients, rank 8, one thread. Seconds of this thread, the least of the turns, of
+100 clients, rank 8, one thread. Prints seconds of this thread, the least over the turns, for
 
-    add      every client's change B A formed and added to one dense float32 matrix, which any server of products has to do
+    add      form every client's change B A and add it to one dense float32 matrix, as any server of products must
     merge    ours: sum, mean, and the best approximation of rank 8 of B A + mean, split into the next B and A
 
-in a first round, so with B = 0, for 48 matrices of 1024 x 1024 (RoBERTa-large's queries and values) and one of 4096 x 4096.
-Clients either share half of what they learned ("agreeing"), or nothing at all ("unrelated"): their mean is noise then, whose
-singular values lie close together, the hardest case there is. `private` is the same mean under the noise of client-level
-privacy, denoised and merged.
+in a first round (B = 0), for 48 matrices of 1024 x 1024 (RoBERTa-large's queries and values) and one of 4096 x 4096. Clients
+either share half of their changes ("agreeing") or nothing ("unrelated"). In the latter case their mean is noise, whose singular
+values lie close together: the hardest case. `private` is the same mean under the noise of client-level privacy, denoised and
+merged.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ CLIENTS, RANK = 100, 8
 
 @dataclass(frozen=True)
 class Case:
-    """A state of `matrices` adapted matrices, and what the clients send of each."""
+    """A state of `matrices` adapted matrices, and the clients' contributions."""
 
     state: State
     sent: Sequence[Tensors]
 
     def added(self) -> dict[str, torch.Tensor]:
-        """The mean of the changes, formed."""
+        """The mean of the changes, as dense matrices."""
         total = {name: torch.zeros(member.shape) for name, member in self.sent[0].items()}
         for contribution in self.sent:
             for name, member in contribution.items():
@@ -98,7 +98,7 @@ def main() -> None:
         for agreeing in (True, False):
             made = case(size, matrices, agreeing=agreeing)
             mean = made.added()
-            std = float(mean[next(iter(mean))].norm()) / size  # as much noise as change
+            std = float(mean[next(iter(mean))].norm()) / size  # noise as large as the change
             noised = Tensors((name, change + std * torch.randn(change.shape)) for name, change in mean.items())
             ways = {
                 "add": timed(made.added, time.thread_time),

@@ -1,22 +1,22 @@
-"""What FRA-LoRA should denoise: the mean of each round, or the sum of all means so far.
+"""Should FRA-LoRA denoise the mean of each round, or the sum of all means so far?
 
     python benchmarks/fra_over_rounds.py [--sizes 128 1024] [--seeds 3] [--epsilon 8]
 
 20 rounds, one n x n matrix, rank 8. A round's mean is a planted change under noise of one of three kinds, at the same epsilon
 (delta 1e-5) and in units of clip norm / cohort:
 
-    coins     clients drawn by secret coins at rate 1/20, independent noise: epsilon holds against readers of the model alone
+    coins     clients drawn by secret coins at rate 1/20, independent noise: epsilon holds only against readers of the model
     turns     each client once in a public order, independent noise
-    banded    the same order, noise correlated by the banded square root of the band that a plan takes
+    banded    the same order, noise correlated by the banded square root, with the plan's band
 
-Planted. The mean change of round t is X_t of rank 8 with equal singular values, `signal` times the least that is visible in one
-mean under independent noise of turns (`privacy.denoise.visible`). Its subspaces: `same` in all rounds; `fading`, the same, each
-change .8 of the one before; `drifting`, each turned out of the one before by 30 degrees; `new` in every round. Printed is
-|W_t - (X_1 + .. + X_t)| / |X_1 + .. + X_t| (Frobenius) at t = 20, and in brackets its root mean square over all t.
+Planted. The mean change of round t is X_t of rank 8 with equal singular values, `signal` times the smallest visible value in
+one mean under the independent noise of `turns` (`privacy.denoise.visible`). Its subspaces: `same` in all rounds; `fading`, the
+same, each change .8 of the one before; `drifting`, each turned out of the one before by 30 degrees; `new` in every round.
+Printed is |W_t - (X_1 + .. + X_t)| / |X_1 + .. + X_t| (Frobenius) at t = 20, and in brackets its root mean square over all t.
 
-Learned. The mean change is what one local step from the model makes of it: factors B, A descend |B A - X|^2 / 2 for an X of
-rank 8, and the change of B A is clipped to norm 1, so that later means depend on earlier noise. `signal` is the singular value
-of X in terms of what is visible in one mean. Printed is |W_t - X| / |X|.
+Learned. The mean change comes from one local step from the model: factors B, A descend |B A - X|^2 / 2 for an X of rank 8, and
+the change of B A is clipped to norm 1, so that later means depend on earlier noise. `signal` is the singular value of X as a
+multiple of the smallest visible value in one mean. Printed is |W_t - X| / |X|.
 
 The estimates W_t, always of rank 8:
 
@@ -25,7 +25,7 @@ The estimates W_t, always of rank 8:
     mean, shrink     best(W + shrunk(mean, its noise))                    "shrink"
     sum, truncate    best(the sum of all means)
     sum, shrink      shrunk(the sum of all means, the sum's noise)
-    tangent          best(W + P(mean)), P the projection on all X A + B Y           "tangent"; of learned changes alone
+    tangent          best(W + P(mean)), P the projection on all X A + B Y           "tangent"; for learned changes alone
 
 Seeds 0, 1, ... draw everything; the same noise serves all estimates. One thread.
 """
@@ -52,13 +52,13 @@ from secure_fed.tensors.tensors import LowRank
 
 ROUNDS, RANK, DELTA, CLIENTS, COHORT = 20, 8, 1e-5, 5000, 250
 SHAPES = ("same", "fading", "drifting", "new")
-STEP = 1.0  # of local descent
-Noise = tuple[float, Correlation]  # the standard deviation of the independent noise it is made of, and C
+STEP = 1.0  # step size of local descent
+Noise = tuple[float, Correlation]  # the standard deviation of the underlying independent noise, and C
 ESTIMATES = ("as it is", "mean, truncate", "mean, shrink", "sum, truncate", "sum, shrink")
 OF_LEARNED = (
     *ESTIMATES,
     "tangent",
-)  # planted changes are not made from the factors, so they lie in no tangent space of theirs
+)  # planted changes do not come from the factors, so they lie in no tangent space
 
 
 def kinds(epsilon: float) -> dict[str, Noise]:
@@ -71,7 +71,7 @@ def kinds(epsilon: float) -> dict[str, Noise]:
 
 
 def noises(kind: Noise, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The noise of each round's mean, without end: row t of C^-1 Z."""
+    """An endless iterator of the noise of each round's mean: row t of C^-1 Z."""
     std, c = kind
     drawn: list[Tensor] = []
     for round_ in itertools.count():
@@ -81,7 +81,7 @@ def noises(kind: Noise, size: int, generator: torch.Generator) -> Iterator[Tenso
 
 
 class Server:
-    """One estimate, given one mean after the other."""
+    """One estimate, updated with one mean after the other."""
 
     def __init__(self, name: str, kind: Noise, size: int) -> None:
         self.of, _, self.rule = name.partition(", ")
@@ -112,7 +112,7 @@ def orthonormal(size: int, generator: torch.Generator) -> Tensor:
 
 
 def planted(shape: str, value: float, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The change of each round: rank 8, all singular values the same."""
+    """The change of each round: rank 8, all singular values equal."""
     u, v = orthonormal(size, generator), orthonormal(size, generator)
     for round_ in range(ROUNDS):
         yield value * (0.8**round_ if shape == "fading" else 1.0) * u @ v.T
@@ -123,7 +123,7 @@ def planted(shape: str, value: float, size: int, generator: torch.Generator) -> 
 
 @dataclass(frozen=True)
 class Case:
-    """Changes of that kind on a size x size matrix under noise `kind`; once: the noise that `signal` is measured by."""
+    """Changes of kind `changes` on a size x size matrix under noise `kind`. once: the noise that is the unit of `signal`."""
 
     changes: str
     signal: float
@@ -133,12 +133,12 @@ class Case:
     seed: int
 
     def value(self, scale: float = 1.0) -> float:
-        """The singular value of the signal, where noise is `scale` times what it is."""
+        """The singular value of the signal, with the noise scaled by `scale`."""
         return self.signal * visible((self.size, self.size), self.once * scale)
 
 
 def in_open_loop(case: Case) -> dict[str, list[float]]:
-    """The error of each estimate after each round, of changes that do not depend on it."""
+    """The error of each estimate after each round, for changes that do not depend on the estimate."""
     generator = torch.Generator().manual_seed(case.seed)
     changes = list(planted(case.changes, case.value(), case.size, generator))
     servers = {name: Server(name, case.kind, case.size) for name in ESTIMATES}
@@ -153,7 +153,7 @@ def in_open_loop(case: Case) -> dict[str, list[float]]:
 
 
 def in_closed_loop(case: Case) -> dict[str, list[float]]:
-    """The same, where clients learn from the estimate. The clip norm is 1 and the cohort `size`."""
+    """The same for clients that learn from the estimate. The clip norm is 1 and the cohort `size`."""
     generator, size = torch.Generator().manual_seed(case.seed), case.size
     target = case.value(1 / size) * orthonormal(size, generator) @ orthonormal(size, generator).T
     start, kind = orthonormal(size, generator).T, (case.kind[0] / size, case.kind[1])
@@ -177,14 +177,14 @@ def learned(server: Server, target: Tensor) -> Tensor:
 
 
 def cell(runs: Sequence[Sequence[float]]) -> str:
-    """The error at the end, and over all rounds: means over the seeds."""
+    """The error after the last round, and over all rounds: means over the seeds."""
     errors = np.array(runs)
     return f"{errors[:, -1].mean():.2f} ({np.sqrt(np.square(errors).mean()):.2f})"
 
 
 @dataclass(frozen=True)
 class Table:
-    """once: the noise of a mean in turns, which signals are measured by."""
+    """once: the noise of a mean under `turns`, which defines the unit of signals."""
 
     size: int
     once: float

@@ -1,13 +1,13 @@
-"""`fra_over_rounds.py` on the changes that clients make: 500 clients of 5 built-in notes each, 50 a round, 10 rounds.
+"""`fra_over_rounds.py` on real clients' changes: 500 clients of 5 built-in notes each, 50 in a round, 10 rounds.
 
     python benchmarks/fra_real_changes.py [--seed 0]
 
 FRA-LoRA trains builtin/tiny without privacy, every client once, and each round's mean change of each of the 6 adapted matrices
-of 128 x 128 is noted. Then these are put under noise of growing size, independent or correlated over rounds at the same
-epsilon, and estimated as in `fra_over_rounds.py`. Printed is |W - sum| / |sum| (Frobenius) after the last round, the mean over
-the matrices. `noise` is the standard deviation of the independent noise on an entry of a mean; 0.0024 is what 250 clients a
-round have at epsilon 8 and clip norm 1, once each. Training does not feel this noise; in `fra_over_rounds.py`, "learned", it
-does.
+of 128 x 128 is recorded. Then noise of growing size is added, independent or correlated over rounds at the same epsilon, and
+the sum is estimated as in `fra_over_rounds.py`. Printed is |W - sum| / |sum| (Frobenius) after the last round, the mean over
+the matrices. `noise` is the standard deviation of the independent noise on an entry of a mean; 0.0024 is its value for 250
+clients a round at epsilon 8 and clip norm 1, once each. This noise does not affect training; in `fra_over_rounds.py`,
+"learned", it does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STDS = (0.001, 0.002, 0.004, 0.008)
 
 @dataclass(frozen=True)
 class Noting(FraLora):
-    """FRA that keeps the mean change of every matrix."""
+    """FRA that records the mean change of every matrix."""
 
     seen: list[dict[str, Tensor]] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ def changes(seed: int) -> list[dict[str, Tensor]]:
 
 
 def errors(rounds: list[dict[str, Tensor]], kind: Noise) -> dict[str, float]:
-    """The error of every estimate, the mean of the matrices."""
+    """The error of every estimate, the mean over the matrices."""
     found = dict.fromkeys(ESTIMATES, 0.0)
     for number, name in enumerate(rounds[0]):
         total, size = sum((each[name] for each in rounds), torch.zeros(())), len(rounds[0][name])

@@ -2,13 +2,13 @@
 
     OMP_NUM_THREADS=1 python benchmarks/growth.py [--quick] [--plot docs/performance.svg]
 
-    clients    registered ones, of whom 10 train a step on one note each: a round costs the same however many there are
+    clients    registered clients, of which 10 train a step on one note each: a round's cost does not depend on their number
     cohort     clients that train a step on 8 notes each: a round costs a client's training times the cohort
-    numbers    that each of 10 clients sends, from 16 tensors: the server's work is proportional to them
+    numbers    sent by each of 10 clients, from 16 tensors: the server's work is proportional to them
     ranks      of FRA's products from 10 clients: the server's work is proportional to cohort x rank x m n
 
-Medians over rounds of processor seconds, one thread. The line in a picture is the documented cost, with the fixed part and the
-price that fit best. What a secure sum costs grows as docs/secure_aggregation.md shows.
+Medians over rounds of processor seconds, one thread. The line in a plot is the documented cost, with the best-fitting fixed
+part and factor. docs/secure_aggregation.md shows how the cost of a secure sum grows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from secure_fed import Federation, RunConfig
 from secure_fed.learning.problem import Problem, configured
 
 ROUNDS = 5
-LAYERS = 4  # each with a query and a value, and so with four factors
+LAYERS = 4  # each with a query and a value, so with four factors
 
 
 def a_round(federation: Federation) -> float:
@@ -47,7 +47,7 @@ def a_round(federation: Federation) -> float:
 
 
 def trained(problem: Problem, clients: int, cohort: int, notes: int) -> float:
-    """Seconds of a round of the built-in model; clients share their notes, so that there are enough."""
+    """Seconds of a round of the built-in model; clients share notes, so that there are enough."""
     own: list[list[Any]] = [list(examples)[:notes] for examples in problem.train]
     settings = {
         ("federation", "rounds"): ROUNDS,
@@ -98,7 +98,7 @@ def panels(quick: bool) -> list[Panel]:
 
 
 def server(method: str, rank: int, width: int, clients: int) -> float:
-    """Seconds of a round whose replies lie ready."""
+    """Seconds of a round with prepared replies."""
     return a_round(with_replies_ready(make(method, LAYERS, ROUNDS, rank=rank, width=width, clients=clients)))
 
 

@@ -1,4 +1,4 @@
-"""How measured seconds grow with the documented work, and pictures of both."""
+"""Fits of measured seconds to the documented work, and plots of both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Point:
-    """seconds, measured where the documented cost counts `work`. series: what it is drawn as. at: its place on the axis."""
+    """seconds: measured at a documented cost of `work`. series: the series in the plot. at: the place on the axis."""
 
     work: float
     seconds: float
@@ -29,13 +29,13 @@ class Point:
 class Fit:
     """seconds = fixed + each * work, with the least sum of squared relative errors and neither coefficient negative.
 
-    Where the documented work is the same at every place, `each` is 0.
+    If the documented work is the same at every point, `each` is 0.
     """
 
     fixed: float
     each: float
-    exponent: float  # where seconds are fitted as a power of what the axis shows instead
-    worst: float  # largest ratio of measured to fitted seconds, either way up
+    exponent: float  # of a fit of seconds as a power of the axis value instead
+    worst: float  # largest ratio of measured to fitted seconds, or of fitted to measured
 
     def __str__(self) -> str:
         return (
@@ -46,7 +46,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture: points, and what its axis counts."""
+    """One plot: points, and the label of its axis."""
 
     title: str
     label: str
@@ -58,7 +58,7 @@ class Panel:
 
 
 def spread(points: Sequence[Point]) -> bool:
-    """Whether there are enough different sizes for a fit to say anything."""
+    """Whether there are enough different sizes for a meaningful fit."""
     return len({point.place for point in points}) > 2
 
 
@@ -78,7 +78,7 @@ def fitted(points: Sequence[Point]) -> Fit:
 
 
 def alone(column: NDArray[np.float64]) -> float:
-    """The coefficient of least squared error where the column is all there is."""
+    """The coefficient of least squared error with this column alone."""
     return float(column.sum() / (column**2).sum())
 
 
@@ -92,7 +92,7 @@ def draw(axis: Any, panel: Panel) -> None:
         places, work = (np.geomspace(*(getattr(end, name) for end in ends), 100) for name in ("place", "work"))
         axis.plot(places, fit.fixed + fit.each * work, color="black", linewidth=0.8, label="documented cost")
     low, high = (pick(point.seconds for point in panel.points) for pick in (min, max))
-    if high < 5 * low:  # a decade, so that noise does not look like growth
+    if high < 5 * low:  # show at least a decade, so that noise does not look like growth
         centre = (low * high) ** 0.5
         axis.set_ylim(centre / 10**0.5, centre * 10**0.5)
     axis.set(xscale="log", yscale="log", title=panel.title, xlabel=panel.label, ylabel="seconds, one thread")

@@ -1,21 +1,21 @@
-"""How much of a client's texts one update gives away: without protection, and with each of the protections there are.
+"""How much of a client's texts does one update reveal, without protection and with each protection?
 
     python benchmarks/inversion.py [--seed 1] [--minilm] [--clients 8] [--length 16] [--lr 0.5]
 
-Ten clients of 1, 4 or 8 texts take one step of SGD, or of AdamW, a round on all they have, with LoRA on query, key and value of
-builtin/tiny and notes of builtin/notes, cut to --length tokens. What each sends is then inverted by the exact test
+Ten clients of 1, 4 or 8 texts take one step of SGD, or of AdamW, in each round on all of their texts (notes of builtin/notes,
+cut to --length tokens), with LoRA on query, key and value of builtin/tiny. Each update is then inverted by the exact test
 (`attacks/texts/span.py`). A cell reads
 
     **recall** at precision [least, most]; pairs recall at precision
 
-First the distinct tokens of a client's batch, special ones left out: which share of them is named, which share of the
-named ones is right, and the recall of the least and the most exposed client. Then pairs of place and token, of which
-the test finds many that it cannot tell from true ones where texts are several. "-" says that the test found out that it
-does not apply; in brackets are tokens if the nearest candidates are taken all the same.
+The first part is for the distinct tokens of a client's batch without special ones: recall, precision, and the recall of the
+least and the most exposed client. The second part is for pairs of position and token; for several texts, the test finds many
+pairs that it cannot distinguish from true ones. "-" means that the test detected that it does not apply; brackets contain the
+figures for tokens if the nearest candidates are taken as guesses.
 
 Tolerances were chosen on seed 0. Protections act on the same updates: the clip norm is half an update's length, noise
-has a standard deviation of its multiplier times that clip norm, and the attacker knows it. `--minilm` takes a few rows
-of all-MiniLM-L6-v2 (the `bench` extra), without its dropout and with it.
+has a standard deviation of its multiplier times that clip norm, and the attacker knows it. `--minilm` makes a few rows with
+all-MiniLM-L6-v2 (the `bench` extra), with and without its dropout.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOISES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. everybody: how many clients' texts it is about."""
+    """A line of the table. everybody: the number of clients whose texts are attacked together."""
 
     title: str
     method: str
@@ -91,7 +91,7 @@ def few(rank: int) -> Iterator[Row]:
 
 
 def cell(run: Run, row: Row, clients: int, each: int) -> str:
-    """What is recovered of each of these clients; all ten in a sum are the same ten, whoever is the first."""
+    """The tokens recovered from each of these clients; a sum of all ten is the same, whichever client is first."""
     if row.everybody == COHORT:
         clients = 1
     known = known_tokens(texts_of(run.federation.assembly.problem.test) or [], run.first)
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def _counted(runs: dict[tuple[int, str, int, str], Run]) -> None:
-    """How much there is to find: by the runs without a protection, of which there is one for every batch."""
+    """Print the number of tokens to find, from the runs without protection, one for each batch."""
     for name, words in (("pairs of place and token", False), ("tokens", True)):
         counts = {}
         for (batch, *_), run in runs.items():

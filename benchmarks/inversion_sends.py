@@ -1,4 +1,4 @@
-"""Small federations that are watched, and what a server sees of them under each protection: for `inversion.py`."""
+"""Small recorded federations, and the server's view of them under each protection: for `inversion.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COHORT, ROUNDS = 10, 4
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was watched. states: before each round, and at the end. sent: by round, each client's contribution."""
+    """A recorded run. states: before each round, and at the end. sent: by round, each client's contribution."""
 
     seed: int
     federation: Federation
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def step(self) -> float:
-        """The learning rate of one step of AdamW, which the attack undoes; 0 of SGD."""
+        """The learning rate of one step of AdamW, which the attack undoes; 0 for SGD."""
         training = self.federation.config.training
         return training.rate if training.optimizer == "adamw" else 0.0
 
@@ -50,7 +50,7 @@ class Run:
 
 
 class Watch:
-    """Notes the state after every round."""
+    """Records the state after every round."""
 
     def __init__(self, states: list[Tensors]) -> None:
         self.states = states
@@ -62,7 +62,7 @@ class Watch:
 def watched(
     batch: int, method: str, rank: int, model: str, length: int, lr: float, seed: int = 0, optimizer: str = "sgd"
 ) -> Run:
-    """Some rounds of a federation whose clients hold one batch each."""
+    """Some recorded rounds of a federation whose clients have one batch each."""
     config = _config(batch, method, rank, model, length, lr, seed, optimizer)
     states: list[Tensors] = []
     federation = Federation(config, callbacks=[Watch(states)])
@@ -107,14 +107,14 @@ Sends = Callable[[Run, int], Sequence[Sent]]
 
 
 def as_sent(*rounds: int) -> Sends:
-    """What a client sends in these rounds, unprotected."""
+    """A client's contributions in these rounds, unprotected."""
     return lambda run, client: [
         Sent(run.sent[at][client], run.states[at], step=run.step, faster=run.faster) for at in rounds
     ]
 
 
 def protected(multiplier: float) -> Sends:
-    """What it sends in the second round, clipped to half its length, and noised unless the multiplier is 0."""
+    """A client's contribution in the second round, clipped to half its length, with noise unless the multiplier is 0."""
 
     def sends(run: Run, client: int) -> Sequence[Sent]:
         whole = run.sent[1][client]
@@ -130,7 +130,7 @@ def protected(multiplier: float) -> Sends:
 
 
 def summed(clients: int) -> Sends:
-    """The secure sum of the second round over a client and those after it."""
+    """The secure sum of the second round over a client and the next ones, `clients` in all."""
 
     def sends(run: Run, client: int) -> Sequence[Sent]:
         total = PlainSum(Layout.of(run.sent[1][client]))

@@ -3,17 +3,17 @@
     python benchmarks/language_model.py DATA [--methods ffa_lora] [--epsilons inf 8] [--seeds 3] [--docs docs]
     one cell: python benchmarks/language_model.py DATA --methods fedlora --epsilons 8 --seeds 1
 
-DATA holds gutenberg24 (`text` and `book`) and modern_text (`text`), each with train.jsonl.gz. A GPT-2 of three layers,
-of width 96, is made from half of the books, which are public here. Ten silos hold 800 passages of modern text each, of at most
-32 tokens, and fine-tune it in 5 rounds. The test is 1,000 passages of modern text that nobody holds.
+DATA contains gutenberg24 (`text` and `book`) and modern_text (`text`), each with train.jsonl.gz. Half of the books count as
+public: a GPT-2 of three layers, of width 96, is trained on them. Ten silos with 800 passages of modern text each, of at most 32
+tokens, fine-tune it in 5 rounds. The test set is 1,000 passages of modern text that no silo has.
 
-Each silo holds one canary: a sentence with a name and a random number of two digits, once in half of the silos and eight times
-in the others. Its exposure is exact, by all 100 numbers; a number that nobody trained has 1.44 bits on average.
+Each silo has one canary: a sentence with a name and a random number of two digits, once in half of the silos and eight times in
+the others. Exposures are exact, over all 100 numbers; a number outside the training has 1.44 bits on average.
 
-Without privacy a silo makes an epoch a round. With it, four steps a round on about 256 passages, each passage's gradient
-clipped to norm 1, delta 1e-5; epsilon holds for a passage, against the server too. Learning rates are the methods' defaults.
-Every finished run is one line of --out, and what is there is not made again. Without DATA nothing is run, and --docs writes the
-table into docs/extraction.md from the stored runs.
+Without privacy a silo trains one epoch in each round. With privacy, it makes four steps a round on about 256 passages, each
+passage's gradient clipped to norm 1, delta 1e-5; epsilon holds for a passage, against the server too. Learning rates are the
+methods' defaults. Every finished run is one line of --out and is not run again. Without DATA nothing is run, and --docs writes
+the table into docs/extraction.md from the stored runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from secure_fed.learning.evaluation import evaluate
 
 SILOS, EACH, TESTS, ROUNDS, DELTA = 10, 800, 1000, 5, 1e-5
 STEPS, WIDTH, LAYERS = 1500, 96, 3  # of the public model
-COPIES = (1, 8)  # of a silo's canary, by turns
+COPIES = (1, 8)  # copies of a silo's canary, alternating
 METHODS, EPSILONS = ("fedlora", "ffa_lora", "bitfit"), (math.inf, 8.0, 1.0)
 Run = dict[str, Any]
 
@@ -67,7 +67,7 @@ def config(method: str, epsilon: float, seed: int) -> RunConfig:
 
 
 def one_run(data: Path, method: str, epsilon: float, seed: int) -> Run:
-    """Perplexity before and after, exposures by silo, and what the run took."""
+    """Perplexity before and after, exposures by silo, and the cost of the run."""
     tokenizer, model, _ = public(data / "gutenberg24", STEPS, WIDTH, LAYERS)
     texts = _modern(data / "modern_text")
     order = np.random.default_rng(seed).permutation(len(texts) - TESTS)
@@ -106,14 +106,14 @@ def one_run(data: Path, method: str, epsilon: float, seed: int) -> Run:
 
 
 def _modern(folder: Path) -> list[str]:
-    """Its texts in passages of 25 words."""
+    """The folder's texts in passages of 25 words."""
     rows = map(json.loads, gzip.decompress((folder / "train.jsonl.gz").read_bytes()).decode().splitlines())
     words = [row["text"].split() for row in rows]
     return [" ".join(some[at : at + 25]) for some in words for at in range(0, len(some) - 25, 25)]
 
 
 def stored(out: Path) -> dict[tuple[str, str, int], Run]:
-    """By method, epsilon and seed."""
+    """The stored runs, by method, epsilon and seed."""
     return {(run["method"], run["target"], run["seed"]): run for run in runs_file.lines(out)}
 
 

@@ -1,4 +1,4 @@
-"""A real encoder and public text for private runs: frozen layers are run once for each text, the last one trains."""
+"""A real encoder and public text for private runs: frozen layers run once for each text, and the last one trains."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scale:
-    """How a data set is divided: clients of `each` examples, all of which make one local step, and texts of `length` tokens.
+    """The division of a data set: clients of `each` examples, all of which make one local step, and texts of `length` tokens.
 
-    classes: a description of each, from which the classifier is made.
+    classes: a description of each class, from which the classifier is made.
     """
 
     clients: int
@@ -43,7 +43,7 @@ SCALES = {"sst2": Scale(8000, 4, 32, OPINIONS), "ag_news": Scale(6200, 3, 40, TO
 
 
 class Top(nn.Module):
-    """The encoder's last layer, and a classifier on the mean over tokens, standardised, of what it gives."""
+    """The encoder's last layer, and a classifier on the standardised mean of its outputs over tokens."""
 
     def __init__(self, encoder: Any, classes: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Top(nn.Module):
 
 @torch.no_grad()
 def zero_shot(tokenizer: Any, encoder: Any, classes: Sequence[str]) -> Top:
-    """The last layer with a classifier made of what the encoder makes of the classes' descriptions."""
+    """The last layer with a classifier made of the encodings of the classes' descriptions."""
     top = Top(encoder, len(classes)).to(torch.bfloat16)
     described = frozen_part(tokenizer, encoder, [{"text": text, "label": 0} for text in classes], 32)
     batch = collate(described)
@@ -100,7 +100,7 @@ def pretrained() -> tuple[Any, Any]:
 
 @torch.no_grad()
 def frozen_part(tokenizer: Any, encoder: Any, found: Sequence[Item], length: int) -> list[Item]:
-    """What the frozen layers make of each text, kept in float16."""
+    """The frozen layers' outputs for each text, in float16."""
     lower = copy.deepcopy(encoder).eval()
     lower.encoder.layer = lower.encoder.layer[:FROZEN]
     tokens = tokenizer([row["text"] for row in found], truncation=True, max_length=length)["input_ids"]
@@ -114,9 +114,9 @@ def frozen_part(tokenizer: Any, encoder: Any, found: Sequence[Item], length: int
 
 
 def prepared(folder: Path, cache: Path, most: int | None = None) -> tuple[list[Item], list[Item]]:
-    """The training and the test items of a data set, from the cache if they are there.
+    """The training and test items of a data set, from the cache if possible.
 
-    most: training texts, in place of those of the scale's clients.
+    most: the number of training texts, instead of the scale's.
     """
     scale = SCALES[folder.name]
     count = scale.clients * scale.each if most is None else most

@@ -5,17 +5,17 @@
     python benchmarks/learns.py DATA --steps 200 --only sst2 --repeats 2                     fresh seeds, at the rates found
     python benchmarks/learns.py DATA --only sst2 --methods c2a --rates 0.01 --steps 200      one cell of the tables
     python benchmarks/learns.py DATA --steps 200 --only "sst2, mean"                         the head reads the mean over tokens
-    python benchmarks/learns.py --docs docs                                                  the page, from what is stored
+    python benchmarks/learns.py --docs docs                                                  the page, from stored runs
 
-DATA holds a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. A client holds all of 2,000
-texts of at most 32 tokens, and trains a head and the method's part of all-MiniLM-L6-v2 (the `bench` extra) for 10 rounds of 8
-steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps; with 1000, 16,000 texts and rounds of 100. What
-PEFT has of the same kind, or else training of all weights, takes as many steps of as many texts.
+DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. One client has all of
+2,000 texts of at most 32 tokens, and trains a head and the method's part of all-MiniLM-L6-v2 (the `bench` extra) for 10 rounds
+of 8 steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps; with 1000, 16,000 texts and rounds of 100.
+PEFT's method of the same kind, or else training of all weights, makes as many steps of as many texts.
 
 Rates are searched in steps of about three, until neighbours on both sides are worse; the default rates come from the 80 steps.
---finer tries what lies between the best one of a data set and its neighbours. --repeats trains with further seeds at the rate
-that seed 0 chose on each data set. Every finished run is a line of learns.jsonl beside this file, and what is there is not run
-again (--again does); --docs writes learning_rates.md of it.
+--finer tries rates between the best one of a data set and its neighbours. --repeats trains with further seeds at the rate that
+seed 0 chose on each data set. Every finished run is a line of learns.jsonl beside this file and is not run again (unless with
+--again); --docs writes learning_rates.md from it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from runs_file import keep, lines
 from secure_fed.methods import METHODS
 
 GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
-FIRST = {"fedft": 3e-4, "full training": 3e-4, "prompt_tuning": 3e-2, "ia3": 1e-2}  # where searches begin, else START
+FIRST = {"fedft": 3e-4, "full training": 3e-4, "prompt_tuning": 3e-2, "ia3": 1e-2}  # where searches start, else START
 START = 3e-3
 Run = dict[str, Any]
 KEY = ("steps", "falls", "head", "data", "method", "rate", "seed")
@@ -48,25 +48,25 @@ Tried = Callable[[str, float, int], float]  # the accuracy on a data set, at a r
 
 
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
-    """The runs that the file holds; of equal ones the last. Early ones had one rate for all, and did not say so."""
+    """The runs in the file; of repeated runs the last. Early runs had one rate for all, without a field for it."""
     runs = [{"head": 1.0} | run for run in lines(out)]
     return {tuple(run[name] for name in KEY): run for run in runs}
 
 
 def way(given: argparse.Namespace, method: str) -> tuple[str, float]:
-    """How the rate falls, and that of the head, as was asked for; a peer has one rate for all."""
+    """The requested schedule of the rate, and the head's rate; a peer has one rate for all."""
     falls, head = defaults(method, given.steps)
     return given.falls or falls, head if given.head is None or method not in METHODS else given.head
 
 
 def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], Run]) -> Tried:
-    """A run that is made only if it is not known."""
+    """A function that makes a run only if it is not stored."""
 
     def accuracy(data: str, rate: float, seed: int) -> float:
         falls, head = way(given, method)
         key = (given.steps, falls, head, data, method, rate, seed)
         if key not in known and not given.again:
-            known.update(finished(given.out))  # perhaps another process has made it
+            known.update(finished(given.out))  # another process may have made it
         if key not in known:
             texts = TEXTS[given.steps]
             files = {split: cut(given.data, data, split, given.cache, texts) for split in ("train", "test")}
@@ -94,7 +94,7 @@ def kept(out: Path, line: Run) -> None:
 
 
 def climbed(accuracy: Callable[[float], float], start: float) -> float:
-    """The best rate of the grid, beginning at `start`, where neighbours on both sides are no better."""
+    """The best rate of the grid, searched from `start` until neighbours on both sides are no better."""
     at, seen = GRID.index(start), {}
     while True:
         for near in (at, at - 1, at + 1):
@@ -107,8 +107,8 @@ def climbed(accuracy: Callable[[float], float], start: float) -> float:
 
 
 def of_all(runs: Sequence[Run], method: str) -> float | None:
-    """The rate with the best mean over the searched data sets on seed 0, among those that were tried on as many of them as
-    any; None of a method that was not tried.
+    """The rate with the best mean over the searched data sets on seed 0, among the rates tried on the most of them; None for a
+    method that was not tried.
     """
     found: dict[float, list[float]] = {}
     for run in runs:
@@ -122,7 +122,7 @@ def of_all(runs: Sequence[Run], method: str) -> float | None:
 
 
 def best_on(runs: Sequence[Run], data: str, method: str) -> float | None:
-    """The rate at which the method is best on that data set with seed 0; of equal ones the lowest."""
+    """The method's best rate on that data set with seed 0; among equals, the lowest."""
     found = {
         run["rate"]: run["accuracy"] for run in runs if (run["data"], run["method"], run["seed"]) == (data, method, 0)
     }
@@ -130,7 +130,7 @@ def best_on(runs: Sequence[Run], data: str, method: str) -> float | None:
 
 
 def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
-    """Every search on one data set after the other: what is there early is of use early."""
+    """Make every search on one data set after the other, so that early results are usable."""
     known = {} if given.again else finished(given.out)
     as_long = [run for run in comparable(known, given) if run["rate"] in GRID]
     others = [run for run in known.values() if run not in as_long and run["rate"] in GRID]
@@ -148,7 +148,7 @@ def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
 
 
 def comparable(known: dict[tuple[Any, ...], Run], given: argparse.Namespace) -> list[Run]:
-    """The runs with as many steps and the same rates over them, by rounds at least."""
+    """The runs with the same number of steps and the same schedule, at least by rounds."""
     found = []
     for run in known.values():
         falls, head = way(given, run["method"])
@@ -158,7 +158,7 @@ def comparable(known: dict[tuple[Any, ...], Run], given: argparse.Namespace) -> 
 
 
 def refined(given: argparse.Namespace, methods: Sequence[str]) -> None:
-    """On each data set the rates half-way between the best one of the grid and its neighbours."""
+    """Try, on each data set, the rates half-way between the best one of the grid and its neighbours."""
     known = finished(given.out)
     runs = comparable(known, given)
     on_grid = [run for run in runs if run["rate"] in GRID]
@@ -171,7 +171,7 @@ def refined(given: argparse.Namespace, methods: Sequence[str]) -> None:
 
 
 def repeated(given: argparse.Namespace, methods: Sequence[str]) -> None:
-    """Seeds on which no rate was chosen."""
+    """Run further seeds, on which no rate was chosen."""
     known = finished(given.out)
     runs = comparable(known, given)
     for data, method, seed in itertools.product(given.only, methods, range(1, given.repeats + 1)):
@@ -181,7 +181,7 @@ def repeated(given: argparse.Namespace, methods: Sequence[str]) -> None:
 
 
 def cells(given: argparse.Namespace, methods: Sequence[str]) -> None:
-    """These rates alone."""
+    """Run the given rates alone."""
     known = {} if given.again else finished(given.out)
     for method, data, rate in itertools.product(methods, given.only, given.rates):
         tried(given, method, known)(data, rate, 0)

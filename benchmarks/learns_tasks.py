@@ -1,8 +1,8 @@
-"""One training run of `learns.py`: the data, a method of ours with all data at one client, or the peer that it is held against.
+"""One training run of `learns.py`: the data, a method of ours with all data at one client, or its peer.
 
 Both sides have the same encoder, the same texts, AdamW, and as many steps of as many texts. The rate is constant over 80 steps.
-Over 200 that of the peer falls linearly to zero, as Hugging Face's Trainer has it, and ours in the last fifth of the steps,
-with three times the rate for the head's last layer: the defaults. Ours restarts AdamW in every round, as clients do.
+Over 200 steps, the peer's rate falls linearly to zero, as in Hugging Face's Trainer; ours falls in the last fifth of the steps,
+with three times the rate for the head's last layer, as by default. Ours restarts AdamW in every round, as clients do.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from secure_fed import Federation
 from secure_fed.methods import METHODS, card
 
 TEST, LENGTH, ROUNDS = 1000, 32, 10
-TEXTS = {80: 2000, 200: 3200, 1000: 16_000}  # training texts, by how many steps are made
-MEAN = ", mean"  # behind a data set's name: the head reads the mean over tokens
+TEXTS = {80: 2000, 200: 3200, 1000: 16_000}  # training texts, by the number of steps
+MEAN = ", mean"  # suffix of a data set's name: the head reads the mean over tokens
 SEARCHED, LATER = (
     ("sst2", "ag_news"),
     ("newsgroups20", "subj", f"sst2{MEAN}"),
-)  # data sets that the default rates come from, and others
+)  # data sets for choosing the default rates, and others
 
 
 def defaults(method: str, steps: int) -> tuple[str, float]:
-    """How the rate falls over the steps, and the rate of the head's last layer over the others', where nothing is asked for."""
+    """The default schedule of the rate, and the default ratio of the rate of the head's last layer to the others'."""
     if steps == 80:
         return "constant", 1.0
     return ("stable_decay", card(method).head_factor) if method in METHODS else ("linear", 1.0)
 
 
-# Of runs that were made when the rate fell over the last third of the rounds and stayed as it was within one; and of runs
-# with one that fell step by step over as much.
+# Names of earlier schedules: the rate fell over the last third of the rounds and was constant within a round; or it fell step
+# by step over the last third.
 FORMER, THIRD = "stable_decay, by rounds", "stable_decay, last third"
 
 
-# Whom each method is held against. What PEFT does not have (whole biases, bottleneck adapters) is held against full training.
+# The peer of each method. Methods that PEFT lacks (whole biases, bottleneck adapters) are compared with full training.
 LORA, ADALORA, FULL = "PEFT LoRA", "PEFT AdaLoRA", "full training"
 PEERS = {
     **dict.fromkeys(
@@ -59,7 +59,7 @@ PEERS = {
     **dict.fromkeys(("fedtt", "fedtt_plus", "c2a"), FULL),
 }
 HUB, BIASES = "AdapterHub's ", "plain BitFit"
-SAME = {  # the same method elsewhere, of methods that PEFT does not have
+SAME = {  # the same method elsewhere, for methods that PEFT lacks
     "bitfit": BIASES,
     "adapter_houlsby": f"{HUB}Houlsby",
     "adapter_pfeiffer": f"{HUB}Pfeiffer",
@@ -68,9 +68,9 @@ SAME = {  # the same method elsewhere, of methods that PEFT does not have
 
 
 def cut(data: Path, name: str, split: str, out: Path, texts: int) -> Path:
-    """The first rows of a permutation by a fixed seed, as `text` and `label`; a post's subject stands before its body.
+    """The first rows of a permutation by a fixed seed, as `text` and `label`; a post's subject comes before its body.
 
-    texts: so many for training, and TEST for tests.
+    texts: the number of training texts; there are TEST test texts.
     """
     count = texts if split == "train" else TEST
     name = name.removesuffix(MEAN)
@@ -87,7 +87,7 @@ def cut(data: Path, name: str, split: str, out: Path, texts: int) -> Path:
 
 
 def commonest(place: Path) -> float:
-    """The accuracy of always giving the commonest label."""
+    """The accuracy of always predicting the commonest label."""
     labels = [row["label"] for row in rows_of(place)]
     return max(map(labels.count, set(labels))) / len(labels)
 
@@ -95,7 +95,7 @@ def commonest(place: Path) -> float:
 def ours(
     method: str, files: dict[str, Path], pooling: str, rate: float, seed: int, steps: int, falls: str, head: float
 ) -> float:
-    """The test accuracy of a method after so many steps, with all data at one client."""
+    """The test accuracy of a method after `steps` steps, with all data at one client."""
     settings: dict[str, Any] = {
         "model.name": str(encoder()),
         "model.pooling": pooling,
@@ -136,7 +136,7 @@ def peer(kind: str, files: dict[str, Path], pooling: str, rate: float, seed: int
 
 
 def _adapter_hub(kind: str, files: dict[str, Path], pooling: str, settings: dict[str, Any]) -> float:
-    """In AdapterHub's own environment, which is made if it is not there."""
+    """The test accuracy in AdapterHub's own environment, which is created if it does not exist."""
     script = Path(__file__).parent / "peers" / "adapter_hub.py"
     said = {**settings, "files": {split: str(place) for split, place in files.items()}, "pooling": pooling}
     command = [str(environments.python("adapters")), str(script), kind, json.dumps(said | {"model": str(encoder())})]
@@ -144,7 +144,7 @@ def _adapter_hub(kind: str, files: dict[str, Path], pooling: str, settings: dict
 
 
 def _adapted(kind: str, model: Any, steps: int) -> Any:
-    """The model with PEFT's adapter; the settings are those that ours has by default."""
+    """The model with PEFT's adapter, with our default settings."""
     if kind == FULL:
         return model
     if kind == BIASES:
@@ -154,7 +154,7 @@ def _adapted(kind: str, model: Any, steps: int) -> Any:
     import peft
 
     given: dict[str, Any] = {"task_type": "SEQ_CLS"}
-    adapted = given | {"target_modules": ["query", "value"]}  # as PEFT has it for BERT
+    adapted = given | {"target_modules": ["query", "value"]}  # PEFT's choice for BERT
     low_rank = adapted | {"r": 8, "lora_alpha": 16}
     config = {
         LORA: lambda: peft.LoraConfig(**low_rank),

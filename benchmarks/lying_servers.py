@@ -1,11 +1,11 @@
-"""Attacks of a server that lies, against the defences of a client: the matrix of docs/lying_servers.md.
+"""Attacks of a lying server against a client's defences: the matrix of docs/lying_servers.md.
 
     python benchmarks/lying_servers.py [--trials 20] [--quick] [--out lying_servers.jsonl] [--docs docs/lying_servers.md]
 
 Forty clients of eight notes (builtin/notes) fine-tune builtin/tiny by FedLoRA for 20 rounds; the server lies in the second.
-A cell is the share of trials in which an attack succeeds. A membership cell counts members that are recognised; false alarms
-are noted beside it. Every finished cell is one line of --out, and what is there is not measured again. Clients of the product
-train, clip, add noise and mask; seeds decide the texts that are dealt, the operating system the noise.
+A cell is the share of trials in which an attack succeeds. A membership cell counts recognised members, with false alarms beside
+it. Every finished cell is one line of --out and is not measured again. The project's clients train, clip, add noise and mask;
+seeds decide the texts, and noise comes from the operating system.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MARKS = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 @dataclass(frozen=True)
 class Defence:
-    """title: of a column. settings: of the run. round: in which the server lies. trusting: clients check no request."""
+    """title: of the column. settings: of the run. round: in which the server lies. trusting: clients check no request."""
 
     title: str
     settings: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ ROWS = {
 
 
 def cell(row: str, column: str, trials: int) -> dict[str, Any]:
-    """One cell, measured."""
+    """Measure one cell."""
     (lie, settings), defence, started = ROWS[row], DEFENCES[column], time.perf_counter()
     config = RunConfig.load(None, [*BASE, *settings, *defence.settings])
     server = LyingServer(Federation(config).assembly, defence.round, trusting=defence.trusting)
@@ -103,7 +103,7 @@ def cell(row: str, column: str, trials: int) -> dict[str, Any]:
 
 @cache
 def _laid() -> Table:
-    """The texts of all cells: the initial model, and so every input of its head, is the same in all of them."""
+    """The texts of all cells, computed once: the initial model, and so every input of its head, is the same in all cells."""
     config = RunConfig.load(None, [*BASE, *FIXED])
     return Table.laid(LyingServer(Federation(config).assembly, trusting=True), EACH, SEED)
 

@@ -1,11 +1,11 @@
-"""What phantoms cost in accuracy: the same private run with as many as there are by default, and with none.
+"""The cost of phantoms in accuracy: the same private run with the default number of phantoms, and with none.
 
     python benchmarks/phantom_cost.py [--seeds 3] [--phantoms N]
 
-Clients of the built-in notes, private for each of them, as in `secure-fed demo` but a tenth as many, without masks (which
-change nothing but rounding) and with a noise multiplier that is set, so that the noise is as large beside the clients as in
-the demo. Noise and cohorts are seeded, so that a pair differs in the phantoms alone; nothing that this makes is private. A
-line for every pair, then the mean difference with its standard error.
+Clients of the built-in notes with client-level privacy, as in `secure-fed demo` but a tenth as many, without masks (which
+change only rounding) and with a fixed noise multiplier, so that the noise relative to the clients is as in the demo. Noise and
+cohorts are seeded, so that a pair differs only in the phantoms; so the resulting models are not private. Prints a line for
+every pair, then the mean difference with its standard error.
 """
 
 from __future__ import annotations

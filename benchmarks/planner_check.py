@@ -1,11 +1,11 @@
-"""Is what `secure-fed budget plan` recommends the way that trains best? Against the runs of promises.jsonl.
+"""Does `secure-fed budget plan` recommend the way that trains best? A comparison with the runs of promises.jsonl.
 
     python benchmarks/planner_check.py [--docs docs]
 
-Two of the three ways there hold against whoever sees who takes part: clients in turn with independent noise, and with
-correlated noise. Of these the planner names one for each data set and epsilon. It is right if that one has the higher mean
-accuracy, and not wrong if the other is not higher by more than twice the standard error of the difference over seeds. --docs
-writes the table into choosing.md.
+Two of the three ways there hold against adversaries that see which clients take part: clients in turn with independent noise,
+and with correlated noise. The planner recommends one of them for each data set and epsilon. It is right if this way has the
+higher mean accuracy, and not wrong if the other is not higher by more than twice the standard error of the difference over
+seeds. --docs writes the table into choosing.md.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 from promises import EPSILONS
 
 HERE = Path(__file__).parent
-PLANS = {"notes": (5000, 250, 23_688), "sst2": (2000, 100, 6144)}  # clients, cohort, numbers that are sent
+PLANS = {"notes": (5000, 250, 23_688), "sst2": (2000, 100, 6144)}  # clients, cohort, numbers sent
 MARKS = "<!-- planner: begin -->", "<!-- planner: end -->"
 
 
 def recommended(data: str, epsilon: float) -> str:
-    """The way with the least final noise of those in turn in which the server adds it, as the planner counts."""
+    """The way with the least final noise by the planner, among ways in turn where the server adds the noise."""
     clients, cohort, dim = PLANS[data]
     numbers = {"epsilon": epsilon, "delta": 1e-5, "rounds": 20, "clients": clients, "cohort": cohort, "dim": dim}
     command = [sys.executable, "-m", "secure_fed", "budget", "plan", "--json"]
@@ -40,7 +40,7 @@ def recommended(data: str, epsilon: float) -> str:
 
 
 def row(data: str, epsilon: float, found: dict[str, list[float]]) -> tuple[str, bool, bool]:
-    """The line of the table; whether the recommended way is the better one; and whether it is at least not worse."""
+    """The line of the table, whether the recommended way is better, and whether it is at least not worse."""
     name = recommended(data, epsilon)
     other = {"schedule": "correlated", "correlated": "schedule"}[name]
     ahead = [100 * (a - b) for a, b in zip(found[name], found[other], strict=True)]

@@ -1,11 +1,11 @@
-"""Does the planner's length of the noise say how a method ends? Against the runs of private_notes.jsonl.
+"""Does the planner's noise length predict a method's final accuracy? A comparison with the runs of private_notes.jsonl.
 
     python benchmarks/planner_methods.py [--docs docs]
 
-`secure-fed budget plan --model` prints, for each method, the length of the noise on the final model over the longest way that
-its numbers can travel. Here it stands beside the accuracy that the method ended with on the notes, for every epsilon, kind of
-noise and number of clients that was run. Two orders are counted over pairs of cells: of one method under different noise, and
-of different methods under the same noise. A pair agrees if the shorter noise has the higher accuracy. --docs writes it into
+`secure-fed budget plan --model` prints, for each method, the length of the noise on the final model relative to the longest
+distance that its numbers can move. Here it is listed beside the method's final accuracy on the notes, for every stored epsilon,
+kind of noise and number of clients. Pairs of cells are counted in two groups: one method under different noise, and different
+methods under the same noise. A pair agrees if the shorter noise has the higher accuracy. --docs writes the tables into
 private_utility.md.
 """
 
@@ -31,7 +31,7 @@ DELTA = 1e-5
 
 
 class Seen(NamedTuple):
-    """A cell: the method, epsilon, kind of noise and clients, how many noised numbers reach it, their length, the accuracy."""
+    """A cell: method, epsilon, kind of noise, clients, the count of noised numbers, the noise length, the accuracy."""
 
     method: str
     epsilon: float
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 
 
 def cells(out: Path) -> Iterator[Seen]:
-    """Of all methods with one pass a round: the others share out a round's noise, and none of it is correlated."""
+    """The cells of all methods with one pass a round: others divide a round's noise among passes, uncorrelated."""
     found = runs_file.accuracies(private_notes.Cell, out)
     for name in private_notes.METHODS:
         built = notes(private_notes.config(private_notes.Cell(name, 8.0, "independent", 1.6, 0, 1))).assembly
@@ -60,7 +60,7 @@ def cells(out: Path) -> Iterator[Seen]:
 
 
 def length(at: private_notes.At, numbers: int) -> float:
-    """As the planner has it for clients in turn, of noise that the server adds."""
+    """The planner's noise length for clients in turn, with noise added by the server."""
     setting = Setting(at.clients, at.clients // private_notes.ROUNDS, private_notes.ROUNDS, DELTA, dim=numbers)
     ways = in_turn(setting, Target(at.epsilon, None, DELTA, stop_early=True), Possible(momentum=0.5))
     correlation = {"independent": "none", "correlated": "banded"}[at.noise]
@@ -69,7 +69,7 @@ def length(at: private_notes.At, numbers: int) -> float:
 
 
 def agreeing(pairs: list[tuple[Seen, Seen]]) -> str:
-    """How many pairs have the higher accuracy at the shorter noise, of those whose lengths differ."""
+    """The number of pairs with the higher accuracy at the shorter noise, among pairs of different lengths."""
     judged = [(a, b) for a, b in pairs if a.length != b.length]
     right = sum((a.length < b.length) == (a.accuracy > b.accuracy) for a, b in judged)
     return f"{right} of {len(judged)}"

@@ -1,11 +1,11 @@
 """Does pre-training matter on `builtin/notes`?   python benchmarks/pretraining_matters.py [--json]
 
-Every row learns from the same pooled training notes and is scored on the same test notes, of which a share
-`LABEL_NOISE` is labelled wrongly on purpose:
+Every row learns from the same pooled training notes and is scored on the same test notes; a share `LABEL_NOISE` of these has
+wrong labels on purpose:
 - logistic regression on TF-IDF words, and on words and pairs of neighbouring words;
 - `builtin/tiny`, fine-tuned by LoRA (rank 8 on query and value) with its pooler and classifier;
 - the same encoder from random initialisation, fine-tuned in the same way;
-- the same again with every weight trained, since a frozen random encoder could be called a straw man.
+- the same with every weight trained, because a frozen random encoder is a weak baseline.
 Needs the `bench` extra (scikit-learn). About two minutes on two cores.
 """
 
@@ -31,7 +31,7 @@ from secure_fed.learning.models.locate import BUILTIN
 
 TINY = BUILTIN["builtin/tiny"]
 BATCH = 16
-RATE = 2e-3  # for LoRA; all weights of a random encoder train better at half of it
+RATE = 2e-3  # for LoRA; a random encoder with all weights trains better at half this rate
 
 
 def bag_of_words(train: Rows, test: Rows, longest: int) -> float:

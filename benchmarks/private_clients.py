@@ -1,24 +1,24 @@
-"""What client-level privacy costs each method in accuracy, at three sizes of federation, on public text.
+"""The cost of client-level privacy in accuracy for each method, at three sizes of federation, on public text.
 
     python benchmarks/private_clients.py DATA [--sizes middle] [--methods NAME ...] [--epsilons 8] [--seeds 2] [--docs docs]
     one cell: python benchmarks/private_clients.py DATA --sizes small --methods ffa_lora --heads trained --epsilons 8 --seeds 1
 
-DATA holds a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Clients of three sentences (of one where
-there are 60,000) take part once each, by a public order, a twentieth in each of 20 rounds, and make one step of SGD. What they
-contribute is clipped, so hard that nearly all contributions have one length: the clip norm is the length of a step. The server
-has a momentum of 0.7, but for the methods of MEANS, which refuse it. Delta is 1e-5. At epsilon inf contributions are clipped as
-under privacy, and the noise multiplier is 0.001, so small that no accuracy depends on it.
+DATA contains a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Clients of three sentences (one
+sentence for 60,000 clients) take part once each, by a public order, a twentieth in each of 20 rounds, and make one step of SGD.
+Clipping is so strong that nearly all contributions have the clip norm as their length. The server has a momentum of 0.7, except
+for the methods in MEANS, which refuse it. Delta is 1e-5. At epsilon inf contributions are clipped as under privacy, and the
+noise multiplier is 0.001, too small to affect any accuracy.
 
-The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are frozen and are run once for each text. Adapters
-stand on query and value of the last layer. The head takes the standardised mean over tokens. It is `trained` from zero, `warm`
-(trained from what descriptions of the classes give, which is public) or `frozen` there.
+The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are frozen and run once for each text. Adapters are
+on query and value of the last layer. The head takes the standardised mean over tokens. It is `trained` from zero, `warm`
+(trained from a start made of public descriptions of the classes) or `frozen` at that start.
 
-By the way "left open" the rate, the clip norm, momentum and the server's steps are what a run chooses by itself, under
-correlated noise, and nothing is searched.
+In the way "left open" the run itself chooses the rate, the clip norm, momentum and the server's steps, under correlated noise,
+and nothing is searched.
 
 Each method's clip norm is the best of CLIPS in the small federation at epsilon 8, on another draw of the training texts and on
-test texts that no table uses; that choice is charged to no epsilon. A frozen head has three more to choose from. Every finished
-run is one line of --out, and what is there is not made again. Without DATA nothing is run, and --docs writes the tables of
+test texts that no table uses; this choice is charged to no epsilon. For a frozen head there are three more values. Every
+finished run is one line of --out and is not run again. Without DATA nothing is run, and --docs writes the tables of
 private_utility.md from the stored runs.
 """
 
@@ -43,8 +43,8 @@ from torch import nn
 from secure_fed import Federation, RunConfig
 
 TEXTS, ROUNDS, DELTA, SEARCHED = 66_000, 20, 1e-5, 8.0
-NONE = 0.001  # the noise multiplier at epsilon inf, the least that there is
-SIZES = {"small": (2_000, 3), "middle": (20_000, 3), "large": (60_000, 1)}  # clients, and texts of each
+NONE = 0.001  # the noise multiplier at epsilon inf, the smallest allowed
+SIZES = {"small": (2_000, 3), "middle": (20_000, 3), "large": (60_000, 1)}  # clients, and texts of each client
 EPSILONS, HEADS = (math.inf, 8.0, 3.0, 1.0), ("trained", "warm", "frozen")
 _USUAL = (0.1, 0.3, 1.0)
 CLIPS = {
@@ -63,19 +63,19 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} | LORA for name in ("fedsvd", "fedask", "fedpower")},
     "federa, A frozen": {"name": "federa", "rule": "ffa_lora"} | LORA,
 }
-MEANS = ("rolora", "fra_lora, sketch", "fedsvd", "fedask", "fedpower")  # whose rounds are written in bases that change
+MEANS = ("rolora", "fra_lora, sketch", "fedsvd", "fedask", "fedpower")  # their rounds use changing bases
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "schedule": {},
     "correlated": {"privacy": {"correlation": "banded"}},
     "coins": {"federation": {"sampling": "poisson"}},
     "left open": {"privacy": {"correlation": "banded"}},
 }
-OPEN = "left open"  # a way whose steps and clip norm are those that a run chooses by itself
+OPEN = "left open"  # the way in which the run itself chooses steps and clip norm
 STEEP = 1.0  # the rate of the local step, at which nearly every contribution is longer than the clip norm
 
 
 class Cell(NamedTuple):
-    """One run. seed: of clients, their order, adapters and head; -1 in the search, whose texts are others."""
+    """One run. seed: of clients, their order, adapters and head; -1 in the search, which uses other texts."""
 
     size: str
     head: str
@@ -92,7 +92,7 @@ class Task:
     def __init__(self, data: Path, cache: Path) -> None:
         tokenizer, encoder = pretrained()
         self.top = zero_shot(tokenizer, encoder, SCALES["sst2"].classes).float()
-        self.config = encoder.config  # whose width says which rate suits it
+        self.config = encoder.config  # its width determines the rate
         self.train, self.test = ([padded(item) for item in part] for part in prepared(data / "sst2", cache, TEXTS))
         labels = [item["labels"] for item in self.test]
         self.commonest = max(map(labels.count, set(labels))) / len(labels)
@@ -128,7 +128,7 @@ def settings(cell: Cell) -> dict[str, Any]:
         method = {
             "name": "head",
             "modules_to_save": ["classifier"],
-        }  # whose rate is that of a head, and not of all weights
+        }  # the rate for a head, not for all weights
     if cell.head != "frozen" and cell.method != "head alone":
         method["modules_to_save"] = ["classifier"]
     tables: dict[str, dict[str, Any]] = {
@@ -160,7 +160,7 @@ def settings(cell: Cell) -> dict[str, Any]:
 
 
 def best_clip(accuracy: Runs[Cell], head: str, method: str) -> float:
-    """Found in the small federation, where noise is largest, with the public order and independent noise."""
+    """The best clip norm in the small federation, where noise is largest, with the public order and independent noise."""
     return max(CLIPS[head], key=lambda clip: accuracy(Cell("small", head, "schedule", method, SEARCHED, clip, -1)))
 
 

@@ -33,7 +33,7 @@ def _page(found: Found) -> str:
 
 
 def _seeds(found: Found, size: str, head: str, way: str, method: str, epsilon: float) -> dict[int, float]:
-    """By seed, at the clip norm that the search found."""
+    """The accuracies by seed, at the clip norm found by the search."""
     tried = {0.0: 0.0} if way == OPEN else _tried(found, head, method)
     best = max(tried, key=lambda clip: tried[clip], default=None)
     return {
@@ -44,7 +44,7 @@ def _seeds(found: Found, size: str, head: str, way: str, method: str, epsilon: f
 
 
 def _tried(found: Found, head: str, method: str) -> dict[float, float]:
-    """By clip norm: the accuracy in the search."""
+    """The search's accuracy by clip norm."""
     tried = {clip: found.get(Cell("small", head, "schedule", method, SEARCHED, clip, -1)) for clip in CLIPS[head]}
     return {clip: value for clip, value in tried.items() if value is not None}
 
@@ -76,7 +76,7 @@ def _by_size(found: Found) -> str:
 
 
 def _kinds(kinds: Sequence[str], runs_of: Callable[[str, str, float], dict[int, float]]) -> str:
-    """A column for each kind at epsilon 8 and 1; the methods that were run with more than the first kind."""
+    """A column for each kind at epsilon 8 and 1; rows are the methods that ran with more than the first kind."""
     lines = [["method", *(f"epsilon {epsilon:g}, {kind}" for epsilon in (8.0, 1.0) for kind in kinds)]]
     for method in METHODS:
         own = [[runs_of(method, kind, epsilon) for kind in kinds] for epsilon in (8.0, 1.0)]

@@ -1,17 +1,17 @@
-"""What client-level privacy costs FRA-LoRA in one layer.   python benchmarks/private_fra.py [--size 4096] [--rank 8]
+"""The cost of client-level privacy for FRA-LoRA in one layer.   python benchmarks/private_fra.py [--size 4096] [--rank 8]
 
-For one size x size matrix, one thread; each step in a process of its own, whose peak memory is counted from what it held
-before the step began (by /proc, so on Linux alone):
+For one size x size matrix, one thread; each step runs in its own process, and its peak memory is counted above the memory in
+use before the step (from /proc, so only on Linux):
 
-    norm, factors      the norm to clip by, from a client's factors, after they were made its own
-    norm, formed       the same from the formed matrix
-    noise              noise on every entry of the dense sum, of the operating system's entropy, and the rounding after it
+    norm, factors      the norm for clipping, from a client's factors after the transformation into its own factors
+    norm, formed       the same from the dense matrix
+    noise              noise on every entry of the dense sum, from the operating system's entropy, and rounding
     denoise            shrinkage of the first singular values, and the sum with B A split again
     denoise, SVD       the same estimate from a full SVD, float64
-    denoise, SVD f32   and float32
+    denoise, SVD f32   the same in float32
 
-Then how far a clipped product exceeds the clip norm C by rounding, where the two halves of [dB, B] [A_i ; dA] are that much
-longer than their sum, in the factors as they are and in own factors.
+Then the excess of a clipped product over the clip norm C by rounding, if the two halves of [dB, B] [A_i ; dA] are longer than
+their sum by the given factor, with the original factors and with the client's own factors.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def contribution(size: int, rank: int) -> LowRank:
 
 
 def mean(size: int, rank: int) -> Tensor:
-    """Rank `rank` of norm 0.7 and noise as of 1000 clients, z = 1 and C = 1."""
+    """A mean of rank `rank` and norm 0.7, with the noise for 1000 clients, z = 1 and C = 1."""
     signal = LowRank(normal(size, rank), normal(rank, size, seed=1)).dense()
     return signal * (0.7 / signal.norm()) + normal(size, size, seed=2) / CLIENTS
 
@@ -101,9 +101,9 @@ STEPS = {
 
 def measured(step: str, size: int, rank: int, answer: Connection) -> None:
     torch.set_num_threads(1)
-    STEPS[step](64, 4)()  # whatever is loaded or planned at the first call
+    STEPS[step](64, 4)()  # loads and plans everything for the first call
     work = STEPS[step](size, rank)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is the present from here on
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present memory
     before = memory("VmRSS")
     started = time.perf_counter()
     work()
@@ -111,13 +111,13 @@ def measured(step: str, size: int, rank: int, answer: Connection) -> None:
 
 
 def memory(kind: str) -> float:
-    """What this process holds (VmRSS), or the most it has held (VmHWM), in MiB."""
+    """The memory of this process now (VmRSS) or at its peak (VmHWM), in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
 
 def regauged(size: int, rank: int, share: float) -> tuple[LowRank, float]:
-    """2/3 (B_i A_i - B A) where B_i A_i is B A up to that share, but its factors are turned; and halves over sum."""
+    """2/3 (B_i A_i - B A) for B_i A_i that differs from B A by a share `share` but has rotated factors; and halves over sum."""
     b, a, r = normal(size, rank), normal(rank, size, seed=1), torch.linalg.qr(normal(rank, rank, seed=2))[0]
     b_i, a_i = (b + share * normal(size, rank, seed=3)) @ r, r.T @ a
     left, right = torch.cat([b_i - b, b], 1) * (2 / 3), torch.cat([a_i, a_i - a], 0)
@@ -126,7 +126,7 @@ def regauged(size: int, rank: int, share: float) -> tuple[LowRank, float]:
 
 
 def excess(product: LowRank) -> float:
-    """By how much of C the product is longer than C when clipped to it: as real numbers, or as formed in float32."""
+    """The relative excess of a product over C after clipping to C, with entries as real numbers or formed in float32."""
     norm = math.sqrt(product.square_norm())
     clip_norm = norm / 1000
     clipped = product * clip_factor(norm, clip_norm)

@@ -1,23 +1,23 @@
-"""What methods learn under client-level privacy where an encoder's features alone are not enough: the federation of the demo.
+"""What methods learn under client-level privacy on a task that needs more than an encoder's features: the demo's federation.
 
     python benchmarks/private_notes.py [--methods NAME ...] [--epsilons 8] [--noises independent] [--seeds 2] [--search]
-    python benchmarks/private_notes.py --clients 20000 [...]                           a cohort of 1,000 in place of 250
+    python benchmarks/private_notes.py --clients 20000 [...]                           a cohort of 1,000 instead of 250
     python benchmarks/private_notes.py --open [...]                                    with all steps left open
     one cell: python benchmarks/private_notes.py --methods ffa_lora --epsilons 8 --noises independent --seeds 1
-    python benchmarks/private_notes.py --docs docs                                     the tables, from what is stored
+    python benchmarks/private_notes.py --docs docs                                     the tables, from stored runs
 
-The built-in notes and model: 5,000 clients of five notes (or as many as --clients says), each once, a twentieth of them in each
-of 20 rounds; a step of AdamW at a client; no masks and no phantoms, which change no accuracy. The server adds the noise,
-independent or correlated over rounds. The clip norm is 3.1 for all: one step is 2.7 (the head alone) to 4.2 long
-(FedPower), which follows from the rate and the number of trained numbers. Every contribution being about as long as the clip
-norm, what is left to choose is the length of the server's steps. `length` 1.6 stands for momentum 0.5 and a rate of 1.6, or
-3.2 without momentum for methods that refuse it.
---search halves it as long as that is better, on a division of the clients and notes that the table does not use (seed 100); the
-table takes the best one, and 1.6 where nothing was tried. The search is charged to no epsilon. With --open the rate, the clip
-norm, momentum and the server's steps are left open instead, as they are for whoever sets epsilon and a method's name alone.
+The built-in notes and model: 5,000 clients (or --clients) of five notes take part once each, a twentieth of them in each of 20
+rounds; a client makes one step of AdamW; no masks and no phantoms, which change no accuracy. The server adds the noise,
+independent or correlated over rounds. The clip norm is 3.1 for all: one step is 2.7 (the head alone) to 4.2 long (FedPower),
+which follows from the rate and the number of trained numbers. Since every contribution is about as long as the clip norm, only
+the length of the server's steps remains to be chosen. `length` 1.6 means momentum 0.5 and a rate of 1.6, or a rate of 3.2
+without momentum for methods that refuse it. --search halves the length as long as that is better, on a division of the clients
+and notes that the table does not use (seed 100); the table uses the best length, or 1.6 if none was searched. The search is
+charged to no epsilon. With --open the run itself chooses the rate, the clip norm, momentum and the server's steps, as when only
+epsilon and a method's name are set.
 
-A run is tested twice: with the model of the last round, and with the mean of the models of the last five rounds, which is what
-the run ends with under `federation.average_last = 5`. Both are lines of --out, and what is there is not made again.
+A run is tested twice: with the model of the last round, and with the mean of the models of the last five rounds, which is the
+final model under `federation.average_last = 5`. Both are lines of --out, and stored runs are not repeated.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 WITHOUT_MOMENTUM = ("rolora", "fedsvd", "fedask", "fedpower")
 EPSILONS, NOISES, LENGTHS, CLIP_NORM = (8.0, 3.0, 1.0), ("independent", "correlated"), (1.6, 0.8, 0.4, 0.2), 3.1
-OPEN = 0.0  # in place of a length: what the settings leave open
-SEARCHED_ON = 100  # a seed that no cell of the table has
+OPEN = 0.0  # stands for a length that the settings leave open
+SEARCHED_ON = 100  # a seed outside the tables
 LAST, ROUNDS, CLIENTS, EACH = 5, 20, 5_000, 5
 SIZES = (2_000, CLIENTS, 20_000)
 
@@ -110,7 +110,7 @@ def config(cell: Cell) -> RunConfig:
 
 
 class Averaging:
-    """The state that a run would end with, had it averaged the models of its last rounds."""
+    """Records the final state that a run would have if it averaged the models of its last rounds."""
 
     def __init__(self, method: Method) -> None:
         self._method, self._tail, self._memory = method, Tail(ROUNDS, LAST), Tensors()
@@ -122,7 +122,7 @@ class Averaging:
 
 
 def run(out: Path, cell: Cell) -> float:
-    """The accuracy of the averaged model; the run is made if --out has no line of it."""
+    """The accuracy of the averaged model; the run is made if --out has no line for it."""
     found = runs_file.accuracies(Cell, out)
     averaged = cell._replace(averaged=LAST)
     if averaged not in found:
@@ -147,12 +147,12 @@ def _cell(at: At, length: float, seed: int, averaged: int = LAST) -> Cell:
 
 
 def length(found: Found, at: At) -> float:
-    """The best one of the lengths that were tried, and 1.6 where none was."""
+    """The best of the searched lengths, or 1.6 if none was searched."""
     return max(LENGTHS, key=lambda each: found.get(_cell(at, each, SEARCHED_ON), 0.0))
 
 
 def searched(out: Path, at: At) -> None:
-    """Shorter and shorter steps, as long as that is better."""
+    """Try shorter and shorter steps, as long as that is better."""
     best = 0.0
     for each in LENGTHS:
         found = run(out, _cell(at, each, SEARCHED_ON))
@@ -162,7 +162,7 @@ def searched(out: Path, at: At) -> None:
 
 
 def seeds(found: Found, at: At, averaged: int, of: float | None = None) -> list[float]:
-    """The accuracies of a cell of the table, with steps of the length `of`, or of the best one."""
+    """The accuracies of a cell of the table over seeds, with steps of length `of`, or of the best length."""
     sought = _cell(at, length(found, at) if of is None else of, 0, averaged)
     return [value for each, value in found.items() if each._replace(seed=0) == sought and each.seed != SEARCHED_ON]
 
@@ -178,7 +178,7 @@ def table(found: Found, averaged: int) -> str:
 
 
 def cohorts(found: Found) -> str:
-    """The same of the last models, by epsilon, noise and the size of a cohort, where there are runs of more than one size."""
+    """The same for the last models, by epsilon, noise and cohort size, if there are runs of more than one size."""
     columns = list(itertools.product(EPSILONS, NOISES, SIZES))
     cells = {(m, c): seeds(found, At(m, *c), 1) for m in METHODS for c in columns}
     others = {c[:2] for (_, c), held in cells.items() if held and c[2] != CLIENTS}
@@ -189,7 +189,7 @@ def cohorts(found: Found) -> str:
 
 
 def left_open(found: Found) -> str:
-    """The models of runs whose steps were left open: the mean of the last quarter of the rounds, which is left open, too."""
+    """The same for runs with open steps, with the mean of the models over the last quarter of the rounds, also left open."""
     columns = list(itertools.product(EPSILONS, NOISES, SIZES))
     cells = {(m, c): _shown(seeds(found, At(m, *c), LAST, OPEN)) for m in METHODS for c in columns}
     columns = [column for column in columns if any(cells[method, column] for method in METHODS)]
@@ -198,7 +198,7 @@ def left_open(found: Found) -> str:
 
 
 def searches(found: Found) -> str:
-    """What the search saw: the averaged model's accuracy."""
+    """The search's results: the averaged model's accuracy."""
     columns = [(*each, tried) for each in itertools.product(EPSILONS, NOISES, SIZES) for tried in LENGTHS]
     cells = {(m, c): found.get(_cell(At(m, *c[:3]), c[3], SEARCHED_ON)) for m in METHODS for c in columns}
     columns = [column for column in columns if any(cells[method, column] for method in METHODS)]
@@ -223,7 +223,7 @@ def _shown(values: Sequence[float]) -> str:
 
 
 def wanted(given: argparse.Namespace) -> Iterator[tuple[At, int]]:
-    """Every cell that was asked for, and its seed; seed by seed."""
+    """Every requested cell with its seed, seed by seed."""
     for seed, epsilon, noise, method in itertools.product(
         range(given.seeds), given.epsilons, given.noises, given.methods
     ):

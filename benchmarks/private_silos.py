@@ -1,19 +1,19 @@
-"""What example-level privacy costs ten silos in accuracy, on public text and with a trained head.
+"""The cost of example-level privacy in accuracy for ten silos, on public text and with a trained head.
 
     python benchmarks/private_silos.py [DATA] [--only sst2 ag_news] [--seeds 3] [--heads trained] [--docs docs]
     one cell: python benchmarks/private_silos.py DATA --only sst2 --heads trained --methods fedlora --epsilons 8 --seeds 1
 
-DATA holds a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Each of ten silos has 1,000
-texts, and all take part in each of four rounds of four steps: batches of 256 by secret coins, gradients clipped to norm 1,
-noise in every step, delta 1e-5. At epsilon inf there is neither noise nor clipping; all else is the same.
+DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Each of ten silos has
+1,000 texts, and all take part in each of four rounds of four steps: batches of 256 by secret coins, gradients clipped to norm
+1, noise in every step, delta 1e-5. At epsilon inf there is neither noise nor clipping; everything else is equal.
 
-The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are frozen and are run once for each text, which
-makes this affordable. Adapters stand on query and value of the last layer. The head takes the standardised mean over tokens. A
-trained head starts at zero; a frozen one is made of descriptions of the classes. `head alone` trains a head and nothing else.
+The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are frozen and run once for each text, which makes
+this affordable. Adapters are on query and value of the last layer. The head takes the standardised mean over tokens. A trained
+head starts at zero; a frozen one is made from descriptions of the classes. `head alone` trains only a head.
 
-Each method's learning rate is the better of RATES at epsilon 8, and without privacy the better one there, found on silos and
-test texts that the table does not use; that choice is charged to no epsilon. Every finished run is one line of --out, and
-what is there is not made again. Without DATA nothing is run, and --docs writes the page from the stored runs.
+Each method's learning rate is the better of RATES at epsilon 8, and separately without privacy, on silos and test texts that
+the table does not use; this choice is charged to no epsilon. Every finished run is one line of --out and is not run again.
+Without DATA nothing is run, and --docs writes the page from the stored runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Run = dict[str, Any]
 
 
 class Cell(NamedTuple):
-    """One run. seed: of silos, adapters and head; -1 in the search, whose texts are others."""
+    """One run. seed: of silos, adapters and head; -1 in the search, which uses other texts."""
 
     data: str
     head: str
@@ -77,7 +77,7 @@ class Head(nn.Module):
 
 
 def padded(item: Item) -> Item:
-    """To a multiple of some tokens, so that texts have few shapes."""
+    """The item padded to a multiple of `_TO` tokens, so that texts have few shapes."""
     hidden, more = item["hidden"], -len(item["hidden"]) % _TO
     mask = torch.arange(len(hidden) + more) < len(hidden)
     return {"hidden": functional.pad(hidden, (0, 0, 0, more)), "mask": mask, "labels": item["labels"]}
@@ -103,7 +103,7 @@ class Task:
         self._known: dict[int, Item] = {}  # by id of an item: its features, for the head alone
 
     def parts(self, seed: int) -> tuple[list[list[Item]], list[Item]]:
-        """Silos and test texts. The search has the second half of the training texts, and tests on some of it."""
+        """Silos and test texts. The search uses the second half of the training texts, and tests on a part of it."""
         half = len(self.train) // 2
         if seed < 0:
             texts, test = self.train[half + len(self.test) :], self.train[half : half + len(self.test)]
@@ -130,7 +130,7 @@ class Task:
 
 @torch.no_grad()
 def featured(top: Top, items: Sequence[Item], known: dict[int, Item]) -> list[Item]:
-    """The features of items in place of their tokens. known: those found before, by id of the item; what is new is added."""
+    """The items with features instead of tokens. known: features computed before, by id of the item; new ones are added."""
     new = [item for item in items if id(item) not in known]
     for some in (new[at : at + 64] for at in range(0, len(new), 64)):
         batch = collate(some)
@@ -162,7 +162,7 @@ def best_rate(accuracy: Runs[Cell], data: str, head: str, method: str, epsilon: 
 
 
 def commonest(out: Path) -> dict[str, float]:
-    """By data set: the accuracy on the test texts of always giving their commonest label."""
+    """By data set, the test accuracy of always predicting the commonest label."""
     return {run["data"]: run["commonest"] for run in lines(out)}
 
 

@@ -1,4 +1,4 @@
-"""The page of `private_silos.py`: accuracy by method and epsilon beside the head alone, and every rate that was tried."""
+"""The page of `private_silos.py`: accuracy by method and epsilon beside the head alone, and every tried rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Part:
         self._found = found
 
     def accuracies(self, alone: _Part) -> str:
-        """alone: runs among which are those of the head alone."""
+        """The table of accuracies. alone: runs that include the head alone."""
         head = alone.seeds("head alone", SEARCHED)
         lines = [["method", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS), "8 less inf", "over the head"]]
         for method in METHODS:
@@ -59,7 +59,7 @@ class _Part:
         return table(lines)
 
     def seeds(self, method: str, epsilon: float) -> dict[int, float]:
-        """By seed, at the rate that the search found."""
+        """The accuracies by seed, at the rate found by the search."""
         searched = self._searched(method, SEARCHED if math.isfinite(epsilon) else epsilon)
         best = max(searched, key=lambda rate: searched[rate], default=None)
         return {
@@ -69,7 +69,7 @@ class _Part:
         }
 
     def _searched(self, method: str, epsilon: float) -> dict[float, float]:
-        """By rate."""
+        """The search's accuracies by rate."""
         return {
             cell.rate: value
             for cell, value in self._found.items()
@@ -78,7 +78,7 @@ class _Part:
 
 
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> str:
-    """The mean of one less the other over the seeds of both, with the 95 % interval by Student's t."""
+    """The mean of `one` minus `other` over common seeds, with the 95 % interval by Student's t."""
     gaps = [100 * (one[seed] - other[seed]) for seed in sorted(one.keys() & other.keys())]
     if not gaps:
         return ""

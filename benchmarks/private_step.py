@@ -1,19 +1,19 @@
-"""What a private local step costs: against the plain step, and against Opacus's.
+"""The cost of a private local step compared with a plain step and with Opacus's.
 
     HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 python benchmarks/private_step.py [--repeats 15]
 
 A model of the shape of MiniLM-L6 with random weights, LoRA of rank 8 on query and value and a classifier, batches of 16, one
-thread. Texts of 64 tokens, and texts of 8 to 64. All ways take turns on the same batches. Printed are medians over the turns:
-of milliseconds, and of the ratio to the plain step of the same turn. Trying the model out comes before the first turn.
+thread. Texts of 64 tokens, and texts of 8 to 64. All ways alternate on the same batches. Prints medians over the turns: of
+milliseconds, and of the ratio to the plain step of the same turn. The trial of the model comes before the first turn.
 
     plain      forward, backward, AdamW
     opacus     Opacus's hooks (GradSampleModule) and its optimizer, which clips and adds noise
-    ours       `train_together` of one client: secret coins, gradients of examples, clipping, noise, AdamW (sampling at rate 1)
+    ours       `train_together` for one client: secret coins, per-example gradients, clipping, noise, AdamW (sampling at rate 1)
     rules      the same with gradients by Opacus's rules for layers, for a model that cannot share passes among clients
-    singly     the same, an example at a time: what a model gets for whose layers there is no rule either
-    vmap       per-example gradients alone, by torch.func.vmap over the same seam, given a ready 4-D mask
+    singly     the same, one example at a time: for a model whose layers have no rule either
+    vmap       per-example gradients alone, by torch.func.vmap on the same functions, given a ready 4-D mask
 
-The plain and Opacus's step get a batch that is collated already; ours collates it.
+The plain step and Opacus's get a collated batch; ours collates it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def opacus(items: Sequence[Any], collate: Collate) -> Step:
 
 
 def opacus_step(model: nn.Module, names: Sequence[str], expected: int) -> Callable[[Any], None]:
-    """A step on a batch, by Opacus's hooks and its optimizer. expected: the examples of a batch."""
+    """A step on a batch, with Opacus's hooks and optimizer. expected: the number of examples in a batch."""
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
@@ -113,7 +113,7 @@ def opacus_step(model: nn.Module, names: Sequence[str], expected: int) -> Callab
 
 
 def ours(items: Sequence[Any], collate: Collate, *, shared: bool = True, rules: bool = True) -> Step:
-    """One private step: what it takes to set up, which a client pays once a round, is counted too."""
+    """One private step, including its set-up, which a client needs once in a round."""
     model, names = adapted()
     objective, entropy = Objective(model, classification.loss, CPU, longest=LENGTH), SystemEntropy()
     if not rules:

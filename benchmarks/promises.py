@@ -1,20 +1,20 @@
-"""Accuracy against epsilon, for three ways to promise it to each client.
+"""Accuracy against epsilon, for three ways to guarantee it to each client.
 
     python benchmarks/promises.py [notes] [FOLDER] [--seeds 5] [--quick] [--out runs.jsonl] [--docs docs]
 
-    coins        every client by a secret coin in each round: holds against readers of the model alone
-    schedule     clients in turn by a public order, independent noise: holds against whoever sees who takes part, too
-    correlated   the same, and noise of a round takes back a part of the noise of rounds before
+    coins        every client by a secret coin in each round: holds only against readers of the model
+    schedule     clients in turn by a public order, independent noise: also holds against adversaries that see the participants
+    correlated   the same, with a round's noise cancelling a part of earlier rounds' noise
 
 notes: the clients, rounds and steps of `secure-fed demo`, without masks and phantoms, which change no accuracy: the built-in
 notes and model, 250 of 5,000 clients in each of 20 rounds, so that in a public order each takes part once; FFA-LoRA with a
-random A, and a server's momentum of .7 (starts.py has what the demo uses). FOLDER: named sst2, with train.jsonl.gz and
+random A, and a server's momentum of .7 (starts.py has the demo's start). FOLDER: named sst2, with train.jsonl.gz and
 test.jsonl.gz of `text` and `label`; the last layer of all-MiniLM-L6-v2 (the `bench` extra) is adapted by FFA-LoRA of rank 8, as
 in private_clients.py, by 100 of 2,000 clients of four sentences in each of 20 rounds.
 
-The noise is the operating system's; seeds decide the division of the data, the public order and the start. Settings were
-chosen on seed 0 of the notes by coins, long before the other ways were there. Every finished run is one line of --out, by
-default promises.jsonl beside this file, and what is there is not run again. --quick: name another --out.
+Noise comes from the operating system; seeds decide the division of the data, the public order and the start. Settings were
+chosen on seed 0 of the notes with coins, long before the other ways existed. Every finished run is one line of --out, by
+default promises.jsonl beside this file, and is not run again. With --quick, give another --out.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def of_sst2(seed: int, rounds: int) -> RunConfig:
 
 @functools.cache
 def sentences(folder: Path) -> tuple[Any, list[Any], list[Any]]:
-    """The model, and what its frozen layers make of the training and the test sentences."""
+    """The model, and its frozen layers' outputs for the training and test sentences."""
     from last_layer import SCALES, prepared, pretrained, zero_shot
 
     tokenizer, encoder = pretrained()
@@ -113,13 +113,13 @@ def sst2(folder: Path, config: RunConfig) -> Federation:
 
 
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
-    """The runs that the file holds, by their names."""
+    """The runs in the file, by their names."""
     lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
     return {(run["data"], run["way"], run["target"], run["seed"]): run for run in map(json.loads, lines)}
 
 
 def run_all(given: argparse.Namespace) -> None:
-    """Every run that the file does not hold, seed by seed."""
+    """Make every run that the file lacks, seed by seed."""
     tasks: dict[str, tuple[Callable[[int, int], RunConfig], Callable[[RunConfig], Federation]]] = {}
     for name in given.data:
         tasks[Path(name).name] = (
@@ -161,7 +161,7 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def draw(runs: Sequence[Run], place: Path) -> None:
-    """A panel for each data set."""
+    """Draw a panel for each data set."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,13 +1,14 @@
-"""The noise that each promise takes, computed; nothing is trained.
+"""The computed noise that each guarantee needs; nothing is trained.
 
     python benchmarks/promises_table.py [sums] [amplified] [workloads] [examples]
 
 sums        20 rounds of 250 of 5,000 clients: secret coins, and each client once in a public order with independent and with
             correlated noise
-amplified   banded noise over groups of clients that come in a cycle, with coins inside a group's turn (Choquette-Choo et al.,
-            "(Amplified) Banded Matrix Factorization", 2023), for 20, 100 and 1,000 rounds; holds against readers alone
-workloads   more and smaller rounds, bands and momentum, for clients that take part once
-examples    the steps inside one client, where an example is the unit: Poisson batches, an order over batches, correlated noise
+amplified   banded noise over groups of clients in a cycle, with coins inside a group's turn (Choquette-Choo et al.,
+            "(Amplified) Banded Matrix Factorization", 2023), for 20, 100 and 1,000 rounds; holds only against readers of the
+            model
+workloads   more and smaller rounds, bands, and momentum, for clients that take part once
+examples    the steps inside one client, with an example as the unit: Poisson batches, an order over batches, correlated noise
 
 Noise is the standard deviation on one coordinate of the sum of all rounds (or steps), in clip norms; delta is 1e-5.
 """
@@ -40,7 +41,7 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> 
 
 
 def last(made: Correlation, rounds: int) -> float:
-    """The noise on the sum of all rounds, for Z of standard deviation one."""
+    """The noise on the sum of all rounds, for Z with standard deviation one."""
     return float(made.errors(rounds)[-1])
 
 
@@ -50,12 +51,12 @@ def plain(epsilon: float, turns: float) -> float:
 
 
 def sampled(rate: float, count: int, epsilon: float) -> float:
-    """The noise multiplier of so many releases of samples by secret coins."""
+    """The noise multiplier of `count` releases of samples by secret coins."""
     return accounting.calibrate(partial(accounting.poisson_sampled, rate), count, epsilon, DELTA)
 
 
 def in_order(rounds: int, gap: int, turns: int, epsilon: float) -> tuple[float, float, int]:
-    """Final noise of an order: independent, correlated, and the band."""
+    """The final noise under a public order: independent, correlated; and the band."""
     made = best(rounds, gap, turns)
     independent = plain(epsilon, turns) * math.sqrt(rounds)
     return independent, plain(epsilon, made.exposures(rounds, gap, turns)[-1]) * last(made, rounds), made.band
@@ -80,10 +81,10 @@ def sums() -> None:
 
 
 def amplified() -> None:
-    """Groups of N / b clients have their turns in a cycle of b rounds, and each of a group's clients tosses a coin of b q.
+    """Groups of N / b clients have turns in a cycle of b rounds, and each client of a group tosses a coin of b q.
 
-    With a band of at most b, a client's rounds do not overlap in C, so the run costs what ceil(rounds / b) sampled Gaussians
-    cost. b = 1 is secret coins; b = 1 / q is a public order.
+    With a band of at most b, a client's rounds do not overlap in C, so the run's cost is that of ceil(rounds / b) sampled
+    Gaussians. b = 1 is secret coins; b = 1 / q is a public order.
     """
     rate = COHORT / CLIENTS
 
@@ -119,9 +120,9 @@ def amplified() -> None:
 
 
 def workloads() -> None:
-    """At the privacy of a Gaussian mechanism of multiplier 1, every client once, so that a cohort is clients / rounds.
+    """With the privacy of a Gaussian mechanism of multiplier 1 and every client once, so that a cohort is clients / rounds.
 
-    Models under momentum b are times 1 - b here, which makes them move as far as without.
+    Models under momentum b are scaled by 1 - b here, so that they move as far as without momentum.
     """
 
     def row(rounds: int, momentum: float) -> list[object]:
@@ -142,7 +143,7 @@ def workloads() -> None:
 def examples() -> None:
     """A client's examples, in 20 rounds of one local epoch each.
 
-    within: correlated over the steps of one round alone, since the next round starts from another model.
+    within: noise correlated over the steps of one round only, because the next round starts from another model.
     """
     rounds = 20
 

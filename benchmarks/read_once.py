@@ -1,14 +1,14 @@
-"""The head alone on a frozen sentence encoder: each text read once, against reading it in every step, and against Opacus.
+"""The head alone on a frozen sentence encoder: each text read once, compared with reading it in every step and with Opacus.
 
     HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 python benchmarks/read_once.py [--repeats 3]
 
 A model of the shape of MiniLM-L6 with random weights, whose head reads the mean over tokens. One client has 256 texts of 8 to
-64 tokens, each of which is protected; 64 are drawn in a step on average. One thread. All ways take turns; every turn begins
-with nothing read, and takes as many steps as pass over the texts once, and eight times. Printed are medians over the turns: of
-seconds, and of the ratio to Opacus's of the same turn. Trying the model out is counted.
+64 tokens, each protected; a step draws 64 on average. One thread. All ways alternate; every turn starts with no text read, and
+is made with the steps of one pass over the texts and of eight. Prints medians over the turns: of seconds, and of the ratio to
+Opacus's in the same turn. The trial of the model is included.
 
-    once       `train_together`: secret coins, gradients of examples, clipping, noise, AdamW, as in a run
-    anew       the same by a model that reads a text whenever it is drawn
+    once       `train_together`: secret coins, per-example gradients, clipping, noise, AdamW, as in a run
+    anew       the same with a model that reads a text whenever it is drawn
     opacus     Opacus's data loader with secret coins, its hooks (GradSampleModule) and its optimizer
 """
 

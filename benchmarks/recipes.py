@@ -1,20 +1,20 @@
-"""What a configuration alone reaches under privacy on real text, by what the classifier's head reads.
+"""The accuracy of default configurations under privacy on real text, by the input of the classifier's head.
 
     python benchmarks/recipes.py DATA [--where clients] [--methods head] [--poolings mean] [--epsilons 8] [--seeds 2]
     one cell: python benchmarks/recipes.py DATA --where clients --methods head --poolings mean --epsilons 8 --seeds 1
-    python benchmarks/recipes.py --docs docs                                           the table, from what is stored
+    python benchmarks/recipes.py --docs docs                                           the table, from stored runs
 
-DATA holds a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. The encoder is all-MiniLM-L6-v2 (the
-`bench` extra), which was made for the mean over its tokens. What follows is all that is set, beside the names of files and
-columns; rates, batches, steps, clip norm and the server's steps are what a run chooses by itself, and nothing is searched:
+DATA contains a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. The encoder is all-MiniLM-L6-v2 (the
+`bench` extra), which was trained for the mean over its tokens. Only the following is set, beside the names of files and
+columns; the run itself chooses rates, batches, steps, clip norm and the server's steps, and nothing is searched:
 
     clients    2,000 clients of three texts, cohorts of 100, 20 rounds, privacy for each client
     silos      10 silos of 1,000 texts, 5 rounds, privacy for each text
     longer     the same silos, 20 rounds
 
-At epsilon inf contributions are clipped as under privacy, and the noise multiplier is 0.001, so small that no accuracy depends
-on it. A seed decides which texts are whose, and the order. Every finished run is a line of recipes.jsonl beside this file, and
-is not made again. --docs writes the table into docs/choosing.md.
+At epsilon inf contributions are clipped as under privacy, and the noise multiplier is 0.001, too small to affect any accuracy.
+A seed decides the division of the texts among clients, and the order. Every finished run is a line of recipes.jsonl beside this
+file and is not run again. --docs writes the table into docs/choosing.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "federa, A frozen": {"name": "federa", "rule": "ffa_lora"},
     "fedlora": {"name": "fedlora"},
 }
-WHERE: dict[str, tuple[int, int, str, dict[str, Any]]] = {  # clients, texts of each, the unit, and the federation
+WHERE: dict[str, tuple[int, int, str, dict[str, Any]]] = {  # clients, texts of a client, the unit, the federation
     "clients": (2_000, 3, "client", {"rounds": 20, "cohort": 100}),
     "silos": (10, 1_000, "example", {"rounds": 5}),
     "longer": (10, 1_000, "example", {"rounds": 20}),
@@ -63,7 +63,7 @@ class Cell(NamedTuple):
 
 
 def config(cell: Cell, files: dict[str, str]) -> RunConfig:
-    """All that is set."""
+    """All settings that are not defaults."""
     _, _, unit, federation = WHERE[cell.where]
     budget = {"noise_multiplier": NONE} if math.isinf(cell.epsilon) else {"epsilon": cell.epsilon}
     return RunConfig.from_dict(

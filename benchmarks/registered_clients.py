@@ -1,11 +1,11 @@
-"""What it costs to have many registered clients, of which a round draws a hundred.
+"""The cost of many registered clients, of which a round draws a hundred.
 
     python benchmarks/registered_clients.py [--most 1000000]
 
-Every client has two to four tiny examples, made when it is drawn; the model is a toy. Each row is a process of its own: seconds
-from the objects to the first round, seconds of the second of two rounds, and the peak memory of the process in MB, of which
-`imports` were used before the federation was made. Then the peak memory of cohorts of 10, 100 and 10,000, and what it takes to
-draw from so many: a secret coin for each.
+Every client has two to four tiny examples, created when it is drawn; the model is a toy. Each row runs in its own process:
+seconds from the objects to the first round, seconds of the second of two rounds, and the peak memory of the process in MB, of
+which `imports` were used before the federation was created. Then the peak memory of cohorts of 10, 100 and 10,000, and the time
+of a draw, which tosses a secret coin for each client.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def in_a_process(clients: int, unit: str, cohort: int = 100) -> dict[str, float]
 
 
 def drawing(clients: int) -> float:
-    """Seconds of a draw of about a hundred by secret coins, the least of five."""
+    """Seconds to draw about a hundred clients by secret coins, the least of five."""
     from privacy.entropy import SystemEntropy
     from privacy.sampling import Poisson
 

@@ -1,16 +1,16 @@
-"""What a round costs beyond local training, against averaging the same numbers in place with numpy.
+"""The cost of a round beyond local training, compared with averaging the same numbers in place with numpy.
 
     python benchmarks/round_overhead.py [--rounds 50]
 
-Ten clients return 300,000 float32 numbers unchanged. Medians over rounds, in milliseconds of the one thread, of
+Ten clients return 300,000 float32 numbers unchanged. Prints medians over rounds, in milliseconds of one thread, for
 
     numpy    the average, in place, once after each of our rounds
-    server   our round with replies that lie ready: request, check, sum, apply, load into the model for evaluation
-    round    the same with clients whose local training returns at once: also make and check their contribution
-    train    the same with the setting up of a local training that has no examples
-    saved    as `round`, with a run directory: also make the round durable on disk
+    server   our round with prepared replies: request, check, sum, apply, load into the model for evaluation
+    round    the same with clients whose local training returns at once: also creating and checking their contribution
+    train    the same with the set-up of a local training without examples
+    saved    as `round`, with a run folder: also storing the round durably on disk
 
-and `start`, the seconds from the objects given to the first round. ratio = round / numpy.
+and `start`, the seconds from the given objects to the first round. ratio = round / numpy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Block(nn.Module):
 
 @dataclass
 class Ready:
-    """A client whose answer is always the same."""
+    """A client with a constant reply."""
 
     reply: Reply
 
@@ -63,7 +63,7 @@ def no_loss(model: nn.Module, batch: Any) -> Tensor:
 def make(
     method: str, layers: int, rounds: int, *, rank: int | None = None, width: int = WIDTH, clients: int = CLIENTS
 ) -> Federation:
-    """Clients that answer at once; without a rank, that of about NUMBERS numbers where A and B both travel."""
+    """Clients that reply at once. rank: None chooses the rank for about NUMBERS numbers if A and B are sent."""
     settings = {
         ("method", "name"): method,
         ("method", "rank"): rank or round(NUMBERS / (layers * 4 * width)),
@@ -85,7 +85,7 @@ def make(
 
 
 def a_round(federation: Federation, numbers: int, out: Path | None = None) -> tuple[float, float]:
-    """Median seconds a round, and to average as many vectors of as many numbers in place between the rounds."""
+    """Median seconds of a round, and of averaging as many vectors of `numbers` numbers in place between rounds."""
     ends: list[float] = []
     begins: list[float] = []
     vectors = [np.ones(numbers, dtype=np.float32) for _ in range(CLIENTS)]
@@ -108,7 +108,7 @@ def a_round(federation: Federation, numbers: int, out: Path | None = None) -> tu
 
 
 def trained_at_once(federation: Federation) -> Federation:
-    """The same federation, its local training replaced by one that returns what it was given."""
+    """The same federation with a local training that returns its input."""
     after: list[Trained] = []
 
     def train(objective: Objective, job: Job) -> Trained:
@@ -121,7 +121,7 @@ def trained_at_once(federation: Federation) -> Federation:
 
 
 def with_replies_ready(federation: Federation) -> Federation:
-    """The same federation, its clients asked beforehand."""
+    """The same federation, with replies prepared by its clients beforehand."""
     assembly = federation.assembly
     server, start = assembly.server, assembly.initial
     request = server.request(start, server.plan(start), CHANGE, assembly.config.training.rate, {})

@@ -1,4 +1,4 @@
-"""Finished runs, each a line of a JSON Lines file, and the tables made of them, which stand between two marks of a page."""
+"""Finished runs, each a line of a JSON Lines file, and writing their tables between two marks of a page."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _SPELLED = "epsilon"  # written as text, since JSON has no infinity
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
-    """Every run that the file holds; none where there is no file."""
+    """Every run in the file; none if there is no file."""
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
 
 
 def keep(out: Path, run: dict[str, Any]) -> None:
-    """One line more, which two processes do not write into each other."""
+    """Append one line; lines of two processes do not mix."""
     with out.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps(run) + "\n")
 
 
 def put(place: Path, name: str, text: str) -> None:
-    """Write the text between the marks of that name in a page; what stands around them stays.
+    """Write the text between the marks of that name in a page; the rest of the page stays.
 
     Raises ValueError if the page has no such marks, and leaves it as it was.
     """
@@ -39,7 +39,7 @@ def put(place: Path, name: str, text: str) -> None:
 
 
 def accuracies(kind: type[Cell], out: Path) -> dict[Cell, float]:
-    """The accuracy of every run that the file holds, by the fields of `kind`. A field that a line lacks has its default."""
+    """The accuracy of every run in the file, by the fields of `kind`. A field missing from a line has its default."""
     usual = kind._field_defaults
     return {
         kind(*(float(run[name]) if name == _SPELLED else (usual | run)[name] for name in kind._fields)): run["accuracy"]
@@ -48,9 +48,9 @@ def accuracies(kind: type[Cell], out: Path) -> dict[Cell, float]:
 
 
 class Runs(Generic[Cell]):
-    """The accuracy of each run that a file holds, and of those that are made because it does not.
+    """The accuracy of runs: stored in a file, or made if the file lacks them.
 
-    make: of a cell, its accuracy and the share of the commonest label. again: as if the file held nothing.
+    make: computes a cell's accuracy and the share of the commonest label. again: ignore the stored runs.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Runs(Generic[Cell]):
 
     def __call__(self, cell: Cell) -> float:
         if cell not in self._found and not self._again:
-            self._found |= accuracies(self._kind, self._out)  # perhaps another process has made it
+            self._found |= accuracies(self._kind, self._out)  # another process may have made it
         if cell not in self._found:
             started = time.perf_counter()
             self._found[cell], commonest = self._make(cell)

@@ -1,22 +1,22 @@
-"""What secure aggregation costs a client and the server: against the bare masks, and against Flower's SecAgg+.
+"""The cost of secure aggregation for a client and the server, compared with the bare masks and with Flower's SecAgg+.
 
     OMP_NUM_THREADS=1 python benchmarks/secure_aggregation.py [--dim 300000 ...] [--clients 50 ...] [--plot FILE.svg]
 
 n clients with k neighbours each sum vectors of d numbers in 32-bit words, on one thread. k and the threshold t are chosen for
-10 % corrupt and 20 % dropped clients; up to 50 clients all are neighbours of all. Ways that stand side by side took turns, and
-the medians of the turns are printed.
+10 % corrupt and 20 % dropped clients; with up to 50 clients, all are neighbours of each other. Ways in one table alternate;
+medians over the turns are printed.
 
-    AES, ChaCha  the limit: k keystreams of AES-256-CTR, or of ChaCha20, and k additions in place, in blocks that stay in cache.
-                 A client makes k + 1: also its own mask
-    masks        k + 1 keystreams and additions by our own code
-    ours         a whole stage, from the server's message to the bytes of the answer: for a mask, also k shares opened, k
-                 agreements and key derivations. `encode` is the fixed point before it, which the limit does not contain
-    Flower       the same stage by Flower's own functions (`flower_secagg.py`), which quantise in it; as many neighbours, the
-                 same threshold. Flower / ours counts our encoding too
+    AES, ChaCha  the lower limit: k keystreams of AES-256-CTR or ChaCha20, and k additions in place, in blocks that stay in
+                 cache. A client makes k + 1, including its own mask
+    masks        k + 1 keystreams and additions with our code
+    ours         a whole stage, from the server's message to the bytes of the answer: for a mask, also opening k shares, k
+                 agreements and key derivations. `encode` is the fixed-point encoding before it, which the limit excludes
+    Flower       the same stage with Flower's own functions (`flower_secagg.py`), including quantisation; same number of
+                 neighbours, same threshold. Flower / ours includes our encoding
 
-A client's mask depends on its neighbours alone, so it is timed in a session of k + 1 clients, and its share stage in one of
-all n, whose vectors have one number. The server is timed in a session of all n, unless its clients would have to make more than
---budget GB of masks: then of as many as fit (`on`), with the same k and t. Flower's server takes long, so it is timed only with
+A client's mask depends only on its neighbours, so it is timed in a session of k + 1 clients; its share stage is timed in a
+session of all n, with vectors of one number. The server is timed in a session of all n, unless its clients would make more than
+--budget GB of masks: then with as many as fit (`on`), with the same k and t. Flower's server is slow, so it is timed only with
 --flower-server clients, a tenth of them dropped, at d = 300,000.
 """
 
@@ -45,7 +45,7 @@ from timing import Limit, at_least, at_most, machine, medians, show, timed, turn
 
 from protocols.choice import Choice
 
-STATED = 300_000  # the vector that limits for shares and the server are stated for
+STATED = 300_000  # vector size of the limits for shares and the server
 LIMIT, FASTER, MUCH_FASTER, WORD = 1.5, 5, 50, 4.01  # bytes a number: 4, and a header
 GB = 1e9
 
@@ -70,7 +70,7 @@ def masks(
     print("\nOne client's masked vector, ms; bytes a number")
     print(f"{'d':>11}{'n':>6}{'k':>5}{'AES':>9}{'ChaCha':>9}{'masks':>9}{'/ AES':>7}{'ours':>9}{'/ AES':>7}", end="")
     print(f"{'bytes':>8}{'encode':>8}{'Flower':>10}{'/ ours':>7}{'bytes':>8}")
-    once = {choice.neighbours: choice for choice in reversed(choices)}  # clients with as many neighbours do the same
+    once = {choice.neighbours: choice for choice in reversed(choices)}  # equally many neighbours mean the same work
     return [masked(dim, choice, peer, repeats, limits) for dim in dims for choice in reversed(once.values())]
 
 
@@ -138,7 +138,7 @@ def against_flower(choices: list[Choice], peer: ModuleType, repeats: int, limits
         driven = peer.Round([update(STATED)] * n, choice.threshold, drops)
         ours = partial(unmasked, choice, drops)
         found = medians(turns({"ours": ours, "Flower": driven.unmask}, repeats))
-        if abs(driven.mean() - update(STATED)).max() > 2 * peer.STEP:  # all clients' vectors are that one
+        if abs(driven.mean() - update(STATED)).max() > 2 * peer.STEP:  # all clients have this vector
             raise RuntimeError("Flower's mean is not the clients' mean, so what was timed is not its protocol.")
         gain = found["Flower"] / found["ours"]
         print(
@@ -172,7 +172,7 @@ def servers(dims: list[int], choices: list[Choice], given: argparse.Namespace) -
 
 
 def growth(of_clients: list[Point], of_servers: list[Point], place: Path | None) -> None:
-    """The fits, and their pictures where there are enough sizes."""
+    """Print the fits, and plot them if there are enough sizes."""
     panels = [
         Panel("One client's masking", "k d: neighbours x words", of_clients),
         Panel("The server: adding up and unmasking", "n d + drops k d: words", of_servers),

@@ -1,7 +1,7 @@
-"""What `secure_aggregation.py` times: sessions of ours, and the raw cost of masks that nobody can go below.
+"""The timed code of `secure_aggregation.py`: our sessions, and the raw cost of masks as a lower limit.
 
-All clients of a session hold the same vector, so its sum is known without adding up; every finished session is checked against
-it. What is timed runs on one thread.
+All clients of a session have the same vector, so the sum is known; every finished session is checked against it. Timed code
+runs on one thread.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from protocols.parameters import Parameters
 from protocols.policy import Policy
 from protocols.server import Server
 
-CORRUPT, DROPOUT = 0.1, 0.2  # shares of the clients that parameters are chosen for
-COMPLETE = 50  # up to so many clients everybody is a neighbour of everybody
+CORRUPT, DROPOUT = 0.1, 0.2  # shares of the clients for the choice of parameters
+COMPLETE = 50  # up to so many clients, all are neighbours of each other
 BOUND = 8.0  # of a coordinate, as Flower's default
 BLOCK = 1 << 16  # words: blocks that stay in cache; fastest of 2^12 to 2^17 and of whole vectors, by up to a quarter
 
 
 def chosen(clients: int) -> Choice:
-    """Up to COMPLETE clients: shares rebuilt by two thirds, as active sessions need. Beyond: what is least and safe."""
+    """Parameters: up to COMPLETE clients a threshold of two thirds, as active sessions need; above, the smallest safe ones."""
     neighbours, threshold = (clients - 1, 2 * clients // 3 + 1) if clients <= COMPLETE else (None, None)
     return choose(clients, corrupt=CORRUPT, dropout=DROPOUT, active=False, neighbours=neighbours, threshold=threshold)
 
@@ -75,13 +75,13 @@ def keystreams(stream: Callable[[], CipherContext], dim: int, count: int) -> Tim
 
 
 def expanded(dim: int, count: int) -> Timed:
-    """The same by our own code, its keys being secret and used once: no message, no agreement."""
+    """The same with our own code and one-time secret keys, without messages and agreements."""
     total = np.zeros(dim, np.uint32)
     return timed(lambda: add_masks(total, [(Secret(os.urandom(32)), 1) for _ in range(count)], threads=1))
 
 
 def forget() -> None:
-    """What one client learnt of the roster, the next would find in this process's caches. It is to read it itself."""
+    """Clear this process's caches of the roster, so that the next client must read it itself."""
     for function in vars(roster).values():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
@@ -89,7 +89,7 @@ def forget() -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """Seconds of the server alone: adding up masked vectors, then unmasking their sum. Bytes one client sent in all stages."""
+    """The server's seconds to add masked vectors, and to unmask their sum. uploaded: one client's bytes in all stages."""
 
     collect: float
     unmask: float
@@ -97,9 +97,9 @@ class Served:
 
 
 class Session:
-    """A session of `members` clients, at most as many as the choice is for: fewer keep its neighbours and threshold.
+    """A session of `members` clients, at most the choice's number; fewer clients keep its neighbours and threshold.
 
-    `sent`: bytes of the last message made by `share_one` or `mask_one`.
+    sent: bytes of the last message from `share_one` or `mask_one`.
     """
 
     def __init__(self, choice: Choice, members: int, dim: int, drops: int = 0, threads: int | None = 1) -> None:
@@ -133,7 +133,7 @@ class Session:
         return self.codec.encode(self.update.astype(np.float64))
 
     def receive(self, sender: int, message: bytes | bytearray) -> float:
-        """Seconds of the server. What client 0 sends is counted: it never drops."""
+        """Seconds of the server. The bytes of client 0 are counted, because it never drops."""
         if sender == 0:
             self.uploaded += len(message)
         started = time.perf_counter()
@@ -169,7 +169,7 @@ class Session:
         return seconds
 
     def serve(self) -> Served:
-        """The rest of the session, and whether its sum is right."""
+        """Finish the session, and check its sum."""
         gone = set(random.Random(0).sample(range(1, len(self.clients)), self.drops))
         staying = [me for me in range(len(self.clients)) if me not in gone]
         collect = (
@@ -183,7 +183,7 @@ class Session:
 
 
 def served(choice: Choice, members: int, dim: int, drops: int) -> Served:
-    """A whole session. Its clients, whom nobody times here, may use all cores; the server uses one."""
+    """A whole session. Its clients are not timed and may use all cores; the server uses one."""
     session = Session(choice, members, dim, drops, threads=None)
     session.share_all()
     return session.serve()

@@ -1,15 +1,14 @@
-"""What a masked round costs a simulation, training apart: with keys that both ends of a pair share, and with clients that share
-nothing; with all cores; against an older checkout; and as clients grow in number.
+"""The cost of a masked round in a simulation, without training: with pairwise keys computed once for both clients, and with
+clients that share nothing; with all cores; compared with an older checkout; and for growing numbers of clients.
 
     git worktree add /tmp/before c2198f3
     OMP_NUM_THREADS=1 python benchmarks/secure_sum.py [--before /tmp/before] [--repeats 3] [--large]
 
-A federation whose clients answer at once (`secure_sum_round.py`) plays masked rounds through the engine, in a process of its
-own for each way. The ways take turns, and the least of each is printed: CPU seconds of the process, and seconds. Each has one
-core, since two that are threads of one processor core make each other's CPU seconds longer. The way "cores" has all of them and
-spreads the clients over processes: its ratio is of seconds, the others are of CPU seconds. X25519 is what all agreements of a
-session take at least, once for each pair of keys: it is timed in the same run, and no simulation that plays the real protocol
-goes below it.
+A federation whose clients reply at once (`secure_sum_round.py`) runs masked rounds through the engine, each way in its own
+process. The ways alternate, and the least of each is printed: CPU seconds of the process, and seconds. Each way has one core,
+because two threads on one processor core increase each other's CPU seconds. The way "cores" has all cores and distributes the
+clients over processes: its ratio is of seconds, the others' of CPU seconds. X25519 is the least time of all agreements of a
+session, one for each pair of keys: it is timed in the same run, and is a lower limit for any simulation of the real protocol.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Case:
     clients: int
     numbers: int
     kind: str = "passive"
-    share: float = 0.05  # of the clients that may be corrupt, and that may vanish
+    share: float = 0.05  # of corrupt clients, and of dropped clients
 
     @property
     def arguments(self) -> list[str]:
@@ -48,7 +47,7 @@ GROWTH = [Case(clients, 64) for clients in (125, 250, 500)]
 
 @dataclass(frozen=True)
 class Way:
-    """A checkout, and whether its clients share nothing."""
+    """A checkout, and whether its clients share nothing (`apart`)."""
 
     name: str
     checkout: Path = HERE
@@ -70,7 +69,7 @@ class Way:
 
 
 def agreement() -> float:
-    """CPU seconds of one, the least of many."""
+    """CPU seconds of one agreement, the least of many."""
     key, public = X25519PrivateKey.generate(), X25519PrivateKey.generate().public_key()
     found = []
     for _ in range(50):
@@ -82,7 +81,7 @@ def agreement() -> float:
 
 
 def least(ways: list[Way], case: Case, repeats: int) -> dict[str, dict[str, float]]:
-    """By way; they take turns."""
+    """The least figures by way; ways alternate."""
     best: dict[str, dict[str, float]] = {}
     for _ in range(repeats):
         for way in ways:
@@ -99,7 +98,7 @@ def row(ways: list[Way], case: Case, repeats: int) -> None:
     print(f"{1e3 * now['cpu'] / case.clients:10.2f}{now['cpu']:9.2f}{now['wall']:9.2f}", end="")
     for way in ways[1:]:
         other = found[way.name]
-        what = "cpu" if way.pinned else "wall"  # that of processes is not counted
+        what = "cpu" if way.pinned else "wall"  # child processes' CPU time is not counted
         print(f"{other['cpu']:9.2f}{other['wall']:9.2f}{other[what] / now[what]:7.2f}", end="")
     print(flush=True)
 

@@ -1,10 +1,10 @@
-"""One masked round in a simulated federation whose clients answer at once: its CPU seconds and its seconds, as JSON.
+"""One masked round in a simulated federation whose clients reply at once: its CPU seconds and its seconds, as JSON.
 
     PYTHONPATH=<a checkout> python benchmarks/secure_sum_round.py CLIENTS NUMBERS passive|active CORRUPT DROPOUT ROUNDS [apart]
 
-All of the round counts but the training: requests, encoding, every stage of the protocol at clients and server, decoding, the
-mean. The best of ROUNDS after one that warms up. `apart`: clients share nothing, as on machines of their own. Without that it
-uses only what older versions have too, so that checkouts can be compared.
+The whole round except training is counted: requests, encoding, every stage of the protocol at clients and server, decoding, the
+mean. The best of ROUNDS after one for warming up. `apart`: clients share nothing, as on separate machines. Without it, only
+features of older versions are used, so that checkouts can be compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def no_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 class Block(nn.Module):
-    """Of one matrix, whose B of rank 8 has so many numbers."""
+    """A module with one matrix, whose B of rank 8 has `numbers` numbers."""
 
     def __init__(self, numbers: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def federation(clients: int, numbers: int, active: bool, corrupt: float, dropout
 
 
 def set_apart() -> None:
-    """Make the clients of this process agree by themselves, each end of a pair for itself."""
+    """Make each client in this process compute its key agreements itself, instead of once for each pair."""
     from protocols.agreements import Alone
     from secure_fed.rounds.masked import wiring
 

@@ -1,11 +1,11 @@
-"""What reference adapters of an audit cost beside the run that they imitate.
+"""The cost of an audit's reference adapters, relative to the run that they imitate.
 
     python benchmarks/shadows.py [--references 16] [--threads 2] [--quick]
 
 The run is built-in, without privacy: 40 clients of 100 notes, ten of them in each of 10 rounds, LoRA of rank 8, evaluated once.
-Half of the notes may be audited, so a reference trains on as many as the run. The same again with masks, for which references
-have no use. References train in lockstep: all clients that any of them asks in a round share passes over the model. The run's
-own clients do so too, so what 16 references can gain is the run's start, its evaluation and what its passes leave unused.
+Half of the notes may be audited, so a reference trains on as many as the run. The same is repeated with masks, which references
+do not need. References train in lockstep: the clients of all references in a round share passes over the model. The run's
+clients do so too, so 16 references can only save the run's start, its evaluation, and unused capacity of its passes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def configured(masks: bool) -> RunConfig:
 
 
 def measured(count: int, masks: bool) -> Limit:
-    """One run, from its configuration to its end, and its references."""
+    """Time one run, from its configuration to its end, and its references."""
     started = time.perf_counter()
     federation = Federation(configured(masks))
     start = time.perf_counter() - started

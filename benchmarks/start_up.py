@@ -1,7 +1,8 @@
-"""What a run costs before and inside its first round.   python benchmarks/start_up.py
+"""The cost of a run before and in its first round.   python benchmarks/start_up.py
 
-Seconds, one thread: commands that only print, and such as end with a wrong setting; the imports, every part of the default
-configuration, and one client's local training against a plain torch loop over the same batches (median of five, in turn).
+Seconds, one thread: commands that only print, and commands that end with a wrong setting; the imports, every part of the
+default configuration, and one client's local training compared with a plain torch loop over the same batches (median of five,
+alternating).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def plain_loop(assembly: Any, client: Any, trainable: list[str]) -> None:
 
 
 def command(words: Sequence[str]) -> None:
-    """Run one command; those with a wrong setting end with an error, which is what is timed."""
+    """Run one command; commands with a wrong setting are timed until their error."""
     subprocess.run([sys.executable, "-m", "secure_fed", *words], capture_output=True, check=False)
 
 

@@ -1,12 +1,12 @@
-"""FFA-LoRA's frozen A, drawn at random or of the model's own weights: which trains better under noise?
+"""FFA-LoRA's frozen A, drawn at random or made from the model's weights: which trains better under noise?
 
     python benchmarks/starts.py [--sst2 FOLDER] [--seeds 3] [--only NAME ...] [--docs docs]
 
     gaussian, orthonormal    A is drawn from the seed (`method.freeze_init`)
-    singular                 A holds the largest singular vectors of the weights beside it: `method.name = "federa"` with
+    singular                 A contains the largest singular vectors of the adapted weights: `method.name = "federa"` with
                              `method.rule = "ffa_lora"`
-    head alone               no adapter; the rate of the demo (of .02 and .06 the better one on seed 0), and the clip norm that
-                             goes with it, the length of one step
+    head alone               no adapter; the rate of the demo (the better of .02 and .06 on seed 0), and the matching clip norm,
+                             which is the length of one step
 
 clients: the clients, rounds and steps of `secure-fed demo` at epsilon 8 with independent noise (or at epsilon 3 with
 correlated noise), without masks and phantoms, which change no accuracy. silos: four silos of 1,000 built-in notes, 10 rounds,
@@ -14,8 +14,8 @@ epsilon 8 for each note, otherwise defaults. FOLDER: named sst2, with train.json
 the last layer of all-MiniLM-L6-v2 (the `bench` extra): "sst2 clients" as in promises.py, "sst2 silos" 10 silos of 800
 sentences for 10 rounds. "open": the same silos without privacy.
 
-Noise is the operating system's; a seed decides the division of the data, the public order and a drawn A. Every finished run is
-a line of starts.jsonl beside this file and is not made again. --docs writes the table into docs/choosing.md.
+Noise comes from the operating system; a seed decides the division of the data, the public order and a drawn A. Every finished
+run is a line of starts.jsonl beside this file and is not run again. --docs writes the table into docs/choosing.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "singular": {"name": "federa", "rule": "ffa_lora"},
     "head alone": {"name": "head"},
 }
-HEAD_RATE, HEAD_NUMBERS = 0.02, 17_544  # of the head alone at the notes' clients
+HEAD_RATE, HEAD_NUMBERS = 0.02, 17_544  # for the head alone with the notes' clients
 OUT = Path(__file__).with_suffix(".jsonl")
 Made = Callable[[int, Mapping[str, Any]], Federation]
 
@@ -92,7 +92,7 @@ def of_sst2_silos(folder: Path, seed: int, method: Mapping[str, Any], epsilon: f
 
 
 def _promised(epsilon: float | None) -> dict[str, Any]:
-    """What is promised, and no audit of it."""
+    """The settings of the guarantee, without an audit."""
     if epsilon is None:
         return {"evaluation": {"every": 10}}
     return {"evaluation": {"every": 10, "phantoms": 0}, "privacy": {"unit": "example", "epsilon": epsilon}}
@@ -123,7 +123,7 @@ def finished() -> dict[tuple[str, str, int], float]:
 
 
 def table(found: Mapping[tuple[str, str, int], float]) -> str:
-    """Mean accuracy over seeds and the lowest and highest, in per cent."""
+    """Mean, lowest and highest accuracy over seeds, in per cent."""
     rows = ["| task | seeds | " + " | ".join(STARTS) + " |", "|---|---:|" + "---:|" * len(STARTS)]
     for task in dict.fromkeys(key[0] for key in found):
         cells = [[100 * accuracy for key, accuracy in found.items() if key[:2] == (task, start)] for start in STARTS]

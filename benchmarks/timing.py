@@ -1,8 +1,7 @@
-"""What the benchmarks share: ways that take turns, the machine with versions, and limits beside what was found.
+"""Shared code of the benchmarks: alternating timings, a description of the machine, and limits beside measured figures.
 
-Other work on a machine changes the times of what runs beside it, so ways that are compared take turns within one process:
-each once, then each again. A ratio is the median of the ratios of the turns; a time is the median, or where it is to be
-compared across processes the least.
+Other work on a machine changes timings, so compared ways alternate within one process: each once, then each again. A ratio is
+the median of the turns' ratios; a time is the median, or the least if it is compared across processes.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-Timed = Callable[[], float]  # does something once; the seconds that it took
+Timed = Callable[[], float]  # performs an action once; returns its seconds
 
 
 def timed(action: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Timed:
-    """The action as something timed; `time.process_time` as the clock leaves out what other processes do."""
+    """The action with timing; `time.process_time` as the clock excludes other processes."""
 
     def once() -> float:
         started = clock()
@@ -36,7 +35,7 @@ def timed(action: Callable[[], object], clock: Callable[[], float] = time.perf_c
 
 
 def turns(ways: Mapping[str, Timed], repeats: int, *, warm: int = 0) -> dict[str, list[float]]:
-    """Seconds of every way in every turn, after `warm` turns that do not count."""
+    """Seconds of every way in every turn, after `warm` uncounted turns."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(warm + repeats):
         for name, way in ways.items():
@@ -67,7 +66,7 @@ def machine(*packages: str) -> str:
 
 
 def installed(package: str) -> str:
-    """Its version, or nothing."""
+    """The package's version, or nothing."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -75,9 +74,9 @@ def installed(package: str) -> str:
 
 
 def ended(processes: Iterable[subprocess.Popen[Any]], seconds: float) -> list[int | None]:
-    """The exit status of each, None for all if they take longer. Whatever they started (Ray's actors, say) ends with them.
+    """The exit status of each process; None for all if they take longer. Their child processes (such as Ray's actors) end too.
 
-    Each is to be begun with `start_new_session=True`.
+    Each must be started with `start_new_session=True`.
     """
     started, until = list(processes), time.monotonic() + seconds
     try:
@@ -93,7 +92,7 @@ def ended(processes: Iterable[subprocess.Popen[Any]], seconds: float) -> list[in
 
 @dataclass(frozen=True)
 class Limit:
-    """A figure beside the limit that it is to keep."""
+    """A measured figure, and whether it keeps its limit."""
 
     what: str
     found: float
@@ -119,6 +118,6 @@ def show(limits: Iterable[Limit]) -> None:
 
 
 def limits_of(printed: str) -> list[Limit]:
-    """The limits in what a benchmark printed."""
+    """The limits in a benchmark's output."""
     lines = re.findall(r"^    (met    |NOT MET) +([-\d.]+|nan|inf)  (.*)$", printed, re.MULTILINE)
     return [Limit(what, float(found), met == "met    ") for met, found, what in lines]

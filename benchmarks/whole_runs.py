@@ -3,19 +3,19 @@
     python benchmarks/whole_runs.py [--only tiny ...] [--repeats 2] [--data FOLDER] [--peers FOLDER]
 
 All start from the same model, token ids, clients, cohort size and local optimiser, train the same tensors by LoRA, and evaluate
-the same test set after every round; each draws cohorts as it does. Every run is a process of its own, timed from its start:
-Python, imports, the model. All may use every core, in the way that their documentation names.
+the same test set after every round; each draws cohorts in its own way. Every run is a separate process, timed from its start,
+including Python, imports and the model. All may use every core, as their documentation recommends.
 
     start    seconds until the first round begins
     first    the first round, in which Flower's actors load the model
     round    median of the others
     whole    from the start of the process to the end of its last round
 
-`one adapter` has no clients: as many texts a round train one adapter, by plain torch, in passes of like length.
+`one adapter` has no clients: as many texts in a round train one adapter with plain torch, in passes of similar lengths.
 
-Ways take turns; of each the turn with the shortest whole run is shown. Peers are installed by pip into environments of their
-own below --peers, once. --data: a folder with train.jsonl.gz and test.jsonl.gz of texts and labels, for MiniLM; else it reads
-built-in notes.
+Ways alternate; the turn with the shortest whole run is shown for each. Peers are installed once by pip into their own
+environments below --peers. --data: a folder with train.jsonl.gz and test.jsonl.gz of texts and labels, for MiniLM; without it,
+MiniLM gets built-in notes.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from timing import Limit, at_least, ended, machine, show
 HERE = Path(__file__).parent
 CORES = os.cpu_count() or 1
 LIMITS = {"Flower": 5.0, "pfl": 1.5}
-FLOOR = "one adapter"  # no clients: as many texts a round through one adapter (`peers/one_adapter.py`)
+FLOOR = "one adapter"  # no clients: one adapter with as many texts a round (`peers/one_adapter.py`)
 MOST = 300  # seconds of a run
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained. All clients have as many examples, so that a round is as much work whoever is drawn."""
+    """A training task. All clients have equally many examples, so that every round is the same work."""
 
     about: str
     clients: int
@@ -77,7 +77,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Way:
-    """A script, the interpreter that runs it, and in how many processes."""
+    """A script, its interpreter, and its number of processes."""
 
     script: str
     python: str | Path = sys.executable
@@ -86,7 +86,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run reported: the seconds at which its first round began and every round ended, and what it reached."""
+    """A run's report: the seconds at which its first round began and every round ended, and its accuracy."""
 
     ticks: list[float]
     accuracy: float
@@ -106,7 +106,7 @@ class Run:
 
 
 def ways(folder: Path, private: bool) -> dict[str, Way]:
-    """How each is started; a peer that cannot be installed is left out in a line."""
+    """How to start each way; a peer that cannot be installed is left out with a message."""
     found = {"secure-fed": Way("ours"), "plain loop": Way("loop")} | ({} if private else {FLOOR: Way("one_adapter")})
     for name, peer, processes in () if private else (("Flower", "flower", 1), ("pfl", "pfl", CORES)):
         try:
@@ -117,7 +117,7 @@ def ways(folder: Path, private: bool) -> dict[str, Way]:
 
 
 def surroundings(way: Way) -> dict[str, str]:
-    """The environment of its processes. pfl's share the cores; the others spread over them by themselves."""
+    """The environment of a way's processes. pfl's processes divide the cores; the others use all cores by themselves."""
     own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     own |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parent), "TOKENIZERS_PARALLELISM": "false"}
     if way.processes > 1:
@@ -129,7 +129,7 @@ def surroundings(way: Way) -> dict[str, str]:
 
 
 def ports(count: int) -> list[int]:
-    """As many that are free."""
+    """`count` free ports."""
     taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     numbers = [one.getsockname()[1] for one in taken]
     for one in taken:
@@ -138,7 +138,7 @@ def ports(count: int) -> list[int]:
 
 
 def run(way: Way, work: Path) -> Run:
-    """One whole run. Its last line, of the first process if there are several, is its report."""
+    """One whole run. Its report is the last line of the (first) process."""
     own = surroundings(way)
     command = [str(way.python), str(HERE / "peers" / f"{way.script}.py"), str(work)]
     places = [work / f"{rank}.log" for rank in range(way.processes)]
@@ -163,7 +163,7 @@ def run(way: Way, work: Path) -> Run:
 
 
 def compare(task: Task, place: Path, given: argparse.Namespace) -> dict[str, Run]:
-    """The shortest run of each, printed."""
+    """Print and return the shortest run of each way."""
     model = environments.minilm(given.peers) if task.model == "minilm" else HERE.parent / TINY
     data = given.data if task.model == "minilm" else None
     rounds = given.rounds or task.rounds
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--peers", type=Path, default=environments.FOLDER)
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what was started is then ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # then child processes end too
     os.environ["HF_HUB_OFFLINE"] = "1"
     print(machine("torch", "transformers", "peft", "opacus") + "; " + ", ".join(sum(environments.WANTED.values(), ())))
     limits: list[Limit] = []

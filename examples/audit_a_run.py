@@ -1,4 +1,4 @@
-"""A small run is trained, attacked from four vantage points, and reported: with reference adapters, in about a minute.
+"""Train a small run, attack it from four vantage points with reference adapters, and write the report: about a minute.
 
 python examples/audit_a_run.py [FOLDER]
 """

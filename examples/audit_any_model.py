@@ -1,6 +1,6 @@
-"""Does an adapter that plain Transformers and PEFT trained give its training texts away? Ten seconds.
+"""Does an adapter trained with plain Transformers and PEFT reveal its training texts? Ten seconds.
 
-The labels are drawn at random, so the adapter can only learn them by heart. The audit finds it, and writes a page to read.
+The labels are random, so the adapter can only memorise them. The audit detects this, and writes an HTML page.
 """
 
 import json
@@ -24,7 +24,7 @@ for name, rows in (("members", range(50)), ("others", range(50, 100))):
     (folder / f"{name}.jsonl").write_text("\n".join(lines))
 
 model: Any = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-trained = ["pooler", "classifier"]  # which the base has no weights for
+trained = ["pooler", "classifier"]  # the base has no weights for these
 lora = LoraConfig(task_type="SEQ_CLS", r=16, target_modules=["query", "value"], modules_to_save=trained)
 model = get_peft_model(model, lora)
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)

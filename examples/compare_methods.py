@@ -1,8 +1,8 @@
-"""Four methods side by side on the same clients: what they reach and what they send.
+"""Four methods side by side on the same clients: their accuracy and the bytes that they send.
 
 python examples/compare_methods.py
 
-With a table and a drawing, over several seeds, and to be gone on with: `secure-fed compare A.toml B.toml`.
+`secure-fed compare A.toml B.toml` does the same over several seeds, with a table and a plot, and can be resumed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from secure_fed import Federation, RunConfig
 
-METHODS = ("fedlora", "ffa_lora", "fra_lora", "federa")  # `secure-fed methods` names all there are
+METHODS = ("fedlora", "ffa_lora", "fra_lora", "federa")  # `secure-fed methods` lists all methods
 SETTINGS = [
     "data.examples=1800",
     "data.test_examples=400",

@@ -1,10 +1,10 @@
-"""Runs the commands of a Markdown document and puts what they print below them.
+"""Run the commands in a Markdown document and insert their output below them.
 
     python examples/first_hour.py docs/first_hour.md [--check]
 
-A block of commands begins with ```console, and a command with "$ ". They are run one after the other in a folder of their own,
-with this checkout's examples/ in it; `| tail -3` and the like are for the shell. With --check the document stays as it is, and
-the exit status says whether every command still works.
+A block of commands begins with ```console, and a command with "$ ". Commands run one after the other in a new folder with this
+checkout's examples/; the shell executes `| tail -3` and the like. With --check the document is not changed, and the exit status
+shows whether every command still works.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
-COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)  # a backslash goes on in the next line
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)  # a backslash continues on the next line
 WIDTH = 100
 
 
@@ -29,7 +29,7 @@ def commands(block: str) -> list[str]:
 
 
 def run(command: str, folder: Path) -> str:
-    """What the command prints, both streams together. SystemExit with its output if it fails."""
+    """The output of the command, both streams together. SystemExit with the output if it fails."""
     environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Loads an exported adapter with PEFT and Transformers alone.
+"""Load an exported adapter with PEFT and Transformers alone.
 
 python examples/load_tickets.py ADAPTER
 """

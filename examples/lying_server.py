@@ -1,9 +1,10 @@
-"""A server that lies: what it reads out of one client's answer, and what stops it. One minute.
+"""A lying server: what it learns from one client's update, and which defences stop it. One minute.
 
     python examples/lying_server.py
 
-The client fine-tunes a LoRA adapter and a head on eight notes. The server sends it a crafted head, guesses the notes among a
-thousand, and counts their labels. `secure-fed audit --lying CONFIG.toml` does the same for a configuration of your own.
+The client fine-tunes a LoRA adapter and a head on eight notes. The server sends it a crafted head, identifies the notes among a
+thousand candidates, and counts their labels. `secure-fed audit --lying CONFIG.toml` does the same for a configuration of your
+own.
 """
 
 from attacks.adversary.active import LyingServer
@@ -17,22 +18,22 @@ NOISE = ["privacy.unit=client", "privacy.noise=local", "privacy.epsilon=8", "eva
 
 
 def server(*settings: str) -> LyingServer:
-    """In the second round, to clients that check what they are sent."""
+    """A server that lies in the second round, to clients that check its requests."""
     return LyingServer(Federation(RunConfig.load(None, [*SETTINGS, *settings])).assembly)
 
 
-# One attack by hand: traps in the head, and the notes that the answer points at.
+# One attack by hand: traps in the head, and the notes that the update points at.
 table = Table.laid(server(), each=8, seed=0)
 held = table.deal()
 answer, _ = table.answer(traps.traps(table.head, table.public_inputs, table.server.limit), held)
 named = traps.named(table.head, answer, table.inputs, most=8, signs=table.adamw)
 print(f"of 8 notes, {len(set(named) & set(held))} are named among {len(table.candidates)}")
 
-# The labels of the same notes, from another lie.
+# The label counts of the same notes, from another crafted head.
 answer, _ = table.answer(labels.flat(table.head, "adamw"), held)
 print("labels:", labels.counts(table.head, answer, "adamw", table.server.lr, steps=1, examples=8).tolist())
 
-# All attacks, with and without noise that the client adds itself.
+# All attacks, with and without noise added by the client.
 for settings in ([], NOISE):
     for cell in audited(server(*settings), ["traps", "membership", "replay"], trials=10)["cells"]:
         print(f"{'with noise' if settings else 'plain':10} {cell['attack']:12} {cell['hits']} of {cell['of']} trials")

@@ -1,4 +1,4 @@
-"""Three runs on the same clients draw on one privacy budget, which holds two of them.
+"""Three runs on the same clients share one privacy budget, which suffices for two of them.
 
 python examples/one_budget.py [FOLDER]
 """

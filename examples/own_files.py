@@ -2,7 +2,7 @@
 
     python examples/own_files.py [FOLDER]
 
-The files are made from the built-in notes here; yours need a text and a label a line.
+Here the files contain the built-in notes; your files need a text and a label on each line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from secure_fed.learning.data import notes
 
 
 def write_clinics(folder: Path) -> list[Path]:
-    """One file a site, from the built-in generator."""
+    """One file for each clinic, from the built-in generator."""
     rows = notes.generate(1500, seed=1, split="train")
     files: dict[str, list[str]] = {}
     for text, label, site in zip(rows.text, rows.label, rows.client or (), strict=True):

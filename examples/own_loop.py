@@ -1,4 +1,4 @@
-"""A training loop of your own under a privacy guarantee: PEFT's LoRA on a small language model, and a plain PyTorch loop.
+"""Your own training loop with a privacy guarantee: PEFT's LoRA on a small language model, and a plain PyTorch loop.
 
     python examples/own_loop.py
 

@@ -1,9 +1,9 @@
-"""A model, data and loss of your own: three laboratories fit one small network, and each keeps its data.
+"""Your own model, data and loss: three laboratories fit one small network, and each keeps its data.
 
     python examples/own_model.py
 
-Anything with linear layers will do. Here the last layer trains in full beside the adapters (`method.modules_to_save`), and a
-callback watches the rounds.
+Any model with linear layers works. Here the last layer trains in full beside the adapters (`method.modules_to_save`), and a
+callback prints progress.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def laboratory(examples: int, truth: Tensor, generator: torch.Generator) -> Data
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
-    """(B,) losses: one an example, so that no example's loss depends on another."""
+    """(B,) losses, one for each example, so that no example's loss depends on another."""
     measured, label = batch
     return nn.functional.cross_entropy(model(measured), label, reduction="none")
 

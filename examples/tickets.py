@@ -1,9 +1,9 @@
-"""Writes made-up data to try secure-fed on: letters to the eight offices of a bank, and the team that answers each.
+"""Write synthetic data for trying secure-fed: letters to the eight offices of a bank, and the team that answers each.
 
     python examples/tickets.py FOLDER
 
-tickets.csv has the columns message, team and office; held_out.csv has letters to nobody's office, for testing; tickets.toml
-is a configuration for both.
+tickets.csv has the columns message, team and office; held_out.csv has letters that belong to no office, for testing;
+tickets.toml is a configuration for both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A server that lies: it chooses what clients start a round from, and reads one client's answer or a sum.
+"""A lying server: it chooses the tensors that clients start a round from, and reads one client's contribution or a sum.
 
-It lies to the clients of an assembled federation, which refuse what they would refuse in a run, bound what they send, and add
-the noise that they would add. Behind masks the sum is made by the protocol itself. Nothing is charged: this is a simulation, by
-somebody who holds the data.
+Its victims are the clients of an assembled federation. They refuse the requests that they would refuse in a run, bound their
+contributions, and add their noise. With masks, the protocol itself computes the sum. Nothing is charged: this is a simulation
+by somebody who has the data.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Layout, Tensors
 
 
-class Refused(SecureFedError):  # noqa: N818 - what a client did
+class Refused(SecureFedError):  # noqa: N818 - a client's decision, no fault
     """A client, or the protocol, refused the lie. The message is the client's."""
 
 
 @dataclass(frozen=True)
 class LyingServer:
-    """The vantage of a server that lies in one round, from 0.
+    """The vantage of a server that lies in one round (`round`, counted from 0).
 
-    state: what an honest server would send in it; None: the initial state. trusting: its clients have no bounds on requests
-    (`secure_fed.rounds.acceptable`), as in frameworks that check nothing.
+    state: the tensors that an honest server would send in that round; None: the initial state. trusting: clients check no
+    requests (`secure_fed.rounds.acceptable`), as in frameworks that check nothing.
     """
 
     assembly: Assembly
@@ -56,12 +56,12 @@ class LyingServer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the schedule; clients refuse another."""
+        """The scheduled learning rate; clients refuse any other."""
         return scheduled_lr(self.assembly.config.training, self.round, self.assembly.config.federation.rounds)
 
     @property
     def falling(self) -> Falling:
-        """The fall of the learning rate in the course of the round."""
+        """How the learning rate falls within the round."""
         return Falling(self.assembly.config.training, self.round, self.assembly.config.federation.rounds)
 
     @property
@@ -70,20 +70,21 @@ class LyingServer:
         return math.inf if self.trusting else self.assembly.config.federation.largest_value
 
     def request(self, tensors: Tensors) -> Request:
-        """The round's request, with these tensors in the place of the honest ones of the same names."""
+        """The round's request, with `tensors` replacing the honest tensors of the same names."""
         state = replace(self.assembly.initial, tensors=self.honest | tensors, round=self.round)
         server = self.assembly.server
         plan = server.plan(State(state.tensors, round=self.round))
         return server.request(state, plan, plan.passes[0], self.lr, {})
 
     def answer(self, client: int, tensors: Tensors, examples: Sequence[Any] | None = None) -> Tensors:
-        """The contribution of a client; examples: that it holds, in the place of its own."""
+        """A client's contribution. examples: replace the client's own."""
         return self._handled(self._holding(client, examples), self.request(tensors))
 
     def replayed(self, client: int, tensors: Tensors, examples: Sequence[Any]) -> Tensors:
-        """The contribution that a client with these examples would make, without noise: the server computes it by itself.
+        """The contribution that a client with these examples would send, without noise, as the server simulates it.
 
-        Order and dropout come from the seed where the run is not private; where it is, they are secret, and drawn anew.
+        In a run without privacy, order and dropout come from the public seed. In a private run they are secret, so they are
+        drawn afresh.
         """
         own, protection = self.assembly.clients[client], self.assembly.protection
         if protection.placement.private:
@@ -99,9 +100,10 @@ class LyingServer:
         told: Mapping[int, Tensors] | None = None,
         held: Mapping[int, Sequence[Any]] | None = None,
     ) -> Tensors:
-        """The sum over a cohort, behind masks if the run has them; else as an ideal protocol gives it that compares nothing.
+        """The sum over a cohort: by the masked protocol if the run has one, else by an ideal sum that does not compare
+        requests.
 
-        told: other tensors, for some of the clients. held: examples of some, in the place of their own.
+        told: tensors sent to single clients instead of `tensors`. held: examples that replace single clients' own.
         """
         requests = {client: self.request((told or {}).get(client, tensors)) for client in cohort}
         everybody = {one: self._holding(one, (held or {}).get(one)) for one in cohort if one < self.clients}
@@ -129,7 +131,7 @@ class LyingServer:
         return server.gather(list(cohort), usual, layout, transport).total.total()
 
     def simulated_sum(self, answers: Sequence[Tensors]) -> Tensors:
-        """The sum of answers that the server simulated by itself, with the noise of as many shares."""
+        """The sum of contributions that the server simulated, with one share of noise for each."""
         total, shares = _added(answers), self.assembly.protection.shares
         if shares is None:
             return total
@@ -142,7 +144,7 @@ class LyingServer:
         return len(self.assembly.clients)
 
     def _holding(self, client: int, examples: Sequence[Any] | None) -> Client:
-        """The client, with these examples. It is asked as often as there are trials, whoever's turn it is."""
+        """The client with these examples, without its record of turns: every trial requests a contribution from it."""
         own = self.assembly.clients[client]
         bounds: dict[str, Any] = {"acceptable": None} if self.trusting else {}
         return own.like(own.examples if examples is None else examples, attendance=None, **bounds)
@@ -156,10 +158,10 @@ class LyingServer:
 
 @dataclass(frozen=True)
 class _Telling:
-    """A transport that hands each client the request that it is to be told, in a session that fits the request.
+    """A transport that gives each client its own request, in a session that matches the request.
 
-    usual: digest of the session's own request. A client that is told another gets parameters that agree with it, or it would
-    refuse the request at once.
+    usual: digest of the session's own request. A client with another request gets session parameters that agree with it;
+    otherwise it would refuse the request at once.
     """
 
     inner: InProcess
@@ -194,4 +196,4 @@ def _added(contributions: Sequence[Tensors]) -> Tensors:
     return total.total()
 
 
-_NEXT_TO_NONE = 1e-9  # of noise
+_NEXT_TO_NONE = 1e-9  # noise multiplier

@@ -28,8 +28,8 @@ class Inapplicable(UsageError):  # noqa: N818 - a fact, no fault
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an audit. references: shadow adapters; significance: of all lower bounds together; max_rounds: evenly
-    spaced rounds for attacks that use rounds, all if None.
+    """The settings of an audit. references: shadow adapters; significance: of all lower bounds together; max_rounds: the number
+    of rounds, evenly spaced, that attacks on rounds use; all if None.
     """
 
     references: int = 16
@@ -40,10 +40,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Finding:
-    """scores: (units,), higher means more likely a member; None of an attack on something else than membership.
+    """scores: (units,), higher means more likely a member; None for attacks on something other than membership.
 
-    measured: what else there is to say, as JSON. note: what a reader of the number has to know. null: the law of the score of a
-    unit that did not train, where that is known.
+    measured: other results, as JSON. note: a caveat for readers of the number. null: the distribution of a non-member's score,
+    where it is known.
     """
 
     scores: Floats | None = None
@@ -54,9 +54,9 @@ class Finding:
 
 @dataclass
 class Shadows:
-    """Reference adapters of one audit, trained when first asked for and then shared by all attacks and vantages.
+    """Reference adapters of one audit, trained on first use and then shared by all attacks and vantages.
 
-    rounds: how many the run came to, if it ended early.
+    rounds: the rounds that the run completed, if it ended early.
     """
 
     assembly: Assembly
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def population(self) -> Sequence[Any]:
-        """Examples of the same distribution that were certainly no members: the test set."""
+        """Examples of the same distribution that are certainly non-members: the test set."""
         return self.assembly.problem.test
 
     def confidences(self, tensors: Tensors, examples: Sequence[Any]) -> Floats:
@@ -117,6 +117,6 @@ class Case:
         return mean_of_units(self.confidences(tensors, examples), owner, len(self.units))
 
     def reference_confidences(self, count: int) -> Floats:
-        """(references, examples) phi of the examples looked at, under so many reference adapters."""
+        """(references, examples) phi of the examples in `looked_at`, under `count` reference adapters."""
         examples, _ = self.looked_at
         return self.references.confidences(count, lambda state: self.confidences(state, examples))

@@ -1,19 +1,19 @@
-"""The null distribution: the known distribution of the score of a unit that did not train.
+"""The null distribution: the known distribution of a non-member's score.
 
-A canary's direction u is uniform on the unit sphere in d dimensions, and nothing that was released depends on the direction of
-a canary that did not train. So of fixed unit vectors c_1 .. c_T, whatever the model, the data and the noise are,
+A canary's direction u is uniform on the unit sphere in d dimensions, and no release depends on the direction of a canary that
+did not train. So for fixed unit vectors c_1 .. c_T, whatever the model, the data and the noise are,
 
-    sqrt(d) <u, c>            has (1 + <u, c>) / 2 ~ Beta((d - 1) / 2, (d - 1) / 2): all but N(0, 1)
-    sqrt(d) <u, c_t>, all t   are those of g / sqrt(|g|^2 + chi^2_{d-r}) times sqrt(d), g ~ N(0, I_r) in the span of the c_t,
-                              r its dimension: a law of T numbers, to be drawn from as often as one likes
+    sqrt(d) <u, c>            has (1 + <u, c>) / 2 ~ Beta((d - 1) / 2, (d - 1) / 2): almost N(0, 1)
+    sqrt(d) <u, c_t>, all t   are the products of sqrt(d) g / sqrt(|g|^2 + chi^2_{d-r}) with the c_t, g ~ N(0, I_r) in the
+                              span of the c_t, r its dimension: a joint law of T numbers that can be sampled
 
-A score that is a function of the second has no closed law, and draws take its place: of N draws of which k are as high as a
-unit's score, (k + 1) / (N + 1) is a valid p-value whatever N is, because the unit's own score is one more draw. N is 1,000,000
-as long as that takes seconds: a rate of 0.1 % is then known to within 3 %.
+A score that is a function of the second has no closed law and is sampled: if k of N draws are at least as high as a unit's
+score, (k + 1) / (N + 1) is a valid p-value for every N, because the unit's own score is one more draw. N is 1,000,000 where
+that takes seconds: a rate of 0.1 % is then known to within 3 %.
 
-Where the law is known no non-member is needed to say how seldom one scores so high: rates of false accusations that a few
-hundred held-out units cannot show are known, and an AUC has the chance of one side alone in it. The held-out units are then
-free to test the law itself (`refuted`): a wrong dimension, or units that were held out by name and trained all the same, show.
+Where the law is known, false-positive rates need no non-members. Rates too low for a few hundred held-out units to show are
+known exactly, and only the members' sampling error enters an AUC. The held-out units can then test the law itself (`refuted`):
+this detects a wrong dimension, and units that were declared held out but trained.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 DRAWS = 1_000_000
-_NUMBERS = 20_000_000  # that are drawn at most, whatever the number of rounds
+_NUMBERS = 20_000_000  # drawn at most, whatever the number of rounds
 _FEWEST_DRAWS = 100_000
 _AT_ONCE = 50_000
-_CERTAIN = 1e-12  # share of a direction's length below which the rounds do not span it
-REFUTED = 1e-3  # the chance of a law that holds to be given up
+_CERTAIN = 1e-12  # eigenvalues up to this count as zero: the rounds do not span that direction
+REFUTED = 1e-3  # the probability that a true law is rejected
 
 
 @dataclass(frozen=True)
 class Null:
-    """tails: (units,) the chance that a unit that did not train scores as high, or higher. rounds: (units, rounds), of numbers
-    that are N(0, 1) in rounds in which a unit was not drawn; rate: the public chance of being drawn. None where an attack has
-    no such numbers. together: whether the numbers of all rounds of a unit are in one, that of a single release.
+    """tails: (units,) the probability that a non-member scores at least as high. rounds: (units, rounds) numbers, N(0, 1)
+    in rounds that did not draw the unit; rate: the public probability of being drawn. Both are None where an attack has no such
+    numbers. together: whether one number covers all rounds of a unit, as for a single release.
     """
 
     tails: Floats
@@ -59,8 +59,8 @@ def sphere_tails(scores: Floats, dimension: int) -> Floats:
 def drawn_tails(
     scores: Floats, spans: Sequence[Floats], score: Callable[[Floats], Floats], rng: np.random.Generator
 ) -> Floats:
-    """P(score of fresh directions >= score), from draws. spans: (rounds, d) unit vectors, an array for each set of rounds that
-    share their coordinates, which have directions of their own; score: of (draws, all rounds), in that order.
+    """P(score of fresh directions >= score), from draws. spans: (rounds, d) unit vectors, one array for each set of rounds with
+    the same coordinates; each set has its own directions. score: takes (draws, all rounds) in that order.
     """
     rounds = sum(len(span) for span in spans)
     count = int(np.clip(_NUMBERS // max(1, rounds), _FEWEST_DRAWS, DRAWS))
@@ -78,14 +78,14 @@ def drawn_tails(
 
 
 def _root(span: Floats) -> tuple[Floats, int]:
-    """(rounds, r) R with R R^T the inner products of the unit vectors, and their dimension d."""
+    """(rounds, r) R, where R R^T are the inner products of the unit vectors; and their dimension d."""
     values, vectors = np.linalg.eigh(span @ span.T)
     kept = values > _CERTAIN
     return vectors[:, kept] * np.sqrt(values[kept]), span.shape[1]
 
 
 def _drawn(root: Floats, dimension: int, count: int, rng: np.random.Generator) -> Floats:
-    """(count, rounds) of sqrt(d) <u, c_t>."""
+    """(count, rounds) draws of sqrt(d) <u, c_t>."""
     along = rng.standard_normal((count, root.shape[1]))
     across = rng.chisquare(dimension - root.shape[1], count) if dimension > root.shape[1] else np.zeros(count)
     length = np.sqrt(np.square(along).sum(axis=1) + across)
@@ -94,10 +94,11 @@ def _drawn(root: Floats, dimension: int, count: int, rng: np.random.Generator) -
 
 
 def refuted(held_out: Floats) -> bool:
-    """Whether held-out units reject this distribution; a true one is rejected with a probability of at most REFUTED.
+    """Whether held-out units reject this distribution; a true law is rejected with a probability of at most REFUTED.
 
-    They are uniform if it holds. Mean and variance of their normal quantiles are tested, which scores of a wrong scale or
-    place move most, and the largest difference of the distribution functions (Kolmogorov and Smirnov).
+    held_out: the tails of held-out units, which are uniform if the law holds. Tested are the mean and variance of their normal
+    quantiles, which a wrong location or scale of the scores moves most, and the largest difference of the distribution
+    functions (Kolmogorov and Smirnov).
     """
     from scipy.special import ndtri
     from scipy.stats import chi2, kstest, norm

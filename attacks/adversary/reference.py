@@ -1,8 +1,8 @@
-"""One reference federation: like the run's over other members. It releases nothing and charges nothing.
+"""One reference federation: the run's, with other members. It releases nothing and charges nothing.
 
-A round is computed twice. `noted` goes as far as the training of each client and returns the jobs; `round` makes the whole
-round, with the results of these jobs, or with clients that train when requested. Both draw the same cohort, order and coins,
-since all of these come from seeds; `noted` leaves no trace in the clients.
+A round is computed twice. `noted` stops at each client's training and returns the training jobs. `round` computes the whole
+round, with the results of these jobs or with clients that train on request. Both draw the same cohort, order and coins, because
+these come from seeds; `noted` does not change the clients.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from secure_fed.tensors.sums import PlainSum
 
 @dataclass
 class Reference:
-    """A reference adapter in training; `state` is its present global state."""
+    """A reference adapter in training; `state` is its current global state."""
 
     assembly: Assembly
     server: Server
@@ -98,12 +98,12 @@ class Reference:
         return list(self.desk.noted)
 
     def round(self, lr: float, trained: Sequence[Trained] | None = None) -> None:
-        """The round to come; `trained` is what came of the jobs that were noted, without it every client trains when asked."""
+        """Compute the next round. trained: the results of the noted jobs; None: every client trains on request."""
         self.desk.lay_out(trained)
         self.state, _ = run_round(self.state, self.server, self._transport(), lr)
 
     def _transport(self) -> Transport:
-        """As the run's, and new for every round: who vanishes goes by seed and round."""
+        """A transport like the run's, new for every round: seed and round decide which clients drop out."""
         config = self.assembly.config
         capped = config.secure_aggregation.enabled and config.federation.weighting == "examples"
         most = float(config.secure_aggregation.most_examples) if capped else math.inf
@@ -112,7 +112,7 @@ class Reference:
 
 
 class Desk:
-    """Stands where clients train: it notes what is to be trained, or gives out what came of it, or has it trained at once."""
+    """Replaces the clients' training function: it notes the job, or returns the job's known result, or trains at once."""
 
     def __init__(self) -> None:
         self.noted: list[Job] = []
@@ -120,17 +120,17 @@ class Desk:
         self._ready: deque[tuple[Job, Trained]] | None = None
 
     def clear(self) -> None:
-        """From now on, note."""
+        """From now on, note jobs."""
         self.noted, self._notes, self._ready = [], True, None
 
     def lay_out(self, trained: Sequence[Trained] | None) -> None:
-        """From now on, give out these, of the jobs that were noted; without any, train."""
+        """From now on, return these results of the noted jobs; with None, train."""
         self._notes = False
         self._ready = None if trained is None else deque(zip(self.noted, trained, strict=True))
         self.noted = []
 
     def train(self, objective: Objective, job: Job) -> Trained:
-        """Local training as `local.train` does it: noted, given out, or done."""
+        """Local training as `local.train` does it: noted, returned, or done."""
         if self._notes:
             self.noted.append(job)
             raise _NotedError
@@ -144,7 +144,7 @@ class Desk:
         return trained
 
     def beside(self, train: Train) -> Train:
-        """`train` of a client that does not learn from its examples, so that there is nothing to note."""
+        """`train` for a client that does not learn from its examples: there is no job to note."""
 
         def requested(objective: Objective, job: Job) -> Trained:
             if self._notes:
@@ -155,16 +155,16 @@ class Desk:
 
 
 class _NotedError(Exception):
-    """A client was asked to train, and that is noted."""
+    """A client's training job was noted; the client stops here."""
 
 
 class _AskedError(Exception):
-    """Everybody who takes part in a round was asked to train."""
+    """Every participant of the round was requested to train."""
 
 
 @dataclass(frozen=True)
 class _Participant:
-    """A client that leaves the round where it is only to be noted. most: the largest weight that a masked sum would carry."""
+    """A client that sends nothing where its job is only noted. most: the largest weight that a masked sum allows."""
 
     client: Client
     most: float
@@ -179,7 +179,7 @@ class _Participant:
 
 @dataclass(frozen=True)
 class _NoFurther:
-    """A transport of a single exchange."""
+    """A transport that stops after one exchange."""
 
     inner: Transport
 
@@ -191,7 +191,7 @@ class _NoFurther:
 
 @dataclass(frozen=True)
 class _AllShares(Gaussian):
-    """To a sum, the noise that all shares of it would have been."""
+    """Adds to a sum the noise of all clients' shares together."""
 
     shares: DistributedGaussian
     bring: int
@@ -203,7 +203,7 @@ class _AllShares(Gaussian):
 
 @dataclass
 class _Allowance:
-    """The requested count, in as many rounds as a client may take part in; the same count for the same round."""
+    """Grants the requested count in at most `most` rounds for each client, and 0 in later rounds. A round counts once."""
 
     most: float
     rounds: dict[str, set[int]] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class _Allowance:
 
 
 def _protection(real: Protection, seed: int) -> Protection:
-    """The run's, from a seed, and with shares of noise put on the sum."""
+    """The run's protection, with noise from a seed; clients' shares of noise are added to the sum instead."""
     seeded = replace(real, entropy=SeededEntropy(seed))
     if real.correlated is not None:
         seeded = replace(seeded, correlated=replace(real.correlated).open(seeded.entropy))

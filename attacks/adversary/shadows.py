@@ -1,26 +1,26 @@
-"""Reference ("shadow") adapters: the federated procedure once more, with fresh coins over the audit pool.
+"""Reference ("shadow") adapters: the same federated training with fresh coins over the audit pool.
 
-A reference is what the run would have made had other units of the pool been members (Shokri et al., 2017; Carlini et al., 2022,
-arXiv 2112.03570, section IV-C): the same clients with the rest of their data, the same method, schedule, bounds and noise, over
-the same base. What is random and public (without privacy the order of examples, and cohorts) is as in the run, for who attacks
-knows `federation.seed`; what is secret is drawn anew for each reference. Its noise comes from a seed: no reference is ever
-released.
+A reference is the adapter that the run would have trained with other units of the pool as members (Shokri et al., 2017; Carlini
+et al., 2022, arXiv 2112.03570, section IV-C): the same clients with the rest of their data, the same method, schedule, bounds
+and noise, over the same base. Public randomness (without privacy, the order of examples and the cohorts) is the run's, because
+an attacker knows `federation.seed`; secret randomness is drawn afresh for each reference. Noise comes from a seed: no reference
+is ever released.
 
-Coins. Every unit is inside of half of the references, a half drawn for it alone (the design of Carlini et al.). So each
-reference by itself has fair and independent coins, as the run has, and of the confidences of a unit as many are "in" as "out".
-Of an odd number of references, a fair coin says which side has one more. Equal examples share their coins, as in the run.
+Coins. Every unit is a member of half of the references, drawn for each unit independently (the design of Carlini et al.). So
+each reference has fair and independent coins, as the run has, and a unit has equally many "in" and "out" confidences. With an
+odd number of references, a fair coin decides which side has one more. Equal examples share their coins, as in the run.
 
-What differs from the run:
-- Masks are left out: the sum is that of the contributions, no fixed point rounds it, and no range of it cuts them off.
-- Noise that clients would bring in shares is added to the sum, of the same total standard deviation: that of all shares, though
-  of clients that vanish there would be none.
-- Nothing is charged and no ledger is opened; a client sits out what it would sit out once it has taken part as often as it may.
-- Privacy is not accounted for anew: the noise is that of the run, also where other members would have led to another plan.
+Differences from the run:
+- There are no masks: contributions are summed without fixed-point rounding and without a limited range.
+- Noise that clients would add in shares is added to the sum, with the standard deviation of all shares, those of dropped-out
+  clients included.
+- Nothing is charged and no ledger is opened. A client that has reached its limit of participations sits out, as in the run.
+- Privacy is not accounted again: the noise is the run's, even where other members would have led to another plan.
 
-References train in lockstep: all clients that train in a round of any of them share passes over the base (module `cohort`).
-A round is computed twice for that: first up to the first contribution of each client, to learn what is to be trained on what,
-then in full, with what came of it. Both times draw the same, since all there is to draw comes from seeds. Where noise is in the
-steps of training (privacy for examples or groups), every client trains by itself.
+References train in lockstep: the clients of all references that train in a round share passes over the base model (module
+`cohort`). For that, a round is computed twice: first up to each client's training, to collect the training jobs, then in full
+with their results. Both draw the same, because all randomness comes from seeds. Where training steps have noise (privacy for
+examples or groups), every client trains by itself.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ Progress = Callable[[int, int], None]
 class References:
     """Reference adapters of a federation.
 
-    inside: (references, units), whether the unit was a member of the reference. states: the last global state of each.
-    why_not_together: why some trainings were made one after the other; empty if all shared passes.
+    inside: (references, units), whether the unit was a member of the reference. states: the last global state of each
+    reference. why_not_together: why some clients trained one after the other; empty if all shared passes.
     """
 
     inside: Bools
@@ -68,9 +68,9 @@ def references(
     *,
     rounds: int | None = None,
 ) -> References:
-    """`count` references with fair coins, all of `seed`.
+    """`count` references with fair coins, all from `seed`.
 
-    progress: called with the number of rounds done by all of them and the total. rounds: of the run, if it ended early.
+    progress: called with the rounds done, over all references, and their total. rounds: the run's, if it ended early.
     """
     if count < 2:
         raise UsageError(
@@ -83,14 +83,14 @@ def references(
 
 
 def coins(count: int, lots: Sequence[int], rng: np.random.Generator) -> Bools:
-    """(count, units): every unit inside of half, drawn for each lot alone; units of one lot share theirs."""
+    """(count, units): every unit is a member of half of the references, drawn for each lot independently."""
     fair = np.stack([rng.permutation(count) < (count + rng.integers(2)) // 2 for _ in range(max(lots) + 1)], axis=1)
     inside: Bools = fair[:, np.asarray(lots)]
     return inside
 
 
 def lots(held: AuditPool) -> list[int]:
-    """(units,) numbers from 0, equal for equal examples and for nothing else: a copy of what is outside is not inside."""
+    """(units,) numbers from 0, equal exactly for equal examples, so that copies of a held-out example are held out too."""
     numbers: dict[bytes, int] = {}
     contents = [
         content(plain(unit.examples[0])) if held.of == "data" and held.kind == "example" else unit.name.encode()
@@ -108,7 +108,7 @@ def trained(
     common: bool = True,
     rounds: int | None = None,
 ) -> References:
-    """A reference for each row of `inside`, trained in lockstep, or each client by itself when it is asked."""
+    """A reference for each row of `inside`, trained in lockstep or, without `common`, each client by itself."""
     planned, done = assembly.config.federation.rounds, 0
     rounds = planned if rounds is None else rounds
     common = common and not assembly.protection.placement.step_noise
@@ -129,7 +129,7 @@ def trained(
 
 
 def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
-    """A round of each."""
+    """Compute one round of each reference."""
     if ways is None:
         for one in made:
             one.round(lr)

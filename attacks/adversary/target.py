@@ -1,4 +1,4 @@
-"""The run that is audited: its federation as it was before training, the state it ended with, and what was recorded."""
+"""The audited run: its federation before training, its final state, and the recording of its rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from secure_fed.runs.same_run import differing_digests
 
 @dataclass(frozen=True)
 class Target:
-    """The audited run: its federation as it was before training, its final state, and the recording of its rounds.
+    """The audited run: its federation before training, its final state, and the recording of its rounds (None without one).
 
     result: the run's own summary.
     """
@@ -37,7 +37,7 @@ class Target:
 
 
 def opened(run_dir: Path) -> Target:
-    """The run in this directory, its data read again, ready to be audited. Nothing is written, and no budget is touched."""
+    """The run in this folder, with its data read again, ready for an audit. Nothing is written, and no budget is touched."""
     facts, config = read_facts(run_dir), read_config(run_dir)
     if not (run_dir / RESULT).exists():
         going_on = f"secure-fed train --resume --out {shlex.quote(str(run_dir))}"

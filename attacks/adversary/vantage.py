@@ -1,11 +1,12 @@
-"""Four adversaries by their view of a run. Each sees everything that the one before it sees, and more.
+"""Four adversaries, by their view of a run. Each sees everything that the one before it sees, and more.
 
     outsider        the final adapter
-    fellow_client   the global state of every round, as a client that took part in all of them
-    secure_server   also what a server behind secure aggregation decodes: the sum of every pass, before any noise of its own
-    server          also what every single client sent
+    fellow_client   the global state of every round, as a client that took part in every round
+    secure_server   also the sum of every pass that a server decodes under secure aggregation, before its own noise
+    server          also every single client's update
 
-A vantage is a filter over a recording. Of a recording without masks the third is what that server would have seen with them.
+A vantage is a filter over a recording. In a recording without masks, `secure_server` gets the sums that it would have seen with
+masks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 @dataclass(frozen=True)
 class Vantage:
-    """title and sees: for a reader of the report."""
+    """title, sees: texts for readers of the report."""
 
     name: str
     title: str
@@ -40,7 +41,7 @@ VANTAGES = {
 
 @dataclass(frozen=True)
 class Seen:
-    """The view of an adversary. states: by finished rounds, from 0; lr: local learning rates, which are settings."""
+    """The view of an adversary. states: by number of finished rounds, from 0; lr: local learning rates, known from settings."""
 
     vantage: str
     final: Tensors
@@ -51,7 +52,7 @@ class Seen:
 
     @property
     def written(self) -> int:
-        """The number of times that tensors of this view were written into, as torch counts it."""
+        """The number of writes into this view's tensors, as torch counts them."""
         held = [
             self.final,
             *self.states.values(),
@@ -62,9 +63,9 @@ class Seen:
 
 
 def seen(vantage: str, final: Tensors, recorded: Recorded | None, *, averaged: bool = False) -> Seen:
-    """The recording, cut down to what this adversary saw; without one, everybody has the final adapter alone.
+    """This adversary's part of the recording. Without a recording, every adversary has the final adapter alone.
 
-    averaged: the final adapter is the mean of several rounds' models, and so no step from the one before.
+    averaged: the final adapter is the mean of several rounds' models, so it is not a step from the model before it.
     """
     rank = list(VANTAGES).index(vantage)
     if recorded is None or rank == 0:

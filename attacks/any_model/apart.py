@@ -1,4 +1,4 @@
-"""What an audit compares has to differ: references from the model and from each other, and others from members."""
+"""Checks that an audit compares different things: references and the model, and members and others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from secure_fed.learning.models.locate import locate
 
 
 def require_different(model: str, references: Sequence[str]) -> None:
-    """Refuse a model that is compared with itself, or a reference twice: the spread over references would say nothing."""
+    """Refuse a model as its own reference, and a repeated reference: the spread over references would be meaningless."""
     seen = {_place(model, "--model"): "is the --model itself"}
     for name in references:
         place = _place(name, "--reference")
@@ -23,7 +23,7 @@ def require_different(model: str, references: Sequence[str]) -> None:
 
 
 def require_apart(members: Rows, others: Rows) -> None:
-    """Refuse a row that is on both sides: it was in the training, so among the others it hides a leak."""
+    """Refuse a row that is on both sides: it was in the training, so listing it among the others would hide a leak."""
     first, both = _whole(members), set(_whole(members)) & set(_whole(others))
     if both:
         raise UsageError(
@@ -34,7 +34,7 @@ def require_apart(members: Rows, others: Rows) -> None:
 
 
 def _place(name: str, option: str) -> str:
-    """A folder by its whole path, and a Hub id as it is. ModelError, by the option's name, for what is neither."""
+    """The whole path of a folder, or a Hub id unchanged. ModelError, naming the option, for anything else."""
     try:
         found = locate(name)
     except ModelError as error:

@@ -1,4 +1,4 @@
-"""The audit of a model by its texts, from the question to the answer."""
+"""The audit of a model by texts that were in its training and others: all signals, baselines, and the verdict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Audit:
-    """scores: (texts,) of each signal, members first."""
+    """scores: by signal, (texts,) with members first."""
 
     subject: Subject
     scores: dict[str, Floats]
@@ -37,7 +37,7 @@ class Audit:
 
     @property
     def best(self) -> Band:
-        """The receiver operating characteristic of the signal that the verdict is about."""
+        """The ROC curve of the verdict's signal."""
         scores, members = self.scores[self.verdict.best], self.subject.texts.members
         return band(scores[:members], scores[members:])
 
@@ -70,13 +70,13 @@ class Audit:
 
 @dataclass(frozen=True)
 class _One:
-    """A text, as the baseline takes a unit."""
+    """A text in the form of a baseline's unit."""
 
     examples: tuple[Any, ...]
 
 
 def audited(subject: Subject, say: Say) -> Audit:
-    """Every signal that the model allows. UsageError for fewer than ten texts on a side."""
+    """Compute every signal that the model allows. UsageError for fewer than ten texts on a side."""
     members, count = subject.texts.members, len(subject.texts.rows)
     if min(members, count - members) < FEWEST:
         raise UsageError(
@@ -119,7 +119,7 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
 
 
 def _beside(subject: Subject, losses: Floats, of_references: list[Floats]) -> dict[str, Floats]:
-    """Signals of references. One reference alone ranks texts by all of them as it does by the first."""
+    """Signals that use references. With a single reference all of them rank texts as the first does."""
     found = {"loss beside references": signals.calibrated(losses, of_references)}
     if len(of_references) == 1:
         return found
@@ -129,7 +129,7 @@ def _beside(subject: Subject, losses: Floats, of_references: list[Floats]) -> di
 
 
 def _by_shadows(subject: Subject, say: Say) -> dict[str, Floats]:
-    """LiRA and RMIA, where shadows are to be trained."""
+    """LiRA and RMIA, if shadows were requested."""
     asked = subject.asked
     if asked.config is None:
         return {}
@@ -142,7 +142,7 @@ def _by_shadows(subject: Subject, say: Say) -> dict[str, Floats]:
 
 @dataclass
 class _Progress:
-    """Says how far a training is, in tenths."""
+    """Reports the progress of a training, in tenths."""
 
     say: Say
     said: int = 0

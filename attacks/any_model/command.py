@@ -1,4 +1,4 @@
-"""`secure-fed audit --model BASE --members FILE --non-members FILE`: the audit of a model that others have trained."""
+"""`secure-fed audit --model BASE --members FILE --non-members FILE`: the audit of a model trained elsewhere."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def require_run(chosen: argparse.Namespace) -> None:
-    """UsageError where nothing is named to audit."""
+    """UsageError if no run and no model is named."""
     if chosen.run_dir is None:
         raise UsageError("name the RUN_DIR to audit, or a --model with --members and --non-members")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Make the audit, print it, and say by the exit status whether it is above the limit."""
+    """Make the audit and print it; the exit status shows whether the result is above the limit."""
     if chosen.run_dir is not None:
         raise UsageError(f"name either RUN_DIR, which is {chosen.run_dir}, or --model")
     for name, option in _NEEDED.items():
@@ -146,12 +146,12 @@ def _asked(chosen: argparse.Namespace) -> Asked:
 
 
 def longest(chosen: argparse.Namespace) -> int:
-    """The tokens that are read of a text."""
+    """The maximum number of tokens read from a text."""
     return LENGTH if chosen.max_length is None else int(chosen.max_length)
 
 
 def _own(name: str) -> Path:
-    """The file of a signal of the user's own."""
+    """The file of a user-defined signal."""
     from attacks.any_model.signals import PAPERS
 
     if not name.endswith(".py") or Path(name).stem in PAPERS:
@@ -163,7 +163,7 @@ def _own(name: str) -> Path:
 
 
 def _config(chosen: argparse.Namespace) -> RunConfig | None:
-    """The configuration that shadows are trained by. It says how texts are read, so nothing else may."""
+    """The configuration for training shadows. It defines how texts are read, so no other option may."""
     from secure_fed.config import RunConfig
 
     if (chosen.shadows is None) != (chosen.config is None):
@@ -189,11 +189,11 @@ def _write(audit: Audit, place: Path) -> None:
 
 
 def _require_writable(place: Path) -> None:
-    """Refuse a file that cannot be written, before the audit is made."""
+    """Refuse an output file that cannot be written, before the audit starts."""
     with plainly(UsageError, f"{place} cannot be written", "name another file with --scores"):
         if place.is_dir():
             raise IsADirectoryError("it is a folder")
-        # Such as /dev/stdout, in whose place a file would be put.
+        # Such as /dev/stdout, which a new file would replace.
         if place.is_symlink() or (place.exists() and not place.is_file()):
             raise OSError("it is a link or a device")
         with TemporaryFile(dir=place.parent):
@@ -201,7 +201,7 @@ def _require_writable(place: Path) -> None:
 
 
 def _made(folder: Path) -> None:
-    """The folder, made before the audit, so that no audit is lost to one that cannot be."""
+    """The output folder, created before the audit, so that a folder that cannot be created loses no results."""
     with plainly(UsageError, f"{folder} cannot be written", "name another folder with --out"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

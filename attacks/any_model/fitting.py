@@ -1,4 +1,4 @@
-"""Whether a configuration can train shadows of an audited model: the same beginning, architecture, and kind of adapter."""
+"""Whether a configuration can train an audited model's shadows: same starting weights, architecture, and kind of adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
 
 
 def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
-    """ConfigError in one sentence for a configuration whose shadows would be models of another kind, or too few."""
+    """ConfigError if the configuration's shadows would be models of another kind, or if `count` is too small."""
     if count < FEWEST:
         raise ConfigError(f"--shadows is {count}: at least {FEWEST}, and 16 to see a small leak")
     begun, audited = config.model.name, asked.model
@@ -43,7 +43,7 @@ def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
 
 
 def _require_head(config: RunConfig, asked: Asked) -> None:
-    """Shadows whose head reads what that of the audited model reads."""
+    """Require that the shadows' head reads the same input as the audited model's head."""
     ours = config.model.pooling == "mean" or is_pooled(_read(config.model.name))
     theirs = on_mean_pooled(asked.adapter) if asked.adapter is not None else is_pooled(_read(asked.model))
     if ours != theirs:
@@ -55,7 +55,7 @@ def _require_head(config: RunConfig, asked: Asked) -> None:
 
 
 def _require_rank(config: RunConfig, asked: Asked) -> None:
-    """An adapter of PEFT's says its rank; others say nothing."""
+    """Require the audited adapter's rank. Only PEFT's adapters state one."""
     try:
         noted = json.loads((asked.adapter / "adapter_config.json").read_text(encoding="utf-8")) if asked.adapter else {}
     except (OSError, ValueError):

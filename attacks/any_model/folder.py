@@ -1,4 +1,4 @@
-"""The files of an audit of a model: a page to read, the audit as JSON, and every text's scores, for their owner alone."""
+"""The files of a model's audit: an HTML page, the audit as JSON, and every text's scores; only their owner can read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE, AUDIT, SCORES = "audit.html", "audit.json", "scores.csv"
 
 
 def written(audit: Audit, folder: Path, *, show_texts: bool = False) -> Path:
-    """Write the three files into a folder that exists, each whole or not at all; returns the path of the page."""
+    """Write the three files into an existing folder, each atomically; returns the path of the page."""
     atomic_write(folder / SCORES, as_csv(audit), private=True)
     atomic_write(folder / AUDIT, json.dumps(audit.to_dict(), indent=1) + "\n", private=True)
     atomic_write(folder / PAGE, page(audit, show_texts=show_texts), private=True)

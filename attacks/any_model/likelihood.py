@@ -1,4 +1,4 @@
-"""Losses of examples under a model, and what a language model says of their tokens."""
+"""Losses of examples under a model, and a language model's log-likelihoods of their tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 16
 
 @torch.no_grad()
 def losses_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, label_names: Sequence[str]) -> Floats:
-    """(examples,) the task's own loss of each."""
+    """(examples,) the task's loss of each example."""
     loss, device = task.loss(label_names), next(model.parameters()).device
     found = np.zeros(len(examples))
     for batch in batches(examples, BATCH, task.collate(tokenizer), None):
@@ -30,7 +30,7 @@ def losses_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, label_n
 
 @torch.no_grad()
 def tokens_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, size: int = BATCH) -> list[Tokens]:
-    """What a language model says of every token that it has to tell, of each example."""
+    """The log-likelihoods of every predicted token, for each example."""
     found: dict[int, Tokens] = {}
     device = next(model.parameters()).device
     for batch in batches(examples, size, task.collate(tokenizer), None):
@@ -48,7 +48,7 @@ def tokens_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, size: i
 
 
 def _require_numbers(losses: Floats) -> None:
-    """ModelError where texts have no loss, which no attack could rank."""
+    """ModelError if a text's loss is not a number, because no attack could rank it."""
     if broken := int(np.isnan(losses).sum()):
         raise ModelError(
             f"the model gives {broken} of {len(losses)} texts a loss that is not a number (NaN): its weights are damaged, or "

@@ -1,9 +1,9 @@
-"""Neighbours of a text, with one word changed: of a text that a model learned by heart, they are told far worse than itself.
+"""Neighbours of a text, with one word changed: a memorised text has a far lower loss than its neighbours.
 
     score(x) = mean over neighbours n of loss(n) - loss(x)                    (Mattern et al. 2023, arXiv 2305.18462)
 
-A masked language model says which words fit into each place, and the most probable ones take it, whole words alone. Without
-such a model a neighbour lacks a word, which is a cruder change.
+A masked language model proposes words for each place; the most probable whole words are taken. Without such a model a neighbour
+lacks one word, which is a cruder change.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
 
 _WORD = re.compile(r"\w+")
-_CANDIDATES = 10  # words for a place, of which those that are other words are taken
+_CANDIDATES = 10  # words proposed for a place; those equal to the text's own are dropped
 _TASKS = ("classification", "multi_label", "regression", "causal_lm")
 
 
 def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
-    """`count` times (texts,) losses of a neighbour of each text, of the text itself where it has no word to change.
+    """`count` times (texts,) losses of one neighbour of each text; of the text itself if it has no word to change.
 
     masked: a masked language model, by name or folder.
     """
@@ -43,7 +43,7 @@ def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
 
 
 def dropped(text: str, count: int) -> list[str]:
-    """`count` copies, each without another word; again from the first where there are fewer words."""
+    """`count` copies, each without a different word; with fewer words, starting again from the first."""
     words = list(_WORD.finditer(text))
     if len(words) < 2:
         return [text] * count
@@ -52,7 +52,7 @@ def dropped(text: str, count: int) -> list[str]:
 
 
 def _read(text: str, subject: Subject) -> str:
-    """As much of a text as the audited model reads: a word that is changed behind it changes nothing."""
+    """The part of a text that the audited model reads: a changed word behind it would have no effect."""
     if not subject.tokenizer.is_fast:
         return text
     read = subject.tokenizer(text, truncation=True, max_length=subject.asked.max_length, return_offsets_mapping=True)
@@ -82,7 +82,7 @@ def _swapped(texts: Sequence[str], count: int, name: str) -> list[list[str]]:
 
 @torch.no_grad()
 def _of_text(text: str, count: int, tokenizer: Any, model: Any) -> list[str]:
-    """The `count` most probable texts with one word swapped; the text itself where there are not so many."""
+    """The `count` most probable texts with one word swapped; the text itself where there are fewer."""
     read = tokenizer(text, return_offsets_mapping=True, truncation=True, max_length=512)
     words = {match.span() for match in _WORD.finditer(text)}
     places = [at for at, span in enumerate(read["offset_mapping"]) if tuple(span) in words]
@@ -107,7 +107,7 @@ def _of_text(text: str, count: int, tokenizer: Any, model: Any) -> list[str]:
 
 
 def _as(own: str, word: str) -> str:
-    """A word as another is written, with a capital or in capitals."""
+    """`word` with the capitalisation of `own`."""
     if own.isupper() and len(own) > 1:
         return word.upper()
     return word[:1].upper() + word[1:] if own[:1].isupper() else word

@@ -1,7 +1,8 @@
-"""A signal of the user's own, in a file: `scores(subject)` returns a number for each text, higher for membership.
+"""A user-defined signal, in a file: its `scores(subject)` returns a number for each text, higher for members.
 
-`subject` (`attacks.any_model.subject.Subject`) has the model, its tokenizer, the task, `texts` and `losses()`, and of language
-models `tokens()`. The first `texts.members` rows are the members: a signal that reads this number finds nothing but itself.
+`subject` (`attacks.any_model.subject.Subject`) has the model, its tokenizer, the task, `texts` and `losses()`, and for language
+models `tokens()`. The first `texts.members` rows are the members: a signal must not use this number, or its result is
+meaningless.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from attacks.catalogue import executed, guarded, refused
 
 
 def scores(file: Path, subject: Subject) -> Floats:
-    """(texts,) what the file's function says.
+    """(texts,) the scores of the file's function.
 
-    ConfigError, naming the file, where it does not say a number for each text, or fails.
+    ConfigError, naming the file, if the function fails or does not return a number for each text.
     """
     function = getattr(executed(file), "scores", None)
     if not callable(function):

@@ -14,13 +14,13 @@ from secure_fed.report.formatting import MISSING, percent, rate
 from secure_fed.report.page.markup import bullets, facts, figure, figures, paragraph, section, table, text
 from secure_fed.report.page.page import document
 
-SHOWN = 20  # texts that stand out most
+SHOWN = 20  # texts with the highest scores
 _LONGEST = 240  # characters of a text
-_LOWEST = 1e-4  # rate of false alarms that is drawn
+_LOWEST = 1e-4  # lowest false-positive rate on the plot
 
 
 def page(audit: Audit, *, show_texts: bool = False) -> str:
-    """The whole document; equal audits give equal bytes. show_texts: whether it holds the texts that stand out most."""
+    """The whole document; equal audits give equal bytes. show_texts: whether it shows the texts with the highest scores."""
     told = audit.to_dict()
     sections = (
         _first(told),
@@ -37,13 +37,13 @@ def page(audit: Audit, *, show_texts: bool = False) -> str:
 
 
 def _name(told: dict[str, Any]) -> str:
-    """The model's own name, and its adapter's, without the folders that they lie in."""
+    """The names of the model and its adapter, without their folders."""
     names = [str(told[part]).rstrip("/").rpartition("/")[2] for part in ("model", "adapter") if told[part]]
     return " with ".join(names)
 
 
 def _first(told: dict[str, Any]) -> str:
-    """The verdict in a sentence, and what it rests on."""
+    """The verdict in a sentence, and its evidence."""
     css = "privacy" if told["verdict"] == "nothing" else "privacy warning"
     sentences = "".join(paragraph(one) for one in told["sentences"])
     title = f'<header>\n<p class="kind">Privacy audit of a model</p>\n<h1>{text(_name(told))}</h1>\n</header>\n'
@@ -51,7 +51,7 @@ def _first(told: dict[str, Any]) -> str:
 
 
 def _evidence(audit: Audit, told: dict[str, Any]) -> str:
-    """The best signal, in pairs of texts and as a curve; of a void audit no curve, since it says nothing of the model."""
+    """The best signal, as a rate over pairs of texts and as a curve; a void audit shows nothing about the model: no curve."""
     best = next(one for one in told["signals"] if one["signal"] == told["best"])
     low, high = best["auc_interval"]
     pairs = (
@@ -105,7 +105,7 @@ def _signals(told: dict[str, Any]) -> str:
 
 
 def _without_model(told: dict[str, Any]) -> str:
-    """The baselines, which void the audit where they tell members from others."""
+    """The baselines, which void the audit if they distinguish members from others."""
     rows = []
     for one in told["baselines"]:
         result = {True: "at chance", False: "NOT AT CHANCE: this audit is void", None: f"not tried: {one.get('why')}"}
@@ -119,7 +119,7 @@ def _without_model(told: dict[str, Any]) -> str:
 
 
 def _texts(audit: Audit) -> str:
-    """The texts that stand out most by the best signal, members and others alike."""
+    """The texts with the highest scores of the best signal, members and others alike."""
     scores, texts = audit.scores[audit.verdict.best], audit.subject.texts
     order = sorted(range(len(scores)), key=lambda row: -scores[row])[:SHOWN]
     rows = [
@@ -154,7 +154,7 @@ def _how(audit: Audit, told: dict[str, Any], *, show_texts: bool) -> str:
 
 
 def _caught(one: dict[str, Any], rate: str) -> str:
-    """The share of members that are found where at most so many others are accused, with its interval."""
+    """The true-positive rate at a false-positive rate of at most `rate`, with its interval."""
     at = one["tpr_at_fpr"][rate]
     if at is None:
         return "too few others"

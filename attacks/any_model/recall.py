@@ -1,10 +1,10 @@
-"""ReCaLL (Xie et al. 2024, arXiv 2406.15968): how much less a text surprises without a prefix that was not in the training.
+"""ReCaLL (Xie et al. 2024, arXiv 2406.15968): the ratio of a text's log-likelihood after a prefix to that without it.
 
     score(x) = LL(x | P) / LL(x)
 
-LL is a text's log-likelihood, and P some texts of the same kind that were in nobody's training. A text that the model has
-learned loses more by such a prefix than another, so its ratio is higher. The texts of P are no part of the audit: beside
-itself, a text is told all too well.
+LL is a text's log-likelihood, and the prefix P consists of some texts of the same kind that were not in the training. The
+prefix lowers the log-likelihood of a memorised text more than that of another, so its ratio is higher. The texts of P must not
+be among the audited texts: after a copy of itself, every text is likely.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from secure_fed.learning.models.architecture import positions_of
 Ids = NDArray[np.integer[Any]]
 
 _SHOTS = 12  # texts of the prefix, at most
-_LONGEST = 2048  # tokens, where the model says no limit
+_LONGEST = 2048  # tokens, if the model states no limit
 _BATCH = 2
 
 
 def conditional(subject: Subject, file: Path) -> Floats:
-    """(texts,) the log-likelihood of each text after the prefix: of the tokens that it is scored by without one."""
+    """(texts,) the log-likelihood of each text after the prefix, over the same tokens as without it."""
     prefix = _prefix(subject, file)
     given = [_after(prefix, *own, subject.tokenizer.bos_token_id) for own in _columns(subject.texts.examples)]
     columns = {"input_ids": tuple(ids for ids, _ in given), "labels": tuple(labels for _, labels in given)}
@@ -45,14 +45,14 @@ def _columns(examples: Encoded) -> list[tuple[Ids, Ids]]:
 
 
 def _after(prefix: Ids, ids: Ids, labels: Ids, begin: int | None) -> tuple[Ids, Ids]:
-    """The text behind the prefix, in whose middle no text begins. Its first token is not scored without a prefix either."""
+    """The text appended to the prefix, without its begin token. Its first token is not scored, as without a prefix."""
     labels = np.concatenate([[IGNORED], labels[1:]])
     first = int(len(ids) > 1 and ids[0] == begin)
     return np.concatenate([prefix, ids[first:]]), np.concatenate([np.full(len(prefix), IGNORED), labels[first:]])
 
 
 def _prefix(subject: Subject, file: Path) -> Ids:
-    """The tokens of the first texts of the file, as many as there is room for before the longest text."""
+    """The tokens of the file's first texts, as many as fit before the longest text."""
     tables = sources.of_one_party(subject.task, [file], "--recall")
     rows = subject.task.rows(tables, Vocabulary((), ()))
     both = set(subject.texts.plain) & set(plain_of(rows))

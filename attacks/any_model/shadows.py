@@ -1,12 +1,12 @@
-"""Shadow models of an audit: trained as a configuration says, on random halves of members and others together.
+"""Shadow models of an audit: trained by a configuration, on random halves of members and others together.
 
-Each shadow is trained by the project's own engine, as many at once as memory holds (`adversary.shadows`). Half of the shadows,
-drawn for each text alone, have it in their training (Carlini et al. 2022, section IV-C). The coins know nothing of who is a
-member, so a model that never saw the members gives them and the others scores of the same law, however little the shadows are
-like it: a configuration that does not fit makes the attacks weaker, and never makes a leak out of nothing.
+Each shadow is trained by the project's own engine, as many at once as memory holds (`adversary.shadows`). Each text is in the
+training of half of the shadows, drawn for each text independently (Carlini et al. 2022, section IV-C). The coins do not depend
+on membership. So under a model that never saw the members, scores of members and of others have the same law, however different
+the shadows are: an unsuitable configuration weakens the attacks and never produces a false leak.
 
-A shadow lacks other texts that the audited model was trained on beside the members, and a random start of its own: all shadows
-begin at the same head.
+Two limits: a shadow lacks the audited model's other training texts beside the members, and all shadows start from the same head
+instead of a random start each.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Shadows:
-    """inside: (shadows, texts) whether a text trained a shadow. phi: (shadows, texts) the shadow's confidence in it."""
+    """inside: (shadows, texts) whether a shadow trained on a text. phi: (shadows, texts) the shadow's confidence in it."""
 
     inside: Bools
     phi: Floats
 
 
 def scored(phi: Floats, made: Shadows) -> dict[str, Floats]:
-    """(texts,) of LiRA (Carlini et al. 2022, section IV-C) and of RMIA (Zarifzadeh et al. 2024, section 3).
+    """(texts,) scores of LiRA (Carlini et al. 2022, section IV-C) and of RMIA (Zarifzadeh et al. 2024, section 3).
 
     phi: (texts,) the audited model's confidence in each.
-    The population of RMIA are all texts of the audit. Each of them trained half of the shadows, so its P(z) is the online one.
+    RMIA's population is all texts of the audit. Each of them is in the training of half of the shadows, so P(z) is the online
+    one.
     """
     return {
         "LiRA": lira.online(phi, made.phi, made.inside),
@@ -70,7 +71,7 @@ def target(subject: Subject) -> Floats:
 
 
 def made(asked: Asked, config: RunConfig, count: int, progress: Progress | None = None) -> Shadows:
-    """`count` shadows of the texts of an audit. ConfigError where the configuration is of another model than the audited."""
+    """`count` shadows of the texts of an audit. ConfigError if the configuration is for another model."""
     require_fits(config, asked, count)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "texts.jsonl"
@@ -91,7 +92,7 @@ def _rows(asked: Asked, config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _of_texts(config: RunConfig, file: Path) -> RunConfig:
-    """The configuration over these texts, all of which may train, without audits of its own, and charging nothing."""
+    """The configuration with these texts as its data, none held out, without audits of its own, and charging nothing."""
     usual, replaced = DataConfig(), ("name", "examples", "test_examples", "test_fraction")
     changed = {name: getattr(usual, name) for name in replaced} | {"train": str(file), "test": str(file)}
     phantoms = None if config.privacy.unit == "none" else 0
@@ -106,7 +107,7 @@ def _of_texts(config: RunConfig, file: Path) -> RunConfig:
 
 
 def _examples(config: RunConfig, assembly: Assembly) -> Sequence[Any]:
-    """The texts as the shadows read them, in the order of the file."""
+    """The texts in the shadows' encoding, in the order of the file."""
     task = tasks.build(config.data)
     rows = sources.load(config.data, task, seed=config.federation.seed).train
     return tokenised(config, task, assembly.problem.tokenizer, rows)

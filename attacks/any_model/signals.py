@@ -1,6 +1,6 @@
-"""Signals of membership: of a text's loss, or of its tokens' log-likelihoods. Higher speaks for membership.
+"""Signals of membership, from a text's loss or its tokens' log-likelihoods. Higher means more likely a member.
 
-Each is a function on numbers, so it can be used on those of any model.
+Each is a function of numbers, so it works with any model.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ PAPERS = {
     "LiRA offline": "Carlini et al. 2022",
     "RMIA offline": "Zarifzadeh et al. 2024",
 }
-SHARE = 0.2  # of a text's tokens, the least likely ones: the middle of what the papers of Min-K % try
+SHARE = 0.2  # of a text's tokens, the least likely ones: the middle of the values in the papers on Min-K %
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text's tokens, as a language model tells each from those before it.
+    """A language model's predictions of a text's tokens, each from the tokens before it.
 
-    said: (T,) the log-likelihood of each. mean, deviation: (T,) of the log-likelihood of a token that is drawn from what the
-    model expects at that place.
+    said: (T,) the log-likelihood of each token. mean, deviation: (T,) mean and standard deviation of the log-likelihood of a
+    token drawn from the model's distribution at that place.
     """
 
     said: Floats
@@ -52,19 +52,19 @@ def loss(losses: Floats) -> Floats:
 
 
 def calibrated(losses: Floats, references: Sequence[Floats]) -> Floats:
-    """The mean loss of references, less the model's: how hard a text is by itself is taken off (Watson et al. 2022, section 3).
+    """The mean loss under the references minus the model's: calibrates for a text's difficulty (Watson et al. 2022, section 3).
 
-    With the base model of an adapter for the reference, it is the log of the likelihood ratio of Mireshghallah et al. 2022.
+    With an adapter's base model as the reference, it is the log-likelihood ratio of Mireshghallah et al. 2022.
     """
     difficulty: Floats = np.mean(np.stack(references), axis=0)
     return difficulty - losses
 
 
 def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
-    """(texts,) of LiRA (Carlini et al. 2022, equation 4) and RMIA (Zarifzadeh et al. 2024, section 3) without shadows.
+    """(texts,) scores of LiRA (Carlini et al. 2022, equation 4) and RMIA (Zarifzadeh et al. 2024, section 3) without shadows.
 
-    phi: (texts,) the model's confidences. reference_phi: (references, texts) those of two or more models that saw no text. The
-    population of RMIA are all texts of the audit.
+    phi: (texts,) the model's confidences. reference_phi: (references, texts) the confidences of two or more models that saw no
+    text. RMIA's population is all texts of the audit.
     """
     nobody = np.zeros(reference_phi.shape, dtype=bool)
     given = phi, reference_phi, nobody
@@ -75,13 +75,13 @@ def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
 
 
 def confident(losses: Floats, *, likely: bool) -> Floats:
-    """(texts,) confidences of losses: the logit of exp(-loss) where that is a probability, and else -loss."""
+    """(texts,) confidences from losses: the logit of exp(-loss) if that is a probability (`likely`), else -loss."""
     found: Floats = of_likelihood(torch.from_numpy(-losses)).numpy() if likely else -losses
     return found
 
 
 def per_zlib(tokens: Sequence[Tokens], texts: Sequence[str]) -> Floats:
-    """The log-likelihood over the bytes that zlib makes of the text (Carlini et al. 2021, section 5.2)."""
+    """The log-likelihood divided by the text's size in bytes after zlib (Carlini et al. 2021, section 5.2)."""
     sizes = [len(zlib.compress(text.encode())) for text in texts]
     return np.array([one.said.sum() / size for one, size in zip(tokens, sizes, strict=True)])
 
@@ -92,14 +92,14 @@ def min_k(tokens: Sequence[Tokens], share: float = SHARE) -> Floats:
 
 
 def min_k_plus(tokens: Sequence[Tokens], share: float = SHARE) -> Floats:
-    """The same of log-likelihoods in standard deviations from their mean, Min-K %++ (Zhang et al. 2025, section 4)."""
+    """The same for log-likelihoods in standard deviations from their mean, Min-K %++ (Zhang et al. 2025, section 4)."""
     return np.array([_least((one.said - one.mean) / np.maximum(one.deviation, 1e-6), share) for one in tokens])
 
 
 def recall(tokens: Sequence[Tokens], conditional: Floats) -> Floats:
-    """LL(x | P) / LL(x), ReCaLL (Xie et al. 2024, section 3). conditional: (texts,) LL(x | P), of a prefix P of non-members.
+    """LL(x | P) / LL(x), ReCaLL (Xie et al. 2024, section 3). conditional: (texts,) LL(x | P), for a prefix P of non-members.
 
-    A text without tokens to tell has 0.
+    A text without predicted tokens has 0.
     """
     alone = np.array([one.said.sum() for one in tokens])
     ratio: Floats = np.divide(conditional, alone, out=np.zeros(len(alone)), where=alone < 0)
@@ -107,13 +107,13 @@ def recall(tokens: Sequence[Tokens], conditional: Floats) -> Floats:
 
 
 def neighbourhood(losses: Floats, neighbours: Sequence[Floats]) -> Floats:
-    """The mean loss of a text's neighbours, less its own (Mattern et al. 2023). neighbours: (texts,) of one of each."""
+    """The mean loss of a text's neighbours minus its own (Mattern et al. 2023). neighbours: (texts,) each, one of each text."""
     around: Floats = np.mean(np.stack(neighbours), axis=0)
     return around - losses
 
 
 def _least(values: Floats, share: float) -> float:
-    """The mean of the smallest `share` of the values, of one at least; of none, 0."""
+    """The mean of the smallest `share` of the values, at least one of them; 0 without values."""
     if not len(values):
         return 0.0
     count = max(1, int(len(values) * share))

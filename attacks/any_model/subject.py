@@ -1,7 +1,7 @@
-"""The model that is audited, what it is compared with, and the texts, read as for training.
+"""The audited model, its references, and the texts, read as for training.
 
-A model is a folder or a Hub id; an adapter is a folder of PEFT's, put on a base model. What an adapter's base says of a text,
-with the adapter switched off, is a reference that costs nothing.
+A model is a folder or a Hub id; an adapter is a PEFT folder, applied to a base model. The base model, with the adapter switched
+off, is a reference without further cost.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Switch = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user names: `adapter` may be None, `labels` are the classes in the order of the model's outputs, if given.
+    """The user's request. labels: the classes in the order of the model's outputs, if given.
 
-    others: None where nobody says who is a member, and all texts are in one file, which the option `all_in` names. classes: of
-    the data that the texts are from, as these write them, where that is known: a few texts may not have all. date: a column
-    that says when a text was written. shadows: how many are trained, as `config` says. recall: texts that nobody saw, which are
-    given before each. neighbours: of each text, by the masked language model `neighbour_model` if one is named. attacks: files
-    of signals of the user's own.
+    others: None if membership is unknown; then all texts are in one file, that of the option `all_in`. classes: all classes of
+    the texts' data set, as the data writes them, where they are known; a few texts may not contain all of them. date: the
+    column with the date of a text. shadows: the number to train, by `config`. recall: texts outside the training, to prefix
+    each text with. neighbours: the number for each text, by the masked language model `neighbour_model` if one is named.
+    attacks: files of user-defined signals.
     """
 
     model: str
@@ -68,7 +68,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Texts:
-    """Members first, then the others; `members` says how many. examples: as the model's tokenizer reads them."""
+    """All texts, members first. members: their number. examples: the texts, tokenised for the model."""
 
     rows: Rows
     members: int
@@ -83,7 +83,7 @@ class Texts:
 class Subject:
     """A loaded model and the texts.
 
-    base: switches the adapter off, None where there is no base to compare with. dates: of each text, where the files say them.
+    base: switches the adapter off; None without a base to compare with. dates: of each text, if the files have them.
     """
 
     asked: Asked
@@ -99,13 +99,13 @@ class Subject:
         return self.task.auto == "AutoModelForCausalLM"
 
     def losses(self, switch: Switch = nullcontext) -> Floats:
-        """(texts,) the task's own loss of each."""
+        """(texts,) the task's loss of each text."""
         names = self.texts.rows.label_names
         with switch():
             return losses_of(self.model, self.task, self.tokenizer, self.texts.examples, names)
 
     def reference_losses(self) -> list[Floats]:
-        """(texts,) of each reference that was named, as its own tokenizer reads them; and of the base, if there is one."""
+        """(texts,) losses under each reference, with its own tokenizer; the base model, if any, comes first."""
         found = [self.losses(self.base)] if self.base else []
         for name in self.asked.references:
             names = self.texts.rows.label_names
@@ -118,12 +118,12 @@ class Subject:
         return found
 
     def tokens(self) -> list[Tokens]:
-        """The tokens that a language model has to tell, of every text."""
+        """A language model's predicted tokens, for every text."""
         return tokens_of(self.model, self.task, self.tokenizer, self.texts.examples)
 
 
 def opened(asked: Asked) -> Subject:
-    """Read the texts and load the model. One sentence says what does not fit."""
+    """Read the texts and load the model. Errors explain in one sentence what does not fit."""
     require_different(asked.model, asked.references)
     task = tasks.build(asked.data)
     with _in_options(asked):
@@ -140,13 +140,13 @@ def opened(asked: Asked) -> Subject:
         _require_head(asked.model, task, rows.label_names)
     else:
         model = _adapted(model, asked.adapter)
-        base = model.disable_adapter if task.keeps_head else None  # a new head knows nothing
+        base = model.disable_adapter if task.keeps_head else None  # a new head is untrained
     texts = Texts(rows, len(parts[0]), task.encode(loaded.tokenizer, rows, asked.max_length))
     return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base, _dates(asked))
 
 
 def _parts(asked: Asked, task: Task) -> list[Rows]:
-    """The rows of each file, their labels numbered alike."""
+    """The rows of each file, with the same label numbers."""
     tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
     learned = Vocabulary(asked.classes, tuple(map(str, asked.classes)))
     classes = _classes(
@@ -157,7 +157,7 @@ def _parts(asked: Asked, task: Task) -> list[Rows]:
 
 @contextmanager
 def _in_options(asked: Asked) -> Iterator[None]:
-    """A refusal names the options of the command, unless a configuration says how texts are read."""
+    """Error messages name options of the command instead of settings, unless a configuration defines how texts are read."""
     try:
         yield
     except (ConfigError, DataError) as error:
@@ -176,7 +176,7 @@ def _dates(asked: Asked) -> tuple[object, ...] | None:
 
 
 def plain_of(rows: Rows) -> list[str]:
-    """The text of each row, the second one after the first."""
+    """The text of each row; a second text is appended to the first."""
     seconds = rows.text_b or ("",) * len(rows)
     return [f"{one} {two}".strip() for one, two in zip(rows.text, seconds, strict=True)]
 
@@ -195,7 +195,7 @@ def _joined(members: Rows, others: Rows | None = None) -> Rows:
 
 
 def _classes(asked: Asked, task: Task, learned: Vocabulary) -> Vocabulary:
-    """The classes in the order of the model's outputs: as given, or as its configuration names them, or else sorted."""
+    """The classes in the order of the model's outputs: as given, else as the model's configuration names them, else sorted."""
     if not learned.values:
         return learned
     order = asked.labels or (_named(asked.model) if asked.adapter is None else _noted(asked.adapter))
@@ -219,7 +219,7 @@ def _named(name: str) -> tuple[str, ...]:
 
 
 def _noted(adapter: Path) -> tuple[str, ...]:
-    """The classes that a run of ours noted beside its adapter; none beside others'."""
+    """The class names that this project's runs store beside an adapter; empty for other adapters."""
     try:
         return tuple(map(str, json.loads((adapter / LABELS).read_text(encoding="utf-8"))))
     except (OSError, ValueError, TypeError):
@@ -227,7 +227,7 @@ def _noted(adapter: Path) -> tuple[str, ...]:
 
 
 def _require_head(name: str, task: Task, label_names: Sequence[str]) -> None:
-    """ModelError for a model whose head would be made up, or has other classes than the texts."""
+    """ModelError for a model whose head would be newly initialised, or has another number of classes than the texts."""
     import transformers
 
     if task.keeps_head:
@@ -252,7 +252,7 @@ def _adapted(model: Any, adapter: Path) -> Any:
 
     try:
         with quiet(), warnings.catch_warnings():
-            warnings.filterwarnings("error", ".*missing adapter keys")  # else PEFT goes on with new ones
+            warnings.filterwarnings("error", ".*missing adapter keys")  # else PEFT initialises new ones
             return PeftModel.from_pretrained(model, adapter)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, UserWarning) as error:
         first = " ".join(str(error).split())

@@ -1,8 +1,8 @@
-"""What the signals show. First what would void them, then what was found, then what was not.
+"""The verdict on the signals: void if a baseline explains them, else a leak, else nothing found.
 
-One sided: a signal counts if members have more of it than the others, by the exact law of Mann and Whitney, or its normal limit
-for many. Of k signals the smallest p-value is multiplied by k (Bonferroni), so a model that never saw the members is called a
-leak with a probability of at most ALPHA, whatever the signals.
+Tests are one-sided: members score higher than the others, by the exact law of Mann and Whitney, or its normal limit for many
+texts. The smallest of k p-values is multiplied by k (Bonferroni), so a model that never saw the members is called a leak with a
+probability of at most ALPHA, whatever the signals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLIND = {"words": "their words", "length": "their length", "dates": "their dates
 
 @dataclass(frozen=True)
 class Found:
-    """A signal's ranking, and the chance that members who are none would be told as well."""
+    """A signal's ranking, and the probability of one as good if the members were not in the training."""
 
     ranking: Ranking
     p_value: float
@@ -27,7 +27,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Verdict:
-    """level: "void", "leak" or "nothing". best: the signal that tells most, where anything is to be said of it."""
+    """level: "void", "leak" or "nothing". best: the strongest signal."""
 
     level: str
     best: str
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) -> Verdict:
-    """baselines: what each goes by, "words" or another, and what it told without the model, or why it was not tried."""
+    """baselines: by what each uses ("words" or other), its result without the model, or the reason why it was not tried."""
     best = min(found, key=lambda name: (found[name].p_value, -found[name].ranking.auc))
     corrected = min(1.0, found[best].p_value * len(found))
     ranking = found[best].ranking

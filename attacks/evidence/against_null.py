@@ -1,8 +1,8 @@
-"""Exact AUC and true positive rates of members whose non-members' scores have a known law (`null`).
+"""AUC and true-positive rates of members against non-members whose scores have a known law (`null`).
 
-With t_i the chance that a non-member scores as high as member i, the AUC is the mean of 1 - t_i: the share of all non-members
-that there could be, and not of those who were held out, below a member. At a rate r of false accusations, exactly r, the
-members with t_i <= r are caught.
+With t_i the probability that a non-member scores at least as high as member i, the AUC is the mean of 1 - t_i: the share of all
+possible non-members, not just of the held-out ones, below a member. At a false-positive rate of exactly r, the members with t_i
+<= r are caught.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FEWEST = 10
 
 
 def rank(tails: Floats, non_members: int, seed: int = 0) -> roc.Ranking:
-    """tails: of the members. non_members: how many were held out, which no figure here rests on."""
+    """tails: the members'. non_members: the number held out, which no figure here depends on."""
     below = 1 - tails
     return roc.Ranking(
         auc=float(below.mean()),
@@ -36,7 +36,7 @@ def _caught(tails: Floats, rate: float) -> roc.TprAt:
 
 
 def _interval(below: Floats, rng: np.random.Generator) -> tuple[float, float]:
-    """An interval of the mean: BCa, as `roc_interval` has it for two samples; Hoeffding's where resamples say nothing."""
+    """An interval of the mean: BCa, as in `roc_interval` for two samples; Hoeffding's where resampling is uninformative."""
     from scipy.special import ndtr, ndtri
 
     found, deviations = float(below.mean()), below - below.mean()
@@ -53,7 +53,7 @@ def _interval(below: Floats, rng: np.random.Generator) -> tuple[float, float]:
 
 
 def curve(tails: Floats) -> dict[str, list[float]]:
-    """The ROC at the members' own tails, with a pointwise band: the false-positive rates are known, the others are counted."""
+    """The ROC at the members' own tails, with a pointwise band: false-positive rates are known, true-positive ones counted."""
     fpr = np.sort(tails)
     hits = np.searchsorted(fpr, fpr, side="right")
     low, high = exact_limits(hits, len(tails), (1 - CONFIDENCE) / 2)

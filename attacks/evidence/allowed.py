@@ -1,9 +1,8 @@
 """The AUC and the true-positive rates that an exactly kept guarantee allows an attack.
 
-Where the guarantee is that of one Gaussian for the whole run (no coins are counted on, as in a public order), its exact curve
-says it. Where it is that of a Gaussian over Poisson samples, the mechanism's own trade-off curve says it; it is taken for
-that only if the curve's epsilon at delta is the accounted one, to within 1 %. Else any (epsilon, delta) says it, which is far
-more.
+If the guarantee is one Gaussian mechanism for the whole run (without sampling, as in a public order), its exact curve gives
+them; if it is a Gaussian over Poisson samples, that mechanism's trade-off curve does. Either curve counts only if its epsilon
+at delta is within 1 % of the accounted one. Otherwise the (epsilon, delta) bound gives them, which allows far more.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _MOST_RELEASES = 5_000  # beyond, the grid of `tradeoff` is too coarse to be wor
 
 
 def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
-    """As JSON: {"auc", "tpr_at_fpr": {"0.01", ..}, "by": "mechanism" or "epsilon"}, for a run of this result."""
+    """As JSON: {"auc", "tpr_at_fpr": {"0.01", ..}, "by": "mechanism" or "epsilon"}, for a run with this result."""
     delta = float(result.get("delta") or 0.0)
     curve = mechanism(result, accounted, delta)
     if curve is None:
@@ -31,7 +30,7 @@ def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
 
 
 def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> tradeoff.Curve | tradeoff.Gaussian | None:
-    """The trade-off curve of the run's mechanism, None where it is not known."""
+    """The trade-off curve of the run's mechanism; None if it is unknown."""
     mu = (result.get("privacy") or {}).get("gaussian_mu")
     if mu is not None and delta:
         return _own(tradeoff.Gaussian(float(mu)), accounted, delta)
@@ -44,5 +43,5 @@ def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> trad
 
 
 def _own(curve: _Any, accounted: float, delta: float) -> _Any | None:
-    """The curve if the accounted epsilon is its own."""
+    """The curve, if its epsilon is the accounted one; else None."""
     return curve if abs(curve.epsilon(delta) - accounted) <= _ALIKE * accounted else None

@@ -1,16 +1,17 @@
 """Attempts to recover texts: their recall and precision, and when recovered texts are a leak.
 
-Such an attack names words (distinct tokens) and pairs of a place and a word. Of several texts the pairs are often wrong
-although every word is right, so words count by themselves. A leak is that more than half of the words, or more than half of the
-pairs, came back while more than half of what was named is right: on average over what was looked at, or in the most exposed.
+Such an attack names words (distinct tokens) and pairs of position and word. For several texts the pairs are often wrong
+although every word is right, so words are counted separately. It is a leak if more than half of the words, or of the pairs,
+were recovered and more than half of the named ones are right: on average over the attacked updates, or for the most exposed
+one.
 
-    exact     what the update itself says, by its row space: evidence alone
+    exact     from the update's row space: evidence by itself
     guessed   the nearest candidates, where that test does not apply
     matched   by optimisation, likewise
 
-Guesses may be right because texts are alike, so how many are is no evidence by itself. They count where as many of the
-commonest words of public texts would have given clearly less. Where nobody measured what these give, they do not count, and are
-reported all the same.
+Guesses may be right because texts are alike, so their number is no evidence by itself. They count if naming equally many of the
+commonest words of public texts would have recovered clearly less. Without that comparison they do not count, but are still
+reported.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ Row = Mapping[str, Any]
 How = Literal["exact", "guessed", "matched"]
 Grade = Literal["leak", "part", "little", "wrong", "usual", "unmeasured"]
 
-RECOVERED = 0.5  # share of the words that somebody has back
-RIGHT = 0.5  # share of what was named that has to be right, so that naming every word there is does not count
-PART = 0.2  # from here on it is not little
-CLEARLY = 0.2  # so much more than the commonest words give: texts are few, and the choice of them is luck
+RECOVERED = 0.5  # share of the words recovered
+RIGHT = 0.5  # required share of right names, so that naming every word does not count
+PART = 0.2  # from this share on, a part was recovered
+CLEARLY = 0.2  # required margin over the commonest words, since few texts are looked at
 
 
 @dataclass(frozen=True)
 class Named:
-    """Shares of the words and of the pairs of place and word that came back, and of those named that are right. usual: what as
-    many of the commonest ones of public texts would have given.
+    """Recall and precision (`_right`) of words and of pairs of position and word. usual: the recall of naming equally many of
+    the commonest ones in public texts.
     """
 
     words: float | None
@@ -48,7 +49,7 @@ class Named:
         return max((one for one in (self.words, self.pairs) if one is not None), default=None)
 
     def share(self, how: How) -> float:
-        """The larger of the two as far as it counts."""
+        """The larger of the two shares, if it counts."""
         return max(self._of_words(how), self._of_pairs(how))
 
     def by_pairs(self, how: How) -> bool:
@@ -64,8 +65,9 @@ class Named:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way of looking. together: at all updates of a client at once. looked: how many updates, sums or clients the mean is
-    over, of which the exact test applied to `applied`. most: of the one that gave back most.
+    """One method and its results. together: whether all updates of a client were attacked at once. looked: the number of
+    updates, sums or clients in the mean; the exact test applied to `applied` of them. most: the figures of the most exposed
+    one.
     """
 
     how: How
@@ -77,7 +79,7 @@ class Attempt:
 
     @property
     def share(self) -> float:
-        """The larger counted share, of the mean or of the most exposed."""
+        """The larger counted share, of the mean or of the most exposed one."""
         return max(one.share(self.how) for one in self._both)
 
     @property
@@ -91,7 +93,7 @@ class Attempt:
 
     @property
     def grade(self) -> Grade:
-        """The grade; where much was named and nothing counts, the reason."""
+        """The grade; if much was named and nothing counts, the reason."""
         if self.share > RECOVERED:
             return "leak"
         if self.share >= PART:
@@ -115,7 +117,7 @@ def exact(figures: Row) -> Named:
 
 
 def guessed(figures: Row) -> Named:
-    """The figures of guesses, beside those of as many of the commonest public words."""
+    """The figures of guesses, beside those of naming equally many of the commonest public words."""
     names = ("guessed_bag_recall", "guessed_bag_precision", "guessed_recall", "guessed_precision")
     return Named(*(_rate(figures, name) for name in (*names, "baseline_bag_recall", "baseline_recall")))
 
@@ -127,7 +129,7 @@ def matched(row: Row) -> Named:
 
 
 def _rate(row: Row, name: str) -> float | None:
-    """A number from 0 to 1; any other value is missing."""
+    """A number from 0 to 1; any other value counts as missing."""
     found = row.get(name)
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
@@ -135,7 +137,7 @@ def _rate(row: Row, name: str) -> float | None:
 
 
 def _counted(share: float | None, right: float | None, usual: float | None, how: How) -> float:
-    """The share, or 0 where it does not count. A missing precision does not make it 0."""
+    """The share, or 0 if it does not count. A missing precision does not make it 0."""
     if share is None or (right is not None and right <= RIGHT):
         return 0.0
     if how != "exact" and (usual is None or share - usual < CLEARLY):
@@ -144,6 +146,6 @@ def _counted(share: float | None, right: float | None, usual: float | None, how:
 
 
 def _mostly_right(named: Named) -> bool:
-    """Whether the attack earned at least one of the large shares by right guesses."""
+    """Whether at least one of the large shares comes from mostly right names."""
     pairs = ((named.words, named.words_right), (named.pairs, named.pairs_right))
     return any(share is not None and share >= PART and (right is None or right > RIGHT) for share, right in pairs)

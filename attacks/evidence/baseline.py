@@ -1,9 +1,9 @@
-"""The baseline: a classifier of texts without any model. It must be at chance, or attacks measure how the split was made.
+"""The baseline: a classifier of texts without the model. It must be at chance; otherwise attacks may measure how the split was
+made.
 
-A logistic regression on a bag of words tells members from non-members, trained on some units and tried on others. Under fair
-coins no unit says anything of another's coin, so it cannot do better than chance. If it does (members from an earlier time, of
-other topics, prepared in another way, or several units with one coin), then an attack may be doing the same, and its success
-is none against the model.
+A logistic regression on a bag of words predicts membership, trained on some units and tested on others. With fair coins no unit
+reveals another's coin, so it cannot do better than chance. If it does (members from an earlier time, on other topics, prepared
+in another way, or several units with one coin), an attack may do the same, and its success shows nothing about the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHUFFLES = 39
 
 
 class Words(Protocol):
-    """A unit, as far as it matters here."""
+    """The part of a unit that the baseline reads."""
 
     @property
     def examples(self) -> Sequence[Any]: ...
@@ -31,10 +31,10 @@ class Words(Protocol):
 
 @dataclass(frozen=True)
 class Baseline:
-    """at_chance: False if the true coins are told better than each shuffling of them that was tried. Of 39 shufflings, which is
-    usual, fair coins are so with a probability of at most 1/40. The interval of the ranking is narrower than that: it takes the
-    scores as given, though all come of the same coins. An AUC below 1/2 is chance too: what a fold lacks, the others were
-    trained on in excess.
+    """at_chance: False if the true coins are predicted better than every tried shuffling of them. With the default 39
+    shufflings this happens for fair coins with a probability of at most 1/40. The ranking's interval is narrower: it treats the
+    scores as fixed, although all of them depend on the coins. An AUC below 1/2 is chance too: a class that is rare in a fold
+    was frequent in its training.
     """
 
     ranking: Ranking
@@ -42,7 +42,7 @@ class Baseline:
 
 
 def baseline(units: Sequence[Words], members: ArrayLike, seed: int) -> Baseline | str:
-    """The baseline of a split; where there can be none, the reason. Equal arguments give equal results."""
+    """The baseline of a split, or the reason why there is none. Equal arguments give equal results."""
     truth = np.asarray(members, dtype=np.bool_)
     if len(truth) != len(units):
         raise ValueError(f"{len(truth)} coins do not fit {len(units)} units: one for each")
@@ -57,8 +57,8 @@ def baseline(units: Sequence[Words], members: ArrayLike, seed: int) -> Baseline 
 
 
 def told_apart(features: Any, members: NDArray[np.bool_], seed: int, shuffles: int = SHUFFLES) -> Baseline:
-    """The baseline of any features, (units, anything): under fair coins not at chance with a probability of at most
-    1 / (shuffles + 1).
+    """The baseline on any features (units, anything). With fair coins it fails with a probability of at most 1 / (shuffles +
+    1).
     """
     scores = _tried(features, members, seed)
     ranking = rank(scores[members], scores[~members], seed=seed)
@@ -66,7 +66,7 @@ def told_apart(features: Any, members: NDArray[np.bool_], seed: int, shuffles: i
 
 
 def _shuffled_does_as_well(features: Any, members: NDArray[np.bool_], found: float, seed: int, shuffles: int) -> bool:
-    """Whether any of so many other deals of the same coins are told as well; under fair coins all are equally likely."""
+    """Whether any of `shuffles` random permutations of the coins is predicted as well; fair coins make all equally likely."""
     rng = np.random.default_rng(seed)
     for _ in range(shuffles):
         dealt = rng.permutation(members)
@@ -77,7 +77,7 @@ def _shuffled_does_as_well(features: Any, members: NDArray[np.bool_], found: flo
 
 
 def _words(unit: Words) -> NDArray[np.int64] | None:
-    """All words of all examples of a unit; a class counts as one more word, since attacks see it too."""
+    """All words of all examples of a unit; a class counts as one more word, because attacks see it too."""
     from secure_fed.learning.data.pointing import plain
 
     found = [np.zeros(0, dtype=np.int64)]
@@ -103,13 +103,13 @@ def _counts(words: Sequence[NDArray[np.int64]]) -> Any:
 
 
 def _tried(features: Any, members: NDArray[np.bool_], seed: int) -> NDArray[np.float64]:
-    """For each unit the log-odds of membership, from a regression that was trained without its fold."""
+    """For each unit the log-odds of membership, from a regression trained without its fold."""
     from sklearn import config_context
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
 
     regression, scores = LogisticRegression(solver="liblinear"), np.empty(len(members))
-    # Of few units, checking the same features again in each of the hundreds of trainings takes longer than these do.
+    # With few units, checking the features again in each of hundreds of trainings takes longer than the trainings.
     with config_context(assume_finite=True, skip_parameter_validation=True):
         for others, fold in StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(features, members):
             scores[fold] = regression.fit(features[others], members[others]).decision_function(features[fold])

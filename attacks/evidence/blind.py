@@ -1,11 +1,11 @@
-"""Blind baselines: members and others told apart without the model, by their words, their length, and the dates in them.
+"""Blind baselines: members and others distinguished without the model, by their words, their length, and the dates in them.
 
-A split by date is the commonest way in which members and others differ for another reason than training; by dates and words
-alone, published splits are told apart better than by published attacks (Das, Zhang and Tramer 2024, arXiv 2406.16201).
+The commonest difference between members and others, besides training, is a split by date. On published splits, dates and words
+alone distinguish them better than published attacks do (Das, Zhang and Tramer 2024, arXiv 2406.16201).
 
-Each baseline is a logistic regression, compared with the same on shuffled labels. Words are wrong about a fair split with a
-probability of at most 1/40, length and dates of at most 1/80 each. These add up to 1/20, so of all fair splits at most one
-in 20 is called unfair.
+Each baseline is a logistic regression, compared with itself on shuffled labels. For a fair split, words raise a false alarm
+with a probability of at most 1/40, length and dates of at most 1/80 each. These add up to 1/20, so at most one in 20 fair
+splits is called unfair.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from attacks.evidence.baseline import Baseline, Words, baseline, told_apart
 
 Floats = NDArray[np.float64]
-SHUFFLES = 79  # of length and of dates
+SHUFFLES = 79  # for length and for dates
 FEWEST_DATED = 10  # texts
 _BINS = 10
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
@@ -38,7 +38,7 @@ def blind(
     dates: Sequence[object] | None = None,
     seed: int = 0,
 ) -> dict[str, Baseline | str]:
-    """The baselines by name; where there can be none, the reason. dates: when each text was written, where that is known."""
+    """The baselines by name, each or the reason why there is none. dates: when each text was written, if known."""
     when = dated(texts) if dates is None else np.array([_when(one) for one in dates])
     found: dict[str, Baseline | str] = {"words": baseline(units, members, seed)}
     found["length"] = told_apart(lengths(texts), members, seed, SHUFFLES)
@@ -55,7 +55,7 @@ def lengths(texts: Sequence[str]) -> Floats:
 
 
 def dated(texts: Sequence[str]) -> Floats:
-    """(texts,) the latest date in each, in years; NaN where there is none."""
+    """(texts,) the latest date in each text, in years; NaN without one."""
     return np.array([max(_years(text), default=np.nan) for text in texts])
 
 
@@ -68,8 +68,8 @@ def _years(text: str) -> list[float]:
 
 
 def _when(value: object) -> float:
-    """A date of a file as years, or as the number that stands for it; NaN where it is none."""
-    if isinstance(value, date):  # a datetime is one
+    """A date from a file in years, or the number that stands for a date; NaN for other values."""
+    if isinstance(value, date):  # also a datetime
         return value.toordinal() / 365.25
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
@@ -80,7 +80,7 @@ def _when(value: object) -> float:
 
 
 def _binned(values: Floats) -> Floats:
-    """(values, features): the place among ten equally frequent ranges of all values, and whether there is a value."""
+    """(values, features): the place of a value among ten equally frequent ranges, and whether the value is missing."""
     there = ~np.isnan(values)
     ends = np.unique(np.quantile(values[there], np.linspace(0, 1, _BINS + 1)[1:-1]))
     place = np.where(there, np.searchsorted(ends, values), len(ends) + 1)

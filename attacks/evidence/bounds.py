@@ -1,18 +1,18 @@
 """Lower bounds on epsilon from scores of members and non-members, or from right guesses.
 
-`lower_bound` is what audits call. `Bound.epsilon` is Steinke, Nasr and Jagielski's: it needs one run, a fair coin of its own
-for each unit and scores made without the coins, and supposes nothing of the mechanism. So a bound above the accounted epsilon
-means, with a confidence of 1 - significance, that the guarantee does not hold, for the same unit, delta and adversary, and for
-neighbours of which one has a unit more. Units that share a coin (duplicates) or a contribution (examples of one client under
-the client's epsilon) are not units here.
+Audits call `lower_bound`. `Bound.epsilon` is Steinke, Nasr and Jagielski's bound. It needs one run, an independent fair coin
+for each unit, and scores computed without the coins; it assumes nothing about the mechanism. So a bound above the accounted
+epsilon means, with a confidence of 1 - significance, that the guarantee does not hold for the same unit, delta and adversary,
+and for neighbours of which one has one unit more. Units that share a coin (duplicates) or a contribution (examples of one
+client under the client's epsilon) do not qualify as units here.
 
-`Bound.mu` is Mahloujifar, Melis and Chaudhuri's. It supposes the trade-off curve of a Gaussian mechanism. Sampling makes
-another, and a mechanism may keep its (epsilon, delta) while the Gaussian curve fitted to it has a larger epsilon there. So it
-stands beside as an estimate and never makes a violation. Each of the two holds at the whole significance by itself.
+`Bound.mu` is Mahloujifar, Melis and Chaudhuri's bound, which assumes the trade-off curve of a Gaussian mechanism. Sampling has
+another curve, and a mechanism may keep its (epsilon, delta) while the fitted Gaussian curve has a larger epsilon at that delta.
+So `mu` is reported as an estimate and never as a violation. Each of the two bounds alone holds at the whole significance.
 
-`clopper_pearson_epsilon` takes units for independent draws. Scores of one run are not, since all have seen the same noise: it
-is for one score from each of many runs, and no audit calls it (`canary_estimate.independent` does the like where the law of
-non-members is known, and calls that an estimate). Nothing here takes the best of several tests without correcting for it.
+`clopper_pearson_epsilon` assumes independent units. Scores of one run share its noise and are not independent: the function is
+for one score from each of many runs, and no audit calls it. (`canary_estimate.independent` makes the same assumption where the
+law of non-members is known, and calls its result an estimate.) Every choice of the best of several tests is corrected for.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Bound:
-    """epsilon: a lower bound; 0 if nothing is shown, None if so few units could show nothing. how: by what, or why not.
+    """epsilon: a lower bound; 0 if nothing is shown, None if so few units can show nothing. how: the method, or why there is no
+    bound.
 
-    mu, gaussian_epsilon: what the same guesses show if the mechanism is Gaussian; gaussian_epsilon is None at a delta of 0.
-    guesses, right: of the way of guessing that gave epsilon, or came closest. significance: of epsilon, all corrections made.
-    most: what so many units could have shown with every guess right; a larger epsilon cannot be contradicted by them.
+    mu, gaussian_epsilon: the bounds from the same guesses if the mechanism is Gaussian; gaussian_epsilon is None at a delta of
+    0. guesses, right: for the way of guessing that gave epsilon, or came closest. significance: of epsilon, with all
+    corrections. most: the bound with every guess right; so many units cannot contradict a larger epsilon.
     """
 
     epsilon: float | None
@@ -54,8 +55,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Guesses:
-    """A way to bound epsilon, fixed before scores are seen: guess that these shares of the units, of the highest and of the
-    lowest scores, are members and non-members (`guessing`).
+    """A way to bound epsilon, fixed before scores are seen: guess that the units with the highest scores (a share `highest`)
+    are members and those with the lowest (a share `lowest`) non-members (`guessing`).
     """
 
     highest: float
@@ -66,7 +67,7 @@ class Guesses:
         return int(self.highest * units + _ROUNDING), int(self.lowest * units + _ROUNDING)
 
     def right(self, scores: Floats, members: Bools) -> int:
-        """Which of equal scores come first is their order, so who calls shuffles them."""
+        """Equal scores are taken in their order, so the caller must shuffle them."""
         ins, outs = self.counts(len(scores))
         order = np.argsort(scores, kind="stable")
         return int(members[order[len(order) - ins :]].sum() + (~members[order[:outs]]).sum())
@@ -77,10 +78,10 @@ class Guesses:
 
 
 def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significance: float, seed: int = 0) -> Bound:
-    """The lower bound on epsilon at delta from one attack's scores of one run, as the head of this file defines it.
+    """The lower bound on epsilon at delta from one attack's scores of one run, defined in this module's docstring.
 
-    The ways to guess are fixed shares of the units, from all of them to the highest few. Each is tested at an equal share of
-    the significance, and those are left out that even without a mistake could show nothing.
+    The ways of guessing are fixed shares of the units, from all of them to the highest few. Each is tested at an equal share of
+    the significance; ways that could show nothing even without a mistake are left out.
     """
     check_levels(delta, significance)
     found, truth = _shuffled(scores, members, seed)
@@ -138,6 +139,6 @@ def _upper(count: int, of: int, tail: float) -> float:
     return float(exact_limits(np.array(count), of, tail)[1])
 
 
-# Shares of the units, highest scores and lowest: balanced attacks are found by the first, tails by the others.
+# Shares of the units, highest scores and lowest: the first suits balanced attacks, the others attacks that are right in a tail.
 WAYS = ((0.5, 0.5), (0.15, 0.15), (0.05, 0.05), (0.15, 0.0), (0.05, 0.0), (0.015, 0.0))
 _ROUNDING = 1e-9  # 0.15 * 20 is 3 and 0.29 * 100 is 28.999999999999996

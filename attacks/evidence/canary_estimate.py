@@ -1,26 +1,27 @@
-"""Estimates of epsilon from canaries whose scores have a known law under the null (`null`): sharper than a bound, and no bound.
+"""Estimates of epsilon from canaries whose null distribution is known (`null`): sharper than a lower bound, but not proven.
 
-Each supposes something that no audit can check, and is named with it. Neither ever makes a violation: that takes
-`bounds.lower_bound`, which supposes fair coins alone.
+Each makes an assumption that no audit can check, and is named after it. Neither is ever evidence of a violation: only
+`bounds.lower_bound` is, which assumes nothing but fair coins.
 
-independent       supposes that the members' scores are independent draws of one law. Then k of n members with a tail of at
-                  most r bound the true-positive rate at a false-positive rate of exactly r from below (Clopper and Pearson,
-                  1934), and epsilon >= log((TPR - delta) / r). The thresholds r, and the share of the 5 % that each may err
-                  with, are fixed (`SHARES`), so the best of them errs in at most 5 %. Canaries of one run share its noise,
-                  which is why this is an estimate: directions in d dimensions overlap by 1 / sqrt(d) only, but nothing
-                  promises that a broken mechanism treats them apart.
-sampled_gaussian  supposes moreover that the mechanism is a Gaussian over Poisson samples, at the run's rate q and number of
+independent       assumes that the members' scores are independent draws from one law. Then k of n members with a tail of at
+                  most r give a lower limit of the true-positive rate at a false-positive rate of exactly r (Clopper and
+                  Pearson, 1934), and epsilon >= log((TPR - delta) / r). The thresholds r, and each one's share of the 5 %
+                  error, are fixed (`SHARES`), so the best of them errs in at most 5 %. It is only an estimate because canaries
+                  of one run share its noise: directions in d dimensions overlap by only 1 / sqrt(d), but nothing ensures that
+                  a broken mechanism treats them independently.
+sampled_gaussian  also assumes that the mechanism is a Gaussian over Poisson samples, at the run's rate q and number of
                   releases, with an unknown noise multiplier z = 1 / mu, the same in every release. A member's numbers x_t are
-                  then draws of (1 - q) N(0, 1) + q N(mu, 1), a law of one unknown. The point is the epsilon of the likeliest
-                  mu. The 95 % end is that of the least mu that a likelihood-ratio test does not reject: with
-                  2 (log L(likeliest) - log L(mu)) <= 2.71, the quantile .9 of chi^2 with one degree of freedom, since half of
-                  the errors are on the other side. It is tested on mechanisms of known z (`tests/attacks/test_estimates.py`).
+                  then draws from (1 - q) N(0, 1) + q N(mu, 1), with one unknown. The point is the epsilon of the most likely
+                  mu. The 95 % lower limit is the epsilon of the smallest mu that a likelihood-ratio test does not reject: with
+                  2 (log L(most likely mu) - log L(mu)) <= 2.71, the quantile .9 of chi^2 with one degree of freedom, since
+                  half of the errors are on the other side. It is tested on mechanisms of known z
+                  (`tests/attacks/test_estimates.py`).
 
-Where clients take part by a public order there is no sample: a score holds all turns of a canary, and counts as one release of
-a plain Gaussian (q = 1).
+Under a public order there is no sampling: a score covers all turns of a canary and counts as one release of a plain Gaussian
+(q = 1).
 
-Both are too low, not too high, where canaries move a release by less than a unit may, or where part of what was released was
-not looked at. The second may be too high where the noise is not Gaussian, or differs from release to release.
+Both are too low, not too high, where canaries move a release by less than a unit may, or where some releases were not used. The
+second may be too high where the noise is not Gaussian, or differs between releases.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from attacks.adversary.null import Floats, Null
 from attacks.evidence.tradeoff import sampled_gaussian
 from secure_fed.runs.membership.roc_interval import exact_limits
 
-CONFIDENCE = 0.95  # of either, by itself
-# Tails up to which members are counted, and the share of the error that each may take: most where a few hundred show most.
+CONFIDENCE = 0.95  # of each estimate by itself
+# Thresholds on the tails, and each one's share of the error: largest where a few hundred members show most.
 SHARES = {1e-1: 0.05, 1e-2: 0.15, 1e-3: 0.4, 1e-4: 0.3, 1e-6: 0.06, 1e-9: 0.04}
 _TWICE_LOG_RATIO = 2.705543454095404  # chi^2 of one degree of freedom, quantile .9
 _GRID = 60
@@ -45,7 +46,7 @@ _LARGEST_MU, _SMALLEST_MU = 200.0, 1e-3
 
 @dataclass(frozen=True)
 class Estimate:
-    """epsilon: the end that the true one is above with 95 % confidence, if what is supposed holds; point: the likeliest."""
+    """epsilon: a 95 % lower limit, if the assumption holds; point: the most likely epsilon."""
 
     name: str
     epsilon: float
@@ -53,7 +54,7 @@ class Estimate:
 
 
 def estimates(null: Null, members: NDArray[np.bool_], delta: float, releases: int | None = None) -> list[Estimate]:
-    """The estimates that this law permits. releases: of the run, if they are more than the rounds looked at."""
+    """The estimates that `null` permits. releases: the run's number of releases, if it exceeds the rounds in `null`."""
     if not 0 < delta < 1 or not members.any():
         return []
     found = [Estimate("independent", independent(null.tails[members], delta))]
@@ -77,7 +78,7 @@ def independent(tails: Floats, delta: float, confidence: float = CONFIDENCE) -> 
 
 
 def shift_of(x: Floats, rate: float) -> tuple[float, float]:
-    """The 95 % end and the likeliest mu of (members, rounds) draws of (1 - rate) N(0, 1) + rate N(mu, 1)."""
+    """The 95 % lower limit and most likely mu for (members, rounds) draws of (1 - rate) N(0, 1) + rate N(mu, 1)."""
     from scipy.optimize import brentq, minimize_scalar
 
     def lost(mu: float) -> float:
@@ -98,7 +99,7 @@ def shift_of(x: Floats, rate: float) -> tuple[float, float]:
 
 
 def log_likelihood(x: Floats, mu: float, rate: float) -> float:
-    """The log-likelihood of a shift of mu where drawn, less that of no shift."""
+    """The log-likelihood of a shift of mu when drawn, minus that of no shift."""
     with np.errstate(divide="ignore"):
         return float(np.logaddexp(np.log1p(-rate), math.log(rate) + mu * x - mu**2 / 2).sum())
 

@@ -1,12 +1,12 @@
-"""The lower bound on epsilon that the best possible attack is expected to show on the run's mechanism, with so many units.
+"""The lower bound on epsilon expected from the best possible attack on the run's mechanism, with the audit's number of units.
 
-A lower bound far below the accounted epsilon may come from a weak attack or from a mechanism that gives little away, and this
-number tells them apart. It is the median of the bounds (`bounds.lower_bound`) of simulated audits: the score of a non-member
-has a uniform tail, that of a member a tail t of distribution P(t <= r) = the true-positive rate that the mechanism allows at
-r. Scores are drawn independently, as if no unit's noise were another's.
+A lower bound far below the accounted epsilon may come from a weak attack or from a mechanism that reveals little; this number
+distinguishes the two. It is the median bound (`bounds.lower_bound`) of simulated audits: a non-member's score has a uniform
+tail, and a member's a tail t with P(t <= r) = the true-positive rate that the mechanism allows at r. Scores are drawn
+independently, as if units did not share noise.
 
-The trade-off is the mechanism's own where it is known (`allowed`). Else it is that of the plain Gaussian mechanism of the
-same epsilon and delta, which is a yardstick and no limit.
+The trade-off curve is the mechanism's own if it is known (`allowed`). Otherwise it is the curve of the plain Gaussian mechanism
+with the same epsilon and delta, which is a yardstick and no limit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def expected(
 def drawn(
     curve: tradeoff.Curve | tradeoff.Gaussian, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """(units,) scores of the best attack in one audit: less the tails."""
+    """(units,) scores of the best attack in one audit: minus the tails."""
     true = np.array([curve.rate(float(fpr)) for fpr in _FALSE])
     uniform = rng.random(len(members))
     tails: NDArray[np.float64] = np.where(members, np.interp(uniform, true, _FALSE), uniform)

@@ -1,6 +1,6 @@
 """The units and clients that an attack ranks highest, over all units of the audit, members and non-members alike.
 
-A list of members alone, by score, would show no false accusation however wrong the attack is. Texts are shown only on request.
+A list of members alone would hide false accusations. Texts are shown only on request.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from secure_fed.learning.data.pointing import plain
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import roc_interval
 
-MOST = 50  # lines of the list of units
+MOST = 50  # units listed
 MOST_CLIENTS = 20
-FIRST = (10, 20, 50)  # accusations whose false ones are counted
+FIRST = (10, 20, 50)  # false accusations are counted among so many first units
 
 
 def accusations(held: AuditPool, scores: Floats) -> list[dict[str, int]]:
-    """The number of held-out units among the first by score; equal scores come in the order of the units."""
+    """The number of held-out units among the highest scores; equal scores keep the order of the units."""
     members = held.members[_order(scores)]
     return [{"first": n, "false": int((~members[:n]).sum())} for n in FIRST if n <= len(members)]
 
 
 def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
-    """The clients whose members stand out most: score is the mean share of held-out units below a member, .5 by chance; beside
-    it the same of the client's own units that were held out, None without any. Empty where units are whole clients themselves.
+    """The clients whose members score highest. score: the mean share of held-out units below a client's member, .5 by chance;
+    beside it the same for the client's held-out units, None without any. Empty if the units are whole clients.
     """
     if held.kind == "client":
         return []
@@ -54,7 +54,7 @@ def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
 
 
 def exposed(assembly: Assembly, scores: Floats, *, show_texts: bool) -> list[dict[str, Any]]:
-    """The units that stand out most, whether they trained or not."""
+    """The units with the highest scores, members and non-members."""
     held = assembly.audit_pool
     shares = roc_interval.shares_below(scores, scores[~held.members])
     return [
@@ -76,7 +76,7 @@ def _order(scores: Floats) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def text(assembly: Assembly, unit: Unit) -> str | None:
-    """The first example of a unit, as far as a tokenizer can say it."""
+    """The first example of a unit as text, if the tokenizer can decode it."""
     tokenizer = assembly.problem.tokenizer
     if tokenizer is None or not len(unit.examples):
         return None

@@ -1,11 +1,11 @@
-"""Lower bounds on epsilon from right guesses of fair coins after ONE run of a mechanism.
+"""Lower bounds on epsilon from correct guesses of fair coins after ONE run of a mechanism.
 
-The game: each of m units is thrown in or left out by a fair coin of its own, the mechanism runs once on those that are in,
-and somebody who sees its output and not the coins guesses r of them, r being fixed beforehand, of which v turn out right.
-Guesses may depend on each other in any way: nothing below takes them for independent. Neighbours differ in one unit being
-there or not, so the bounds are of that adjacency and that unit.
+The game: an independent fair coin includes or excludes each of m units, and the mechanism runs once on the included ones.
+Somebody who sees its output but not the coins guesses r coins, r fixed beforehand, and v guesses are right. Guesses may depend
+on each other in any way. Neighbours differ in the presence of one unit, so the bounds are for that adjacency and that unit.
 
-Pure epsilon-DP makes no guess better than that of randomised response, q = e^epsilon / (1 + e^epsilon), and delta adds a term:
+Under pure epsilon-DP each guess is right with a probability of at most q = e^epsilon / (1 + e^epsilon), as in randomised
+response, and delta adds a term:
 
     P(at least v right) <= beta + 2 m delta alpha                             (Steinke, Nasr and Jagielski, 2023, Corollary 5.4)
     beta = P(Bin(r, q) >= v),   alpha = max_{1 <= i <= v} P(v - i <= Bin(r, q) < v) / i
@@ -14,8 +14,8 @@ For a mechanism with trade-off curve f, fbar = 1 - f, let p_i be the probability
 
     sum_{i in T} (i / m) p_i <= fbar(sum_{i in T} ((r - i + 1) / m) p_{i-1})  (Mahloujifar, Melis and Chaudhuri, 2024)
 
-Here f is that of a Gaussian mechanism, fbar(x) = Phi(Phi^-1(x) + mu). What follows holds for mechanisms with such a curve; one
-that is (epsilon, delta)-DP in some other way may be assigned a mu whose epsilon at delta is above its own.
+Here f is the curve of a Gaussian mechanism, fbar(x) = Phi(Phi^-1(x) + mu). The resulting mu holds for mechanisms with such a
+curve; another (epsilon, delta)-DP mechanism may be assigned a mu whose epsilon at delta is above its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from attacks.adversary.null import Floats
 
 
 def one_run_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """An upper limit of the probability of at least v right guesses under (epsilon, delta)-DP."""
+    """An upper bound on the probability of at least v right guesses under (epsilon, delta)-DP."""
     from scipy.special import bdtrc
 
     beta = float(bdtrc(v - 1, r, 1 / (1 + math.exp(-epsilon)))) if v else 1.0
@@ -42,8 +42,8 @@ def one_run_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 
 def _chances(r: int, counts: NDArray[np.int64], epsilon: float) -> Floats:
-    """P(Bin(r, q) = count) for each count. scipy's `binom.pmf` is the same, and checks its arguments anew in every call of a
-    search for epsilon: that is most of its time.
+    """P(Bin(r, q) = count) for each count. scipy's `binom.pmf` gives the same, but spends most of a search for epsilon on
+    checking its arguments.
     """
     from scipy.special import gammaln, log_expit
 
@@ -51,11 +51,12 @@ def _chances(r: int, counts: NDArray[np.int64], epsilon: float) -> Floats:
     return np.asarray(np.exp(ways + counts * log_expit(epsilon) + (r - counts) * log_expit(-epsilon)))
 
 
-@lru_cache(maxsize=4096)  # an audit asks for equal counts again and again
+@lru_cache(maxsize=4096)  # an audit repeats equal counts
 def one_run_epsilon(m: int, r: int, v: int, delta: float, significance: float) -> float:
     """A lower bound of epsilon at delta, wrong with a probability of at most `significance` whatever the mechanism.
 
-    Every epsilon whose limit is below `significance` is a valid bound: a mechanism of a smaller epsilon has that one too.
+    Every epsilon whose `one_run_p` is below `significance` is a valid bound: a mechanism of a smaller epsilon is also
+    epsilon-DP.
     """
     check_game(m, r, v, delta, significance)
 
@@ -91,9 +92,9 @@ def one_run_fdp(m: int, r: int, v: int, delta: float, significance: float) -> tu
 def gaussian_rejected(m: int, r: int, v: int, mu: Floats, significance: float) -> NDArray[np.bool_]:
     """For each mu whether at least v right guesses are less likely than `significance` under it.
 
-    By contradiction: suppose they are as likely as that. Going down from v, `right` and `wrong` bound sum_{j >= i} (j / m) p_j
+    By contradiction: suppose they are as likely as that. Descending from v, `right` and `wrong` bound sum_{j >= i} (j / m) p_j
     and sum_{j >= i} ((r - j) / m) p_j from below. The inequality at T = {i+1 .. r} gives the latter at i from the former at
-    i+1; what p_i then adds to `wrong`, i / (r - i) of it is added to `right`. Their sum, times m / r, is a probability.
+    i+1; if p_i adds x to `wrong`, it adds x i / (r - i) to `right`. Their sum, times m / r, is a probability.
     """
     from scipy.special import ndtr, ndtri
 
@@ -125,19 +126,19 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def check_game(m: int, r: int, v: int, delta: float, significance: float) -> None:
-    """Raises ValueError for what is no game."""
+    """Raises ValueError unless the arguments describe a game."""
     if not 0 <= v <= r <= m:
         raise ValueError(f"{v} right of {r} guesses about {m} units cannot be: 0 <= right <= guesses <= units")
     check_levels(delta, significance)
 
 
 def check_levels(delta: float, significance: float) -> None:
-    """Raises ValueError for a delta or a significance that is no probability to work with."""
+    """Raises ValueError for a delta or a significance outside its range."""
     if not 0 <= delta < 1:
         raise ValueError(f"delta {delta:g} must be at least 0 and below 1")
     if not 0 < significance < 1:
         raise ValueError(f"a significance of {significance:g} must be above 0 and below 1")
 
 
-_ROUNDS = 6  # each makes the place of mu 32 times as precise: to 3e-8 at the end
-_LARGEST_MU = 32.0  # Phi(-16) is 1e-57: no number of guesses rejects as much
+_ROUNDS = 6  # each narrows mu by a factor of 32, to 3e-8 at the end
+_LARGEST_MU = 32.0  # Phi(-16) is 1e-57: no number of guesses rejects a mu as large

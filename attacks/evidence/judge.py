@@ -1,4 +1,4 @@
-"""Figures of a finding, from its scores and the true members. Besides a run's own loss threshold, nothing else reads these."""
+"""Figures of a finding, from its scores and the true members. Only a run's own loss threshold reads the members elsewhere."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from attacks.evidence.bounds import Bound, lower_bound
 from attacks.evidence.canary_estimate import Estimate, estimates
 from secure_fed.runs.membership import roc
 
-ROC_POINTS = 200  # that a curve is drawn by
+ROC_POINTS = 200  # points of a drawn curve
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A finding held against the truth. ranking and bound: None of an attack on something else than membership, or of scores
-    that are not numbers; why: the reason. null: "known" where members were held against the known law of a non-member's score,
-    "refuted" where there is such a law and the held-out units do not keep to it, so that members were held against these; else
-    nothing. estimates: of epsilon, sharper than the bound under assumptions, and no bounds; none where the law is refuted.
+    """A finding compared with the true members. ranking, bound: None for attacks on something other than membership, and for
+    scores that are not numbers; why: the reason. null: "known" if members were compared with the known law of a non-member's
+    score; "refuted" if the held-out units contradict that law, so that members were compared with these units; else empty.
+    estimates: of epsilon, sharper than the bound under assumptions, and not proven; none if the law is refuted.
     """
 
     finding: Finding
@@ -45,7 +45,7 @@ def judged(
     seed: int,
     releases: int | None = None,
 ) -> Judged:
-    """significance: of the lower bound, which is what is left to each of several attacks. releases: of the run, if public."""
+    """significance: of the lower bound, this attack's share. releases: the run's number of releases, if public."""
     scores, null = finding.scores, finding.null
     if scores is None:
         return Judged(finding)
@@ -63,7 +63,7 @@ def judged(
 
 
 def _curve(ins: Floats, outs: Floats) -> dict[str, list[float]]:
-    """The ROC with its band, thinned to what a plot can show."""
+    """The ROC with its band, thinned for a plot."""
     band = roc.band(ins, outs)
     lines = {"fpr": band.fpr, "tpr": band.tpr, "low": band.low, "high": band.high}
     return _thinned({name: line.tolist() for name, line in lines.items()}, len(outs))
@@ -72,7 +72,7 @@ def _curve(ins: Floats, outs: Floats) -> dict[str, list[float]]:
 def _thinned(lines: Mapping[str, list[float]], units: int) -> dict[str, list[float]]:
     fpr = np.array(lines["fpr"])
     keep = np.unique(np.linspace(0, len(fpr) - 1, min(len(fpr), ROC_POINTS)).astype(int))
-    few = np.flatnonzero(fpr * units <= 20)[: ROC_POINTS // 4]  # which a log axis shows at length
+    few = np.flatnonzero(fpr * units <= 20)[: ROC_POINTS // 4]  # which a log axis shows in detail
     return {name: [line[i] for i in np.union1d(keep, few).tolist()] for name, line in lines.items()}
 
 
@@ -84,7 +84,7 @@ def cell(
     accounted: float | None,
     allowed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One cell of the matrix as JSON. allowed: what the guarantee allows an attack to find, where it covers this adversary."""
+    """One cell of the matrix as JSON. allowed: the figures that the guarantee allows an attack, if it covers this adversary."""
     measured = dict(one.finding.measured)
     if one.bound is not None and one.bound.gaussian_epsilon is not None:
         measured["estimate_if_gaussian"] = one.bound.gaussian_epsilon
@@ -109,7 +109,7 @@ def cell(
 
 
 def empty(attack: str, vantage: str, why: str) -> dict[str, Any]:
-    """A cell that has no figures, with the reason."""
+    """A cell without figures, with the reason."""
     nothing = dict.fromkeys(
         (
             *("auc", "auc_interval", "members", "non_members", "tpr_at_fpr"),

@@ -1,19 +1,19 @@
-"""The trade-off curve of a guarantee: the largest true-positive rate at every false-positive rate, and the area below.
+"""The trade-off curve of a guarantee: the largest true-positive rate at every false-positive rate, and the area below it.
 
-Three curves, from the weaker knowledge to the stronger:
+Three curves, from the loosest to the tightest:
 
     (epsilon, delta)     TPR <= min(e^epsilon FPR + delta, 1 - e^-epsilon (1 - delta - FPR))             (Kairouz et al. 2015)
     the mechanism's own  a Gaussian of noise multiplier z over Poisson samples of rate q, T times: the most powerful test of
                          N(0, 1)^T against ((1 - q) N(0, 1) + q N(1 / z, 1))^T (Neyman and Pearson)
-    Gaussian             the same where no coin is counted on, as in a public order: N(0, 1) against N(mu, 1), mu = s / z
-                         where a unit moves all releases together by s clip norms
+    Gaussian             the same without sampling, as in a public order: N(0, 1) against N(mu, 1), mu = s / z
+                         if a unit moves all releases together by s clip norms
 
-The second is the pair of laws by which the accountant itself bounds such a run, so no adversary that sees its releases does
-better; a canary that moves every sum by the whole clip norm, whose adversary sees all else, does as well. The first allows far
-more: at epsilon 8 and delta 1e-5 an AUC of .9997, where the mechanism of the demo that has this epsilon allows .66.
+The second is the pair of laws that the accountant uses to bound such a run, so no adversary that sees its releases does better.
+It is reached by an adversary that knows everything else about a canary that moves every sum by the whole clip norm. The first
+allows far more: at epsilon 8 and delta 1e-5 an AUC of .9997, where the demo's mechanism with this epsilon allows .66.
 
-The law of the sum of T losses log p / q is the T-fold convolution of one, on a grid. The grid is fine enough that the epsilon
-at delta that follows from it is the accountant's to within a per cent (`tests/attacks/test_tradeoff.py`).
+The law of the sum of T losses log p / q is the T-fold convolution of one loss's law, on a grid. The grid is so fine that its
+epsilon at delta is within one per cent of the accountant's (`tests/attacks/test_tradeoff.py`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import numpy as np
 
 from attacks.adversary.null import Floats
 
-_POINTS = 2**19  # of the grid of all rounds together
+_POINTS = 2**19  # grid points for all rounds together
 _FINEST = 1e-4
-_DEVIATIONS = 9.0  # beyond which a normal law has no mass that counts: 1e-19
+_DEVIATIONS = 9.0  # a normal law has only 1e-19 of its mass beyond
 
 
 def area(epsilon: float, delta: float) -> float:
@@ -39,13 +39,13 @@ def area(epsilon: float, delta: float) -> float:
 
 
 def rate(fpr: float, epsilon: float, delta: float) -> float:
-    """The largest true-positive rate that (epsilon, delta) allows there."""
+    """The largest true-positive rate at this false-positive rate that (epsilon, delta) allows."""
     return min(1.0, math.exp(epsilon) * fpr + delta, 1 - math.exp(-epsilon) * (1 - delta - fpr))
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """The curve of N(0, 1) against N(mu, 1): of one Gaussian mechanism for a whole run, exactly."""
+    """The curve of N(0, 1) against N(mu, 1): exact for one Gaussian mechanism for a whole run."""
 
     mu: float
 
@@ -71,7 +71,7 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Curve:
-    """Laws of the loss of a pair, the largest loss first: `inside` of a member's, `outside` of a non-member's."""
+    """The laws of the privacy loss, the largest loss first: `inside` for a member, `outside` for a non-member."""
 
     losses: Floats
     inside: Floats
@@ -79,39 +79,39 @@ class Curve:
 
     @property
     def area(self) -> float:
-        """P(a member's loss is above a non-member's) + P(they are alike) / 2: the AUC of the best test."""
+        """P(a member's loss is above a non-member's) + P(they are equal) / 2: the AUC of the best test."""
         return float(np.sum(self.outside * (np.cumsum(self.inside) - self.inside / 2)))
 
     def rate(self, fpr: float) -> float:
-        """The largest true-positive rate at this false-positive rate, with a coin where losses are alike."""
+        """The largest true-positive rate at this false-positive rate, with a coin where losses are equal."""
         return float(np.interp(fpr, *self._corners))
 
     @cached_property
     def _corners(self) -> tuple[Floats, Floats]:
-        """False-positive and true-positive rates of the tests that have a loss for a threshold."""
+        """False-positive and true-positive rates of the tests with a loss as the threshold."""
         return np.cumsum(self.outside), np.cumsum(self.inside)
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon at delta, for a unit more and for a unit less."""
+        """The least epsilon at delta, for one unit more and one unit less."""
         return max(_epsilon(self.losses, self.inside, delta), _epsilon(-self.losses[::-1], self.outside[::-1], delta))
 
 
 def _epsilon(losses: Floats, law: Floats, delta: float) -> float:
     """The least epsilon >= 0 with E max(0, 1 - e^(epsilon - loss)) <= delta; losses in order, the largest first.
 
-    Between two losses the mean is a - b e^epsilon, a and b sums over the losses above: a search over losses finds the two, and
-    the equation has a solution there.
+    Between two losses the mean is a - b e^epsilon, with a and b sums over the losses above. A search over losses finds the two
+    between which the equation has its solution.
     """
     some = int(np.searchsorted(-losses, 0.0, side="left"))  # losses above 0
 
     def sums(last: int) -> tuple[float, float]:
-        """The sums over the first losses, `last` being the index of the least: of the law, and of it e^(least - loss)."""
+        """Two sums over the losses up to index `last`: of the law, and of the law times e^(least - loss)."""
         first = slice(0, last + 1)
         return float(np.sum(law[first])), float(np.sum(law[first] * np.exp(losses[last] - losses[first])))
 
     if not some or float(np.sum(law[:some] * -np.expm1(-losses[:some]))) <= delta:
         return 0.0
-    low, high = 0, some - 1  # of the losses above the solution, the least: at the loss after it the mean exceeds delta
+    low, high = 0, some - 1  # search the least loss above the solution: at the next loss the mean exceeds delta
     while low < high:
         middle = (low + high) // 2
         whole, shrunk = sums(middle + 1)
@@ -122,7 +122,7 @@ def _epsilon(losses: Floats, law: Floats, delta: float) -> float:
 
 @lru_cache(maxsize=32)
 def sampled_gaussian(noise_multiplier: float, sampling_rate: float, releases: int) -> Curve:
-    """The curve of a Gaussian mechanism over Poisson samples, so many times."""
+    """The curve of `releases` Gaussian releases over Poisson samples."""
     from scipy.fft import irfft, next_fast_len, rfft
     from scipy.special import ndtr
 
@@ -148,7 +148,7 @@ def _loss(x: float, mu: float, sampling_rate: float) -> float:
 
 
 def _observed(losses: Floats, mu: float, sampling_rate: float) -> Floats:
-    """The observation that has a loss; minus infinity below the least loss."""
+    """The observation with this loss; minus infinity below the least loss."""
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = losses + np.log1p(-(1 - sampling_rate) * np.exp(-losses)) - math.log(sampling_rate)
     x: Floats = np.where(np.isnan(drawn), -np.inf, (drawn + mu**2 / 2) / mu)

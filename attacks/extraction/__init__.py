@@ -1,10 +1,10 @@
-"""Texts that a language model gives back: canaries that were planted in its training, and texts of the training themselves.
+"""Texts that a language model reproduces: canaries planted in its training, and the training texts themselves.
 
 template    canaries: a sentence with a random secret in it
-likelihood  what a language model says of token sequences
-exposure    how far a canary's own secret stands out from all that it could have had
-similarity  how near a continuation comes to a text
-prefix      continuations of the beginnings of texts, against the texts
+likelihood  a language model's log-likelihoods of token sequences
+exposure    how far a canary's secret stands out among all possible secrets
+similarity  how close a continuation is to a text
+prefix      continuations of the beginnings of texts, compared with the texts
 personal    addresses and numbers of people in texts, by patterns
-audit       texts that come back from a model, and from one that never saw them
+audit       texts that a model reproduces, and texts that reference models reproduce
 """

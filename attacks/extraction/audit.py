@@ -1,4 +1,4 @@
-"""Texts that come back from a model by their beginnings, beside those that come back from a model that never saw them."""
+"""Texts that a model reproduces from their beginnings, beside those that reference models without this training reproduce."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from secure_fed.config import ModelConfig
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning.models import loading
 
-DRAWS = 100  # continuations that are drawn of each text, in thought
+DRAWS = 100  # hypothetical continuations sampled for each text
 _SHOWN = 20
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A model's continuations, and the personal data that they give back. never_saw: whether it is a control."""
+    """A model's continuations, and the personal data that they reproduce. never_saw: whether the model is a control."""
 
     name: str
     never_saw: bool
@@ -46,8 +46,8 @@ class Reader:
 def extracted(subject: Subject, prefix: int, suffix: int, say: Say, *, show_texts: bool) -> dict[str, Any]:
     """Continue the first `prefix` tokens of every text by `suffix` tokens, with the model and with each of its references.
 
-    What a reference gives back as well says little of the training: it is common, or follows from the beginning. So the counts
-    stand beside each other, and the texts that only the model gives back are counted by themselves.
+    A text that a reference also reproduces says little about the training: it is common, or follows from its beginning. So the
+    counts are reported side by side, with a separate count of the texts that only the model reproduces.
     """
     numbers, ids = windows(subject.tokenizer, subject.texts.plain, prefix, suffix)
     if not numbers:
@@ -87,7 +87,7 @@ def extracted(subject: Subject, prefix: int, suffix: int, say: Say, *, show_text
 
 
 def _models(subject: Subject) -> Iterator[tuple[str, bool, Any]]:
-    """The model, then those that never saw the texts: its base, with the adapter off, and the named ones."""
+    """The model, then the references, which never saw the texts: its base, with the adapter off, and the named ones."""
     yield "the model", False, subject.model
     if subject.base:
         with subject.base():
@@ -103,7 +103,7 @@ def _models(subject: Subject) -> Iterator[tuple[str, bool, Any]]:
 
 
 def _personal(tokenizer: Any, rests: list[list[int]], ids: Tensor, prefix: int) -> Iterator[set[Item]]:
-    """The items that are in each beginning with this rest, and not in the beginning alone."""
+    """For each text, the items in its beginning joined with this continuation, without those of the beginning alone."""
     for row, rest in zip(ids[:, :prefix].tolist(), rests, strict=True):
         yield found(tokenizer.decode([*row, *rest])) - found(tokenizer.decode(row))
 

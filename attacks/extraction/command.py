@@ -1,4 +1,4 @@
-"""`secure-fed audit --model BASE --extract FILE`: texts that a language model gives back."""
+"""`secure-fed audit --model BASE --extract FILE`: texts that a language model reproduces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TASK = "causal_lm"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `audit`."""
+    """Add this command's options to `audit`."""
     own = parser.add_argument_group("texts that a language model gives back")
     own.add_argument(
         "--extract", type=Path, metavar="FILE", help="texts that were in the training; their beginnings are given"
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Make the extraction, print it, and say by the exit status whether more came back than the limit."""
+    """Make the extraction and print it; the exit status shows whether more texts were reproduced than the limit."""
     if chosen.model is None or chosen.run_dir is not None:
         raise UsageError("--extract is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
     if chosen.task not in (None, _TASK):

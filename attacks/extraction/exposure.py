@@ -1,14 +1,13 @@
-"""Exposure: how far a canary's own secret stands out from all that it could have had (Carlini et al. 2019, section 4.2).
+"""Exposure: how far a canary's secret stands out among all possible secrets (Carlini et al. 2019, section 4.2).
 
     exposure(s) = log2 |R| - log2 rank(s)
 
-R is the space of secrets, and the rank of s is its place among them by log-perplexity, the least perplexing first. An exposure
-of log2 |R| says that the model ranks the canary's secret above every other; of 0 that it ranks it last.
+R is the space of secrets, and rank(s) the place of s among them by log-perplexity, the lowest first. At an exposure of log2 |R|
+the model ranks the canary's secret above every other; at 0 it ranks it last.
 
-A canary that was not in the training has a secret that is uniform given the model, and so has its rank. Its exposure is then at
-least t with a probability of at most 2^-t, and 1.44 on average. So a few canaries whose exposures are together larger than that
-law allows prove that the training gave them away (`chance`). Equal perplexities count as smaller ones, which can only lower the
-exposure.
+For a canary outside the training, the secret is uniform given the model, and so is its rank. Its exposure is then at least t
+with a probability of at most 2^-t, and 1.44 on average. So a few canaries whose summed exposure exceeds this law prove that the
+model learned them in training (`chance`). Equal perplexities count as smaller ones, which can only lower the exposure.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from attacks.extraction.template import Planted, Template
 from secure_fed.runs.membership.roc_interval import exact_limits
 
 SAMPLES = 1000
-BY_CHANCE = 1 / math.log(2)  # the mean exposure of a canary that was not in the training, of a large space
-_TAIL = 0.025  # of an interval, on either side
+BY_CHANCE = 1 / math.log(2)  # the mean exposure of a canary outside the training, for a large space
+_TAIL = 0.025  # error of an interval on either side
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """exposure: in bits. interval: 95 %, of the sampling alone; both ends are equal where the rank is exact. modelled: by the
-    law fitted to the sample, None where the rank is exact. tried: the number of other secrets, of which `ahead` are no more
-    perplexing than the canary's own.
+    """exposure: in bits. interval: 95 %, for the sampling error alone; both ends are equal if the rank is exact. modelled: the
+    exposure by the law fitted to the sample; None if the rank is exact. tried: the number of other secrets; `ahead` of them
+    have at most the perplexity of the canary's own.
     """
 
     exposure: float
@@ -45,17 +44,17 @@ class Exposure:
 
 
 def exact(own: float, others: Floats) -> Exposure:
-    """By the log-perplexities of all other secrets (Carlini et al. 2019, section 4.2)."""
+    """The exposure from the log-perplexities of all other secrets (Carlini et al. 2019, section 4.2)."""
     ahead = int((others <= own).sum())
     found = math.log2(len(others) + 1) - math.log2(ahead + 1)
     return Exposure(found, (found, found), ahead, len(others))
 
 
 def sampled(own: float, others: Floats, space: int) -> Exposure:
-    """By those of some secrets, drawn at random (Carlini et al. 2019, section 4.3).
+    """The exposure from the log-perplexities of randomly drawn secrets (Carlini et al. 2019, section 4.3).
 
-    The estimate counts the canary's own secret among the sample. So it is at most log2(n + 1), and keeps the law above for
-    canaries that were not in the training. The interval is exact (Clopper and Pearson) and for the exposure in the whole space.
+    The estimate counts the canary's own secret among the sample. So it is at most log2(n + 1), and the law above still holds
+    for canaries outside the training. The interval is exact (Clopper and Pearson) and covers the exposure in the whole space.
     """
     ahead, tried = int((others <= own).sum()), len(others)
     low, high = (float(end[0]) for end in exact_limits(np.array([ahead]), tried, _TAIL))
@@ -66,17 +65,17 @@ def sampled(own: float, others: Floats, space: int) -> Exposure:
 
 
 def modelled(own: float, others: Floats) -> float:
-    """-log2 P(X <= own), X of a skew-normal law with the sample's mean, variance and skewness.
+    """-log2 P(X <= own), for X from a skew-normal law with the sample's mean, variance and skewness.
 
-    Carlini et al. 2019 (section 4.3) take this law too. It reaches beyond the sample, and is no bound: nothing says that it
-    fits there.
+    Carlini et al. 2019 (section 4.3) also use this law. It extrapolates beyond the sample and is no bound: nothing shows that
+    it fits there.
     """
     from scipy import stats
 
     centre, spread = float(others.mean()), float(others.std())
     if not spread:
         return 0.0 if own >= centre else math.inf
-    skew = float(np.clip(stats.skew(others), -0.99, 0.99))  # no skew-normal law has more
+    skew = float(np.clip(stats.skew(others), -0.99, 0.99))  # a skew-normal law allows no more
     shape = abs(skew) ** (2 / 3)
     delta = math.copysign(math.sqrt(math.pi / 2 * shape / (shape + ((4 - math.pi) / 2) ** (2 / 3))), skew)
     scale = spread / math.sqrt(1 - 2 * delta**2 / math.pi)
@@ -86,9 +85,10 @@ def modelled(own: float, others: Floats) -> float:
 
 
 def chance(exposures: Sequence[float]) -> float:
-    """The probability that canaries that were not in the training have exposures of at least this sum.
+    """The probability that canaries outside the training reach at least this sum of exposures.
 
-    Each is at most an exponential variable of rate ln 2, independently, given the model; their sum a gamma variable.
+    Given the model, each exposure is at most an independent exponential variable of rate ln 2; their sum is at most a gamma
+    variable.
     """
     from scipy import stats
 
@@ -98,9 +98,9 @@ def chance(exposures: Sequence[float]) -> float:
 def exposures(
     model: Any, tokenizer: Any, template: Template, planted: Sequence[Planted], samples: int = SAMPLES, seed: int = 0
 ) -> list[Exposure]:
-    """The exposure of each canary: exact where the template has no more than `samples` secrets, else by as many of them.
+    """The exposure of each canary: exact if the template has at most `samples` secrets, else from a sample of that size.
 
-    seed: of the secrets that are tried, which are no secret.
+    seed: chooses the sampled secrets, and need not be secret.
     """
     rng = np.random.default_rng(seed)
     return [_of_one(model, tokenizer, template, one, samples, rng) for one in planted]
@@ -111,6 +111,6 @@ def _of_one(
 ) -> Exposure:
     whole, own = template.space <= samples, int(one.secret)
     drawn = range(template.space - 1) if whole else rng.choice(template.space - 1, samples, replace=False).tolist()
-    tried = [secret + (secret >= own) for secret in drawn]  # of all but its own
+    tried = [secret + (secret >= own) for secret in drawn]  # all secrets but its own
     found = -of_texts(model, tokenizer, [template.written(one), *(template.written(one, secret) for secret in tried)])
     return exact(found[0], found[1:]) if whole else sampled(found[0], found[1:], template.space)

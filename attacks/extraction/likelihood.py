@@ -12,14 +12,14 @@ from torch import Tensor
 from attacks.any_model.signals import Floats
 from secure_fed.learning.data.encode import IGNORED, pad_id
 
-_TOGETHER = 64  # a large vocabulary takes much memory for each
+_TOGETHER = 64  # texts in a batch: a large vocabulary takes much memory for each
 
 
 @torch.no_grad()
 def log_likelihoods(model: Any, ids: Tensor, labels: Tensor) -> Floats:
-    """(B,) sums of log p(token | those before it), in nats, over the places of `labels` (B, L) that are not IGNORED.
+    """(B,) sums of log p(token | tokens before it), in nats, over the places of `labels` (B, L) that are not IGNORED.
 
-    ids: (B, L), padded on the right with any token: a causal model's earlier places do not see it.
+    ids: (B, L), padded on the right with any token, which a causal model's earlier places do not see.
     """
     scores = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1].float().log_softmax(2)
     targets = labels[:, 1:]

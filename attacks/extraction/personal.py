@@ -1,7 +1,7 @@
 """Personal data in texts, by patterns: e-mail addresses, phone numbers, and numbers of documents and accounts.
 
-Carlini et al. 2021 (section 6.4) list such among what a language model gave back. Patterns miss much (names, addresses, other
-countries' numbers) and find some that is none, so a number counts as one of an account only if its check digits are right.
+Carlini et al. 2021 (section 6.4) found such data in a language model's outputs. Patterns miss much (names, addresses, other
+countries' numbers) and give false matches, so a number counts as an account number only if its check digits are right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Item:
-    """kind: of PATTERNS. value: without spaces and hyphens, in lower case, so that two ways to write it are one."""
+    """kind: a key of PATTERNS. value: without spaces and hyphens, in lower case, so that different spellings are equal."""
 
     kind: str
     value: str
@@ -40,7 +40,7 @@ def _iban(value: str) -> bool:
 
 
 def _phone(value: str) -> bool:
-    """9 to 15 digits, written as an international or a national number, or as those of North America: years are none."""
+    """9 to 15 digits, in international, national or North American form; years do not match."""
     begins = value[0] in "+0(" or re.fullmatch(r"\d{3}([ .-])\d{3}\1\d{4}", value)
     return bool(begins) and 9 <= len(_plain(value).lstrip("+")) <= 15
 
@@ -55,7 +55,7 @@ PATTERNS: dict[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {
 
 
 def found(text: str) -> set[Item]:
-    """The items in a text. What one pattern has found the later ones do not find again."""
+    """The items in a text. A match of one pattern is not searched by later patterns."""
     items: set[Item] = set()
     for kind, (pattern, right) in PATTERNS.items():
 

@@ -1,9 +1,9 @@
-"""Extraction by prefix: a model is given the beginning of a text, and what it writes is held against the rest.
+"""Extraction by prefix: a model continues the beginning of a text, and its continuation is compared with the rest.
 
 A text counts as extracted if the most likely continuation of k of its tokens is the next l, verbatim (Carlini et al. 2023,
-Quantifying Memorization, section 3), or nearly so (`similarity`). One who draws continuations at temperature 1 gets the rest
-verbatim with the probability p that the model gives it, so in n draws with probability 1 - (1 - p)^n (Hayes et al. 2024,
-section 3): exact numbers, for which nothing has to be drawn.
+Quantifying Memorization, section 3), or nearly so (`similarity`). A continuation sampled at temperature 1 is the rest verbatim
+with the model's probability p of the rest, and at least one of n samples is with probability 1 - (1 - p)^n (Hayes et al. 2024,
+section 3). These numbers are exact without any sampling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _TOGETHER = 32
 
 @dataclass(frozen=True, eq=False)
 class Continued:
-    """written: (texts, l) tokens of the most likely continuations. similarity, log_probability: (texts,) of the texts' own."""
+    """written: (texts, l) tokens of the most likely continuations. similarity: (texts,) to the texts' own rests.
+    log_probability: (texts,) of these rests.
+    """
 
     written: list[list[int]]
     similarity: Floats
@@ -38,24 +40,24 @@ class Continued:
 
     @property
     def near(self) -> int:
-        """Texts that come back verbatim or nearly so."""
+        """The number of texts reproduced verbatim or nearly so."""
         return int((self.similarity >= NEAR).sum())
 
     def expected(self, draws: int) -> float:
-        """The expected number of texts that come back verbatim in so many draws each."""
+        """The expected number of texts reproduced verbatim in at least one of `draws` samples each."""
         missed = draws * np.log1p(-np.minimum(np.exp(self.log_probability), 1 - 1e-16))
         return float((-np.expm1(missed)).sum())
 
 
 def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> tuple[list[int], Tensor]:
-    """The texts that are long enough, by number, and (texts, prefix + suffix) their first tokens."""
+    """The indices of the texts that are long enough, and (texts, prefix + suffix) their first tokens."""
     read = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     long = [index for index, ids in enumerate(read) if len(ids) >= prefix + suffix]
     return long, torch.tensor([read[index][: prefix + suffix] for index in long], dtype=torch.long)
 
 
 def continued(model: Any, ids: Tensor, prefix: int) -> Continued:
-    """What the model makes of the first `prefix` tokens of each row of ids (texts, prefix + suffix)."""
+    """The model's continuations of the first `prefix` tokens of each row of ids (texts, prefix + suffix)."""
     written: list[list[int]] = []
     found: list[Floats] = []
     device = next(model.parameters()).device
@@ -72,7 +74,7 @@ def continued(model: Any, ids: Tensor, prefix: int) -> Continued:
 
 @torch.no_grad()
 def _greedy(model: Any, ids: Tensor, count: int) -> list[list[int]]:
-    """The `count` most likely tokens after each row, one after the other; an end token is a token like any other."""
+    """Greedy continuations of each row by `count` tokens; an end token is a token like any other."""
     begun = ids.shape[1]
     for _ in range(count):
         best = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1].argmax(1)

@@ -1,4 +1,4 @@
-"""How near a continuation comes to the text that it should be."""
+"""The similarity of a continuation to the true text."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-NEAR = 0.75  # from this on a continuation is nearly verbatim
+NEAR = 0.75  # from this similarity on, a continuation is nearly verbatim
 
 
 def similarity(one: Sequence[int], other: Sequence[int]) -> float:
-    """1 - d / n: d tokens have to be inserted, deleted or replaced to make one of the other, and the longer has n.
+    """1 - d / n: inserting, deleting or replacing d tokens turns one into the other, and the longer has n tokens.
 
     Ippolito et al. 2023 call a continuation approximately memorised by a BLEU above .75. Edits are counted here instead: they
-    need no choice of n-grams, and 1 is verbatim.
+    need no choice of n-grams, and a similarity of 1 is verbatim.
     """
     longer = max(len(one), len(other))
     return 1 - _edits(np.asarray(one), np.asarray(other)) / longer if longer else 1.0
 
 
 def _edits(one: np.ndarray, other: np.ndarray) -> int:
-    """The distance of Levenshtein, a row of its table at a time."""
+    """The Levenshtein distance, computed row by row."""
     places = np.arange(len(other) + 1)
     row = places.copy()
     for count, token in enumerate(one, start=1):

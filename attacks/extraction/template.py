@@ -1,7 +1,7 @@
 """Canaries for language models: a sentence with a random secret (Carlini et al. 2019, The Secret Sharer, section 4).
 
-A template is a text with the place `{secret}`, and perhaps with `{name}`, so that no two canaries are equal texts.
-A secret is a number of decimal digits, each of its values equally likely.
+A template is a text with the placeholder `{secret}`, and optionally `{name}`, so that no two canaries are equal texts. A secret
+consists of decimal digits, all values equally likely.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ USUAL = "The access code of {name} is {secret}."
 DIGITS = 6
 _SECRET, _NAME = "{secret}", "{name}"
 _LETTERS, _LENGTH = "abcdefghijklmnopqrstuvwxyz", 6
-_MOST_DIGITS = 15  # of a secret: what a float64 counts exactly
+_MOST_DIGITS = 15  # of a secret: a float64 counts these exactly
 
 
 @dataclass(frozen=True)
 class Planted:
-    """One canary: its name, which is public to the auditor's candidates, and its secret."""
+    """One canary: its name, which appears in the auditor's candidates, and its secret."""
 
     name: str
     secret: str
@@ -51,7 +51,7 @@ class Template:
         return int(10**self.digits)
 
     def split(self, one: Planted, secret: int | None = None) -> tuple[str, str]:
-        """The text before the secret, and the text from it on; with `secret` that one in the place of the canary's own."""
+        """The text before the secret, and the text from the secret on. secret: replaces the canary's own."""
         own = one.secret if secret is None else f"{secret:0{self.digits}d}"
         before, _, after = self.text.partition(_SECRET)
         return before.replace(_NAME, one.name), own + after.replace(_NAME, one.name)
@@ -60,7 +60,7 @@ class Template:
         return "".join(self.split(one, secret))
 
     def drawn(self, count: int, stream: Stream) -> list[Planted]:
-        """So many canaries, no two of them equal. ConfigError where the template has not as many."""
+        """`count` different canaries. ConfigError if the template allows fewer."""
         if not self.named and count > self.space // 10:
             raise ConfigError(
                 f"{count} canaries need a template with {{name}}, or more --digits than {self.digits}: without a name only a "
@@ -76,7 +76,7 @@ class Template:
 
 
 def uniform(stream: Stream, values: int, count: int) -> list[int]:
-    """(count,) independent integers, uniform over 0 .. values - 1: words of the last, incomplete range are drawn anew."""
+    """(count,) independent integers, uniform over 0 .. values - 1: words in the last, incomplete range are drawn again."""
     whole = 2**64 // values * values
     found: list[int] = []
     while len(found) < count:
@@ -85,5 +85,5 @@ def uniform(stream: Stream, values: int, count: int) -> list[int]:
 
 
 def order(stream: Stream, count: int) -> list[int]:
-    """A random order of 0 .. count - 1, all orders equally likely but for ties of 64-bit numbers."""
+    """A random order of 0 .. count - 1, all orders equally likely except for ties of 64-bit numbers."""
     return [int(index) for index in np.argsort(stream.words(count), kind="stable")]

@@ -1,10 +1,10 @@
-"""Attribute inference: all of a record is known but one attribute, and the value that fits the model best is the guess.
+"""Attribute inference: the adversary knows a record except for one attribute, and guesses the value that fits the model best.
 
     guess(x) = argmax over v of P(v) exp(-loss(x with v))                     (after Yeom et al. 2018, section 4)
 
-P(v) is the share of a value among records that were not in the training. A model that has learned how the attribute goes with
-the rest guesses well for everybody. Only what it guesses better for records of its training than for others is about these
-records: the attribute advantage (in the same section) is the difference of the two shares of right guesses.
+P(v) is the share of a value among records outside the training. A model that has learned how the attribute depends on the rest
+guesses well for every record. Only better guesses for training records than for others reveal these records: the attribute
+advantage (in the same section) is the difference of the two shares of right guesses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def guesses(losses: Floats, prior: Floats) -> Indices:
 
 
 def prior(values: Indices, count: int) -> Floats:
-    """(count,) the share of each value, none of them 0."""
+    """(count,) the smoothed share of each value, never 0."""
     counted = np.bincount(values, minlength=count) + 1.0
     shares: Floats = counted / counted.sum()
     return shares
@@ -36,7 +36,9 @@ def prior(values: Indices, count: int) -> Floats:
 
 @dataclass(frozen=True)
 class Advantage:
-    """Of members over others, in right guesses. p_value: of as large a difference where members are like others (Fisher)."""
+    """The shares of right guesses for members and for others. p_value: the probability of a difference as large if members are
+    like others (Fisher).
+    """
 
     members: float
     others: float
@@ -48,7 +50,7 @@ class Advantage:
 
 
 def advantage(right: Bools, members: Bools) -> Advantage:
-    """right: (records,) whether each guess is; members: whether each record was in the training."""
+    """right: (records,) whether each guess is right; members: whether each record was in the training."""
     from scipy.stats import fisher_exact
 
     ins, outs = right[members], right[~members]
@@ -58,9 +60,10 @@ def advantage(right: Bools, members: Bools) -> Advantage:
 
 
 def without_model(texts: list[str], values: Indices, members: Bools, seed: int = 0) -> Indices:
-    """The guesses of a classifier of words that has learned from the others alone, without the attribute and without any model.
+    """The guesses of a bag-of-words classifier trained on the others alone, on texts without the attribute and without the
+    model.
 
-    Others are guessed by classifiers that have not seen them, in five folds. A value that too few others have is not guessed.
+    Others are guessed by classifiers that have not seen them, in five folds. A value that too few others have is never guessed.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression

@@ -1,4 +1,4 @@
-"""The audit of an attribute: guessed by the model and without it, for records of the training and for others."""
+"""The audit of an attribute: guesses with and without the model, for training records and for others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Attribute:
-    """values: all that occur. of: (records,) the index of each record's own."""
+    """values: all values that occur. of: (records,) the index of each record's value."""
 
     name: str
     values: tuple[str, ...]
@@ -29,7 +29,7 @@ class Attribute:
 
 
 def attribute(subject: Subject, name: str) -> Attribute:
-    """The column's values of members and others. Refuses a text that does not say its value, and a column without a choice."""
+    """The column's values for members and others. Refuses texts that do not contain their value, and a single value for all."""
     asked = subject.asked
     written: list[str] = []
     for place, option in ((asked.members, "--members"), (asked.others, "--non-members")):
@@ -48,7 +48,7 @@ def attribute(subject: Subject, name: str) -> Attribute:
 
 
 def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
-    """Guesses by the model, by its references with it, and by words alone, for members and others."""
+    """Guesses by the model, by words alone, and by the most frequent value, for members and others."""
     members: Bools = np.arange(len(subject.texts.rows)) < subject.texts.members
     if min(members.sum(), (~members).sum()) < FEWEST:
         raise UsageError(
@@ -88,7 +88,7 @@ def _put(text: str, value: str, other: str) -> str:
 
 
 def _losses(subject: Subject, found: Attribute, index: int, say: Say) -> Floats:
-    """(records,) -log P of each record under the model, or of its label, with this value in the place of its own."""
+    """(records,) -log P of each record (or of its label) under the model, with this value instead of its own."""
     say(f"reading the records with {found.name} = {found.values[index]}")
     rows, own = subject.texts.rows, found.of
 
@@ -98,7 +98,7 @@ def _losses(subject: Subject, found: Attribute, index: int, say: Say) -> Floats:
     rows = replace(rows, text=changed(rows.text), text_b=rows.text_b and changed(rows.text_b))
     encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
     changed_subject = replace(subject, texts=Texts(rows, subject.texts.members, encoded))
-    if subject.language_model:  # whose loss is a mean over tokens
+    if subject.language_model:  # its loss is a mean over tokens
         return np.array([-one.said.sum() for one in changed_subject.tokens()])
     return changed_subject.losses()
 

@@ -13,14 +13,14 @@ from secure_fed.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `audit`."""
+    """Add this command's options to `audit`."""
     own = parser.add_argument_group("an attribute of known records")
     what = "guess this column of --members from the rest of their texts, which contain it, beside --non-members"
     own.add_argument("--attribute", metavar="COLUMN", help=what)
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Make the audit, print it, and say by the exit status whether the advantage is above the limit."""
+    """Make the audit and print it; the exit status shows whether the advantage is above the limit."""
     for name in ("model", "members", "non_members"):
         if getattr(chosen, name) is None:
             raise UsageError(

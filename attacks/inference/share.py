@@ -1,13 +1,14 @@
 """Property inference: the share of an attribute in a client's data, from its update.
 
-The adversary has the model that the client began with, and public examples with the attribute and without it. It makes clients
-of these whose share it chooses, trains them as the client trains, and learns to tell the share by the update (Melis et al.
-2019, section 4, who classify updates; Ganju et al. 2018, who classify models). Here the learner is a ridge regression of the
-share on the update, so that an update of more numbers than there are made-up clients is no difficulty. Its strength is chosen
-on the made-up clients alone, each being left out in turn. It sees what is linear in the update: a property that moves updates
-as much one way as the other stays hidden from it.
+The adversary has the model that the client started from, and public examples with and without the attribute. From these it
+simulates clients with chosen shares, trains them as the client trains, and learns to predict the share from the update (Melis
+et al. 2019, section 4, classify updates; Ganju et al. 2018 classify models). The predictor is a ridge regression of the share
+on the update, so an update may have more numbers than there are simulated clients. Its penalty is chosen on the simulated
+clients alone, leaving each out in turn. It detects only linear effects: a property that moves updates equally in opposite
+directions stays hidden.
 
-The guess that needs no update is the mean share of the made-up clients. An attack no nearer to the truth has found nothing.
+The guess without an update is the mean share of the simulated clients. An attack that is no closer to the truth has found
+nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import numpy as np
 
 from attacks.any_model.signals import Floats
 
-Update = Callable[[Sequence[Any]], Floats]  # (numbers,) what a client with these examples sends
+Update = Callable[[Sequence[Any]], Floats]  # (numbers,) the update of a client with these examples
 PENALTIES = 10.0 ** np.arange(-4, 5)  # as multiples of the mean squared length of an update
 SHUFFLES = 999
 
 
 @dataclass(frozen=True)
 class Shares:
-    """guessed: (clients,) shares, from 0 to 1. without: the guess for everybody that needs no update."""
+    """guessed: (clients,) shares, from 0 to 1. without: the guess without an update, the same for every client."""
 
     guessed: Floats
     without: float
@@ -40,7 +41,7 @@ class Shares:
         return float(np.abs(self.without - true).mean())
 
     def p_value(self, true: Floats, seed: int = 0) -> float:
-        """The probability of so small an error if the guesses belonged to other clients: of all orders of them, by a sample."""
+        """The probability of so small an error under a random permutation of the guesses over clients, by sampling."""
         rng, found = np.random.default_rng(seed), self.error(true)
         shuffled = [np.abs(rng.permutation(self.guessed) - true).mean() for _ in range(SHUFFLES)]
         return float((1 + sum(one <= found + 1e-12 for one in shuffled)) / (1 + SHUFFLES))
@@ -49,7 +50,7 @@ class Shares:
 def made_up(
     update: Update, having: Sequence[Any], lacking: Sequence[Any], clients: int, size: int, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """Updates (clients, numbers) and shares (clients,) of clients of `size` public examples, shares uniform from 0 to 1."""
+    """Updates (clients, numbers) of simulated clients with `size` public examples, and their shares, uniform from 0 to 1."""
     updates, shares = [], []
     for _ in range(clients):
         count = int(rng.integers(size + 1))
@@ -61,7 +62,7 @@ def made_up(
 
 
 def guessed(updates: Floats, shadows: Floats, shares: Floats) -> Shares:
-    """The share of each client by its update (clients, numbers), from made-up clients (shadows, numbers) of known shares."""
+    """Each client's share from its update (clients, numbers), learned on simulated clients (shadows, numbers) with `shares`."""
     centre, mean = shadows.mean(0), float(shares.mean())
     own, theirs = shadows - centre, updates - centre
     kernel = own @ own.T
@@ -72,6 +73,6 @@ def guessed(updates: Floats, shadows: Floats, shares: Floats) -> Shares:
 
 
 def _left_out(kernel: Floats, shares: Floats, penalty: float) -> float:
-    """The mean squared error for a made-up client of the regression on all others."""
+    """The mean squared error for a simulated client of the regression on all others."""
     inverse = np.linalg.inv(kernel + penalty * np.eye(len(kernel)))
     return float(np.mean(np.square(inverse @ shares / np.diag(inverse))))

@@ -1,7 +1,7 @@
-"""The audit of a share: how many of a client's texts say a word, guessed by a server from the client's answer.
+"""The audit of a share: the share of a client's texts that contain a word, guessed by a server from the client's update.
 
-The server follows the protocol, knows what it sent, and reads single answers. It makes up clients of test texts, trains
-them as the run's clients train, and learns from their answers (`share`). Then it guesses the share of every client of the run.
+The server follows the protocol, knows what it sent, and reads single updates. It simulates clients with test texts, trains them
+as the run's clients train, and learns from their updates (`share`). Then it guesses the share of every client of the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def audited(run_dir: Path, word: str, say: Say, seed: int = 0) -> dict[str, Any]:
-    """The figures of an audit of a finished run: guesses of its clients' shares in the last round, beside the public share."""
+    """The audit of a finished run: guesses of its clients' shares from the last round, beside the public share."""
     target = opened(run_dir)
     server = _server(LyingServer(target.assembly, target.final.round - 1, target.final.tensors))
     problem, rng = target.assembly.problem, np.random.default_rng(seed)
@@ -53,9 +53,9 @@ def audited(run_dir: Path, word: str, say: Say, seed: int = 0) -> dict[str, Any]
 
 
 def facts(run_dir: Path, word: str, found: Shares, true: Floats, public: float) -> dict[str, Any]:
-    """The figures with their verdict: "leak" where the guesses are nearer to the truth than luck and than the public share.
+    """The figures with their verdict: "leak" if the guesses are closer to the truth than chance and than the public share.
 
-    public: the share among the test texts, which is the guess for everybody that needs no answer.
+    public: the share among the test texts, which is the guess without an update, the same for every client.
     """
     error, baseline, p_value = found.error(true), float(np.abs(public - true).mean()), found.p_value(true)
     leak = p_value < ALPHA and error < baseline
@@ -93,14 +93,14 @@ def _server(server: LyingServer) -> LyingServer:
 
 
 def _numbers(server: LyingServer, client: int, examples: Sequence[Any] | None) -> Floats:
-    """(numbers,) the answer of a client to an honest request."""
+    """(numbers,) a client's update for an honest request."""
     answer = server.answer(client, server.honest, examples)
     flat: Floats = Layout.of(answer).flatten(answer, torch.float64).numpy()
     return flat
 
 
 def _says(tokenizer: Any, word: str) -> Callable[[Any], bool]:
-    """A test of an example: whether the word's tokens stand in it, one after the other."""
+    """A predicate on examples: whether the word's tokens occur in sequence."""
     ids = tokenizer(word, add_special_tokens=False)["input_ids"]
     if not ids or tokenizer.unk_token_id in ids:
         raise UsageError(f"--share is {word!r}, which the model's tokenizer does not know; choose another word")
@@ -112,7 +112,7 @@ def _within(ids: Sequence[int], tokens: Sequence[int]) -> bool:
 
 
 def _divided(examples: Sequence[Any], says: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
-    """The examples that say the word, and the examples that do not."""
+    """The examples that contain the word, and the examples that do not."""
     all_of_them = [examples[i] for i in range(len(examples))]
     return [one for one in all_of_them if says(one)], [one for one in all_of_them if not says(one)]
 

@@ -1,4 +1,4 @@
-"""`secure-fed audit RUN_DIR --share WORD`: how many of a client's texts say a word, guessed from its answer."""
+"""`secure-fed audit RUN_DIR --share WORD`: the share of a client's texts that contain a word, guessed from its update."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from secure_fed.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `audit`."""
+    """Add this command's options to `audit`."""
     own = parser.add_argument_group("a share of a client's texts")
     what = "guess from each client's answer which share of its texts say this word, in the last round of RUN_DIR"
     own.add_argument("--share", metavar="WORD", help=what)
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Make the audit, print it, and say by the exit status whether the gain is above the limit."""
+    """Make the audit and print it; the exit status shows whether the gain is above the limit."""
     if chosen.run_dir is None:
         raise UsageError("--share is of a run: name its RUN_DIR")
     limit = limit_of(chosen.fail_above, "gain", "with --share give gain= and a number from 0 to 1")

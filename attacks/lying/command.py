@@ -1,4 +1,4 @@
-"""`secure-fed audit --lying RUN_DIR|CONFIG.toml`: what a server that lies reads out of the answers of a run's clients."""
+"""`secure-fed audit --lying RUN_DIR|CONFIG.toml`: what a lying server learns from the contributions of a run's clients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from secure_fed.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from attacks.adversary.active import LyingServer
 
-TRIALS, FEWEST_TRIALS = 20, 6  # of fewer, even if all succeed, none is shown to be better than a coin
+TRIALS, FEWEST_TRIALS = 20, 6  # with fewer, even all successes are not significantly better than a coin
 _MOST_TEXTS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `audit`."""
+    """Add this command's options to `audit`."""
     own = parser.add_argument_group("a server that lies")
     asked = (
         "a run directory or a TOML file: try on its clients what a server that lies could read, in the place of RUN_DIR"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Try the attacks, print what they read, and say by the exit status whether one that works is above the limit."""
+    """Try the attacks and print their rates; the exit status shows whether a working attack is above the limit."""
     if chosen.run_dir is not None:
         raise UsageError("--lying names what is attacked: leave RUN_DIR out")
     if chosen.trials < FEWEST_TRIALS:
@@ -55,7 +55,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -> dict[str, Any]:
-    """The rates of these attacks against the clients of a federation, each with a reason where it does not apply."""
+    """The rates of these attacks against the clients of a federation, or the reason why one does not apply."""
     from attacks.adversary.case import Inapplicable
     from attacks.lying.rates import rate
     from attacks.lying.table import Table
@@ -77,7 +77,7 @@ def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -
 
 
 def _server(path: Path) -> LyingServer:
-    """The vantage in the last round of a finished run, or in the second round of one that is only configured."""
+    """The vantage in the last round of a finished run, or in the second round of a configured run."""
     from attacks.adversary.active import LyingServer
     from attacks.adversary.target import opened
     from secure_fed.config import RunConfig

@@ -1,8 +1,8 @@
-"""The hidden layer of a classifier's head, p = softmax(V tanh(W x + b) + c): the part that a lying server crafts.
+"""The hidden layer of a classifier's head, p = softmax(V tanh(W x + b) + c): the tensors that a lying server crafts.
 
-It trains and travels with every adapter, LoRA included, so these attacks do not depend on the adapter. x is what the model says
-of a text before the head, (d,). One gradient step moves row i of W along sum_e delta_ei (1 - h_ei^2) x_e and b_i along the same
-sum without x_e, where delta_e = V^T (p_e - y_e), and V along sum_e (p_e - y_e) h_e^T.
+It is trained and sent with every adapter, LoRA included, so these attacks do not depend on the adapter. x (d,) is the model's
+representation of a text before the head. One gradient step moves row i of W along sum_e delta_ei (1 - h_ei^2) x_e and b_i along
+the same sum without x_e (delta_e = V^T (p_e - y_e)), and V along sum_e (p_e - y_e) h_e^T.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_HEAD = "the attack needs a classifier's head with a hidden layer and tanh, s
 
 @dataclass(frozen=True)
 class Head:
-    """inner, outer: names of W and V without their endings. width: d. hidden: units. classes: of the outputs."""
+    """inner, outer: names of W and V without their endings. width: d. hidden: number of units. classes: number of outputs."""
 
     inner: str
     outer: str
@@ -34,7 +34,7 @@ class Head:
 
     @classmethod
     def of(cls, server: LyingServer, example: Any) -> Head:
-        """The head of the federation's model, if an example shows that it computes what the attacks assume."""
+        """The head of the federation's model, after a check on an example that it computes the assumed formula."""
         names, initial = server.assembly.problem.head, server.honest
         weights = [name for name in names if name.endswith("weight") and name in initial and initial[name].shape[1:]]
         pairs = [(one, two) for one in weights for two in weights if one != two and _chained(initial, one, two)]
@@ -63,7 +63,7 @@ class Head:
         return w, b, v, c
 
     def inputs(self, server: LyingServer, examples: Sequence[Any]) -> Tensor:
-        """(n, d) x of each example, in float64, under the adapter that the server sends."""
+        """(n, d) the input x of each example, in float64, under the adapter that the server sends."""
         return torch.cat(
             [self._captured(server, list(examples[at : at + 64]))[0] for at in range(0, len(examples), 64)]
         )
@@ -81,7 +81,7 @@ class Head:
         return bool(torch.allclose((x @ w.T + b).tanh() @ v.T + c, outputs, atol=1e-3))
 
     def _captured(self, server: LyingServer, examples: list[Any]) -> tuple[Tensor, Tensor]:
-        """What reaches the hidden layer, and what leaves the last."""
+        """The inputs of the hidden layer, and the outputs of the last layer."""
         objective = server.assembly.objective
         model: nn.Module = objective.load(server.honest).eval()
         caught: dict[str, Tensor] = {}

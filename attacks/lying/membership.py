@@ -1,12 +1,12 @@
-"""Membership by a crafted model: a unit that fires for one text alone.
+"""Membership by a crafted model with hidden units that fire for one text only.
 
 After Nguyen et al. 2023 (active membership inference, AMI: a unit whose gradient is not 0 if and only if the target is in the
-batch). Deviation: their two ReLU layers are one window of tanh, set along Fisher's direction between the target and public
-texts, so that others lie in the flat of tanh.
+batch). Deviation: their two ReLU layers are one window of tanh here, along Fisher's direction between the target and public
+texts, so that other texts lie where tanh is flat.
 
-The score is how far the update moved the unit towards the target. It is compared with the scores of `NULLS` simulated clients
-that hold public texts alone: "member" if it is above all of them. A client without the target, whose texts are like the public
-ones, reaches that with a probability of at most 1 / (NULLS + 1).
+The score is the distance that the update moved the units along the target. It is compared with the scores of `NULLS` simulated
+clients with public texts only: the verdict is "member" if it is above all of them. A client without the target, whose texts are
+like the public ones, gets this verdict with a probability of at most 1 / (NULLS + 1).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from secure_fed.tensors.tensors import Tensors
 NULLS = 19
 LEVEL = 1 / (NULLS + 1)
 _RIDGE = 1e-3
-_FLAT = 12.0  # of tanh: the usual public text lies so far out
+_FLAT = 12.0  # argument of tanh for a public text
 _LOUD = 2.0
 
 
 def alarm(head: Head, target: Tensor, public: Tensor, limit: float) -> Tensors:
-    """The tensors of a head that moves for the target (d,) alone. public: (n, d). limit: of a value's magnitude."""
+    """The tensors of a head that moves for the target (d,) only. public: (n, d). limit: the largest magnitude of a value."""
     mean = public.mean(0)
     spread = torch.cov(public.T) + _RIDGE * torch.eye(head.width, dtype=torch.float64)
     u = torch.linalg.solve(spread, target - mean)
@@ -44,11 +44,11 @@ def alarm(head: Head, target: Tensor, public: Tensor, limit: float) -> Tensors:
 
 
 def score(head: Head, update: Tensors, target: Tensor) -> float:
-    """How far the units moved along the target, whichever way."""
+    """The squared distance that the units moved along the target, in either direction."""
     w, b, _, _ = head.changes(update)
     return float(torch.cat([w @ target, b]).square().sum())
 
 
 def is_member(score_: float, nulls: Sequence[float]) -> bool:
-    """At a false-alarm rate of 1 / (len(nulls) + 1)."""
+    """The verdict, at a false-positive rate of 1 / (len(nulls) + 1)."""
     return score_ > max(nulls)

@@ -1,4 +1,4 @@
-"""The rate at which an attack succeeded, with its interval beside the guess that needs nothing."""
+"""An attack's success rate with its interval, beside the rate of a guess without any update."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from attacks.lying.trials import Outcome
 
 @dataclass(frozen=True)
 class Rate:
-    """hits of `of` trials; in membership, members alone. interval: exact, 95 %, over trials. guess: the mean rate of a guess.
+    """hits: of `of` trials; for membership, of the trials with a member. interval: exact, 95 %, over trials. guess: the mean
+    success rate of a guess.
 
-    refused: trials that a client or the protocol refused; they count as misses. why: the first refusal. false_alarms: of the
-    `quiet` trials, those without a member.
+    refused: trials that a client or the protocol refused; they count as misses. why: the first refusal. false_alarms: among the
+    `quiet` trials, which have no member.
     """
 
     hits: int

@@ -1,9 +1,9 @@
-"""Replay: a client's local training is repeated with a text and without it, and the nearer of the two is the answer.
+"""Replay: the server repeats a client's local training with and without a text, and answers with the closer of the two.
 
-The distinguishing game behind differential privacy, played by a server that knows everything but one text (Nasr et al. 2021,
-Adversary instantiation: a malicious data set and a white-box federated server). Where a run is not private, order and dropout
-come from its seed, and a replay is the client's answer to the bit. Honest tensors suffice; those of `membership.alarm` make the
-two trainings differ most.
+The distinguishing game behind differential privacy, played by a server that knows everything except whether the client has the
+text (Nasr et al. 2021, Adversary instantiation: a malicious data set and a white-box federated server). In a run
+without privacy, order and dropout come from its seed, and a replay equals the client's contribution bit for bit. Honest tensors
+suffice; the tensors of `membership.alarm` make the two trainings differ most.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 
 def has_text(answer: Tensors, with_text: Tensors, without: Tensors) -> bool:
-    """Whether the answer lies on the side of the training with the text: the likelihood ratio under Gaussian noise.
+    """Whether the client's contribution is closer to the training with the text: the likelihood ratio under Gaussian noise.
 
-    answer: of the client, or a sum less what others are known to have added. A tie is "without".
+    answer: the client's contribution, or a sum minus the expected contributions of the others. A tie counts as "without".
     """
     layout = Layout.of(without)
     seen, yes, no = (layout.flatten(one.dense(), torch.float64) for one in (answer, with_text, without))

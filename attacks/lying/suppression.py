@@ -1,8 +1,8 @@
-"""Eluding a secure sum: everybody but one client is sent a model whose gradient is 0, and the sum is that client's.
+"""Eluding a secure sum: all clients but one get a model whose gradient is 0, so the sum is that client's contribution.
 
 After Pasquini et al. 2022 (Eluding secure aggregation: gradient suppression by model inconsistency). Deviation: their dead ReLU
-layer is a head with W = b = V = 0 here. Its hidden units are 0 and let no gradient through, so that nothing moves but the last
-bias, neither of the head nor of the adapter below it.
+layer is a head with W = b = V = 0 here. Its hidden units are 0 and pass no gradient, so only the last bias moves, and nothing
+else in the head or in the adapter below it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from secure_fed.tensors.tensors import Tensors
 
 
 def dead(head: Head) -> Tensors:
-    """The tensors of a head under which every client's gradient is 0 but for the last bias."""
+    """The tensors of a head under which every client's gradient is 0 except for the last bias."""
     w, v = torch.zeros(head.hidden, head.width), torch.zeros(head.classes, head.hidden)
     return head.tensors(w, torch.zeros(head.hidden), v, torch.zeros(head.classes))
 
 
 def moved(head: Head, update: Tensors) -> float:
-    """The largest change of any value but the last bias: 0 for a client that is sent `dead`."""
+    """The largest change of any value except the last bias: 0 for a client that gets `dead`."""
     rest = update.without([f"{head.outer}.bias"])
     return max(float(rest.tensor(name).abs().max()) for name in rest)

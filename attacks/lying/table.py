@@ -1,7 +1,7 @@
-"""Where the attacks of a lying server are tried: a federation, and texts that are dealt anew for every trial.
+"""The setting of a lying server's trials: a federation, and texts that are drawn afresh for every trial.
 
-They go to the client that is attacked, to the rest of a sum, and, from another part, to the server as public texts. So trials
-are independent, but for the federation that all of them share.
+The victim and the other clients of a sum get texts from one part; the server gets public texts from another part. So trials are
+independent, except that they share the federation.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ CANDIDATES, PUBLIC, FEWEST = 1000, 1000, 100
 
 @dataclass
 class Table:
-    """Where attacks are tried: a lying server, and the texts that are dealt.
+    """A lying server, and the texts for trials.
 
-    each: texts of a client. candidates: the texts that clients may hold, and `inputs` their inputs of the head. public: others
-    of the same kind, with their inputs. nulls: simulated clients of a membership verdict. inside: whether the victim held the
-    target in the last trial that asks so; it does in every other one. Behind masks the server reads sums, else single answers.
+    each: the number of texts of a client. candidates: the texts that clients may have; inputs: their inputs to the head.
+    public: other texts of the same kind, with their inputs. nulls: the number of simulated clients for a membership verdict.
+    inside: whether the victim had the target in the last trial with a target, which alternates. With masks the server reads
+    sums, else single contributions.
     """
 
     server: LyingServer
@@ -63,23 +64,23 @@ class Table:
 
     @property
     def cohort(self) -> list[int]:
-        """The clients of a sum, the victim first; of one answer, the victim alone."""
+        """The clients of a sum, the victim first; without masks, the victim alone."""
         assembly = self.server.assembly
         return assembly.server.draw(self.server.round) if assembly.masks else [0]
 
     def flip(self) -> bool:
-        """Whether the victim holds the target in this trial."""
+        """Whether the victim has the target in this trial."""
         self.inside = not self.inside
         return self.inside
 
     def deal(self) -> list[int]:
-        """Indices of the candidates that the victim holds in a trial."""
+        """Indices of the candidates that the victim has in a trial."""
         return [int(one) for one in self.rng.choice(len(self.candidates), self.each, replace=False)]
 
     def answer(self, tensors: Tensors, held: Sequence[int], told: Tensors | None = None) -> tuple[Tensors, int]:
-        """What the server reads when the victim holds these candidates, and how many clients are in it.
+        """The contribution or sum that the server reads when the victim has these candidates, and the number of clients in it.
 
-        told: the tensors that the victim alone is sent; then what is read is a sum, behind masks or not.
+        told: tensors for the victim alone; then the server reads a sum, with masks or without.
         """
         texts, cohort = [self.candidates[one] for one in held], self.cohort
         if told is None and len(cohort) == 1:
@@ -91,10 +92,10 @@ class Table:
         return self.server.summed(cohort, tensors, told_to, held_by), len(cohort)
 
     def null_answers(self, tensors: Tensors) -> list[Tensors]:
-        """What the server would read if everybody held public texts, `nulls` times: it simulates that.
+        """`nulls` simulations of the contribution or sum that the server reads if every client has public texts.
 
-        Every sum is of clients of its own. If sums shared clients, the loudest would be in several, the sums would be alike,
-        and their largest score too easily passed.
+        Every sum has its own clients. If sums shared clients, the client with the largest score would be in several, and a real
+        sum would exceed all of them too easily.
         """
         people = len(self.cohort)
 
@@ -106,7 +107,7 @@ class Table:
         return [self.server.simulated_sum([answer() for _ in range(people)]) for _ in range(self.nulls)]
 
     def usual(self, tensors: Tensors, clients: int) -> Tensors:
-        """What so many clients with public texts would add, without noise: what the server expects of the others."""
+        """The simulated sum of `clients` clients with public texts, without noise: the server's expectation for others."""
         total = self.server.replayed(0, tensors, self._of_public())
         for _ in range(clients - 1):
             total = total + self.server.replayed(0, tensors, self._of_public())
@@ -120,4 +121,4 @@ class Table:
         return [self.candidates[one] for one in self.rng.choice(rest, self.each, replace=False)]
 
 
-_OPEN_SUM = 10  # clients of a sum that nothing masks
+_OPEN_SUM = 10  # clients in a sum without masks

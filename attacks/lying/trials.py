@@ -1,4 +1,4 @@
-"""Each attack of a lying server, tried again and again on a federation, with the rate of a guess that needs nothing."""
+"""Repeated trials of each attack of a lying server on a federation, with the rate of a guess without any update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from secure_fed.tensors.tensors import Tensors
 @dataclass(frozen=True)
 class Outcome:
     """One trial. hit: the attack was right. guess: the probability that the same answer is right by chance. refused: why there
-    was no answer. quiet: a trial without a member, in which a hit is a false alarm."""
+    was no answer. quiet: a trial without a member, where a hit is a false alarm.
+    """
 
     hit: bool
     guess: float
@@ -28,7 +29,7 @@ class Outcome:
 
 
 def _traps(table: Table) -> Outcome:
-    """One text of the victim, drawn at random, is among as many names as there are texts in the answer."""
+    """One random text of the victim is among the named texts; as many are named as the contribution or sum covers."""
     held = table.deal()
     crafted = traps.traps(table.head, table.public_inputs, table.server.limit)
     read, people = table.answer(crafted, held)
@@ -36,7 +37,7 @@ def _traps(table: Table) -> Outcome:
 
 
 def _suppressed(table: Table) -> Outcome:
-    """The same out of a sum in which all clients but one are sent dead tensors: as many names as the victim has texts."""
+    """The same from a sum in which all clients but one get dead tensors: as many texts are named as the victim has."""
     held = table.deal()
     crafted = traps.traps(table.head, table.public_inputs, table.server.limit)
     read, _ = table.answer(suppression.dead(table.head), held, told=crafted)
@@ -49,7 +50,7 @@ def _named(table: Table, read: Tensors, truth: int, most: int) -> Outcome:
 
 
 def _membership(table: Table) -> Outcome:
-    """In every other trial the victim holds the target; the verdict is at a false-alarm rate of 1 / (nulls + 1)."""
+    """In every other trial the victim has the target; the verdict has a false-positive rate of 1 / (nulls + 1)."""
     target, *held = table.deal()
     inside = table.flip()
     held = [target, *held[1:]] if inside else held
@@ -62,7 +63,7 @@ def _membership(table: Table) -> Outcome:
 
 
 def _replay(table: Table) -> Outcome:
-    """In every other trial the victim holds one text more; the server knows its other texts."""
+    """In every other trial the victim has one more text; the server knows its other texts."""
     target, *rest = table.deal()
     inside = table.flip()
     crafted = membership.alarm(table.head, table.inputs[target], table.public_inputs, table.server.limit)
@@ -87,8 +88,8 @@ def _labels(table: Table) -> Outcome:
 
 
 def _guessed_labels(table: Table) -> float:
-    """How often the rounded public shares are a client's counts, over the candidates dealt in order, and once more: of few
-    deals, none right does not show that a guess is never right.
+    """How often the rounded public shares equal a client's counts, over candidates in order, with one hit added: among few
+    clients, no hit does not show that a guess is never right.
     """
     classes, each = table.head.classes, table.each
     of = np.array([_label(one) for one in table.candidates])
@@ -109,7 +110,7 @@ def _label(example: Any) -> int:
 
 @dataclass(frozen=True)
 class Lie:
-    """An attack. stated: what a success is, for a reader of the table."""
+    """An attack. stated: the definition of success, for readers of the table."""
 
     name: str
     title: str
@@ -145,7 +146,7 @@ LIES = {
 
 
 def tried(lie: Lie, table: Table, trials: int) -> list[Outcome]:
-    """So many trials. A refusal is a trial without success."""
+    """The outcomes of `trials` trials. A refusal counts as a failure."""
     return [_tried(lie, table) for _ in range(trials)]
 
 

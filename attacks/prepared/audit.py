@@ -1,4 +1,4 @@
-"""The audit of a model by a prepared folder: scores of the candidates first, then the coins, then the bound."""
+"""The audit of a model with a prepared folder: score the candidates, then read the coins, then compute the bound."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Judged:
-    """bound: on epsilon at `delta`, for a training with and without the unit."""
+    """bound: on epsilon at `delta`, for trainings with and without one unit."""
 
     bound: Bound
     ranking: Ranking
@@ -53,11 +53,11 @@ class Judged:
 
 
 def judged(scores: Floats, members: Bools, manifest: Manifest, delta: float) -> Judged:
-    """The bound, and how well the scores tell members from the others.
+    """The bound, and how well the scores distinguish members from the others.
 
-    Guarantee: if the coins are fair and independent of each other, and the scores depend on them through the output of an
-    (epsilon, delta)-private training alone, the bound is above that epsilon with a probability of at most SIGNIFICANCE.
-    Neighbours are training files with and without the unit: all copies of one candidate.
+    Guarantee: if the coins are fair and independent, and the scores depend on them only through the output of an (epsilon,
+    delta)-private training, the bound exceeds that epsilon with a probability of at most SIGNIFICANCE. Neighbours are training
+    files with and without the unit, which is all copies of one candidate.
     """
     bound = lower_bound(scores, members, delta, SIGNIFICANCE)
     unit = _UNITS[manifest.kind]
@@ -67,7 +67,7 @@ def judged(scores: Floats, members: Bools, manifest: Manifest, delta: float) -> 
 
 
 def scored(subject: Subject, say: Say) -> tuple[str, Floats]:
-    """The name of the one score, chosen by what there is and not by what it shows, and (candidates,) of its values."""
+    """The name of the single score, chosen by the available inputs and not by results, and its (candidates,) values."""
     say("reading the candidates with the model")
     losses = subject.losses()
     if not (subject.base or subject.asked.references):
@@ -77,7 +77,7 @@ def scored(subject: Subject, say: Say) -> tuple[str, Floats]:
 
 
 def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, say: Say) -> dict[str, Any]:
-    """The audit as one JSON object. The coins are read when the scores are there."""
+    """The audit as one JSON object. The coins are read after the scores are computed."""
     name, scores = scored(subject, say)
     members = truth_of(folder, manifest).members
     found, asked = judged(scores, members, manifest, delta), subject.asked

@@ -1,7 +1,8 @@
-"""Fair coins, sealed: what decides who is in the training, and the proof that it was decided before.
+"""Sealed fair coins: they decide which candidates train, and prove that this was decided beforehand.
 
-The sealed file holds the coins and a random nonce of 256 bits. Its SHA-256 is published beside the training file. It
-binds: other coins with the same digest are as hard to find as a collision. It hides: without the nonce nobody can try coins.
+The sealed file holds the coins and a random nonce of 256 bits. Its SHA-256 is published beside the training file. It is
+binding: finding other coins with the same digest is as hard as finding a collision. It is hiding: without the nonce nobody can
+test guesses of the coins.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def digest(content: bytes) -> str:
 
 
 def unsealed(content: bytes, commitment: str, count: int, place: object) -> Truth:
-    """The truth, if it is what was committed to. DataError if it is not."""
+    """The truth, if it matches the commitment; else DataError."""
     if digest(content) != commitment:
         raise DataError(
             f"{place} is not what was sealed: its SHA-256 is {digest(content):.12}..., and {commitment:.12}... was published; "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `audit`."""
+    """Add this command's options to `audit`."""
     own = parser.add_argument_group("a training that was prepared by `secure-fed audit prepare`")
     own.add_argument(
         "--prepared", type=Path, metavar="DIR", help="the folder, in the place of --members and --non-members"
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_preparing(parser: argparse.ArgumentParser) -> None:
-    """Of `audit prepare`."""
+    """Add the options of `audit prepare`."""
     parser.add_argument("data", type=Path, metavar="DATA", help="a JSON Lines, CSV or Parquet file (.gz too)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--task", choices=TASKS, default="classification", help="default: classification")
@@ -53,7 +53,7 @@ def add_preparing(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(chosen: argparse.Namespace) -> None:
-    """Prepare the folder, and say who gets which of its files."""
+    """Prepare the folder, and print who gets which of its files."""
     from dataclasses import asdict
 
     from attacks.extraction.template import DIGITS, USUAL, Template
@@ -80,7 +80,7 @@ def prepare(chosen: argparse.Namespace) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Make the audit, print it, and say by the exit status whether the bound is above the limit."""
+    """Make the audit and print it; the exit status shows whether the bound is above the limit."""
     if chosen.prepared is None:
         raise UsageError(
             "--exposure is of the secrets that `secure-fed audit prepare` planted: name its folder with --prepared"
@@ -114,7 +114,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _exposure(chosen: argparse.Namespace) -> int:
-    """Print the exposure of the planted secrets; the status says whether the members' mean is above the limit."""
+    """Print the exposure of the planted secrets; the exit status shows whether the members' mean is above the limit."""
     limit = limit_of(
         chosen.fail_above,
         "exposure",

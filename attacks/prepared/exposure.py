@@ -1,4 +1,4 @@
-"""How exposed the planted secrets of a prepared audit are, members beside those that never trained."""
+"""The exposure of the planted secrets of a prepared audit, members beside non-members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 
 
 def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | None, say: Say) -> dict[str, Any]:
-    """The exposure of every planted secret, and what the members' together have by chance."""
+    """The exposure of every planted secret, and summaries with p-values for members and for others."""
     template, planted = planted_in(folder, manifest)
     say(f"ranking {len(planted)} secrets of {template.space:,}")
     found = exposures(subject.model, subject.tokenizer, template, planted, samples or SAMPLES)
@@ -63,7 +63,7 @@ def _of(some: Sequence[Exposure]) -> dict[str, Any]:
 
 
 def sentences(facts: dict[str, Any]) -> list[str]:
-    """What the figures say; an audit without members or others says so."""
+    """The figures in sentences; without members, or without others, a sentence says so."""
     ins, outs = facts["members"], facts["others"]
     if not ins["count"]:
         return ["No planted secret was in the training, so there is nothing to be exposed."]

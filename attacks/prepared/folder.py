@@ -1,10 +1,10 @@
 """The folder of a prepared audit.
 
 train.jsonl            for the training, wherever it happens
-candidates.jsonl       for the audit: in the training or not, by a coin each; hand it to nobody who trains
+candidates.jsonl       for the audit: in the training or not, by a coin each; do not give it to anybody who trains
 secrets.jsonl          the names and secrets of planted sentences, in the same order; for the audit too
-prepared.json          how to read both, their SHA-256, and that of the sealed truth: to be published with the training file
-private/truth.json     the coins, sealed: readable by its owner alone, needed by the audit and by nobody else
+prepared.json          how to read both, and the SHA-256 of each and of the sealed truth: publish it with the training file
+private/truth.json     the coins, sealed: readable by its owner alone, needed only by the audit
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ MANIFEST, TRUTH = "prepared.json", "truth.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """prepared.json. candidates: their number. template: a sentence and its digits, where secrets were planted. digests: of the
-    files, by name; commitment: to the truth."""
+    """prepared.json. candidates: their number. template: a sentence and its number of digits, if secrets were planted. digests:
+    of the files, by name; commitment: to the truth.
+    """
 
     task: str
     text: str
@@ -49,7 +50,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the files hold; planted: of the candidates, where they are sentences with secrets."""
+    """The content of the files. planted: the candidates' secrets, if they are sentences with secrets."""
 
     train: Sequence[Row]
     candidates: Sequence[Row]
@@ -58,7 +59,7 @@ class Parts:
 
 
 def write(out: Path, parts: Parts, manifest: Manifest) -> Manifest:
-    """Write all files. The manifest comes last: a folder without it was never whole."""
+    """Write all files. The manifest is written last: a folder without it is incomplete."""
     with plainly(UsageError, f"{out} cannot be made", "name another folder with --out"):
         if out.exists() and any(out.iterdir()):
             raise UsageError(f"{out} is not empty: name a new folder with --out")
@@ -80,7 +81,7 @@ def _lines(rows: Sequence[Row]) -> bytes:
 
 
 def read(folder: Path) -> Manifest:
-    """The manifest of a folder whose candidates are those that were prepared, and whose training file is, if it is there."""
+    """The manifest of a folder, after a check that the candidates and, if present, the training file are unchanged."""
     try:
         found: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         template = found["template"] and tuple(found["template"])
@@ -92,7 +93,7 @@ def read(folder: Path) -> Manifest:
             "--prepared"
         ) from error
     for name, published in manifest.digests.items():
-        gone = name == TRAIN and not (folder / name).exists()  # it is where the training is
+        gone = name == TRAIN and not (folder / name).exists()  # it may only be where the training happens
         if not gone and digest(_content(folder / name)) != published:
             raise DataError(
                 f"{folder / name} has been changed since it was prepared: its SHA-256 is not the published one"
@@ -101,7 +102,7 @@ def read(folder: Path) -> Manifest:
 
 
 def _require_whole(manifest: Manifest) -> None:
-    """ValueError unless it says what `write` says, the digest of every file among it."""
+    """ValueError unless the manifest has everything that `write` puts there, including every file's digest."""
     texts = (manifest.task, manifest.text, manifest.text_b, manifest.label, manifest.kind, manifest.commitment)
     counts = (manifest.candidates, manifest.repeat)
     files = {TRAIN, CANDIDATES} | ({SECRETS} if manifest.template else set())
@@ -111,7 +112,7 @@ def _require_whole(manifest: Manifest) -> None:
 
 
 def planted_in(folder: Path, manifest: Manifest) -> tuple[Template, list[Planted]]:
-    """The template, and the canary of each candidate. DataError of a folder without planted sentences."""
+    """The template, and the canary of each candidate. DataError for a folder without planted sentences."""
     if manifest.template is None:
         raise DataError(
             f"{folder} has no planted secrets: prepare it with `secure-fed audit prepare --task causal_lm --canaries secrets`"
@@ -121,7 +122,7 @@ def planted_in(folder: Path, manifest: Manifest) -> tuple[Template, list[Planted
 
 
 def truth_of(folder: Path, manifest: Manifest) -> Truth:
-    """The sealed coins, held against the commitment."""
+    """The sealed coins, checked against the commitment."""
     place = private_part(folder) / TRUTH
     return unsealed(_content(place), manifest.commitment, manifest.candidates, place)
 

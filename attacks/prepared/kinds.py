@@ -1,4 +1,4 @@
-"""What an audit can be prepared for: loaded by the command line, and so without anything heavy."""
+"""The kinds of prepared audits. The command line imports this module, so it has no heavy imports."""
 
-KINDS = ("none", "labels", "secrets")  # of candidates
+KINDS = ("none", "labels", "secrets")  # kinds of candidates
 TASKS = ("classification", "multi_label", "regression", "tokens", "causal_lm")

@@ -1,4 +1,4 @@
-"""Preparing an audit: who is in the training is decided by coins, before anybody trains."""
+"""Preparing an audit: before anybody trains, coins decide which candidates are in the training."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ALONE = {"labels": "classification", "secrets": "causal_lm"}
 
 @dataclass(frozen=True)
 class Wish:
-    """kind: "none", "labels" or "secrets". count: of candidates; None for a thousand, or half of the rows if that is fewer.
-    repeat: how often a planted candidate stands in the training file.
+    """The request for an audit. kind: "none", "labels" or "secrets". count: of candidates; None for a thousand, or half of the
+    rows if that is fewer. repeat: the number of copies of a planted candidate in the training file.
     """
 
     source: Path
@@ -44,7 +44,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class _Data:
-    """rows: as written in the file. alone: indices of rows whose text no other row has."""
+    """rows: as written in the file. alone: indices of rows with a unique text."""
 
     task: Task
     rows: list[Row]
@@ -53,11 +53,11 @@ class _Data:
 
 
 def prepare(wish: Wish, out: Path, entropy: Entropy | None = None) -> Manifest:
-    """Write the folder of an audit; nothing is written where something does not fit.
+    """Write the folder of an audit; if the request does not fit, nothing is written.
 
-    Guarantee: given all rows and candidates, the coins are independent and fair, and nothing that is written depends on them
-    but the training file and the sealed truth. So whoever scores candidates by a model that was trained on this file, and sees
-    neither of the two, meets the conditions of `attacks.evidence.guessing`. entropy: of the operating system, but in tests.
+    Guarantee: given all rows and candidates, the coins are independent and fair, and of the written files only the training
+    file and the sealed truth depend on them. So scores of the candidates by a model trained on this file meet the conditions of
+    `attacks.evidence.guessing` if their author sees neither file. entropy: the operating system's, except in tests.
     """
     entropy = entropy or SystemEntropy()
     _require(wish)
@@ -96,7 +96,7 @@ def _key(first: Any, second: Any) -> str:
 
 
 def _whole(source: Path, table: Table) -> list[Row]:
-    """The rows with all columns, those that no task reads too."""
+    """The rows with all columns, including columns that no task reads."""
     if files.kind(source) == ".jsonl":
         lines = list(text_lines(source))
         return [json.loads(lines[number - 1]) for number in table.lines]
@@ -126,10 +126,10 @@ def _candidates(wish: Wish, data: _Data, rows: Sequence[Row], entropy: Entropy) 
 def _training(
     wish: Wish, data: _Data, chosen: Sequence[int], candidates: Sequence[Row], truth: Truth, entropy: Entropy
 ) -> list[Row]:
-    """The rows that train: all that are no candidates, and the candidates whose coin says so.
+    """The training rows: all rows that are not candidates, and the candidates whose coin says so.
 
-    Rows keep their order. What was planted stands at random places among them, since the last rows of a file may count more.
-    Rows that a wrong label was made of do not train, so that nothing but the canary tells the model of them.
+    Rows keep their order. Planted rows are inserted at random places, because the last rows of a file may count more. The
+    originals of rows with a wrong label do not train, so that the model learns about them from the canary alone.
     """
     members = [row for row, member in zip(candidates, truth.members, strict=True) if member]
     if wish.kind == "none":

@@ -1,10 +1,10 @@
-"""Candidates that are made for an audit, so that one training shows more than its own rows would.
+"""Candidates made for an audit, so that one training shows more than with its own rows.
 
-    labels    a row of the data with a wrong label, drawn uniformly from the other classes: a model that has not learned it by
-              heart finds no reason for it (Steinke, Nasr and Jagielski 2023, section 6)
+    labels    a row of the data with a wrong label, drawn uniformly from the other classes: a model that has not memorised it
+              has no reason to predict it (Steinke, Nasr and Jagielski 2023, section 6)
     secrets   a sentence with a random secret (Carlini et al. 2019, section 4.1), for language models
 
-Each is a copy of a row of the data with its text or its label replaced, so that all other columns look as they do elsewhere.
+Each is a copy of a row of the data with its text or label replaced, so that all other columns look usual.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def wrong_labels(rows: Sequence[Row], column: str, classes: Vocabulary, stream: Stream) -> list[Row]:
-    """Every row with another label than its own."""
+    """Every row with a label other than its own."""
     made, shifts = [], uniform(stream, len(classes.values) - 1, len(rows))
     for row, shift in zip(rows, shifts, strict=True):
         own = classes.values.index(_label(row[column], classes))
@@ -38,7 +38,7 @@ def _label(written: Any, classes: Vocabulary) -> Any:
 def secrets(
     rows: Sequence[Row], columns: Columns, template: Template, stream: Stream
 ) -> tuple[list[Row], list[Planted]]:
-    """A sentence in the place of every row's text; where prompts have targets, the target begins with the secret."""
+    """Every row with its text replaced by a sentence; if prompts have targets, the target begins with the secret."""
     canaries = template.drawn(len(rows), stream)
     made = []
     for row, one in zip(rows, canaries, strict=True):

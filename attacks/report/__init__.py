@@ -2,9 +2,9 @@
 
 reading, values   audit.json as typed values
 significance      which findings are significant, and which of these the guarantee covers
-readback          what attacks on texts recovered
+readback          the texts that attacks recovered
 verdict           the audit in one paragraph, from sentences_guarantee, _membership, _texts and _estimates
 wording           adversaries, units and rates in words
-sweep             one row a run, for runs side by side
+sweep             one row for each run, for runs side by side
 terminal, page/   the same, printed and as HTML
 """

@@ -1,4 +1,4 @@
-"""An audit as people are shown it, in typed values: its attacks, vantage points, and what each cell found."""
+"""An audit in typed values, for display: its attacks, its vantage points, and each cell's finding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_UNIT = "none"
 
 @dataclass(frozen=True)
 class Tail:
-    """The true-positive rate where at most `target` of the non-members are accused; `tpr` is None where it was refused."""
+    """The true-positive rate at a false-positive rate of at most `target`. tpr: None if there were too few non-members."""
 
     target: float
     tpr: float | None
@@ -24,7 +24,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Estimated:
-    """An estimate: its kind, the end that epsilon is above with 95 % if what it supposes holds, and the likeliest epsilon."""
+    """An estimate: its kind, a 95 % lower limit of epsilon if its assumption holds, and the most likely epsilon."""
 
     name: str
     epsilon: float
@@ -33,7 +33,7 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The figures that a kept guarantee allows an attack. by: "mechanism" of the curve of its noise, else "epsilon"."""
+    """The figures that a kept guarantee allows an attack. by: "mechanism" if from the curve of its noise, else "epsilon"."""
 
     auc: float
     rates: Mapping[float, float]
@@ -43,9 +43,8 @@ class Allowed:
 @dataclass(frozen=True)
 class Cell:
     """One attack at one vantage point. interval: of the AUC by itself, at 95 %. lower: the lower bound on epsilon; accounted:
-    what it is to be set against, None where nothing is promised against this adversary. null: "known" where members were held
-    against a known law. estimates: of epsilon, no bounds. allowed: what the guarantee lets an attack find, where it was worked
-    out.
+    the epsilon to compare it with, None without a guarantee against this adversary. null: "known" if members were compared with
+    a known law. estimates: of epsilon, not bounds. allowed: the figures that the guarantee allows an attack, if computed.
     """
 
     attack: str
@@ -70,7 +69,7 @@ class Cell:
 
     @property
     def known(self) -> bool:
-        """Whether the law of a non-member's score was known, so that no held-out unit has a part in AUC and rates."""
+        """Whether the law of a non-member's score was known, so that AUC and rates use no held-out units."""
         return self.null == "known"
 
     @property
@@ -79,13 +78,13 @@ class Cell:
         return self.applicable and self.auc is not None
 
     def tail(self, target: float) -> Tail | None:
-        """The rate at that false-positive rate, where it was measured."""
+        """The true-positive rate at that false-positive rate, if it was measured."""
         return next((tail for tail in self.tails if math.isclose(tail.target, target) and tail.tpr is not None), None)
 
 
 @dataclass(frozen=True)
 class Named:
-    """A vantage point or an attack. about: what it sees, or the paper it is of."""
+    """A vantage point or an attack. about: the vantage point's view, or the attack's paper."""
 
     name: str
     title: str
@@ -94,7 +93,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A guess from the texts alone. at_chance: None where nobody looked, for the reason `why`."""
+    """A guess from the texts alone. at_chance: None if it was not tested, for the reason `why`."""
 
     auc: float | None
     interval: Interval | None
@@ -104,10 +103,11 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Audit:
-    """One audit. unit: whom the guarantee protects, "none" without one; audited: what was in or out by a coin. epsilon: what
-    findings can be set against; promised: that of the run, of an `adjacency` that coins may be unable to ask about. asked_for:
-    attacks by name, empty if all; personal: tensors that stay with clients. main: attack and vantage of the main one. phantoms:
-    whether the units are phantoms, which are nobody's data. expected: the lower bound that the best attack would show.
+    """One audit. unit: the unit of the guarantee, "none" without one; audited: the unit that coins included or held out.
+    epsilon: the epsilon to compare findings with; promised: the run's epsilon, for an `adjacency` that coins may be unable to
+    test. asked_for: the requested attacks by name, empty if all; personal: tensors that stay with clients. main: attack and
+    vantage of the main attack. phantoms: whether the units are phantoms, which are nobody's data. expected: the lower bound
+    expected from the best attack.
     """
 
     run: str
@@ -141,27 +141,27 @@ class Audit:
 
     @property
     def main_cell(self) -> Cell | None:
-        """The cell of the main attack, which was named before scores were seen; None of an audit that names none."""
+        """The cell of the main attack, which was chosen before scores were seen; None for an audit without one."""
         return next((cell for cell in self.of_membership if (cell.attack, cell.vantage) == self.main), None)
 
     @property
     def protected(self) -> bool:
-        """Whether there is an epsilon that the run promised to keep to."""
+        """Whether the run has a guarantee with an epsilon."""
         return self.unit != NO_UNIT and self.epsilon is not None
 
     @property
     def comparable(self) -> bool:
-        """Whether the guarantee is for the unit that was audited."""
+        """Whether the guarantee is for the audited unit."""
         return self.protected and self.unit == self.audited
 
     @property
     def of_membership(self) -> tuple[Cell, ...]:
-        """The cells that ranked units."""
+        """The cells of attacks that ranked units."""
         return tuple(cell for cell in self.cells if cell.of_membership)
 
     @property
     def results(self) -> tuple[Cell, ...]:
-        """The cells that ranked units; an attack with equal figures for several adversaries counts for the weakest alone."""
+        """The cells of attacks that ranked units; an attack's equal figures for several adversaries count once."""
         found: dict[object, Cell] = {}
         for cell in sorted(self.of_membership, key=lambda cell: self.rank(cell.vantage)):
             found.setdefault((cell.attack, cell.auc, cell.interval, cell.tails, cell.lower), cell)
@@ -169,26 +169,26 @@ class Audit:
 
     @property
     def bounded(self) -> tuple[Cell, ...]:
-        """The cells with a lower bound on epsilon, largest first, those that the guarantee covers before all others."""
+        """The cells with a lower bound on epsilon: first those that the guarantee covers, then by size, largest first."""
         found = [cell for cell in self.cells if cell.lower is not None]
         return tuple(sorted(found, key=lambda cell: (not self.covers(cell), -(cell.lower or 0.0))))
 
     def covers(self, cell: Cell) -> bool:
-        """Whether the guarantee is for the unit that was audited, and against this adversary."""
+        """Whether the guarantee is for the audited unit and against this adversary."""
         return self.comparable and cell.accounted is not None
 
     def cell(self, attack: str, vantage: str) -> Cell | None:
-        """The cell of that attack and vantage point; None where it was not tried."""
+        """The cell of that attack and vantage point; None if it was not tried."""
         return next((cell for cell in self.cells if (cell.attack, cell.vantage) == (attack, vantage)), None)
 
     def rank(self, vantage: str) -> int:
-        """A vantage point's place from the weakest on; one that is not known comes last."""
+        """A vantage point's place, from the weakest on; an unknown one comes last."""
         return next((place for place, known in enumerate(self.vantages) if known.name == vantage), len(self.vantages))
 
     def attack_title(self, name: str) -> str:
-        """An attack's name as people read it."""
+        """An attack's name for display."""
         return next((attack.title for attack in self.attacks if attack.name == name), name)
 
     def vantage_title(self, name: str) -> str:
-        """A vantage point's name as people read it."""
+        """A vantage point's name for display."""
         return next((vantage.title for vantage in self.vantages if vantage.name == name), name)

@@ -1,4 +1,4 @@
-"""The head of an audit's page: what was found, by how many of the attacks; and how its AUCs are read."""
+"""The head of an audit's page: the finding, the number of attacks behind it, and how to read its AUCs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _HEADLINES = {
 
 
 def finding(audit: Audit, level: str) -> str:
-    """What was found, in a sentence without its full stop."""
+    """The finding, as a sentence without its full stop."""
     return _HEADLINES[in_short(audit, level)].format(uncovered=uncovered(audit))
 
 
 def headline(audit: Audit, level: str) -> str:
-    """The finding with the number of attacks that it rests on, where these are not all."""
+    """The finding, with the number of attacks behind it if not all were made."""
     found, made = finding(audit, level), tried(audit)
     if audit.asked_for:
         return f"{made}: {found[:1].lower()}{found[1:]}" if made else found
@@ -36,7 +36,7 @@ def headline(audit: Audit, level: str) -> str:
 
 
 def able(audit: Audit) -> str:
-    """By how many attacks nothing was found, where not all were made: " by the 4 of 13 attacks ..."."""
+    """The number of attacks that found nothing, if not all were made: " by the 4 of 13 attacks ..."."""
     applied, total = len(_made(audit)), len(audit.attacks)
     if audit.asked_for or applied == total:
         return ""
@@ -45,7 +45,7 @@ def able(audit: Audit) -> str:
 
 
 def tried(audit: Audit) -> str:
-    """The number of attacks made, where only some were asked for: "1 of 13 attacks tried"."""
+    """The number of attacks made, if only some were requested: "1 of 13 attacks tried"."""
     made = _made(audit)
     own = sum(name not in ATTACKS for name in made)
     if not audit.asked_for or len(made) - own == len(ATTACKS):
@@ -55,13 +55,13 @@ def tried(audit: Audit) -> str:
 
 
 def untried(audit: Audit) -> str:
-    """The attacks that were not asked for, in a sentence; empty where all were."""
+    """The attacks that were not requested, in a sentence; empty if all were."""
     left = [one.title for name, one in ATTACKS.items() if name not in audit.asked_for]
     return f"Not tried: {'; '.join(left)}." if audit.asked_for and left else ""
 
 
 def reading(audit: Audit) -> str:
-    """What an AUC means, and where the main one is below a coin or too uncertain to tell anything."""
+    """The meaning of an AUC, and a note if the main one is below 1/2 or too uncertain."""
     cell = audit.main_cell or significance.strongest(audit.results)
     if cell is None:
         return ""

@@ -1,4 +1,4 @@
-"""Figures of a cell that only its attack has, such as the recall of recovered words, each with its name."""
+"""Figures that are specific to a cell's attack, such as the recall of recovered words, each with its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from attacks.report.values import Row, count, number, row, words
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.formatting import percent
 
-_OWN = {  # in this order, before all others
+_OWN = {  # shown first, in this order
     "bag_recall": "word recall",
     "bag_precision": "word precision",
     "recall": "recall with position",
@@ -23,7 +23,7 @@ _INSIDE = ("most_exposed", "most_exposed_guess", "all_rounds", "matching")
 
 
 def measured(cell: Cell) -> list[tuple[str, str]]:
-    """The numbers that an attack has of its own, words that were read back first, then those of single cases."""
+    """The attack-specific numbers: shares of recovered words first, then numbers for single cases."""
     inside = [
         (f"{_title(name)}: {own}", value)
         for name in _INSIDE

@@ -1,4 +1,4 @@
-"""An audit that shows itself in a notebook: its headline, how to read it, and the AUC of every attack that was made."""
+"""An audit with a notebook display: its headline, how to read it, and the AUC of every attack that was made."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from secure_fed.report.notebook import table
 
 
 class Audited(dict[str, Any]):
-    """An audit as `audit.json` holds it."""
+    """The content of `audit.json`."""
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """A notebook keeps a text beside the table: the headline."""
+        """The text version that a notebook keeps beside the table: the headline."""
         printer.text(headline(read(self), recorded(self)[0]))
 
     def _repr_html_(self) -> str:

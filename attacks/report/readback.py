@@ -10,12 +10,12 @@ from attacks.report.values import Row, count, row
 
 
 def attempts(cell: Cell) -> tuple[Attempt, ...]:
-    """Every way in which an attack looked for texts, and had a number to tell."""
+    """Every attempt of an attack on texts that has a number."""
     return () if cell.of_membership else tuple(one for one in _all(cell.measured) if one.mean.most is not None)
 
 
 def grade(cell: Cell) -> Grade | None:
-    """The grade of the best attempt; None of an attack that looked for no texts."""
+    """The grade of the best attempt; None for an attack that is not on texts."""
     found = best(attempts(cell))
     return None if found is None else found.grade
 

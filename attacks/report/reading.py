@@ -1,7 +1,7 @@
 """audit.json as typed values. Missing and invalid values are None or empty.
 
-An audit may be old, cut short or edited by hand, and its reader should still see the rest of it. So nothing here raises, and no
-number is made up: what cannot be read is missing, never 0.
+An audit may be old, cut short or edited by hand, and its reader should still see the rest. So nothing here raises, and no
+number is made up: an unreadable value is missing, never 0.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _is_rate(name: object) -> bool:
 
 
 def _accounted(one: Row, fields: Row) -> float | None:
-    """The epsilon that holds against this adversary, null if none: the cell's, else its vantage point's, else the run's."""
+    """The epsilon that holds against this adversary, None without one: the cell's, else its vantage point's, else the run's."""
     at = next((seen for seen in rows(fields.get("vantages")) if seen.get("name") == one.get("vantage")), {})
     for place in (one, at):
         if "epsilon_accounted" in place:
@@ -137,7 +137,7 @@ def _baseline(fields: Row) -> Baseline:
 
 
 def _named(fields: Row, several: str, one: str, about: str) -> tuple[Named, ...]:
-    """Those that are listed, in that order, then those that only cells name."""
+    """The listed ones in their order, then any that only cells name."""
     listed = {words(entry.get("name")): entry for entry in rows(fields.get(several))}
     every: dict[str, Row] = {words(cell.get(one)): {} for cell in rows(fields.get("cells"))}
     every = {**listed, **{name: entry for name, entry in every.items() if name not in listed}}

@@ -14,13 +14,13 @@ SUPPOSES = {
 
 
 def estimates(audit: Audit) -> tuple[Estimated, ...]:
-    """The main attack's estimates, where there is a guarantee to compare them with."""
+    """The main attack's estimates, if there is a guarantee to compare them with."""
     cell = audit.main_cell
     return cell.estimates if cell is not None and audit.covers(cell) else ()
 
 
 def estimated(audit: Audit) -> str:
-    """The sentence with all estimates, and a warning where one is above the accounted epsilon."""
+    """The sentence with all estimates, and a warning if one is above the accounted epsilon."""
     found, cell = estimates(audit), audit.main_cell
     if not found or cell is None:
         return ""

@@ -8,7 +8,7 @@ from attacks.report.audited import NO_UNIT, Audit
 from attacks.report.wording import apart, at_least, confidence, unit_one, who
 from secure_fed.report.formatting import at_most, counted
 
-ONE_IN = SHUFFLES + 1  # so many audits with fair coins have one whose baseline fails by luck
+ONE_IN = SHUFFLES + 1  # one in so many audits with fair coins has a baseline that fails by chance
 
 
 def contradicted(audit: Audit) -> str:
@@ -26,7 +26,7 @@ def contradicted(audit: Audit) -> str:
 
 
 def _doubt(audit: Audit) -> str:
-    """A doubt where the baseline fails. The bound rests on fair coins alone, so this is no more than a doubt."""
+    """A doubt if the baseline fails. The bound depends on fair coins alone, so this is only a doubt."""
     if audit.baseline.at_chance is not False:
         return ""
     return (
@@ -60,7 +60,7 @@ def guarantee(audit: Audit) -> str:
 
 
 def best(audit: Audit) -> str:
-    """The lower bound that the best possible attack is expected to show: a weak attack is told from a strong promise by it."""
+    """The lower bound expected from the best possible attack, which distinguishes a weak attack from a strong guarantee."""
     if audit.expected is None:
         return ""
     return (
@@ -70,7 +70,7 @@ def best(audit: Audit) -> str:
 
 
 def blunt(audit: Audit) -> str:
-    """A warning where so few units could not have contradicted the guarantee, whatever an attack found."""
+    """A warning if there were too few units to contradict the guarantee, whatever an attack found."""
     covered = [cell for cell in audit.bounded if audit.comparable and audit.covers(cell)]
     pairs = [(cell.showable, cell.accounted) for cell in covered]
     if not pairs or any(most is None or promised is None or most > promised for most, promised in pairs):

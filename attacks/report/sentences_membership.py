@@ -1,4 +1,4 @@
-"""Sentences on membership: nothing was found, a finding within the guarantee, a leak, or that the audit cannot tell."""
+"""Sentences on membership: nothing found, a finding within the guarantee, a leak, or no conclusion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVERS = ("secure_server", "server")
 
 
 def standing(audit: Audit) -> Standing:
-    """The finding on membership: the first that applies, from an invalid baseline to none."""
+    """The finding on membership: the first that applies, from a failed baseline to none."""
     if audit.baseline.at_chance is False:
         return "void"
     marks = {significance.mark(cell, audit) for cell in audit.of_membership}
@@ -42,7 +42,7 @@ def found_out(audit: Audit) -> str:
 
 
 def signs(audit: Audit) -> str:
-    """A warning where the interval of an AUC lies above chance without being significant."""
+    """A warning if the interval of an AUC lies above chance without being significant."""
     best = significance.strongest([cell for cell in audit.results if significance.mark(cell, audit) == "sign"])
     if best is None:
         return ""
@@ -55,7 +55,7 @@ def signs(audit: Audit) -> str:
 
 
 def inverted(audit: Audit) -> str:
-    """A warning where the interval of an AUC lies below chance, which is never privacy."""
+    """A warning if the interval of an AUC lies below chance, which is never evidence of privacy."""
     below = [cell for cell in audit.results if significance.mark(cell, audit) == "inverted"]
     if not below:
         return ""
@@ -67,7 +67,7 @@ def inverted(audit: Audit) -> str:
 
 
 def missed(audit: Audit) -> str:
-    """The AUC of an attack that this number of units misses half of the time."""
+    """The AUC that an audit with this number of units misses half of the time."""
     least = significance.unnoticed(audit)
     if least is None:
         return ""
@@ -88,7 +88,7 @@ def _leak(audit: Audit) -> str:
 
 
 def _within(audit: Audit) -> str:
-    """The strongest finding, since the guarantee is the same against all adversaries that it covers."""
+    """The strongest finding, because the guarantee is the same against all adversaries that it covers."""
     best = _marked(audit, "within")
     return "" if best is None else f"{_WITHIN} {capital(_found(audit, best))}{_allows(audit, best)}"
 
@@ -112,7 +112,7 @@ def _marked(audit: Audit, mark: str) -> Cell | None:
 
 
 def _found_by(audit: Audit, mark: str) -> str:
-    """The finding of the weakest adversary with that mark, and the strongest finding."""
+    """The finding of the weakest adversary with this mark, and the strongest finding."""
     held = [cell for cell in audit.of_membership if significance.mark(cell, audit) == mark]
     weakest = min((cell.vantage for cell in held), key=audit.rank)
     first = significance.strongest([cell for cell in held if cell.vantage == weakest])
@@ -132,7 +132,7 @@ def uncovered(audit: Audit) -> str:
 
 
 def tried(audit: Audit) -> str:
-    """The number of attacks and of significant results; "" where the audit cannot tell of membership."""
+    """The number of attacks and of significant results; "" if the audit can draw no conclusion on membership."""
     of_membership = standing(audit)
     if of_membership in ("void", "unsupported") or not audit.results:
         return ""
@@ -201,7 +201,7 @@ def _rate(cell: Cell) -> str:
 
 
 def _tried(audit: Audit) -> str:
-    """The number of results. An attack that finds more from a stronger vantage point has several."""
+    """The number of results. An attack with more than one distinct result over vantage points counts several times."""
     results, attacks = len(audit.results), len({cell.attack for cell in audit.results})
     if results < 2:
         return f"This compares {_counts(audit)}."

@@ -24,14 +24,14 @@ _ORDER = ("leak", "part", "little", "unmeasured", "usual", "wrong")
 
 
 def texts(audit: Audit) -> str:
-    """A sentence for each adversary and attempt, the most recovered first; "" where no attack looked for texts."""
+    """A sentence for each adversary and attempt, the most recovered first; "" if no attack was on texts."""
     described = [one for cell in _once(audit) for one in _worth_a_sentence(cell)]
     described.sort(key=lambda one: _ORDER.index(one[1].grade))
     return " ".join(_sentence(audit, cell, attempt) for cell, attempt in described)
 
 
 def short(cell: Cell) -> str:
-    """The finding in a few words, for a cell of a table; "" for less than a part of the texts."""
+    """The finding in a few words, for a table cell; "" if less than a part of the texts was recovered."""
     best = attempts.best(readback.attempts(cell))
     if best is None or best.grade not in ("leak", "part"):
         return ""
@@ -54,7 +54,7 @@ def _once(audit: Audit) -> list[Cell]:
 
 
 def _worth_a_sentence(cell: Cell) -> Iterable[tuple[Cell, Attempt]]:
-    """The best attempt, and guesses that named more words than it."""
+    """The best attempt, and guesses with a larger share of words than it."""
     found = readback.attempts(cell)
     best = attempts.best(found)
     if best is None:
@@ -84,7 +84,7 @@ def _subject(cell: Cell) -> str:
 
 
 def _looked(cell: Cell, attempt: Attempt) -> str:
-    """The updates, sums or clients that the mean is over."""
+    """The updates, sums or clients in the mean."""
     if attempt.looked is None:
         return ""
     if attempt.together:
@@ -96,14 +96,14 @@ def _looked(cell: Cell, attempt: Attempt) -> str:
 
 
 def _named(named: Named, how: How, subject: str = "") -> str:
-    """The share of words; of the pairs of position and word, where only these count."""
+    """The share of words, or of pairs of position and word if only these count."""
     if named.by_pairs(how):
         return f"{percent(named.pairs)} of the words{subject} in their places{_aside(named.pairs_right, named.usual_pairs)}"
     return f"{percent(named.words)} of the words{subject}{_aside(named.words_right, named.usual_words)}"
 
 
 def _places(attempt: Attempt) -> str:
-    """The share of pairs of position and word, where the attempt counts."""
+    """The share of pairs of position and word, if the attempt counts."""
     mean = attempt.mean
     if mean.by_pairs(attempt.how) or mean.pairs is None or attempt.grade not in ("leak", "part"):
         return ""
@@ -111,7 +111,7 @@ def _places(attempt: Attempt) -> str:
 
 
 def _aside(right: float | None, usual: float | None) -> str:
-    """The precision, and the share that public texts alone give."""
+    """The precision, and the share recovered from public texts alone."""
     remarks = []
     if right is not None:
         remarks.append("all that was named is right" if right == 1 else f"{percent(right)} of those named are right")

@@ -1,26 +1,25 @@
 """The significance of findings, corrected for their number, and which of them the guarantee covers.
 
-A model that tells nothing of membership gives scores that know nothing of the coins: every order of members among non-members
-is then equally likely. Under that hypothesis, whatever the scores are,
+If a model reveals nothing about membership, scores are independent of the coins, and every order of members among non-members
+is equally likely. Under that hypothesis, whatever the scores are,
 
-    AUC     is that of a rank-sum test: mean 1/2, variance (m + n + 1) / (12 m n), less with ties; normal, with a correction for
-            continuity, from five units on either side on
+    AUC     is the statistic of a rank-sum test: mean 1/2, variance (m + n + 1) / (12 m n), less with ties; normal,
+            with a correction for continuity, from five units on either side on
     TPR     k of m members lie above the (j+1)-th largest of n non-members with the chance that among the first k + j of a
             random order at most j are non-members: Fisher's exact test, although the threshold was chosen on non-members
 
-Where the law of a non-member's score is known (`null`), members that tell nothing are m draws of it: the AUC is a mean of m
-uniform numbers, of variance 1 / (12 m), whose tails are lighter than a normal law's; at a rate r, k of m is binomial.
+Where the law of a non-member's score is known (`null`), the m members are draws from it under the hypothesis: the AUC is a mean
+of m uniform numbers, with variance 1 / (12 m) and lighter tails than a normal law; at a rate r, the count k of m is binomial.
 
-A number holds up if its chance is at most what it is judged at (`main_attack`): the AUC of the main attack at four fifths of
-the significance, every other number at an equal part of the last fifth, or of all of it once the main one holds up; and
-an AUC only if its interval, by itself, lies above 1/2. If a model
-tells nothing, some number holds up in at most `significance` of audits; and in as many a number holds up that tells nothing
-beside others that do. On no other ground is membership called found. Texts that were read back are a leak by themselves,
-whatever the coins say (`attacks.report.readback`).
+A number is significant if its p-value is at most its level (`main_attack`): for the main attack's AUC four fifths of the
+significance, for every other number an equal part of the last fifth, or of the whole significance if the main AUC is
+significant. An AUC must also have an interval, by itself, above 1/2. If a model reveals nothing, any number is significant in
+at most `significance` of audits; the same limit holds for a null number beside others that are not null. Only significance
+counts as a finding on membership. Recovered texts are a leak by themselves, whatever the coins (`attacks.report.readback`).
 
-What holds up is a leak where no guarantee covers the unit and the adversary. Where one does, it is within the guarantee so long
-as it is no more than the guarantee allows (`attacks.evidence.allowed`), and `beyond` if its interval is all above that. That
-alone is no contradiction, for an interval takes units for independent: only a lower bound contradicts.
+A significant finding is a leak if no guarantee covers the unit and the adversary. If one does, the finding is within the
+guarantee up to the figures that it allows (`attacks.evidence.allowed`), and `beyond` if its whole interval is above them.
+`beyond` is not a contradiction, because an interval assumes independent units: only a lower bound contradicts.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from attacks.report.audited import Allowed, Audit, Cell, Tail
 Mark = Literal["leak", "within", "beyond", "part", "sign", "inverted", "chance", "none"]
 
 CHANCE = 0.5
-FEWEST = 5  # on either side: below, no order of so few is unlikely enough to be told from luck
-ENOUGH = 10  # on either side: below, that nothing was found means nothing
-_MOST_EPSILON = 500.0  # whose curve is no other than that of none
+FEWEST = 5  # units on either side: with fewer, no order is unlikely enough to be significant
+ENOUGH = 10  # units on either side: with fewer, finding nothing means nothing
+_MOST_EPSILON = 500.0  # above it, the curve equals that of no guarantee
 
 
 def looks(audit: Audit) -> int:
-    """The number of tests: every AUC, and every true-positive rate that was not refused.
+    """The number of tests: every AUC, and every true-positive rate that was measured.
 
-    What stronger adversaries find with the same attack and the same numbers is no further look.
+    Equal numbers of the same attack for stronger adversaries are not further tests.
     """
     return sum(1 + sum(tail.tpr is not None for tail in cell.tails) for cell in audit.results)
 
 
 def by_rank(auc: float, members: int, non_members: int | None) -> float:
-    """The chance of such an AUC, or a larger one, where the scores tell nothing. non_members: None of a known law."""
+    """The p-value of an AUC, under scores that reveal nothing. non_members: None for a known law."""
     if non_members is None:
         return NormalDist().cdf((CHANCE - auc) * math.sqrt(12 * members))
     pairs = members * non_members
@@ -61,7 +60,7 @@ def by_rank(auc: float, members: int, non_members: int | None) -> float:
 
 
 def by_tail(tpr: float, fpr: float, members: int, non_members: int | None) -> float:
-    """The chance that so many members, or more, lie above the threshold, likewise; of a known law at exactly this rate."""
+    """The p-value of the number of members above the threshold; for a known law at exactly this rate."""
     from scipy.stats import binom, hypergeom
 
     if non_members is None:
@@ -91,7 +90,7 @@ def tail_holds_up(tail: Tail, cell: Cell, audit: Audit) -> bool:
 
 
 def _chance(cell: Cell) -> float | None:
-    """The chance of its AUC where the scores tell nothing; 1 where its interval does not even by itself lie above 1/2."""
+    """The p-value of its AUC; 1 if its interval, by itself, does not lie above 1/2."""
     units = _units(cell)
     if cell.auc is None or units is None:
         return None
@@ -101,13 +100,13 @@ def _chance(cell: Cell) -> float | None:
 
 
 def _is_main(cell: Cell, audit: Audit) -> bool:
-    """Whether the cell is the main attack, or repeats its AUC for an adversary who sees more."""
+    """Whether the cell is the main attack, or repeats its AUC for a stronger adversary."""
     main = audit.main_cell
     return main is not None and (cell.attack, cell.auc, cell.tails) == (main.attack, main.auc, main.tails)
 
 
 def _level(audit: Audit, *, main: bool) -> float:
-    """The level that a number is tested at; without a main attack all share the significance."""
+    """The level at which a number is tested; without a main attack all numbers share the significance."""
     first = audit.main_cell
     if first is None:
         return audit.significance / max(looks(audit), 1)
@@ -117,8 +116,8 @@ def _level(audit: Audit, *, main: bool) -> float:
 
 
 def mark(cell: Cell, audit: Audit) -> Mark:
-    """The word for a cell: "sign" where its interval is above chance and what it shows does not hold up, "part" where
-    a part of the texts was read back.
+    """The mark of a cell, such as "sign" if its interval is above chance without being significant, or "part" if a part of the
+    texts was recovered.
     """
     if not cell.of_membership:
         found = readback.grade(cell)
@@ -130,7 +129,7 @@ def mark(cell: Cell, audit: Audit) -> Mark:
 
 
 def allows(cell: Cell, audit: Audit) -> Allowed | None:
-    """The AUC and rates that the guarantee allows there; where the audit lacks them, those of any (epsilon, delta)."""
+    """The AUC and rates that the guarantee allows the cell; if the audit lacks them, by (epsilon, delta) alone."""
     if not audit.covers(cell) or cell.accounted is None or cell.allowed is not None:
         return cell.allowed if audit.covers(cell) else None
     epsilon, delta = min(max(cell.accounted, 0.0), _MOST_EPSILON), audit.delta or 0.0
@@ -139,9 +138,9 @@ def allows(cell: Cell, audit: Audit) -> Allowed | None:
 
 
 def beyond(cell: Cell, audit: Audit) -> bool:
-    """Whether the interval of what holds up is all above what the guarantee allows: of the AUC, or of a rate where that does
-    not hold up. A canary that moves a sum as far as any unit may is expected to reach what is allowed, so of runs that keep
-    their guarantee exactly one in 40 or so comes out above.
+    """Whether the whole interval of a significant AUC, or of a significant rate if the AUC is not significant, is above the
+    figure that the guarantee allows. A canary that moves a sum as far as a unit may is expected to reach that figure, so about
+    one in 40 runs that keep their guarantee exactly comes out above.
     """
     most = allows(cell, audit)
     if most is None:
@@ -153,13 +152,13 @@ def beyond(cell: Cell, audit: Audit) -> bool:
 
 
 def contradicts(cell: Cell, audit: Audit) -> bool:
-    """Whether the cell's lower bound is above the epsilon that was accounted for the same unit and adversary."""
+    """Whether the cell's lower bound is above the accounted epsilon for the same unit and adversary."""
     return audit.covers(cell) and cell.lower is not None and cell.accounted is not None and cell.lower > cell.accounted
 
 
 def unnoticed(audit: Audit) -> float | None:
-    """The AUC below which the main attack cannot have held up (without one, any, with the most units that a cell had); None
-    without units.
+    """The AUC below which the main attack cannot be significant (without a main attack, any attack, with the most units of any
+    cell); None without units.
     """
     sizes = [units for units in map(_units, audit.of_membership) if units is not None]
     if not sizes:
@@ -175,22 +174,22 @@ def unnoticed(audit: Audit) -> float | None:
 
 
 def partly(audit: Audit) -> bool:
-    """Whether a part of the texts was read back, or all."""
+    """Whether some or all of the texts were recovered."""
     return any(readback.grade(cell) in ("leak", "part") for cell in audit.cells)
 
 
 def named(audit: Audit) -> bool:
-    """Whether an attack on texts named more than a little, whether it counts or not."""
+    """Whether an attack on texts named a considerable part of them, whether it counts or not."""
     return any(readback.grade(cell) not in (None, "little") for cell in audit.cells)
 
 
 def enough(audit: Audit) -> bool:
-    """Whether some cell has so many units that not to find anything there says something."""
+    """Whether some cell has enough units for finding nothing to mean something."""
     return any(min(units) >= ENOUGH for units in map(_units, audit.of_membership) if units is not None)
 
 
 def strongest(cells: Sequence[Cell]) -> Cell | None:
-    """The cell with the largest AUC, the first of equals."""
+    """The cell with the largest AUC; among equals, the first."""
     return max(cells, key=lambda cell: cell.auc or 0.0, default=None)
 
 

@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> list[Row]:
-    """A row for each run, the strongest guarantee first and those without one last. The run does not stand beside itself."""
+    """A row for each run, the strongest guarantee first, runs without one last. The run itself is not repeated."""
     others = rows_beside(run_dir, beside)
     if not others:
         return []
@@ -36,7 +36,7 @@ def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> li
 
 
 def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Row]:
-    """The rows of other runs, each once. RunDirectoryError for a run that was not audited, or has changed since."""
+    """The rows of other runs, each once. RunDirectoryError for a run that was not audited, or that changed after its audit."""
     others = {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}
     return [_audited_row(other) for other in others.values()]
 
@@ -75,8 +75,9 @@ def sentence(row: Mapping[str, Any]) -> str:
 def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
     """The AUC of the run's main attack and its largest lower bound on epsilon, each with its attack and adversary.
 
-    The main attack was chosen before scores were seen; an audit without one gives its largest AUC. A run with a guarantee
-    gives the largest bound among adversaries that it covers. delta: of the bound: that of the guarantee, 0 without one.
+    The main attack was chosen before scores were seen; for an audit without one it is the largest AUC. For a run with a
+    guarantee it is the largest bound over the adversaries that it covers. delta: the bound's: the guarantee's delta, 0 without
+    one.
     """
     result, parsed = read_object(run_dir, RESULT), read(audit)
     best, epsilon = parsed.main_cell or significance.strongest(parsed.of_membership), number(result.get("epsilon"))
@@ -102,13 +103,13 @@ def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
 
 
 def _tail(cell: Cell | None, target: float) -> Row | None:
-    """The true-positive rate at that false-positive rate with its intervals; None where too few were held out."""
+    """The true-positive rate at that false-positive rate with its intervals; None if there were too few held-out units."""
     tail = cell and cell.tail(target)
     return asdict(tail) if tail else None
 
 
 def _whose(attack: str, vantage: str) -> str:
-    """An attack and who makes it, as people read them: '"Loss threshold" (outsider)'."""
+    """An attack and its adversary, for display: '"Loss threshold" (outsider)'."""
     title = ATTACKS[attack].title if attack in ATTACKS else attack
     who = VANTAGES[vantage].title if vantage in VANTAGES else vantage
     return f'"{title}" ({who.lower()})'

@@ -8,30 +8,30 @@ from typing import Any
 Interval = tuple[float, float]
 Row = Mapping[str, Any]
 
-LARGEST = 1e12  # no figure of an audit is near it, and what is above may not fit into a float or onto a page
+LARGEST = 1e12  # no figure of an audit is near it; a larger number may not fit into a float or onto a page
 
 
 def number(value: object) -> float | None:
-    """A finite number of a size that a figure can have, else None. True and False are none."""
+    """A finite number of plausible size, else None, also for True and False."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         return None
     return float(value)
 
 
 def share(value: object, default: float) -> float:
-    """A number between 0 and 1, neither included, else the default."""
+    """A number strictly between 0 and 1, else the default."""
     found = number(value)
     return found if found is not None and 0 < found < 1 else default
 
 
 def count(value: object) -> int | None:
-    """A whole number that is not negative, else None."""
+    """A non-negative integer, else None."""
     found = number(value)
     return None if found is None or found < 0 or found != int(found) else int(found)
 
 
 def words(value: object) -> str:
-    """A text or a number as text, else nothing."""
+    """A text or a number as text, else ""."""
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
@@ -54,7 +54,7 @@ def interval(value: object) -> Interval | None:
 
 
 def numbers(value: object) -> list[float]:
-    """A list of finite numbers; empty where one of them is none."""
+    """A list of finite numbers; empty if any element is not one."""
     found = [number(one) for one in value] if isinstance(value, list | tuple) else []
     kept = [one for one in found if one is not None]
     return kept if len(kept) == len(found) else []

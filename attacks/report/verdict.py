@@ -1,27 +1,27 @@
-"""The verdict: an audit in one paragraph, for readers who answer for the data and are no statisticians.
+"""The verdict: an audit in one paragraph, for readers who are responsible for the data and are not statisticians.
 
-Four verdicts, and a fifth level where none of them can be reached; the first that applies:
+Four verdicts, and a fifth level (unsupported) if none of them can be reached; the first that applies:
 
     violation     the guarantee is contradicted: a lower bound on epsilon is above the epsilon accounted for the same unit and
                   adversary
-    leak          texts were read back (`attacks.report.readback`), whatever guarantee there is
-    unsupported   members and non-members differ without any model, so that what was found of membership is void
+    leak          texts were recovered (`attacks.report.readback`), whatever the guarantee
+    unsupported   members and non-members differ without any model, which makes findings on membership void
     leak          a finding on membership is significant (`attacks.report.significance`), by an adversary, or of a unit, that no
                   guarantee covers
-    unsupported   what holds up is covered by a guarantee and more than it allows, and yet no lower bound contradicts it
-    within        what holds up is covered by a guarantee and no more than it allows
-    unsupported   there were no attacks on membership, or too few units for finding nothing to mean anything
+    unsupported   a significant finding is covered by a guarantee and exceeds it, yet no lower bound contradicts it
+    within        significant findings are covered by a guarantee and do not exceed it
+    unsupported   no attacks on membership, or too few units for finding nothing to mean anything
     none_found    nothing was found: otherwise
 
-The baseline without a model comes behind the first two. The lower bound of Steinke et al. (2023) rests on the coins alone: if
-they are fair, it is too high in at most `significance` of audits, those in which the baseline fails by luck among them. That is
-one audit in 40, and a false alarm must not hide that a guarantee is broken; the doubt is stated beside it. Recovered texts do
-not depend on any coin. Findings on membership are withheld: a reader would blame the model for them, and where texts alone
+The model-free baseline comes after the first two. The lower bound of Steinke et al. (2023) depends on the coins alone: if they
+are fair, it is too high in at most `significance` of audits, including audits whose baseline fails by chance. A baseline fails
+by chance in one audit in 40, and such a false alarm must not hide a broken guarantee; the doubt is stated beside it. Recovered
+texts do not depend on coins. Findings on membership are withheld: readers would attribute them to the model, but if texts alone
 distinguish members from non-members, they may come from the texts.
 
-A model that reveals nothing of membership gives a finding in at most `significance` of audits. A contradiction rests on a lower
-bound alone, never on an interval or an estimate, which assume more than fair coins. An interval above chance that is not
-significant is a weak sign; one below chance is never called privacy.
+A model that reveals nothing about membership gives a finding in at most `significance` of audits. A contradiction requires a
+lower bound, never an interval or an estimate, which assume more than fair coins. An interval above chance that is not
+significant is a weak sign; one below chance is never called evidence of privacy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEVELS: tuple[Level, ...] = ("none_found", "within", "leak", "violation", "unsup
 
 
 def verdict(audit: Mapping[str, Any]) -> dict[str, str]:
-    """`{"level", "text", "summary"}` of a parsed audit.json, whatever is missing in it; the text begins with the summary."""
+    """`{"level", "text", "summary"}` of a parsed audit.json, whichever fields it lacks; the text begins with the summary."""
     parsed = read(audit)
     level = level_of(parsed)
     opening = _opening(parsed, level)
@@ -55,14 +55,14 @@ def verdict(audit: Mapping[str, Any]) -> dict[str, str]:
 
 
 def recorded(audit: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Level, text and summary of the verdict that a parsed audit.json carries; where it carries none, of that made here."""
+    """Level, text and summary of the verdict stored in a parsed audit.json; without one, of a newly made verdict."""
     carried = read(audit).verdict
     found = carried if words(carried.get("level")) in LEVELS and words(carried.get("text")) else verdict(audit)
     return words(found.get("level")), words(found.get("text")), words(found.get("summary"))
 
 
 def in_short(audit: Audit, level: str) -> str:
-    """The level; or "part" where only parts of texts were found, and "texts" where no leak but that of texts was."""
+    """The level; "part" if only parts of texts were found, and "texts" if recovered texts are the only leak."""
     if level == "none_found" and significance.partly(audit):
         return "part"
     return "texts" if level == "leak" and standing(audit) != "leak" else level
@@ -92,7 +92,7 @@ def _opening(audit: Audit, level: Level) -> list[str]:
 
 
 def _common(audit: Audit, level: Level) -> list[str]:
-    """The remarks behind the findings: canaries, weak signs, the guarantee, and what was not tested."""
+    """The remarks after the findings: canaries, weak signs, the guarantee, and untested claims."""
     of_membership = standing(audit)
     if of_membership == "void":
         return [_in_plain_sight(audit)]
@@ -112,14 +112,14 @@ def _common(audit: Audit, level: Level) -> list[str]:
 
 
 def _planted(audit: Audit) -> str:
-    """A remark where the audited units are conspicuous."""
+    """A remark if the audited units are conspicuous."""
     if not audit.results or (audit.canaries == "none" and not audit.phantoms):
         return ""
     return _PHANTOMS if audit.phantoms else _CANARIES.format(units=units(audit))
 
 
 def _in_plain_sight(audit: Audit) -> str:
-    """A remark that servers need no attack to learn which clients took part."""
+    """A remark that servers know without an attack which clients took part."""
     if audit.audited != "client" or audit.phantoms:
         return ""
     counted = any(cell.vantage in SERVERS for cell in audit.of_membership)
@@ -127,7 +127,7 @@ def _in_plain_sight(audit: Audit) -> str:
 
 
 def _some(audit: Audit) -> str:
-    """A remark where only requested attacks were made."""
+    """A remark if only requested attacks were made."""
     if not audit.asked_for:
         return ""
     return f"Only the requested attacks were made: {listed([audit.attack_title(name) for name in audit.asked_for])}."

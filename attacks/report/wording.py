@@ -1,4 +1,4 @@
-"""Words for the adversaries, units and rates of an audit, for readers who run none."""
+"""Words for the adversaries, units and rates of an audit, for readers without a background in audits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attacks.report.audited import NO_UNIT, Audit
 from secure_fed.report.formatting import MISSING, at_most
 
 _ALMOST = 0.99
-COIN = 0.5  # how often a coin is right
+COIN = 0.5  # the rate at which a coin is right
 UNITS = {"client": "clients", "group": "groups", "example": "examples"}
 _WHO = {
     "outsider": "an outsider who has the final adapter",
@@ -42,12 +42,12 @@ def capital(sentence: str) -> str:
 
 
 def unit_one(unit: str) -> str:
-    """One of the units: "one training example"."""
+    """A single unit: "one training example"."""
     return _ONE.get(unit, f"one {unit}")
 
 
 def units(audit: Audit) -> str:
-    """The units that were audited: "clients", "phantoms"."""
+    """The audited units: "clients", "phantoms"."""
     return "phantoms" if audit.phantoms else UNITS.get(audit.audited, "units")
 
 
@@ -57,7 +57,7 @@ def sides(audit: Audit) -> tuple[str, str]:
 
 
 def guess(audit: Audit) -> str:
-    """The guess that an AUC is the rate of right answers of."""
+    """The guess whose rate of right answers is the AUC."""
     if audit.phantoms:
         return "and guesses which of two phantoms pulled the model"
     return _GUESS.get(audit.audited, _GUESS["example"])
@@ -75,7 +75,7 @@ def at_most_hundred(share: float) -> str:
 
 
 def between(low: float, high: float) -> str:
-    """`(0.531, 0.562)` -> "53.1 to 56.2" of 100 cases, with so many digits that no end looks as if it were a coin's 50."""
+    """`(0.531, 0.562)` -> "53.1 to 56.2" of 100 cases, with enough digits that neither end looks like a coin's 50."""
     digits = next(
         (n for n in (1, 2, 3) if all(end == COIN or hundred(end, n) != hundred(COIN, n) for end in (low, high))), 4
     )
@@ -83,7 +83,7 @@ def between(low: float, high: float) -> str:
 
 
 def promised(audit: Audit) -> str:
-    """The accounted epsilon; or that there is none, or none that an audit by coins can test."""
+    """The accounted epsilon; or that there is none, or that an audit by coins cannot test it."""
     if audit.protected:
         return at_most(audit.epsilon)
     if audit.unit == NO_UNIT:
@@ -99,7 +99,9 @@ def at_least(value: float | None) -> str:
 
 
 def apart(promised: float, shown: float) -> tuple[str, str]:
-    """A promise and a lower bound above it, rounded up and down so that the one still reads as larger: "0.993", "0.996"."""
+    """A guaranteed epsilon, rounded up, and a lower bound above it, rounded down, with enough digits to show which is larger:
+    "0.993", "0.996".
+    """
     if math.floor(100 * shown) / 100 > float(at_most(promised).replace(",", "")):
         return at_most(promised), at_least(shown)
     digits = next((n for n in range(3, 12) if math.floor(10**n * shown) > math.ceil(10**n * promised)), 12)

@@ -1,5 +1,5 @@
-"""Scores of membership from the confidences of a model and of shadows of it, as functions on numbers.
+"""Membership scores from the confidences of a model and of its shadow models, as functions of numbers.
 
 lira   likelihood ratios (Carlini et al. 2022)
-rmia   ratios against those of a population (Zarifzadeh et al. 2024)
+rmia   likelihood ratios compared with a population's (Zarifzadeh et al. 2024)
 """

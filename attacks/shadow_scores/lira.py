@@ -1,25 +1,26 @@
-"""Likelihood ratios, LiRA (Carlini et al. 2022): a confidence against those of models trained with the unit and without it.
+"""Likelihood ratios, LiRA (Carlini et al. 2022): a confidence compared with those of models trained with and without the unit.
 
-Of S reference models each trained on about half of the audit pool. For a unit with confidence phi under the target, with mu_in
-and s_in of its confidences under the references it was inside, and mu_out and s_out under the others,
+Each of S reference models trained on about half of the audit pool. For a unit with confidence phi under the target model, let
+mu_in and s_in be the mean and standard deviation of its confidences under the references that trained on it, and mu_out and
+s_out under the others. Then
 
     online    log N(phi; mu_in, s_in^2) - log N(phi; mu_out, s_out^2)         (Algorithm 1)
     offline   log Phi((phi - mu_out) / s_out)                                 (equation 4)
 
-The second needs no model trained on the unit itself: an adversary can have its references before it knows whom to ask about.
+The offline score needs no model trained on the unit: an adversary can train references before it knows the units to attack.
 
 With fewer than 64 references a unit's own variance is mostly noise, so variances are pooled over units (after section VI-B):
-the squared residuals from each unit's own mean, of all that were inside (or outside), over their number less that of the means
-taken from them.
+the sum of squared residuals from each unit's own mean, over all confidences inside (or outside), divided by their number minus
+the number of means.
 
-So is a unit's own distance d = mu_in - mu_out. The attack shrinks it (empirical Bayes; the paper does not), to
+A unit's own distance d = mu_in - mu_out is also noisy. The attack shrinks it (empirical Bayes; the paper does not) to
 
     m + (d - m) t^2 / (t^2 + e),   e = e_in + e_out,
 
-m being the mean distance of all units, e_in and e_out the variances of the two means (a pooled variance over how many were
-inside, or outside) and t^2 what the distances vary by over units beyond the mean of e. The two means share what d loses as
-e_in to e_out, the one that is known less well giving way. Only references have a part in this. With as many references as make
-e vanish it is the formula above. It helps where references are few and harms nowhere
+where m is the mean distance of all units, e_in and e_out are the variances of the two means (the pooled variance divided by the
+number inside or outside), and t^2 is the variance of the distances over units beyond the mean of e. The reduction of d is split
+between the two means in the ratio of e_in to e_out, so the less certain mean moves more. Only references enter this. With many
+references e vanishes and the formula above remains. Shrinking helps with few references and never harms
 (`tests/attacks/test_lira.py`).
 """
 
@@ -33,18 +34,18 @@ from secure_fed.errors import UsageError
 
 Bools = NDArray[np.bool_]
 
-OWN_VARIANCE = 64  # references from which on every unit has variances of its own
-_LEAST_VARIANCE = 1e-12  # of confidences that are all the same
+OWN_VARIANCE = 64  # from so many references on, every unit has its own variances
+_LEAST_VARIANCE = 1e-12  # for equal confidences
 
 
 def online(
     phi: Floats, reference_phi: Floats, inside: Bools, pooled: bool | None = None, *, shrunk: bool = False
 ) -> Floats:
-    """(units,) log-likelihood ratios of `phi` (units,), given (S, units) confidences of references and who was inside.
+    """(units,) log-likelihood ratios of `phi` (units,), given (S, units) confidences of references and `inside`.
 
-    A unit that was inside of none (or of all) gets the missing mean from the other one and the mean distance of the two over
-    all other units. pooled: whether variances are pooled; None leaves that to the number of references. shrunk: whether
-    distances of means are; the paper's score has neither.
+    For a unit that is inside of none (or of all) references, the missing mean is the other one plus or minus the mean distance
+    over all other units. pooled: whether variances are pooled; None: by the number of references. shrunk: whether distances of
+    means are shrunk; the paper's score does neither.
     """
     require_references(phi, reference_phi, inside)
     mean_in, mean_out = _shrunk(reference_phi, inside) if shrunk else _completed(reference_phi, inside)
@@ -54,8 +55,8 @@ def online(
 
 
 def offline(phi: Floats, reference_phi: Floats, inside: Bools, pooled: bool | None = None) -> Floats:
-    """(units,) log-probabilities that a model without the unit is no surer of it than `phi`; nothing inside is looked at, but
-    for the mean of a unit that is outside of none, which `online` says. References may be models that saw none of the units.
+    """(units,) log-probabilities that a model without the unit is at most as confident as `phi`. It uses no confidences inside,
+    except for a unit that is outside of no reference, as in `online`. References may be models that saw none of the units.
     """
     from scipy.special import log_ndtr
 
@@ -68,7 +69,7 @@ def offline(phi: Floats, reference_phi: Floats, inside: Bools, pooled: bool | No
 
 
 def require_references(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
-    """Refuse what does not fit, and references of which none has a unit that another has not."""
+    """Refuse arrays that do not fit, and references without any unit that is inside of one and outside of another."""
     require_fit(phi, reference_phi, inside)
     both = inside.any(axis=0) & ~inside.all(axis=0)
     if not both.any():
@@ -78,7 +79,7 @@ def require_references(phi: Floats, reference_phi: Floats, inside: Bools) -> Non
 
 
 def require_fit(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
-    """Refuse what no reference can be: shapes that do not fit, numbers that are none, or the target itself."""
+    """Refuse shapes that do not fit, values that are not numbers, and the target itself as a reference."""
     if phi.ndim != 1 or reference_phi.shape != (len(reference_phi), len(phi)) or inside.shape != reference_phi.shape:
         raise UsageError(
             f"confidences of shape {phi.shape} need references and coins of shape (references, {len(phi)}), "
@@ -94,7 +95,7 @@ def require_fit(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
 
 
 def _means(reference_phi: Floats, chosen: Bools) -> Floats:
-    """(units,) means over the chosen references; NaN where there are none."""
+    """(units,) means over the chosen references; NaN without any."""
     count = chosen.sum(axis=0)
     total = np.where(chosen, reference_phi, 0.0).sum(axis=0)
     mean: Floats = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
@@ -112,7 +113,7 @@ def _completed(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
 
 
 def _shrunk(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
-    """(units,) means inside and outside, as far apart as their own distance and that of all units make likely."""
+    """(units,) means inside and outside, with each unit's distance shrunk towards the mean distance of all units."""
     mean_in, mean_out = _completed(reference_phi, inside)
     error_in, error_out = (
         _variances(reference_phi, chosen, pooled=True) / chosen.sum(axis=0).clip(min=1) for chosen in (inside, ~inside)
@@ -125,7 +126,7 @@ def _shrunk(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
 
 
 def _variances(reference_phi: Floats, chosen: Bools, pooled: bool | None) -> Floats:
-    """(units,) variances over the chosen references: one for all units, or each its own where it has at least two."""
+    """(units,) variances over the chosen references: one for all units, or, with two or more references, each unit's own."""
     count = chosen.sum(axis=0)
     centred = np.where(chosen, reference_phi - np.nan_to_num(_means(reference_phi, chosen)), 0.0)
     squares = np.square(centred).sum(axis=0)
@@ -142,6 +143,6 @@ def _variances(reference_phi: Floats, chosen: Bools, pooled: bool | None) -> Flo
 
 
 def _log_normal(x: Floats, mean: Floats, variance: Floats) -> Floats:
-    """log N(x; mean, variance), less log sqrt(2 pi)."""
+    """log N(x; mean, variance), without the constant -log sqrt(2 pi)."""
     log_density: Floats = -0.5 * np.log(variance) - np.square(x - mean) / (2 * variance)
     return log_density

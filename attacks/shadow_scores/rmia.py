@@ -1,21 +1,22 @@
-"""Robust membership inference, RMIA (Zarifzadeh, Liu and Shokri 2024): a likelihood ratio against those of a population.
+"""Robust membership inference, RMIA (Zarifzadeh, Liu and Shokri 2024): a likelihood ratio compared with those of a population.
 
     rho(x) = P(x | theta) / P(x)          score(x) = share of population z with rho(x) / rho(z) > gamma    (Algorithm 1)
 
-P(x | theta) = sigmoid(phi) is what the model gives the right answer; of a task without probabilities sigmoid(-loss) stands in.
-P(x) is its mean over models with x and without,
+P(x | theta) = sigmoid(phi) is the model's probability of the right answer; for a task without probabilities, sigmoid(-loss)
+replaces it. P(x) is its mean over models with and without x,
 
     online     (mean_in + mean_out) / 2
-    offline    ((1 + a) mean_out + 1 - a) / 2        mean_in taken for a mean_out + 1 - a    (equation 10)
+    offline    ((1 + a) mean_out + 1 - a) / 2        mean_in approximated by a mean_out + 1 - a    (equation 10)
 
-The z are test examples, in no model's training set, so P(z) is the offline one in both. `a` is tuned as if each reference in
-turn were the target, with its own coins for the truth and the others for references; the target and its coins play no part.
+The z are test examples, in no model's training set, so P(z) is the offline one in both. `a` is tuned with each reference in
+turn as the target, its own coins as the truth and the others as references; the real target and its coins are not used.
 
-gamma = 1. For one z the order of all x is that of rho(x) whatever gamma is, so gamma decides only where shares begin to tell
-units apart. On a model that hardly memorises, every ratio is close to 1: any gamma above would give all units the same score.
+gamma = 1. For one z the order of all x is that of rho(x) for every gamma, so gamma only decides where shares begin to
+distinguish units. On a model that hardly memorises, every ratio is close to 1: a gamma above 1 would give all units the same
+score.
 
-A unit of several examples has the mean of their scores. It needs no population of units of the same size, as a product of
-ratios would, and one example that is extreme does not decide for all.
+A unit of several examples gets the mean of their scores. Unlike a product of ratios, this needs no population of units of the
+same size, and one extreme example does not dominate.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ Marginal = Callable[[Floats, Bools, float], Floats]
 GAMMA = 1.0
 UNTUNED_A = 0.5
 CANDIDATES = tuple(step / 10 for step in range(11))  # of `a`
-_FEWEST_TO_TUNE = 4  # references: of the other three, a unit is inside of one and outside of another
+_FEWEST_TO_TUNE = 4  # references: with three others, a unit can be inside of one and outside of another
 
 
 def online_marginal(reference_phi: Floats, inside: Bools, a: float) -> Floats:
-    """(examples,) P(x) from both means of (S, examples); of an example that has one of them alone, that one."""
+    """(examples,) P(x) from both means of (S, examples); for an example with only one of them, that one."""
     mean_in, mean_out = _probabilities(reference_phi, inside)
     both = (mean_in + mean_out) / 2
     return np.where(np.isnan(both), np.where(np.isnan(mean_in), mean_out, mean_in), both)
 
 
 def offline_marginal(reference_phi: Floats, inside: Bools, a: float) -> Floats:
-    """(examples,) P(x) from the references without x; of an example that is in all of them, their mean."""
+    """(examples,) P(x) from the references without x; for an example in all of them, from their mean."""
     mean_in, mean_out = _probabilities(reference_phi, inside)
     guessed = ((1 + a) * mean_out + 1 - a) / 2
     return np.where(np.isnan(guessed), mean_in, guessed)
@@ -67,10 +68,10 @@ def scores(
 ) -> Floats:
     """(examples,) shares of the population with rho(x) / rho(z) > gamma.
 
-    phi (examples,) and population_phi (population,) are of the target; reference_phi (S, examples) and population_reference_phi
-    (S, population) of the references, which were trained on x where `inside` (S, examples) says so, and on no z;
-    or on those where `population_inside` (S, population) says so, and then P(z) is the marginal's too. Models that saw no x are
-    references of the offline marginal.
+    phi (examples,) and population_phi (population,) are the target's; reference_phi (S, examples) and population_reference_phi
+    (S, population) are the references'. inside: (S, examples) whether a reference trained on x. population_inside: (S,
+    population) whether it trained on z, and then P(z) uses `marginal` too; None: on no z. Models that saw no x can be
+    references with the offline marginal.
     """
     (require_references if inside.any() else require_fit)(phi, reference_phi, inside)
     if not len(population_phi) or population_reference_phi.shape != (len(reference_phi), len(population_phi)):
@@ -91,7 +92,7 @@ def _shares(
     gamma: float,
     of_population: Floats | None = None,
 ) -> Floats:
-    """of_population: (population,) P(z), the offline one of models without any z if not given."""
+    """of_population: (population,) P(z); None: the offline one, from models without any z."""
     phi, reference_phi, inside, population_phi, population_reference_phi = given
     if of_population is None:
         nobody = np.zeros(population_reference_phi.shape, dtype=bool)
@@ -110,9 +111,9 @@ def tuned_a(
     marginal: Marginal = offline_marginal,
     gamma: float = GAMMA,
 ) -> float:
-    """The candidate with the largest area under the curve, on average over the references, each attacked with all the others.
+    """The candidate with the largest area under the curve, on average over the references, each attacked with all others.
 
-    With fewer than four references there is nothing to tune with, and it is `UNTUNED_A`.
+    With fewer than four references tuning is impossible, and it is `UNTUNED_A`.
     """
     if len(reference_phi) < _FEWEST_TO_TUNE:
         return UNTUNED_A
@@ -131,7 +132,7 @@ def tuned_a(
 
 
 def _probabilities(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
-    """(examples,) mean probabilities over references with x and without; NaN where there are none."""
+    """(examples,) mean probabilities over references with x and without; NaN without any."""
     from scipy.special import expit
 
     p = expit(reference_phi)

@@ -1,13 +1,14 @@
 """The cosine between a change and the negative gradients of examples.
 
-Local training moves the trained tensors along minus the gradient of the mean loss of what it trains on. So the cosine between a
-unit's own -g and a change of the model says whether the unit was part of it:
+Local training moves the trained tensors along minus the gradient of the mean loss of its examples. So the cosine between a
+unit's -g and a change of the model indicates whether the unit contributed:
 
     cos(u) = <-g_u, d> / (|g_u| |d|)        g_u: of the unit's mean loss at the state that the change began at
 
-`d` is written in the coordinates of what trains. Where a method sends products of factors, or splits them anew in every
-round, a difference of factors means little, so the change is pulled back through what is sent: of c(w), with Jacobian J at the
-state, d = J^T c, whose inner product with a step v of the factors is that of J v with what was sent.
+`d` is in the coordinates of the trained tensors. If a method sends products of factors, or splits them again in every round, a
+difference of factors means little, so the change is pulled back through the map c(w) that computes the contribution: with its
+Jacobian J at the state, d = J^T c. The inner product of d with a step v of the factors equals that of J v with the
+contribution.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from secure_fed.methods.method import State
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
 
-_NUMBERS = 2**26  # of per-example gradients at once
+_NUMBERS = 2**26  # numbers of per-example gradients at once
 _EXAMPLES = 64
 
 
 def trained_names(assembly: Assembly, state: Tensors, round_: int) -> tuple[str, ...]:
-    """The tensors that local training of that round moves and sends."""
+    """The tensors that local training of that round changes and sends."""
     trainable = assembly.method.plan(State(state, round=round_)).trainable
     return tuple(name for name in trainable if name not in assembly.server.personal)
 
@@ -47,9 +48,9 @@ def of_contribution(
     contribution: Tensors,
     means: Mapping[str, Tensors],
 ) -> Tensors:
-    """A contribution pulled back to the trained tensors; of changes as they are, it is the contribution.
+    """A contribution pulled back to the trained tensors. If a contribution is a plain change, it is returned as it is.
 
-    before: what the round began with. means: of the round's earlier passes.
+    before: the state at the start of the round. means: the mean contributions of the round's earlier passes.
     """
     names = trained_names(assembly, before, round_)
     leaves = {name: before.tensor(name).detach().clone().requires_grad_() for name in names}
@@ -65,10 +66,10 @@ def of_contribution(
 
 
 def of_states(assembly: Assembly, before: Tensors, after: Tensors, round_: int) -> Tensors:
-    """The change of the global state in a round, of those trained tensors that kept their shape.
+    """The change of the global state in a round, for the trained tensors that kept their shape.
 
-    Where tensors changed that did not train, or a method sends what is not among its tensors, factors were split anew: then of
-    every adapted matrix the change of s B A counts, pulled back to A and B.
+    If tensors changed that did not train, or a method sends something other than its tensors, factors were split again. Then
+    the change of s B A is used for every adapted matrix, pulled back to A and B.
     """
     names = [name for name in trained_names(assembly, before, round_) if after[name].shape == before[name].shape]
     plain = {name: after.tensor(name) - before.tensor(name) for name in names}
@@ -98,7 +99,7 @@ def cosines(
 ) -> Floats:
     """(units, directions) cosines of -g_u at `before` with each direction; 0 where one of them is zero.
 
-    owner: whose each example is, in order: 0, ..., 0, 1, ... . Dropout is off.
+    owner: the unit of each example, in order: 0, ..., 0, 1, ... . Dropout is off.
     """
     shared = [set(direction) for direction in directions]
     names = [name for name in trained_names(assembly, before, round_) if all(name in one for one in shared)]
@@ -120,7 +121,7 @@ def gradients(
     examples: Sequence[Any],
     owner: NDArray[np.int64],
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-    """Some units after others, and the gradients (units, P) of the sum of each one's losses at `before`. Dropout is off."""
+    """Yields groups of units and the gradients (units, P) of the sum of each unit's losses at `before`. Dropout is off."""
     placed = Placed.of(before, names, assembly.objective.device)
     each = Packs.of(assembly.objective, assembly.problem.collate, known=examples)
     assembly.objective.eval()
@@ -132,7 +133,7 @@ def gradients(
 
 
 def flattened(tensors: Tensors, names: Sequence[str]) -> Tensor:
-    """(P,) the coordinates of these, one after the other."""
+    """(P,) the coordinates of the tensors `names`, concatenated."""
     parts = tensors.parts()
     return torch.cat([parts[name].detach().reshape(-1).float() for name in names])
 
@@ -140,7 +141,7 @@ def flattened(tensors: Tensors, names: Sequence[str]) -> Tensor:
 def _batches(
     examples: Sequence[Any], owner: NDArray[np.int64], numbers: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]]:
-    """Units, their examples, and which of these units each is of: whole units, those of like length together."""
+    """Yields groups of whole units of similar length: the units, their examples, and the unit of each example."""
     most = max(1, min(_EXAMPLES, _NUMBERS // max(1, numbers)))
     lengths = np.array([length(example) for example in examples], dtype=np.int64)
     counts = np.bincount(owner)
@@ -166,7 +167,7 @@ def _batch(
 
 
 def _inner(one: Member, other: Member) -> Tensor:
-    """The inner product of two members, as it can be differentiated in the first; products are not formed."""
+    """The inner product of two members, differentiable in the first; low-rank products are not formed."""
     if isinstance(one, LowRank) and isinstance(other, LowRank):
         return ((one.left.T @ other.left) * (one.right @ other.right.T)).sum()
     if isinstance(one, LowRank):

@@ -1,8 +1,8 @@
 """The releases of each round, as vectors in the coordinates of a client's contribution.
 
-The most telling of it: of an example what its client sent, where single updates are seen; else the sums; else the change of the
-global state from round to round, written as the contribution of a client that had trained exactly that; else the change of all
-rounds together.
+The most informative release in an adversary's view: for an example, its client's contribution if updates are seen; else the
+sums; else the change of the global state in each round, written as the contribution of a client that trained exactly this
+change; else the change over all rounds.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 @dataclass(frozen=True)
 class Release:
-    """The release of a round: `moved`, the unit vector of a contribution's coordinates, from clients that began at `before`;
-    `length`, what its norm was. Of all rounds together, `round` is the first.
+    """The release of a round: `moved` is the unit vector of a contribution's coordinates, from clients that started at
+    `before`; `length` is its norm before scaling. For a release of all rounds together, `round` is the first.
 
-    trained: names that local training moves; sent: those of them that do not stay with the client. lr: local learning rate.
+    trained: names that local training changes; sent: the ones among them that do not stay with the client. lr: local learning
+    rate.
     """
 
     before: Tensors
@@ -41,14 +42,14 @@ class Release:
 
     @property
     def linear(self) -> bool:
-        """Whether what is sent is the change of what is trained, coordinate by coordinate."""
+        """Whether the contribution is the change of the trained tensors, coordinate by coordinate."""
         return self.layout == Layout.of(self.before.select(self.sent))
 
 
 def releases_of(case: Case, most: int | None) -> Callable[[str], list[Release]]:
-    """`releases` by client, at most so many, evenly spaced; found once for everybody where they are no client's own.
+    """`releases` by client, at most `most`, evenly spaced; computed once if they are the same for all clients.
 
-    Else those of the last client are kept, since units go by client.
+    Otherwise the last client's are cached, because units are ordered by client.
     """
     found = lru_cache(1)(lambda client: evenly(releases(case, client), most))
     return found if _by_client(case) else lambda client: found("")
@@ -74,13 +75,13 @@ def releases(case: Case, client: str) -> list[Release]:
 
 
 def _of_contribution(case: Case, round_: int, pass_name: str, total: Tensors) -> Release | None:
-    """A contribution, or a sum of them; nothing of any pass but the first, which is what a later one goes by."""
+    """The release of a contribution or of a sum, in the first pass; None for later passes, which depend on the first."""
     before = case.seen.states.get(round_, case.assembly.initial.tensors)
     return _release(case, round_, before, pass_name, total)
 
 
 def _stepped(case: Case, a: int, b: int) -> Release | None:
-    """The release of the rounds from `a` to `b`, without what the server's momentum, a known setting, carried over."""
+    """The release of the rounds from `a` to `b`, without the part that the server's momentum, a known setting, carried over."""
     states, optimizer = case.seen.states, case.assembly.config.federation
     change = _change(case, a, states[a], states[b])
     if change is not None and optimizer.server_optimizer == "momentum" and a - 1 in states and b == a + 1:
@@ -91,7 +92,7 @@ def _stepped(case: Case, a: int, b: int) -> Release | None:
 
 
 def _changed(case: Case, round_: int, before: Tensors, after: Tensors) -> Release | None:
-    """The change of the global state, as a contribution; nothing where it lost entries."""
+    """The change of the global state, as a contribution; None if it lost entries."""
     change = _change(case, round_, before, after)
     return None if change is None else _release(case, round_, before, _first_pass(case, round_, before), change)
 
@@ -109,7 +110,7 @@ def _change(case: Case, round_: int, before: Tensors, after: Tensors) -> Tensors
 
 
 def _over_all(case: Case) -> list[Release | None]:
-    """The change of all rounds together, once for every set of tensors that trained in some."""
+    """The change over all rounds, once for every set of tensors that trained in some round."""
     assembly, before = case.assembly, case.assembly.initial.tensors
     rounds: dict[tuple[str, ...], int] = {}
     for round_ in range(assembly.config.federation.rounds):
@@ -144,7 +145,7 @@ def evenly(found: Sequence[Release], most: int | None) -> list[Release]:
 
 
 def unit_vector(tensors: Tensors, layout: Layout) -> Floats:
-    """The tensors in the coordinates of the layout, over their norm; zeros as they are."""
+    """The tensors in the coordinates of the layout, divided by their norm; zeros stay zeros."""
     flat: Floats = layout.flatten(tensors, torch.float64).numpy()
     norm = float(np.linalg.norm(flat))
     return flat / norm if norm else flat

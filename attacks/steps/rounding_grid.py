@@ -1,11 +1,11 @@
-"""The factor that a change was scaled by before it was sent, from the grid that float32 rounding leaves on it.
+"""The factor by which a change was scaled before it was sent, from the grid that float32 rounding leaves in it.
 
 Parameters are kept in float32. So after - before is a whole multiple of the spacing of float32 numbers at `before`,
-wherever the change is small beside it, and f (after - before) is a whole multiple of f times that spacing. Whoever
-knows `before` sees f: the largest step of which all the small entries, each divided by its spacing, are multiples.
-Clipping hides nothing of the size of the rounding from a server, and neither does a mean weight.
+wherever the change is small beside it, and f (after - before) is a whole multiple of f times that spacing. So f can be computed
+from `before`: the largest step of which all small entries, each divided by its spacing, are multiples. Neither clipping nor a
+mean weight hides the size of the rounding from a server.
 
-Noise of more than a fifth of a spacing hides the grid, as do sums of updates that were each scaled by another factor.
+Noise of more than a fifth of a spacing hides the grid, as do sums of updates with different factors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-_ENTRIES = 64  # the smallest, of whose fit to a grid it is judged
-_MULTIPLES = 1 << 16  # the largest multiple that the smallest entry is tried as
-# The largest multiple of any of them: what is computed in float32 lies on finer grids too, of its own rounding.
+_ENTRIES = 64  # the smallest entries, whose fit to a grid is tested
+_MULTIPLES = 1 << 16  # the largest multiple tried for the smallest entry
+# The largest multiple of any entry: float32 results also lie on finer grids, of their own rounding.
 _LARGEST = 1 << 18
 _AT_ONCE = 1 << 12
 _FIT = 0.6  # mean cosine of phases; entries on no grid reach 0.5 at most, over all grids tried
@@ -26,7 +26,7 @@ _BITS = 24  # of a float32 number
 
 
 def scaled_by(changes: Iterable[tuple[Tensor, Tensor]]) -> float | None:
-    """f of changes f (after - before), given with their `before`; None where there is no grid to be seen."""
+    """f from changes f (after - before), given with their `before`; None if no grid is visible."""
     parts = [_in_spacings(change.double().flatten(), before.double().flatten()) for change, before in changes]
     values = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
     if len(values) < _ENTRIES:
@@ -42,14 +42,14 @@ def scaled_by(changes: Iterable[tuple[Tensor, Tensor]]) -> float | None:
 
 
 def _in_spacings(change: Tensor, before: Tensor) -> Tensor:
-    """The sizes of the entries of a change, in spacings of float32 at where they began."""
+    """The sizes of the entries of a change, in float32 spacings at `before`."""
     moved = (change != 0) & (before != 0)
     _, exponent = torch.frexp(before[moved])
     return torch.ldexp(change[moved].abs(), _BITS - exponent)
 
 
 def _refined(small: Tensor, steps: Tensor) -> Tensor:
-    """(N,) steps, each the best for the smallest 1, 2, 4, ... entries, taken as multiples of the step before it."""
+    """(N,) steps, each refined to fit the smallest 1, 2, 4, ... entries best, as multiples of the previous step."""
     count = 1
     while count <= len(small):
         head = small[:count]

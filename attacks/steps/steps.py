@@ -14,11 +14,11 @@ from secure_fed.methods.method import State
 from secure_fed.runs.recording import Summed, Update
 from secure_fed.tensors.tensors import Tensors
 
-EVERYBODY = ""  # whose step it is where nobody's own is seen
+EVERYBODY = ""  # stands for all clients if single clients' steps are not seen
 
 
 def stepping(case: Case) -> dict[int, frozenset[str]]:
-    """The rounds whose steps are known, and whose those are: single clients', where updates are seen, else `EVERYBODY`'s."""
+    """The rounds with known steps, and the clients of these steps: single clients if updates are seen, else `EVERYBODY`."""
     seen = case.seen
     whose: dict[int, frozenset[str]] = {}
     for round_ in sorted(seen.states):
@@ -31,8 +31,8 @@ def stepping(case: Case) -> dict[int, frozenset[str]]:
 
 
 def steps(case: Case, round_: int) -> dict[str, Tensors]:
-    """The known steps of a round, by client: from updates; else of everybody together, from the sum, or else from
-    the states before and after.
+    """The known steps of a round, by client, from updates; else one step of all clients, from the sum, or from the states
+    before and after.
     """
     seen = case.seen
     if updates := [one for one in seen.updates if one.round == round_ and one.weight > 0]:
@@ -43,7 +43,7 @@ def steps(case: Case, round_: int) -> dict[str, Tensors]:
 
 
 def of_clients(case: Case, round_: int, updates: Sequence[Update]) -> dict[str, Tensors]:
-    """The contributions of each client in all passes of a round."""
+    """The contributions of each client over all passes of a round."""
     means = _means(updates)
     sent: dict[str, Tensors] = {}
     for update in updates:
@@ -53,7 +53,7 @@ def of_clients(case: Case, round_: int, updates: Sequence[Update]) -> dict[str, 
 
 
 def of_sums(case: Case, round_: int, sums: Sequence[Summed]) -> Tensors:
-    """The mean over clients of what all passes of a round sent."""
+    """The mean over clients of the contributions in all passes of a round."""
     means = {one.pass_name: one.total * (1 / one.weight) for one in sums}
     first, *others = (_pulled_back(case, round_, name, mean, means) for name, mean in means.items())
     for other in others:
@@ -82,7 +82,7 @@ def _means(updates: Sequence[Update]) -> dict[str, Tensors]:
 
 
 def examples_of(case: Case, units: NDArray[np.int64]) -> tuple[list[Any], NDArray[np.int64]]:
-    """The examples of these units to look at, ascending, and the place among them of the one that each example is of."""
+    """The selected examples of these units, and each example's index into `units`, ascending."""
     looked_at, owner = case.looked_at
     places = np.full(len(case.units), -1)
     places[units] = np.arange(len(units))
@@ -91,7 +91,7 @@ def examples_of(case: Case, units: NDArray[np.int64]) -> tuple[list[Any], NDArra
 
 
 def spaced(rounds: Sequence[int], most: int | None) -> list[int]:
-    """At most so many of the rounds, evenly spaced, the first and the last among them."""
+    """At most `most` of the rounds, evenly spaced, including the first and the last."""
     if most is None or len(rounds) <= most:
         return list(rounds)
     return [rounds[int(i)] for i in np.linspace(0, len(rounds) - 1, max(1, most)).round()]

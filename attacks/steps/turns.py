@@ -1,15 +1,15 @@
-"""The rounds that can say anything of a unit, and their weights, where a public order tells everybody whose turn it is.
+"""The rounds that are informative about a unit, and their weights, under a public order of participation.
 
-Let c_t be the release of round t over its norm |c_t|, and w_t its weight in the sum V that a unit's direction is held against
-(`canary_cosine`). Where cohorts are drawn by secret coins, every round has weight one. Under a public order a round without the
-unit's turn has none, since it holds nothing of the unit but noise.
+Let c_t be the release of round t over its norm |c_t|, and w_t its weight in the sum V that a unit's direction is compared with
+(`canary_cosine`). If secret coins draw cohorts, every round has weight one. Under a public order a round without the unit's
+turn has weight zero, because it contains nothing of the unit.
 
-Where the noise is correlated over rounds, C^-1 Z, a turn says more beside the rounds around it, which share its noise. Row t of
-C times the releases has independent noise, and the unit is in it a_t times: a = C [turns]. The sum over t of a_t times row t is
-the most powerful where the other clients add nothing along the direction, so w = C^T a |c|. A sum that is seen before the
-server's noise has no such noise, and there only turns count.
+If the noise is correlated over rounds, C^-1 Z, the rounds around a turn share its noise and help to remove it. Row t of C times
+the releases has independent noise and contains the unit a_t times: a = C [turns]. The sum over t of a_t times row t is most
+powerful if the other clients add nothing along the direction, so w = C^T a |c|. A sum before the server's noise has no such
+noise, and there only turns count.
 
-All of it is public: the order, the settings, and what was released.
+All inputs are public: the order, the settings, and the releases.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Weights = Callable[[Unit, Sequence[Release]], Floats]
 
 
 def public(case: Case) -> bool:
-    """Whether everybody knows in which rounds a unit can have taken part."""
+    """Whether the rounds in which a unit can have taken part are public."""
     return isinstance(case.assembly.sampler, PublicOrder)
 
 
 def weights_of(case: Case) -> Weights:
-    """(releases,) the weights of a unit's releases, at most one. A unit that never had a turn has equal weights."""
+    """(releases,) the weights of a unit's releases, at most one. A unit without a turn has equal weights."""
     by_rounds = len(case.seen.states) > 1 or case.seen.sums or case.seen.updates
     if not (public(case) and by_rounds):
         return lambda unit, seen: np.ones(len(seen))
@@ -45,7 +45,7 @@ def weights_of(case: Case) -> Weights:
     number = {unit.name: index for index, unit in enumerate(case.units)}
 
     def weights(unit: Unit, seen: Sequence[Release]) -> Floats:
-        """Ones for rounds with its turn; C^T C of them, times the length of a release, under correlated noise."""
+        """Ones for rounds with the unit's turn; under correlated noise, C^T C of these, times the length of each release."""
         own = turns[:, number[unit.name]]
         if len(_column(case)) > 1 and not case.seen.sums:
             own = np.correlate(np.convolve(column, own)[:rounds], column, "full")[rounds - 1 :]
@@ -59,7 +59,7 @@ def weights_of(case: Case) -> Weights:
 
 
 def _turns(case: Case) -> tuple[Floats, int]:
-    """(rounds, units) 1 where a unit, or the client that it is at, has its turn; and the number of rounds.
+    """(rounds, units) 1 if a unit, or its client, has its turn; and the number of rounds.
 
     A client that was held out has a place in the order too, which stays empty.
     """

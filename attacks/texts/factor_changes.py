@@ -1,14 +1,14 @@
-"""The changes of a LoRA adapter's first factors in an update, as row spaces that inputs are tested against.
+"""The changes of a LoRA adapter's first factors in an update, as row spaces for testing inputs.
 
-What an update shows depends on the method and on whether B is still zero:
+The visible changes depend on the method and on whether B is still zero:
 
     A and B themselves         FedLoRA, and FRA's factors in the clear, [s dB, s B] [A + dA ; dA]
-    B alone                    FFA, and everybody while B = 0, when dL/dA is zero
-    the change of the product  FRA noised or masked: s (B' dA + dB A). While B = 0 it is s dB A, which gives dB; after
-                               that it is s B' dA off the rows of A, which are known
+    B alone                    FFA, and every method while B = 0, when dL/dA is zero
+    the change of the product  FRA with noise or masks: s (B' dA + dB A). While B = 0 it is s dB A, which gives dB; after
+                               that it is s B' dA outside the span of A's rows, which are known
 
-Nothing here depends on the length of an update: it may have been scaled by a factor f nobody knows, as clipping does.
-Where f matters, for how large the rounding of float32 is, it is read off the update (`rounding_grid`).
+Nothing here depends on the length of an update: clipping may have scaled it by an unknown factor f. Where f matters, for the
+size of float32 rounding, it is computed from the update (`rounding_grid`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from secure_fed.learning.models.adapters.lora import Pair
 from secure_fed.methods.fra_lora import delta
 from secure_fed.tensors.tensors import LowRank, Tensors
 
-Shown = tuple[Rows | None, Rows | None]  # the changes of A and of B
+Shown = tuple[Rows | None, Rows | None]  # the changes of A and B
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One contribution, or a sum of some, and the state it began at.
+    """A contribution, or a sum of contributions, and the state where it started.
 
-    noise_std: of all noise that is known to be on a coordinate. clients: how many contributions were added, each
-    rounded for itself. step: lr, of a contribution that one step of AdamW made; 0 for what is a sum of plain gradients already.
-    faster: of tensors with a learning rate of their own, how many times lr it is.
+    noise_std: of all known noise on a coordinate. clients: the number of summed contributions, each rounded by itself. step:
+    lr, for a contribution of one AdamW step; 0 for a sum of plain gradients. faster: for tensors with their own learning rate,
+    its ratio to lr.
     """
 
     contribution: Tensors
@@ -50,8 +50,8 @@ class Sent:
 
     @cached_property
     def factor(self) -> float:
-        """The factor that the update was multiplied by. Where noise hides it, it is taken to be 1: clipping only shortens, so
-        rounding is smaller than what is taken for it, and both are small beside the noise.
+        """The factor by which the update was multiplied. If noise hides it, 1 is assumed: clipping only shortens, so rounding
+        is overestimated, and is small beside the noise anyway.
         """
         if self.noise_std:
             return 1.0
@@ -76,7 +76,7 @@ class Sent:
         return self.gradients(self.contribution.tensor(name), self.before.tensor(name), self.factor)
 
     def product(self, pair: Pair) -> Tensor | LowRank | None:
-        """The change of that module's product, where it travels and is no sketch."""
+        """The change of that module's product, if it is sent and is not a sketch."""
         name = delta(pair.module)
         if name not in self.contribution:
             return None
@@ -85,9 +85,9 @@ class Sent:
 
 
 def families(sent: Sequence[Sent], first: FirstLayer, scale: float) -> list[Family]:
-    """The tests that these updates of one and the same batch of inputs make possible, those of A before those of B.
+    """The tests that updates of the same batch of inputs allow: tests of A before tests of B.
 
-    scale: s of W + s B A. Families that are vacuous are among them, so that the reader hears of it.
+    scale: s of W + s B A. Vacuous families are included, so that they can be reported.
     """
     rows_a: list[Rows] = []
     tests_b: list[SpanTest] = []
@@ -99,7 +99,7 @@ def families(sent: Sequence[Sent], first: FirstLayer, scale: float) -> list[Fami
         for pair, (_, change) in zip(first.pairs, shown, strict=True):
             if change is not None and not (
                 one.step and change.share > MEMBER_B
-            ):  # certain finds rest on that precision
+            ):  # certain finds depend on this precision
                 a = one.before.tensor(pair.a)
                 tests_b.append(SpanTest(row_space([change]), a.shape[0], MEMBER_B, a))
         if not of_a and (product := _products(one, first.pairs)):
@@ -109,13 +109,13 @@ def families(sent: Sequence[Sent], first: FirstLayer, scale: float) -> list[Fami
 
 
 def _stacked(rows: Sequence[Rows], most: int, through: Tensor | None = None) -> SpanTest:
-    """The test of row spaces that share their inputs and have so many directions at most."""
+    """The test of row spaces with the same inputs and at most `most` directions."""
     room = rows[0].matrix.shape[1]
     return SpanTest(row_space(rows, most), room, MEMBER_A, through)
 
 
 def _factors(one: Sent, pair: Pair, scale: float) -> Shown:
-    """The changes of A and B, as far as the update shows them."""
+    """The changes of A and B that the update shows."""
     names = one.contribution
     if pair.a in names or pair.b in names:
         return (one.change(pair.a) if pair.a in names else None), (one.change(pair.b) if pair.b in names else None)
@@ -129,7 +129,7 @@ def _factors(one: Sent, pair: Pair, scale: float) -> Shown:
 
 
 def _in_the_clear(one: Sent, product: LowRank, a: Tensor, b: Tensor, scale: float) -> Shown | None:
-    """Both changes, out of f [s dB, s B] [A + dA ; dA]; A and B are known, so f is too."""
+    """Both changes, from f [s dB, s B] [A + dA ; dA]; A and B are known, so f is too."""
     rank = a.shape[0]
     if product.rank != 2 * rank:
         return None
@@ -141,16 +141,17 @@ def _in_the_clear(one: Sent, product: LowRank, a: Tensor, b: Tensor, scale: floa
 
 
 def _b_of_product(one: Sent, product: Tensor | LowRank, a: Tensor, scale: float) -> Rows:
-    """The change of B out of s dB A."""
+    """The change of B from s dB A."""
     inverse = torch.linalg.pinv(a.double())
     dense = product.dense() if isinstance(product, LowRank) else product
-    spread = float(inverse.norm()) / math.sqrt(inverse.shape[1]) / scale  # of noise that goes through the inverse
+    spread = float(inverse.norm()) / math.sqrt(inverse.shape[1]) / scale  # noise is scaled by the inverse
     return Rows(dense.double() @ inverse / scale, one.rows(dense, torch.zeros_like(dense)).std * spread)
 
 
 def _products(one: Sent, pairs: Sequence[Pair]) -> Family | None:
-    """The test off the rows of every A, of products whose factors do not show. The rounding of A is not told apart from
-    its change, as the two go through the same B'; directions that it makes are few beside the room there is.
+    """The test outside the span of every A's rows, for products whose factors do not show. The rounding of A cannot be
+    separated from its change, since both are multiplied by the same B'; it adds few directions compared with the dimension of
+    the space.
     """
     found = [product for pair in pairs if (product := one.product(pair)) is not None]
     if len(found) < len(pairs) or not any(one.before.tensor(pair.b).any() for pair in pairs):

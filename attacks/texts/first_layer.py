@@ -1,8 +1,8 @@
 """The inputs of a model's first adapted layers, and all candidates for them.
 
-Layers that read the same tensor before any context has entered it (query, key and value of the first block) have
-inputs that depend on a token, its position and its type alone. Token embeddings and the norms in front of these
-layers are frozen and public, so anybody can compute the input of every candidate.
+The first layers read the same tensor before any context enters it (query, key and value of the first block). Their inputs
+depend only on a token, its position and its type. Token embeddings and the norms in front of these layers are frozen and
+public, so anybody can compute the input of every candidate.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from secure_fed.learning.models.adapters.lora import Pair, pairs
 
 ANYWHERE = -1  # the position of a token in models whose first inputs do not depend on it
-_FEWEST = 3  # tokens of a vocabulary
-_AT_ONCE = 1 << 24  # numbers of inputs made in one go
+_FEWEST = 3  # tokens in a vocabulary
+_AT_ONCE = 1 << 24  # numbers of inputs computed at once
 
 
 @dataclass(frozen=True)
 class FirstLayer:
     """The adapted modules that all read the model's first inputs, in the order of their names.
 
-    positions: how many positions are candidates; 1 where inputs do not depend on it. types: the token types that are;
-    empty where the model knows none.
+    positions: the number of candidate positions; 1 if inputs do not depend on the position. types: the candidate token types;
+    empty if the model has none.
     """
 
     model: nn.Module
@@ -40,7 +40,7 @@ class FirstLayer:
     def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All candidates, in blocks: keys (N, 2) of position and token, and inputs (N, n) of the first layers.
 
-        A token of another type is another candidate with the same key.
+        The same token with another type is another candidate with the same key.
         """
         width = self.inputs(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
         step = max(1, _AT_ONCE // (self.positions * width))
@@ -53,25 +53,25 @@ class FirstLayer:
                 yield keys, self.inputs(ids, kind).reshape(-1, width)
 
     def inputs(self, ids: Tensor, kind: int | None = None) -> Tensor:
-        """(texts, tokens, n): what the first layers read of these token ids, (texts, tokens), all of one type."""
+        """(texts, tokens, n) the first layers' inputs for these token ids (texts, tokens), all of one type."""
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if kind is not None:
             given["token_type_ids"] = torch.full_like(ids, kind)
         return first_reads(self.model, given, [self.pairs[0].module])[self.pairs[0].module]
 
     def key(self, position: int, token: int) -> tuple[int, int]:
-        """The key of the candidate that this token is at this position."""
+        """The key of this token as a candidate at this position."""
         return (position if self.placed else ANYWHERE, token)
 
 
 class NoFirstLayerError(Exception):
-    """No adapted layer reads inputs that a token and its position decide; says why."""
+    """No adapted layer has inputs that depend only on a token and its position; the message says why."""
 
 
 def first_layer(model: nn.Module, names: Sequence[str], longest: int, types: Sequence[int] = ()) -> FirstLayer:
     """The first adapted layers of `model`, among LoRA's tensors of these names, or NoFirstLayerError.
 
-    longest: how many positions are candidates. types: token types that occur in public data.
+    longest: the number of candidate positions. types: token types that occur in public data.
     """
     found = pairs(names)
     if not found:
@@ -95,7 +95,7 @@ def first_layer(model: nn.Module, names: Sequence[str], longest: int, types: Seq
 
 
 def _tried(model: nn.Module, texts: Tensor, modules: Sequence[str]) -> dict[str, Tensor]:
-    """The inputs of the first of these modules, a vector a token, or NoFirstLayerError. The model may be anybody's."""
+    """The inputs of the first of these modules, a vector per token, or NoFirstLayerError. The model may be user-defined."""
     name = type(model).__name__
     try:
         reads = first_reads(model, {"input_ids": texts, "attention_mask": torch.ones_like(texts)}, modules)
@@ -111,8 +111,8 @@ def _tried(model: nn.Module, texts: Tensor, modules: Sequence[str]) -> dict[str,
 
 @torch.no_grad()
 def first_reads(model: nn.Module, given: Mapping[str, Tensor], modules: Sequence[str]) -> dict[str, Tensor]:
-    """The input of each of these modules in a forward pass, in the order in which they are called; stops when one is
-    called whose input is another than the first's.
+    """The input of each of these modules in a forward pass, in the order of their calls; stops at the first module whose input
+    differs from the first's.
     """
     reads: dict[str, Tensor] = {}
 
@@ -149,7 +149,7 @@ def _vocabulary(model: nn.Module) -> int:
     ask = getattr(model, "get_input_embeddings", None)
     try:
         embeddings = ask() if ask is not None else None
-    except (NotImplementedError, AttributeError):  # of transformers' models that read no tokens
+    except (NotImplementedError, AttributeError):  # raised by transformers' models that read no tokens
         embeddings = None
     if not isinstance(embeddings, nn.Embedding):
         raise NoFirstLayerError(f"{type(model).__name__} does not say which of its layers embeds tokens")

@@ -1,14 +1,14 @@
-"""Texts recovered by optimisation, where the exact test does not apply: dummy embeddings whose gradient points as the update
-does.
+"""Texts recovered by optimisation, where the exact test does not apply: dummy embeddings are fitted until their gradient points
+in the direction of the update.
 
 As in LAMP (Balunović et al. 2022) and its forerunners, without their language-model prior: embeddings e (L, n) of one
 text minimise
 
     1 - cos(g(e), -update) + PULL mean_i (|e_i| - mean |embedding|)^2
 
-with Adam, from a few random starts of which the best is kept; each position then takes the nearest token. The length
-and the label are given. Attention must be differentiable twice, so its plain kernel is used. This is far weaker than
-the exact test: short texts, one at a time, and the order of tokens mostly lost.
+with Adam, keeping the best of a few random starts; each position then takes the nearest token. Length and label are given.
+Attention must be differentiable twice, so its plain kernel is used. This is far weaker than the exact test: it recovers short
+texts, one at a time, and mostly loses the order of tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PULL = 0.1
 
 @dataclass(frozen=True)
 class Budget:
-    """The length of a search: starts of so many steps each."""
+    """The effort of a search: the number of starts, and of steps for each."""
 
     starts: int = 2
     steps: int = 150
@@ -44,10 +44,10 @@ def match(
     label: int,
     budget: Budget,
 ) -> list[int]:
-    """The tokens of one text of that length and label, whose step of gradient descent the update most resembles.
+    """The tokens of one text of that length and label whose gradient step is most similar to the update.
 
-    trained: the trained tensors that the step began at. update: what the step changed them by. model: a classifier
-    whose `get_input_embeddings()` is a table of tokens.
+    trained: the trained tensors before the step. update: their change by the step. model: a classifier whose
+    `get_input_embeddings()` is a table of tokens.
     """
     table: Tensor = model.get_input_embeddings().weight.detach()  # type: ignore[operator]
     names = [name for name in trained if name in update and bool(update[name].any())]
@@ -81,7 +81,7 @@ def _loss(model: nn.Module, leaves: Mapping[str, Tensor], label: int) -> Callabl
 
 
 def _start(table: Tensor, length: int, generator: torch.Generator) -> Tensor:
-    """Embeddings of random tokens, so that they begin where embeddings are."""
+    """Embeddings of random tokens, as a start that is a valid text."""
     drawn = torch.randint(len(table), (length,), generator=generator)
     return table[drawn].clone()
 
@@ -94,7 +94,7 @@ def _optimised(
     table: Tensor,
     budget: Budget,
 ) -> tuple[Tensor, float]:
-    """Embeddings and how far from the update their gradient points in the end."""
+    """The optimised embeddings, and the final distance of their gradient from the update."""
     dummy = start.requires_grad_()
     optimizer = torch.optim.Adam([dummy], budget.lr)
     usual, value = table.norm(dim=1).mean(), 2.0
@@ -111,7 +111,7 @@ def _optimised(
 
 
 def _cosine(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """The mean of the cosines of tensor pairs, so that large tensors do not drown small ones."""
+    """The mean of the cosines of tensor pairs, so that large tensors do not dominate small ones."""
     return torch.stack(
         [F.cosine_similarity(f.flatten(), t.flatten(), dim=0) for f, t in zip(found, target, strict=True)]
     ).mean()

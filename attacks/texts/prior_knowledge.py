@@ -1,6 +1,4 @@
-"""The prior knowledge of an inversion of updates: the model's first layers, public texts, and the settings of the
-run.
-"""
+"""The adversary's knowledge before an inversion of updates: first layers, public texts, and settings of the run."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ _SEEN_TEXTS = 500
 
 @dataclass(frozen=True)
 class PriorKnowledge:
-    """first: the layers whose inputs are looked for. known: tokens of every batch. special: tokens that do not count.
+    """first: the layers whose inputs are searched. known: tokens in every batch. special: tokens that do not count.
 
-    scale: s of W + s B A. each: texts of a local batch, at most. length: of a usual public text, in tokens. common: what is in
-    public texts, beside which guesses are set.
+    scale: s of W + s B A. each: the most texts in a local batch. length: of a usual public text, in tokens. common: the common
+    tokens of public texts, to compare guesses with.
     """
 
     case: Case
@@ -42,31 +40,31 @@ class PriorKnowledge:
     common: Common
 
     def sent(self, one: Update) -> Sent:
-        """An update and the state it began at."""
+        """An update and the state where it started."""
         step, times = adamw_step(self.case, one), faster(self.case.assembly)
         return Sent(one.contribution, self.before(one.round), update_noise(self.case), step=step, faster=times)
 
     def summed(self, one: Summed) -> Sent:
-        """A sum and the state that it began at."""
+        """A sum and the state where it started."""
         noise = math.hypot(sum_noise(self.case, one.clients), grid_noise(self.case, one.clients))
         return Sent(one.total, self.before(one.round), noise, one.clients)
 
     def recovered(self, batches: Sequence[Sequence[Sent]], clients: int = 1) -> list[Recovery]:
-        """The tokens that the updates of each batch give away, a batch being of so many clients."""
+        """The tokens recovered from the updates of each batch, each batch with `clients` clients."""
         return recover(batches, self.first, self.scale, self.known, self.each * clients)
 
     def before(self, round_: int) -> Any:
-        """The tensors that the clients of that round began with; frozen factors are as they were made."""
+        """The tensors that the clients of that round started from; frozen factors keep their initial values."""
         return self.case.assembly.initial.tensors | self.case.seen.states[round_]
 
     def truth(self, clients: Sequence[str]) -> set[Key]:
-        """The texts of these clients, of phantoms none: for scoring alone."""
+        """The tokens of these clients' texts, for scoring alone; phantoms have none."""
         parts = self.case.assembly.problem
         named = dict(zip(parts.names, parts.train, strict=True))
         return truth_of([text for name in clients for text in texts_of(named.get(name, ())) or []], self.first)
 
     def scored(self, found: Recovery, clients: Sequence[str]) -> dict[str, Any]:
-        """A recovery against what is true, as JSON."""
+        """A recovery compared with the truth, as JSON."""
         truth = self.truth(clients)
         exact, near = score(found.certain, truth, self.special), score(found.guessed, truth, self.special)
         pairs, tokens = self.common.beside(found.guessed, truth, self.special)
@@ -84,7 +82,7 @@ class PriorKnowledge:
 
 
 def prior_knowledge(case: Case) -> PriorKnowledge:
-    """The prior knowledge of a case, or Inapplicable."""
+    """The prior knowledge in a case, or Inapplicable."""
     assembly = case.assembly
     public = texts_of(_shown(case))
     if not public or not any(public):
@@ -109,11 +107,11 @@ def prior_knowledge(case: Case) -> PriorKnowledge:
 
 
 def update_noise(case: Case) -> float:
-    """The standard deviation of the noise on a coordinate of an update: the settings say it, so the server knows."""
+    """The standard deviation of the noise on a coordinate of an update, which the server knows from the settings."""
     protection, training = case.assembly.protection, case.assembly.config.training
     if protection.placement.own_noise:
         return protection.contribution_mechanism.std(protection.clip_norm)
-    if protection.placement.step_noise:  # of every step, each divided by the expected batch
+    if protection.placement.step_noise:  # noise of every step, each divided by the expected batch
         lr = max(case.seen.lr.values(), default=training.rate)
         steps = math.sqrt(training.steps or training.epochs)
         return lr * steps * protection.mechanism.std(protection.clip_norm) / training.batch
@@ -121,7 +119,7 @@ def update_noise(case: Case) -> float:
 
 
 def adamw_step(case: Case, one: Update) -> float:
-    """The learning rate of the one step of AdamW that made this update; 0 where it was made otherwise."""
+    """The learning rate of an update made by one step of AdamW; 0 for other updates."""
     training, parts = case.assembly.config.training, case.assembly.problem
     sizes = dict(zip(parts.names, map(len, parts.train), strict=True))
     plain = training.optimizer == "adamw" and not training.weight_decay
@@ -131,12 +129,12 @@ def adamw_step(case: Case, one: Update) -> float:
 
 
 def faster(assembly: Assembly) -> dict[str, float]:
-    """The tensors whose learning rate is not that of the others, and how many times it is."""
+    """The tensors with a different learning rate, and its ratio to the usual one."""
     return dict.fromkeys(assembly.problem.last, assembly.config.training.head_times)
 
 
 def sum_noise(case: Case, clients: int) -> float:
-    """The noise of a sum of so many updates, before any noise of the server's."""
+    """The noise of a sum of `clients` updates, before the server's own noise."""
     protection = case.assembly.protection
     if protection.shares is not None:
         size = sum(tensor.numel() for tensor in case.assembly.initial.tensors.dense().parts().values())
@@ -145,7 +143,7 @@ def sum_noise(case: Case, clients: int) -> float:
 
 
 def grid_noise(case: Case, clients: int) -> float:
-    """The noise of rounding so many contributions to the grid of a masked sum."""
+    """The noise of rounding `clients` contributions to the grid of a masked sum."""
     settings = case.assembly.config.secure_aggregation
     if not settings.enabled:
         return 0.0
@@ -154,11 +152,11 @@ def grid_noise(case: Case, clients: int) -> float:
 
 
 def _shown(case: Case) -> list[Any]:
-    """The public examples that are looked at; a data set of the user's has a length and items, and no slices."""
+    """Some public examples. A user's data set has a length and items, but no slices."""
     return [case.population[index] for index in range(min(len(case.population), _SEEN_TEXTS))]
 
 
 def _types(case: Case) -> tuple[int, ...]:
-    """The token types that public texts have."""
+    """The token types in public texts."""
     examples = [one for one in _shown(case) if "token_type_ids" in one]
     return tuple(sorted({int(kind) for one in examples for kind in one["token_type_ids"]}))

@@ -1,8 +1,8 @@
 """Recovery of tokens from updates: exact finds, guesses, and the reason where neither is possible.
 
-Whether the argument holds is found out on the data: a token that begins every text, such as [CLS], is in every batch,
-so it has to be in every row space. Where it is not, either the rows do not span the inputs (more of them than rows)
-or they are no combinations of inputs at all (several steps of AdamW, dropout, noise), and nothing is reported as certain.
+The data show whether the exact test applies: a token that begins every text, such as [CLS], is in every batch, so it must be in
+every row space. If it is not, either the rows do not span the inputs (more inputs than rows) or they are not combinations of
+inputs (several steps of AdamW, dropout, noise), and nothing is reported as certain.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ NOTHING = "nothing of the change stands out from its rounding and noise"
 
 @dataclass(frozen=True)
 class Recovery:
-    """certain: pairs of position and token that are in the batch, by the exact test; empty where it does not apply.
-    guessed: the nearest candidates, where all that is wrong with the test may be that directions are lost. why: why
-    the test does not apply, empty where it does. rank: of the row spaces that were used.
+    """certain: pairs of position and token in the batch, by the exact test; empty if it does not apply. guessed: the nearest
+    candidates, if the test may fail only because directions are lost. why: the reason why the test does not apply; empty if it
+    does. rank: of the row spaces used.
     """
 
     certain: frozenset[Key]
@@ -45,9 +45,9 @@ class Recovery:
 def recover(
     batches: Sequence[Sequence[Sent]], first: FirstLayer, scale: float, known: Sequence[Key], each: int
 ) -> list[Recovery]:
-    """The tokens that the updates of each batch of inputs give away, with one look at all candidates.
+    """The tokens recovered from the updates of each batch of inputs, in one pass over all candidates.
 
-    scale: s of W + s B A. known: tokens in every batch for certain. each: texts of a batch at most, for guesses.
+    scale: s of W + s B A. known: tokens certainly in every batch. each: the most texts in a batch, for guesses.
     """
     every = [families(sent, first, scale) for sent in batches]
     count = first.vocabulary * first.positions * max(1, len(first.types))
@@ -59,11 +59,10 @@ def recover(
 
 
 def _fitting(family: Family, first: FirstLayer, known: Sequence[Key], count: int) -> tuple[Family, str]:
-    """The family without the tests that a known token fails, though others do not, and why it is of no use, if it is
-    not.
+    """The family without the tests that a known token fails while it passes others; and, if no test is usable, the reason.
 
-    Query gradients fit; of keys, the gradients of a text add up to zero, as attention does not feel what is added to
-    all of its keys. So the span of B's rows lacks a direction there, and the test of the keys is left out.
+    Query gradients fit. The key gradients of a text sum to zero, because attention does not change if a constant is added to
+    all keys. So the span of B's rows lacks a direction there, and the keys' test is left out.
     """
     if not any(test.rank for test in family.tests):
         return family, NOTHING
@@ -73,7 +72,7 @@ def _fitting(family: Family, first: FirstLayer, known: Sequence[Key], count: int
         return family, ""
     ending = [
         torch.full((1, max(place, 0) + 1), token) for place, token in known
-    ]  # texts that end with it at its place
+    ]  # texts ending with the known token at its position
     kind = first.types[0] if first.types else None
     inputs = torch.cat([first.inputs(text, kind)[:, -1] for text in ending])
     fit = [test for test in family.tests if test.missing and float(test.distances(inputs).max()) < test.tolerance]
@@ -81,12 +80,12 @@ def _fitting(family: Family, first: FirstLayer, known: Sequence[Key], count: int
     if fit and float(kept.distances(inputs).max()) < kept.tolerance(count):
         return kept, ""
     why = NO_FIT.format(rank=family.rank)
-    return (replace(family, tests=()) if family.name == "B" else family), why  # no guesses are made of B
+    return (replace(family, tests=()) if family.name == "B" else family), why  # B gives no guesses
 
 
 def _joined(found: Sequence[tuple[Found, str]], each: int) -> Recovery:
-    """The findings of all families together: certain is what one of them is certain of; guesses come from the rows of A or a
-    product, in whose large space nearness means something where a direction is lost.
+    """The findings of all families together. A token is certain if one family is certain of it; guesses come from the rows of A
+    or of a product, whose large space keeps nearness meaningful when a direction is lost.
     """
     if not found:
         return Recovery(frozenset(), frozenset(), NO_FACTORS, 0)

@@ -1,33 +1,30 @@
-"""Which inputs of a layer a low-rank change of its weights was made of: the exact test of DAGER (Petrov et al. 2024,
-section 5.1), for LoRA (their appendix B.4).
+"""The exact test of DAGER (Petrov et al. 2024, section 5.1) for LoRA (their appendix B.4): which inputs of a layer produced a
+low-rank change of its weights.
 
 For inputs X (b, n) of a layer W + s B A, and D (b, m) the gradients at its outputs,
 
     dL/dA = s B^T D^T X       its rows are in the span of the inputs, in R^n; zero while B = 0
     dL/dB = s D^T X A^T       its rows are in the span of the A x, in R^r
 
-and so are those of any sum of such gradients, which is what local steps of SGD without weight decay send. So a
-candidate e is tested by its distance from the row space, |z - P z| / |z| with z = e or z = A e. The test tells
-something while the row space is smaller than the space that it lies in: b < r inputs for B. It misses nothing while
-the rows span all inputs: b <= r for A, and as many as all rows of layers that read the same X together, about 3 r for
-query, key and value.
+and the same holds for any sum of such gradients, as sent after local steps of SGD without weight decay. So a candidate e is
+tested by its distance from the row space, |z - P z| / |z| with z = e or z = A e. The test is informative if the row space is
+smaller than its surrounding space: b < r inputs for B. It misses nothing if the rows span all inputs: b <= r for A; over all
+layers that read the same X, up to their total number of rows, about 3 r for query, key and value.
 
-Rank. A change is known up to the rounding of the parameters it is a difference of: `Rows.std` a coordinate, u |after|
-with u = 2^-24. Such noise has a singular value of about std (sqrt(rows) + sqrt(n)) at most, and only what is KEEP
-times above is a direction for certain. A direction of X that is left out makes members stand off by as much of them as
-lies there; one that is noise and is kept costs one dimension of those in which others stand off. So A's rows are all
-kept, noise or not, as long as they fill no more than three quarters of the space. B's are not: they would fill all of
-it.
+Rank. A change is a difference of parameters, known up to their rounding: `Rows.std` on a coordinate, u |after| with u = 2^-24.
+Such noise has singular values of at most about std (sqrt(rows) + sqrt(n)), and only directions KEEP times above are certain. If
+a direction of X is left out, the distance of members grows by their part in it; if a noise direction is kept, others lose one
+dimension of their distance. So all of A's rows are kept, noise or not, as long as they fill at most three quarters of the
+space. B's rows are not: they would fill all of it.
 
-Tolerance. With no direction lost members of float32 changes stand off by 1e-3 at most from A and 1e-4 from B, and the
-nearest others by 0.05 and 0.015 (one built-in note). So a candidate is certain within 0.03 of A and 0.005 of
-B, and never if chance alone would bring one of N candidates so near: the tolerance is at most N^(-1/c) where the row
-space lacks c dimensions, and 0 for c = 0.
+Tolerance. If no direction is lost, members of float32 changes have a distance of at most 1e-3 for A and 1e-4 for B, and the
+nearest others 0.05 and 0.015 (one built-in note). So a candidate is certain within 0.03 for A and 0.005 for B, unless one of N
+candidates would be as near by chance: the tolerance is at most N^(-1/c) if the row space lacks c dimensions, and 0 for c = 0.
 
-Places. Where an input is a token's embedding plus a position's, normed, several texts hold candidates that are none:
-with token v at places i and j, and w at j, the input of w at i is in their span too. Its token is right and its place is
-not, and no look at the span tells it from a true one. So of several texts tokens are recovered exactly, and places only
-up to this.
+Positions. If an input is the normalised sum of a token's and a position's embedding, the span of several texts contains false
+candidates: with token v at positions i and j, and w at j, the input of w at i is in the span too. Its token is right and its
+position is wrong, and the span cannot distinguish it from a true one. So for several texts tokens are recovered exactly, and
+positions up to this ambiguity.
 """
 
 from __future__ import annotations
@@ -43,36 +40,37 @@ KEEP = 2.0
 FILL = 0.75
 MEMBER_A, MEMBER_B = 0.03, 0.005
 NEAR = 0.3  # farther candidates are not even guesses
-_LEAST = 1e-30  # of a change of zeros, which has no rounding either
-UNIT_ROUNDOFF = 2.0**-24  # of float32, in which parameters are kept
+_LEAST = 1e-30  # for a change of zeros, which has no rounding
+UNIT_ROUNDOFF = 2.0**-24  # of float32, the precision of parameters
 
 Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A change (rows, n) whose rows are in a span of inputs, up to noise of this standard deviation a coordinate."""
+    """A change (rows, n) whose rows are in a span of inputs, up to noise with standard deviation `std` on each coordinate."""
 
     matrix: Tensor
     std: float
 
     @property
     def share(self) -> float:
-        """The noise beside the change."""
+        """The size of the noise relative to the change."""
         return self.std / max(_rms(self.matrix), _LEAST)
 
 
 def rounding(change: Tensor, before: Tensor) -> float:
-    """The error of a coordinate of a change of float32 parameters: the sum is rounded to u |after|, and the gradient
-    before it was computed to a few u of its own size. Of a change that was scaled, `before` has to be scaled as well.
+    """The error of a coordinate of a change of float32 parameters: the sum is rounded to u |after|, and the gradient was
+    computed to a few u of its size. For a scaled change, `before` must be scaled too.
     """
     return UNIT_ROUNDOFF * math.hypot(_rms(before + change), 2 * _rms(change))
 
 
 def row_space(parts: Sequence[Rows], most: int = 0) -> Tensor:
-    """(R, n), orthonormal rows: the directions of these rows together that stand out from their noise.
+    """(R, n), orthonormal rows: the directions of all these rows that exceed their noise.
 
-    most: directions that the rows can have; so many are kept, noise or not, as long as they FILL no more of the room.
+    most: the most directions that the rows can have; as many are kept, noise or not, unless they exceed a share FILL of the
+    space.
     """
     whitened = torch.cat([part.matrix.double() / max(part.std, _LEAST) for part in parts])
     if not whitened.any():
@@ -86,10 +84,9 @@ def row_space(parts: Sequence[Rows], most: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class SpanTest:
-    """One row space. through: (r, n), what candidates go through before they are compared; None where it is the
-    identity.
+    """One row space. through: (r, n), the map applied to candidates before the comparison; None for the identity.
 
-    room: dimensions of the space that the row space is in.
+    room: the dimension of the surrounding space.
     """
 
     basis: Tensor
@@ -103,15 +100,15 @@ class SpanTest:
 
     @property
     def missing(self) -> int:
-        """Dimensions that the row space lacks; of an empty one nothing can be said."""
+        """The number of dimensions that the row space lacks; 0 for an empty row space, which shows nothing."""
         return self.room - self.rank if self.rank else 0
 
     def distances(self, inputs: Tensor) -> Tensor:
-        """(N,) in [0, 1], relative to the candidate's own length."""
+        """(N,) distances in [0, 1], relative to the candidate's length."""
         seen = inputs if self.through is None else inputs @ self.through.to(inputs.dtype).T
         basis, length = self.basis.to(seen.dtype), seen.norm(dim=1).clamp_min(1e-30)
         out = (seen - (seen @ basis.T) @ basis).norm(dim=1) / length
-        close = out < 1e-2  # where cancellation in float32 would show
+        close = out < 1e-2  # cancellation in float32 would matter here
         if seen.dtype != torch.float64 and close.any():
             out = out.double()
             out[close] = self.distances(inputs[close].double())
@@ -121,14 +118,14 @@ class SpanTest:
 
 @dataclass(frozen=True)
 class Family:
-    """Row spaces of which a true input is in every one."""
+    """Row spaces that all contain every true input."""
 
     name: str
     tests: tuple[SpanTest, ...]
 
     @property
     def rank(self) -> int:
-        """At most so many inputs that do not depend on each other are in all of them."""
+        """The largest number of linearly independent inputs in all row spaces."""
         return max((test.rank for test in self.tests), default=0)
 
     @property
@@ -137,24 +134,24 @@ class Family:
 
     @property
     def vacuous(self) -> bool:
-        """Whether every candidate would pass."""
+        """Whether every candidate passes."""
         return self.missing == 0
 
     def tolerance(self, candidates: int) -> float:
-        """The distance up to which an input is certain, when so many are tried."""
+        """The distance up to which an input is certain, if `candidates` are tried."""
         if self.vacuous:
             return 0.0
         return min(*(test.tolerance for test in self.tests), math.exp(-math.log(max(candidates, 1)) / self.missing))
 
     def distances(self, inputs: Tensor) -> Tensor:
-        """(N,): the largest over all tests that tell something."""
+        """(N,) the largest distance over all informative tests."""
         found = [test.distances(inputs) for test in self.tests if test.missing]
         return torch.stack(found).amax(0)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The candidates that one family leaves: keys (K, 2) of position and token, and distances (K,), below NEAR."""
+    """The remaining candidates of one family: keys (K, 2) of position and token, and distances (K,), below NEAR."""
 
     family: Family
     candidates: int
@@ -162,8 +159,8 @@ class Found:
     distances: Tensor
 
     def certain(self) -> set[Key]:
-        """The candidates in the row space, nearest first: of no more tokens than it has dimensions, since inputs of different
-        tokens do not depend on each other.
+        """The candidates in the row space, nearest first: at most as many tokens as it has dimensions, because inputs of
+        different tokens are linearly independent.
         """
         inside = self.distances < self.family.tolerance(self.candidates)
         order = self.distances[inside].argsort()
@@ -177,7 +174,7 @@ class Found:
         return found
 
     def nearest(self, each: int) -> set[Key]:
-        """A guess where the row space does not hold all of an input: at each position the `each` nearest tokens."""
+        """Guesses for a row space that contains inputs only in part: at each position the `each` nearest tokens."""
         chosen: dict[int, set[int]] = {}
         for index in self.distances.argsort().tolist():
             position, token = self.keys[index].tolist()
@@ -187,7 +184,7 @@ class Found:
 
 
 def search(blocks: Iterable[tuple[Tensor, Tensor]], families: Sequence[Family]) -> list[Found]:
-    """The candidates that each family leaves, given in blocks of keys (N, 2) and inputs (N, n)."""
+    """The remaining candidates of each family, from blocks of keys (N, 2) and inputs (N, n)."""
     total = 0
     kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in families]
     for keys, inputs in blocks:

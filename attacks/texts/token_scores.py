@@ -1,10 +1,10 @@
 """The recall and precision of tokens recovered from a client's texts.
 
-What counts are distinct pairs of position and token, special and padding tokens left out: these are in every text, and
-recovering them tells nothing. In a model whose first inputs have no position, what counts are tokens.
+Distinct pairs of position and token are counted, without special and padding tokens: these are in every text, and recovering
+them shows nothing. For a model whose first inputs do not depend on the position, tokens are counted.
 
-Exact finds are evidence by themselves. Guesses may be right because texts are alike, so beside them stands what as many of
-the commonest pairs, and of the commonest tokens, of public texts would have given.
+Exact finds are evidence by themselves. Guesses may be right because texts are alike, so they are reported beside the recall of
+naming equally many of the commonest pairs, and of the commonest tokens, of public texts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from attacks.texts.span import Key
 CERTAIN = ("recall", "precision", "bag_recall", "bag_precision")
 GUESSED = ("guessed_recall", "guessed_precision", "guessed_bag_recall", "guessed_bag_precision")
 USUAL = ("baseline_recall", "baseline_bag_recall")
-_WHICH = ("client", "clients", "round")  # what tells a row from others
+_WHICH = ("client", "clients", "round")  # fields that identify a row
 
 
 @dataclass(frozen=True)
 class Common:
-    """The tokens of public texts, special ones left out: in the most of them first, of equals the smaller."""
+    """The pairs and tokens of public texts without special ones, the most frequent first; ties by the smaller value."""
 
     pairs: Sequence[Key]
     tokens: Sequence[int]
@@ -42,7 +42,7 @@ class Common:
         )
 
     def beside(self, found: Collection[Key], truth: Collection[Key], special: Collection[int]) -> tuple[float, float]:
-        """The recall of as many of the commonest pairs as were found, and that of as many of the commonest tokens."""
+        """The recall of as many of the commonest pairs as pairs were found, and the same for tokens."""
         claimed = {key for key in found if key[1] not in special}
         pairs = self.pairs[: len(claimed)]
         tokens = self.tokens[: len({token for _, token in claimed})]
@@ -51,8 +51,8 @@ class Common:
 
 @dataclass(frozen=True)
 class Score:
-    """recall: of the true pairs, the share that was found; precision: of what was found, the share that is true (None
-    where nothing was found). bag_recall: of the distinct tokens, wherever they stand.
+    """recall: the share of true pairs that was found; precision: the share of found pairs that is true (None if nothing was
+    found). bag_recall, bag_precision: the same for distinct tokens at any position.
     """
 
     recall: float
@@ -64,7 +64,7 @@ class Score:
 
 
 def score(found: Collection[Key], truth: Collection[Key], special: Collection[int]) -> Score:
-    """The scores of pairs without special tokens; a batch without any others scores zero."""
+    """The scores of pairs without special tokens; a batch with only special tokens scores zero."""
     claimed = {key for key in found if key[1] not in special}
     true = {key for key in truth if key[1] not in special}
     hits, words, named = len(claimed & true), {token for _, token in true}, {token for _, token in claimed}
@@ -79,9 +79,8 @@ def score(found: Collection[Key], truth: Collection[Key], special: Collection[in
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Over rows, and beside them the row of which most came back. A row that the exact test does not apply to has nothing
-    recalled for certain, and where it applies to none there is no such figure at all; where nothing was found there is no
-    precision.
+    """Means over rows, beside the row with the most recovered. A row to which the exact test does not apply has an exact recall
+    of 0; if it applies to no row, there is no such figure. Rows without finds have no precision.
     """
     applicable = [row for row in rows if row["exact_applicable"]]
     return {
@@ -103,7 +102,7 @@ def _most(
     named: Callable[[dict[str, Any]], attempts.Named],
     how: attempts.How,
 ) -> dict[str, Any] | None:
-    """The figures of the row of which most came back, as the verdict counts it."""
+    """The figures of the row with the most recovered, as the verdict counts it."""
     found = [(named(row), row) for row in rows]
     if not found:
         return None
@@ -116,7 +115,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def texts_of(examples: Iterable[Any]) -> list[list[int]] | None:
-    """The token ids of every example; None where they are not one text each."""
+    """The token ids of every example; None if examples are not single texts."""
     texts = []
     for example in examples:
         ids = np.asarray(example["input_ids"]) if isinstance(example, Mapping) and "input_ids" in example else None
@@ -132,6 +131,6 @@ def truth_of(texts: Iterable[Sequence[int]], first: FirstLayer) -> set[Key]:
 
 
 def known_tokens(texts: Sequence[Sequence[int]], first: FirstLayer) -> list[Key]:
-    """Tokens that begin every public text, such as [CLS]: in every client's batch for certain."""
+    """Tokens that begin every public text, such as [CLS]: certainly in every client's batch."""
     starts = {text[0] for text in texts if text}
     return [(0, starts.pop())] if len(starts) == 1 and first.placed else []

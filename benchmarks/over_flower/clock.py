@@ -1,4 +1,4 @@
-"""When things happened in Flower's processes of this machine, as lines of JSON in a file. Needs neither torch nor Flower."""
+"""Times of events in Flower's processes on this machine, as lines of JSON in a file. Needs neither torch nor Flower."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MESSAGES, STAGES = "messages.jsonl", "stages.jsonl"  # what a node did for each message; what a server did in each stage
+MESSAGES, STAGES = "messages.jsonl", "stages.jsonl"  # a node's times for each message; a server's times in each stage
 
 
 def note(file: Path, **what: Any) -> None:
@@ -21,6 +21,6 @@ def noted(file: Path) -> list[dict[str, Any]]:
 
 
 def process_began() -> float:
-    """When this process was started, by the system's word (Linux), to its hundredth of a second."""
+    """The start time of this process from the system (Linux), to a hundredth of a second."""
     ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19])
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""secure-fed's ServerApp, noting when each stage was sent and ended, and when each node's answer was there."""
+"""secure-fed's ServerApp, recording when each stage was sent and ended, and when each node's answer arrived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""secure-fed's ClientApp, noting for each message when its process began, and when the agent was asked and had answered."""
+"""secure-fed's ClientApp, recording for each message when its process started, and the agent's request and answer."""
 
 from __future__ import annotations
 

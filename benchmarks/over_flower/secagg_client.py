@@ -1,5 +1,5 @@
-"""The ClientApp of Flower's SecAgg+: its own modifier around a client that trains. Model and torch are loaded in the one stage
-that trains, since Flower starts a process for every message.
+"""The ClientApp of Flower's SecAgg+: its own modifier around a client that trains. Model and torch are loaded only in the stage
+that trains, because Flower starts a process for every message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flwr.client import ClientApp, NumPyClient
 from flwr.client.mod import secaggplus_mod
 from over_flower.clock import MESSAGES, note, process_began
 
-HOME = "secure-fed-home"  # the nodes are those of secure-fed's runs, and know this folder
+HOME = "secure-fed-home"  # secure-fed's nodes are used, and they know this folder
 
 
 class Trains(NumPyClient):

@@ -1,4 +1,4 @@
-"""The ServerApp of Flower's SecAgg+: its workflow and its FedAvg with the same model and test set, noting its stages' times."""
+"""The ServerApp of Flower's SecAgg+: its workflow and its FedAvg with the same model and test set, recording stage times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """AdapterHub's own adapters beside a head, fine-tuned in one place.   python adapter_hub.py KIND SETTINGS
 
-SETTINGS: one JSON object, what `fine_tuned` takes and `model`, a folder, and `pooling`, "mean" or "model". Prints the test
-accuracy. It runs in an environment of its own, since `adapters` asks for another transformers than secure-fed.
+SETTINGS: one JSON object with the arguments of `fine_tuned`, a folder `model`, and `pooling`, "mean" or "model". Prints the
+test accuracy. It runs in its own environment, because `adapters` needs another version of transformers than secure-fed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fine_tuning import classes_of, fine_tuned
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, logging
 
-WIDTH = 384  # of MiniLM; the bottlenecks below are those that ours have by default
+WIDTH = 384  # of MiniLM; the bottlenecks below are our defaults
 KINDS = {
     "Houlsby": lambda: adapters.DoubleSeqBnConfig(reduction_factor=WIDTH // 64, non_linearity="gelu"),
     "Pfeiffer": lambda: adapters.SeqBnConfig(reduction_factor=WIDTH // 64),
@@ -27,7 +27,7 @@ KINDS = {
 
 
 class Classifier(nn.Module):
-    """A linear head on the mean over tokens, or on what the encoder's own pooler makes of the first one."""
+    """A linear head on the mean over tokens, or on the encoder's pooler output for the first token."""
 
     def __init__(self, encoder: Any, classes: int, pooling: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def main(kind: str, settings: dict[str, Any]) -> float:
     encoder = AutoModel.from_pretrained(place)
     adapters.init(encoder)
     encoder.add_adapter("a", config=KINDS[kind]())
-    encoder.train_adapter("a")  # freezes all else, the pooler too
+    encoder.train_adapter("a")  # freezes everything else, including the pooler
     encoder.set_active_adapters("a")
     model = Classifier(encoder, classes_of(files), pooling)
     return fine_tuned(model, AutoTokenizer.from_pretrained(place), files, **settings)

@@ -1,6 +1,6 @@
-"""The work that ours and the peers do, read from the folder that `whole_runs.py` made, without a line of secure-fed.
+"""The common task of ours and the peers, read from the folder of `whole_runs.py`, without importing secure-fed.
 
-Every peer has the same adapted model, batches, local training and evaluation from here, so what is compared is how a round's
+Every peer takes the adapted model, batches, local training and evaluation from here, so the comparison is of how a round's
 clients are run. Batches are padded to their own longest example.
 """
 
@@ -38,7 +38,7 @@ class Work:
         return cls(place, **json.loads((place / "work.json").read_text(encoding="utf-8")))
 
     def adapted(self) -> nn.Module:
-        """The model with LoRA on query and value by PEFT; pooler and classifier train in full."""
+        """The model with PEFT's LoRA on query and value; pooler and classifier train in full."""
         from peft import LoraConfig, get_peft_model
         from transformers import AutoModelForSequenceClassification, logging
 
@@ -61,7 +61,7 @@ class Work:
 
 @functools.cache
 def loaded(folder: str) -> tuple[Work, nn.Module]:
-    """Work and adapted model, once in a process."""
+    """Work and adapted model, loaded once in a process."""
     work = Work.read(folder)
     return work, work.adapted()
 
@@ -88,7 +88,7 @@ def shuffled(examples: Sequence[Example], batch_size: int, rng: np.random.Genera
 
 
 def train(model: nn.Module, work: Work, client: int, rng: np.random.Generator) -> None:
-    """One epoch of one client, in place, by an optimiser of its own."""
+    """Train one client for one epoch, in place, with a new optimiser."""
     model.train()
     optimizer = work.optimizer(model)
     for batch in shuffled(work.clients[client], work.settings["batch"], rng):
@@ -111,7 +111,7 @@ def accuracy(model: nn.Module, test: Sequence[Example], batch_size: int = 64) ->
 
 @dataclass
 class Clock:
-    """When the first round began and every round ended, in seconds since the process was asked for; what it then reached."""
+    """Start of the first round and end of every round, in seconds since the process was launched; and the accuracies."""
 
     ticks: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Clock:
             self.accuracies.append(accuracy)
 
     def report(self, work: Work, trains: int) -> None:
-        """The last line that this process prints. trains: numbers that train and travel."""
+        """Print the last line of this process. trains: the count of trained numbers, which are also sent."""
         if len(self.ticks) != work.settings["rounds"] + 1:
             sys.exit(f"{len(self.ticks) - 1} rounds ended, not {work.settings['rounds']}")
         print(json.dumps({"ticks": self.ticks, "accuracy": self.accuracies[-1], "trains": trains}), flush=True)

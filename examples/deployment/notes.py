@@ -1,4 +1,4 @@
-"""Files for a try of a federation on many machines: the built-in notes, a part for each member, and a test set.
+"""Data files for trying a federation on many machines: the built-in notes, a part for each member, and a test set.
 
 python examples/deployment/notes.py DIR [MEMBERS]
 """

@@ -15,18 +15,18 @@ from secure_fed.report.formatting import MISSING, at_most, number, percent
 from secure_fed.report.page.markup import figure, figures, folded, paragraph, section, subsection, table
 
 _LOWEST = 1e-4
-_FIRST = 6  # lower bounds that are shown at once
+_FIRST = 6  # lower bounds shown before the fold
 _HEAD = ("attack", "weakest adversary", "epsilon, lower bound", "epsilon accounted", "guarantee")
 
 
 def first_curve(audit: Audit) -> str:
-    """The main attack's ROC, else that of the strongest attack; "" of a void audit, whose curves say nothing of the model."""
+    """The main attack's ROC, else the strongest attack's; "" for a void audit, whose curves show nothing about the model."""
     first = None if audit.baseline.at_chance is False else _first(audit)
     return "" if first is None else _drawing(audit, first, _AXES)
 
 
 def characteristic(audit: Audit) -> str:
-    """The ROC of each adversary's strongest attack that no weaker adversary can make, but for that of the first screen."""
+    """The ROC of each adversary's strongest attack that no weaker adversary can make, without the one on the first screen."""
     shown = None if audit.baseline.at_chance is False else _first(audit)
     drawn = [_drawing(audit, cell) for cell in _best(audit) if cell != shown]
     return section(
@@ -42,7 +42,7 @@ def _first(audit: Audit) -> Cell | None:
 
 
 def _best(audit: Audit) -> list[Cell]:
-    """The strongest cell of each adversary that has a curve; the main cell for its own adversary."""
+    """The strongest cell of each adversary with a curve; for the main attack's adversary, the main cell."""
     drawable = [cell for cell in audit.results if _curve(audit, cell)]
     best = [
         audit.main_cell
@@ -72,7 +72,7 @@ def bounds(audit: Audit) -> str:
 
 
 def _bounded(audit: Audit) -> list[Cell]:
-    """Every cell with a lower bound; the same bound of the same attack against the same promise counts once."""
+    """Every cell with a lower bound; equal bounds of one attack against the same guarantee count once."""
     found: dict[object, Cell] = {}
     for cell in audit.bounded:
         found.setdefault((cell.attack, cell.auc, cell.lower, cell.accounted), cell)
@@ -94,7 +94,7 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
     if curve is None:
         return ""
     title = f"{audit.attack_title(cell.attack)}: {audit.vantage_title(cell.vantage)}"
-    place = audit.cells.index(cell)  # names are others' words, and may not come into a drawing
+    place = audit.cells.index(cell)  # names are untrusted text, which must not get into a drawing
     sentences = [f"AUC {number(cell.auc)}."]
     for tail in cell.tails:
         if tail.tpr is None:

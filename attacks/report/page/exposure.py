@@ -1,4 +1,4 @@
-"""The most exposed clients and units. Texts appear only where the audit was run with --show-texts."""
+"""The most exposed clients and units. Texts appear only if the audit was run with --show-texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from secure_fed.report.formatting import MISSING, counted, percent
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.page.markup import folded, paragraph, section, table
 
-_FIRST = 10  # of a long list; the rest opens on a click
+_FIRST = 10  # rows of a long list; the rest opens on a click
 
 
 def clients(audit: Audit) -> str:
@@ -34,7 +34,7 @@ def clients(audit: Audit) -> str:
 
 
 def examples(audit: Audit) -> str:
-    """Units by score, with their texts if the audit holds them."""
+    """Units by score, with their texts if the audit contains them."""
     if not audit.exposed:
         return ""
     ordered = sorted(audit.exposed, key=lambda one: number(one.get("rank")) or float("inf"))
@@ -53,7 +53,7 @@ def examples(audit: Audit) -> str:
 
 
 def _false(audit: Audit) -> str:
-    """The number of false accusations among the first, in one line."""
+    """The number of false accusations among the highest-ranked units, in one line."""
     did = "pulled" if audit.phantoms else "trained"
     pairs = [(count(one.get("first")), count(one.get("false"))) for one in audit.accusations]
     counts = [

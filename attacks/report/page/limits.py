@@ -1,4 +1,4 @@
-"""The sections on the assumptions and limits of an audit: the baseline, the experiment, and what it does not prove."""
+"""The sections on the assumptions and limits of an audit: the baseline, the experiment, and unsupported conclusions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from secure_fed.report.page.markup import bullets, facts, folded, paragraph, sec
 
 
 def baseline(audit: Audit) -> str:
-    """The baseline: whether members and non-members differ without any model, which voids all AUCs."""
+    """The baseline: whether members and non-members differ without any model, which makes all AUCs void."""
     found = audit.baseline
     about = f"AUC {number(found.auc)}"
     if found.interval is not None:

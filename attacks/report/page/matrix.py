@@ -14,7 +14,7 @@ from secure_fed.report.formatting import MISSING, at_most, counted, duration, li
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.page.markup import bullets, folded, paragraph, section, table, text
 
-_SHOWN = 3  # numbers of an attack that is not of membership
+_SHOWN = 3  # numbers shown for an attack that is not on membership
 _WORDS = {
     "leak": "leak",
     "within": "within the guarantee",
@@ -79,13 +79,13 @@ def _table(audit: Audit) -> str:
 
 
 def _nowhere(audit: Audit, attack: Named) -> bool:
-    """Whether an attack could be made by no adversary at all."""
+    """Whether no adversary could make the attack."""
     cells = [audit.cell(attack.name, vantage.name) for vantage in audit.vantages]
     return all(cell is not None and not cell.applicable for cell in cells)
 
 
 def _left_out(audit: Audit) -> str:
-    """The attacks that no adversary could make, each adversary with its own reason; attacks with the same reasons together."""
+    """The attacks that no adversary could make, with each adversary's reason; attacks with the same reasons are grouped."""
     titles: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for attack in audit.attacks:
         if _nowhere(audit, attack):
@@ -180,7 +180,7 @@ def _numbers_of(audit: Audit, cell: Cell) -> tuple[str, ...]:
 
 
 def tails(cell: Cell) -> Iterable[str]:
-    """Each true-positive rate with its interval and the measured false-positive rate; or that it was refused."""
+    """Each true-positive rate with its interval and measured false-positive rate, or a note on too few non-members."""
     for tail in cell.tails:
         if tail.tpr is None:
             yield f"{100 * tail.target:g} %: refused, too few were held out"

@@ -1,4 +1,4 @@
-"""The first screen of the page, the verdict and two pictures of it, and the last section, the verdict whole."""
+"""The first screen of the page (the verdict and two pictures) and the last section (the full verdict)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ALLOWED = "Allowed by the guarantee"
 
 
 def name(audit: Audit) -> str:
-    """The run's own name, without the folders that it lies in."""
+    """The run's name, without its folders."""
     return audit.run.replace("\\", "/").rstrip("/").rpartition("/")[2] or "a run without a name"
 
 
@@ -44,7 +44,7 @@ def first_screen(audit: Audit, level: str, summary: str) -> str:
 
 
 def for_the_record(body: str) -> str:
-    """The verdict with everything that it rests on, whole."""
+    """The full verdict with all of its evidence."""
     return section("The verdict for the record", paragraph(body, "recorded"))
 
 
@@ -60,7 +60,7 @@ def _key(audit: Audit) -> tuple[tuple[str, str], ...]:
 
 
 def _epsilons(audit: Audit) -> str:
-    """The guarantee's epsilon, the lower bound and the estimates on one scale, which says what each means for a guess."""
+    """The guarantee's epsilon, the lower bound and the estimates on one scale, with what each means for a guess."""
     cell = next(iter(audit.bounded), None)
     lower = None if cell is None else cell.lower
     by = (
@@ -84,7 +84,7 @@ def _epsilons(audit: Audit) -> str:
 
 
 def _guarantee(audit: Audit) -> Bar:
-    """The epsilon that the shown one is compared with; without a bar where no epsilon is comparable."""
+    """The guaranteed epsilon to compare with; without a bar if no epsilon is comparable."""
     cell = next(iter(audit.bounded), None)
     if audit.unit == NO_UNIT:
         return Bar("Allowed, without a guarantee", math.inf, "no limit")
@@ -98,7 +98,7 @@ def _guarantee(audit: Audit) -> Bar:
 
 
 def _apart(audit: Audit) -> tuple[str, str]:
-    """The promise and the largest lower bound in words, with so many digits that a contradiction reads as one."""
+    """The guaranteed epsilon and the largest lower bound in words, with enough digits to show a contradiction."""
     cell = next(iter(audit.bounded), None)
     if cell is not None and significance.contradicts(cell, audit):
         return apart(cell.accounted or 0.0, cell.lower or 0.0)
@@ -106,7 +106,7 @@ def _apart(audit: Audit) -> tuple[str, str]:
 
 
 def _main(audit: Audit) -> list[tuple[str, str]]:
-    """The main attack's AUC, and what a run with exactly this guarantee may show."""
+    """The main attack's AUC, and the AUC that a run with exactly this guarantee may show."""
     cell = audit.main_cell
     if cell is None:
         return []
@@ -120,19 +120,19 @@ def _main(audit: Audit) -> list[tuple[str, str]]:
 
 
 def _lower(audit: Audit) -> float | None:
-    """The largest lower bound, among adversaries that the guarantee covers if there are any."""
+    """The largest lower bound, over the adversaries that the guarantee covers, or over all if it covers none."""
     return next((cell.lower for cell in audit.bounded), None)
 
 
 def _untested(audit: Audit) -> str:
-    """The epsilon of a guarantee for other neighbouring data sets than an audit's, in words."""
+    """In words, the epsilon of a guarantee whose neighbouring data sets differ from the audit's."""
     if audit.promised is None:
         return ""
     return f", epsilon {at_most(audit.promised)} for neighbours that differ by {audit.adjacency or 'something else'}"
 
 
 def _ends(audit: Audit) -> str:
-    """The promise of the run and the finding of the audit, in two sentences."""
+    """The run's guarantee and the audit's finding, in two sentences."""
     made = "No attack that was tried" if tried(audit) else "No attack"
     lower, (allowed, shown) = _lower(audit), _apart(audit)
     promise = (

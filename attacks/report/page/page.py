@@ -16,7 +16,7 @@ from secure_fed.runs.durable import atomic_write
 
 Section = Callable[[Audit], str]
 
-# In reading order, behind the first screen. A section returns "" where the audit has nothing for it.
+# In reading order, behind the first screen. A section returns "" if the audit has no data for it.
 SECTIONS: tuple[Section, ...] = (
     matrix.matrix,
     curves.characteristic,
@@ -37,7 +37,7 @@ def write(audit: Mapping[str, Any], path: Path) -> Path:
 
 
 def page(audit: Mapping[str, Any]) -> str:
-    """The whole HTML document. What `audit` lacks is reported as missing; equal audits give equal bytes."""
+    """The whole HTML document. Fields that `audit` lacks are reported as missing; equal audits give equal bytes."""
     parsed = read(audit)
     level, body, summary = recorded(audit)
     sections = (

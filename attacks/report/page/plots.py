@@ -1,4 +1,4 @@
-"""Inline SVG plots of an audit's numbers, in the colours of `secure_fed.report.page.plots`; no foreign text gets in."""
+"""Inline SVG plots of an audit's numbers, in the colours of `secure_fed.report.page.plots`; they contain no untrusted text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_POINTS = 240
 
 @dataclass(frozen=True)
 class Curve:
-    """An empirical characteristic: equally long lists, rates rising; low and high are empty without a band."""
+    """An empirical ROC curve: equally long lists of rising rates; low and high are empty without a band."""
 
     fpr: Sequence[float]
     tpr: Sequence[float]
@@ -28,7 +28,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """One run of a sweep. epsilon: None of a run without a guarantee."""
+    """One run of a sweep. epsilon: None for a run without a guarantee."""
 
     epsilon: float | None
     accuracy: float | None
@@ -42,7 +42,7 @@ def characteristic(title: str, curve: Curve, floor: float) -> str:
 
 
 def scores(title: str, marks: Sequence[Mark]) -> str:
-    """Accuracy and AUC of every run, the AUC with its interval; empty where none was measured."""
+    """Accuracy and AUC of every run, the AUC with its interval; empty if none was measured."""
     if not any(mark.accuracy is not None or mark.auc is not None for mark in marks):
         return ""
     return drawing(title, lambda axes: _draw_scores(axes, marks))
@@ -84,7 +84,7 @@ def _draw_scores(axes: Axes, marks: Sequence[Mark]) -> None:
 
 
 def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, Mark]]) -> float:
-    """AUCs with their whiskers; the lowest point that is drawn."""
+    """Draw AUCs with their whiskers; returns the lowest point drawn."""
     aucs = [mark.auc or 0.0 for _, mark in placed]
     ends = [mark.interval or (auc, auc) for (_, mark), auc in zip(placed, aucs, strict=True)]
     below = [max(0.0, auc - low) for auc, (low, _) in zip(aucs, ends, strict=True)]
@@ -109,7 +109,7 @@ def _legend(axes: Axes, columns: int) -> None:
 
 
 def _thinned(fpr: Sequence[float], floor: float) -> list[int]:
-    """Places of points that are far enough apart on a logarithmic axis; of those at or below the floor the last is enough."""
+    """Indices of points that are far enough apart on a logarithmic axis, and of the last point at or below the floor."""
     step = -math.log(floor) / _MOST_POINTS
     kept: list[int] = []
     last = -math.inf

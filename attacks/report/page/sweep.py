@@ -36,7 +36,7 @@ def sweep(audit: Audit) -> str:
 
 
 def _unlike(runs: Sequence[Row]) -> str:
-    """The settings other than privacy in which these runs differ, since these may explain a difference as well."""
+    """The settings other than privacy in which these runs differ, because they may also explain a difference."""
     kinds = {name: {words(row(run.get("of")).get(name)) for run in runs} for name in _KINDS}
     unlike = [title for name, title in _KINDS.items() if len(kinds[name]) > 1]
     if not unlike:
@@ -71,13 +71,13 @@ def _cells(run: Row, audit: Audit) -> tuple[str, ...]:
 
 
 def _whose(run: Row, of: str, audit: Audit) -> str:
-    """The attack and the adversary that a number is of."""
+    """The attack and the adversary behind a number."""
     attack, vantage = words(run.get(f"{of}attack")), words(run.get(f"{of}vantage"))
     return f" [{audit.attack_title(attack)}; {audit.vantage_title(vantage)}]" if attack else ""
 
 
 def _caught(found: object) -> str:
-    """A true-positive rate, given as a number or with its intervals; none where it was refused."""
+    """A true-positive rate, stored as a number or with its intervals; none if there were too few non-members."""
     about = row(found)
     value = number(about.get("tpr")) if about else number(found)
     between = interval(about.get("tpr_interval"))
