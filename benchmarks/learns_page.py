@@ -74,8 +74,8 @@ Wrong:
 
 - **The head read the wrong vector in sentence encoders.** With `model.pooling = "mean"` ("sst2, mean") the head alone ends at
   77 %, with the first token at 66. BitFit, AdaMix, C2A and Pfeiffer end 2.7 to 4.9 points higher with the mean; LoRA and
-  training of all weights end within 1.2 points of their accuracy with the first token (table of 200 steps). Cause: this encoder was trained to be read as the
-  mean over its tokens, and a BERT classifier's head reads the first token.
+  training of all weights end within 1.2 points of their accuracy with the first token (table of 200 steps). Cause: this
+  encoder was trained to be read as the mean over its tokens, and a BERT classifier's head reads the first token.
 - **The head was too slow at the adapter's rate.** On 20 Newsgroups, which has 20 classes, LoRA ended at 50 %, the head alone
   at 59 and training of all weights at 65 (seed 0). With three times the rate for the head's last layer
   (`training.head_factor`) LoRA and its relatives end at 63 to 65 there (PEFT's LoRA: 58.6) and keep their accuracy on the
@@ -105,7 +105,7 @@ Wrong:
   mean over tokens FedTT ends at 80.9 in place of 78.5 and FedTT+ at 79.0 in place of 77.4 (two further seeds each, at the
   rate that was best for that start; rows "Gaussian cores" of the second table below). Among 200 clients of the built-in notes
   FedTT rose from 79.8 to 83.5 % and FedTT+ from 77.7 to 83.8 (`python benchmarks/federated_rates.py --methods fedtt
-  fedtt_plus` before the change and after, seed 0).
+  fedtt_plus` before the change, not stored, and after; seed 0).
 - **One seed misled the comparison.** On 20 Newsgroups training of all weights ends at 65.0 with seed 0, and at 60.1 and 58.6
   with two others. With seed 0 eight methods are more than two points below it; with further seeds only `head` is.
 - **80 steps were too few.** On SST-2 `fedlora` ends at 81 with 200 steps and a falling rate, and at 76.4 with 80; PEFT's LoRA
