@@ -93,8 +93,8 @@ papers have thousands. FedARA and FedTT+ start from adapters whose output is zer
 runs, they decide: results differ less between seeds there, and seeds draw the partition.
 
 FedTT+ started from Gaussian cores in all of these runs; now it starts from orthonormal ones, which learn more elsewhere
-([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)). Two longer runs with 20 silos and today's code ended at
-74.0 and 78.6 (seeds 0 and 1, not stored), those below at 76.6 and 78.6, so this change does not turn the order around.
+([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)). Two longer runs with 20 silos and today's code ended
+at 74.0 and 78.6 (seeds 0 and 1, not stored), those below at 76.6 and 78.6, so this change does not turn the order around.
 
 - **measured**: the mean difference in points of accuracy. Differences are taken seed by seed, since a seed draws the same
   partition for both configurations.

@@ -7,8 +7,9 @@ is left of the head, and a train on the head's square layer are averaged: the me
 
 Deviations: the paper replaces the weight of the head's square layer by a train; here the train is added to that weight, which
 stays frozen. As many numbers train; but a weight that was trained before keeps what it learned, and the classes do not have to
-be told apart through a train's rank alone. Where the paper does not say how a train starts, cores start orthonormal, and the last
-core of each up-projection and of the head's train starts at zero. `method.rank` is the rank of all trains (5 in the paper), also where the sides of a core could not use as much.
+be told apart through a train's rank alone. Where the paper does not say how a train starts, cores start orthonormal, and the
+last core of each up-projection and of the head's train starts at zero. `method.rank` is the rank of all trains (5 in the
+paper), also where the sides of a core could not use as much.
 
 Counts at rank 5 with a bottleneck of 64: a train over [8, 8, 12, 8, 8] holds 780 numbers, one over [12, 8, 8, 8, 8, 12] 920. On
 DeBERTa-base the 24 adapters make 37 440 and their biases 19 968; with the head's train, its biases and two classes 60 634: the
