@@ -43,9 +43,9 @@ def run(case: Case, settings: Settings) -> Finding:
             "no clients pulled along directions in this run; it takes phantoms or evaluation.canaries = 'direction', of clients"
         )
     if not (case.seen.states or case.seen.sums):
-        raise Inapplicable("no round was recorded, and this attack goes by rounds; set evaluation.record = 'models'")
+        raise Inapplicable("no round was recorded, and this attack needs rounds; set evaluation.record = 'models'")
     if public(case):
-        raise Inapplicable("the order is public, so nothing is to be weighed by chances: canary_cosine knows the turns")
+        raise Inapplicable("the order is public, so the rounds of each client are known: canary_cosine uses them")
     units = case.units
     found = releases_of(case, settings.max_rounds)(units[0].client)
     _require_linear(case, found)

@@ -146,7 +146,7 @@ def _require_writable(run_dir: Path) -> None:
                 pass
         except OSError as error:
             raise RunDirectoryError(
-                f"{run_dir} cannot be written ({error.strerror}), and an audit is kept there; make that possible, or print "
+                f"{run_dir} cannot be written ({error.strerror}), and an audit is stored there; make it writable, or print "
                 "single attacks, `python -m attacks.NAME RUN_DIR`"
             ) from error
 
@@ -178,7 +178,7 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
     from secure_fed.errors import ConfigError
 
     if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
-        raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or 2 at least")
+        raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or at least 2")
     attacks = attacks_named(names)
     target = opened(chosen.run_dir)
     references = chosen.references
@@ -194,7 +194,7 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
         progress=lambda message: print(f"secure-fed: {message}", file=sys.stderr),
     )
     if names and not any(cell["applicable"] for cell in audit["cells"]):
-        raise UsageError(f"what was asked for does not apply to this run. {'; '.join(_reasons(audit))}")
+        raise UsageError(f"the requested attacks do not apply to this run. {'; '.join(_reasons(audit))}")
     return audit
 
 

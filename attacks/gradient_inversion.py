@@ -32,7 +32,7 @@ _NOTE = "words are distinct tokens, places pairs of position and token; special 
 def run(case: Case, settings: Settings) -> Finding:
     """Recall and precision over the attacked updates."""
     if not case.seen.updates:
-        raise Inapplicable("inverting updates needs those of single clients: set evaluation.record = 'updates'")
+        raise Inapplicable("inverting updates needs the updates of single clients: set evaluation.record = 'updates'")
     at = prior_knowledge(case)
     updates = picked(case, settings)
     found = at.recovered([[at.sent(one)] for one in updates])

@@ -25,7 +25,9 @@ from secure_fed.learning.training.schedule import Falling
 from secure_fed.runs.recording import Update
 
 MOST_UPDATES, MOST_EXAMPLES = 60, 1000
-_NOTE = "distance of label shares from the true ones, 0 to 2; the baseline says the population's shares of every client"
+_NOTE = (
+    "distance of label shares from the true ones, 0 to 2; the baseline guesses the population's shares for every client"
+)
 
 
 def shares(change: Floats, mean_probability: Floats, lr: float, steps: float) -> Floats:
@@ -82,7 +84,7 @@ def _bias(case: Case) -> str:
     found = [name for name in case.assembly.problem.head if name.endswith("bias") and name in initial]
     labels = _labels(case.population)
     if not labels or not found:
-        raise Inapplicable("label counts need a classifier whose bias travels, of one whole-number label an example")
+        raise Inapplicable("label counts need a classifier whose bias is sent, with one whole-number label an example")
     scores = _mean_probability(case, 0)
     if scores.ndim != 1 or len(scores) <= max(labels) or min(labels) < 0:
         raise Inapplicable(f"label counts need one score of each class, and labels up to {max(labels)} have none")
@@ -116,7 +118,7 @@ def _chosen(case: Case, bias: str, settings: Settings) -> list[Update]:
         raise Inapplicable("label counts need the updates of single clients: set evaluation.record = 'updates'")
     seen = [one for one in case.seen.updates if bias in one.contribution and one.round in case.seen.states]
     if not seen:
-        raise Inapplicable(f"label counts need a bias that travels, and {bias} stays on the client")
+        raise Inapplicable(f"label counts need a bias that is sent, and {bias} stays on the client")
     rounds = sorted({one.round for one in seen})[: settings.max_rounds]
     return [one for one in seen if one.round in rounds][:MOST_UPDATES]
 

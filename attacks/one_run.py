@@ -28,7 +28,7 @@ def run(case: Case, settings: Settings) -> Finding:
         return canary_cosine.run(replace(case, seen=final), settings)
     if planted == "none":
         raise Inapplicable(
-            "no canaries were planted (evaluation.canaries): of ordinary units the loss threshold shows all that it would"
+            "no canaries were planted (evaluation.canaries): for ordinary units the loss threshold shows as much"
         )
     return Finding(case.unit_confidences(case.seen.final), {"canaries": planted})
 

@@ -51,7 +51,7 @@ def needed(rows: Tensor, towards: Tensor, ridge: float = RIDGE) -> Floats:
 def run(case: Case, settings: Settings) -> Finding:
     """(units,) scores; 0 for a unit whose client was seen in no round."""
     if case.seen.updates and case.assembly.audit_pool.kind == "client":
-        raise Inapplicable("of a whole client nothing is to be found out: who sends an update takes part")
+        raise Inapplicable("a whole client's membership needs no attack: every client that sends an update takes part")
     whose = stepping(case)
     if not whose:
         raise Inapplicable(

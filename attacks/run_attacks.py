@@ -19,7 +19,7 @@ _PLAIN_SIGHT = {
 }
 _BESIDE_PHANTOMS = {
     "secure_server": "phantoms test the released model, not what this server sees",
-    "server": "needs no test: this server sees of every phantom whether it pulls",
+    "server": "needs no test: this server sees whether each phantom pulls",
 }
 Progress = Callable[[str], None]
 Where = tuple[str, str]  # an attack and a vantage point
@@ -76,13 +76,13 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
         return plain_sight(case.seen.vantage, case.assembly)
     if case.assembly.audit_pool.directions and not attack.directions:
         if attack.membership and case.assembly.audit_pool.of == "phantoms":
-            return "the audited units are phantoms, which are nobody's data: there are no examples of theirs to look at"
+            return "the audited units are phantoms, which are nobody's data: they have no examples to look at"
         if case.assembly.audit_pool.of == "data" and (attack.membership or case.assembly.audit_pool.kind != "client"):
             return "the audited units are canaries of random direction, which learn nothing of their examples"
     if not attack.directions:
         case = _of_those_who_learn(case)
     if attack.shadows and settings.references == 0:
-        return "it needs reference adapters, each of which takes as long as the run: ask for them with --references 16"
+        return "it needs reference adapters, each of which takes as long as the run: request them with --references 16"
     started = time.perf_counter()
     try:
         finding = attack.run(case, settings)

@@ -26,13 +26,13 @@ from secure_fed.runs.recording import Summed, Update
 COHORTS = (1, 2, 5, 10)
 REPEATS = 3
 _NOTE = "of the texts of all clients of a sum; words are distinct tokens, places pairs of position and token"
-_OF_MORE = "who was in a sum is not known for certain, so recall is of the texts of more clients, and too low"
+_OF_MORE = "the clients of a sum are not known for certain, so recall is over the texts of more clients, and too low"
 
 
 def run(case: Case, settings: Settings) -> Finding:
     """Recall over sums, compared with the texts of the clients in a sum if these are known."""
     if not case.seen.sums:
-        raise Inapplicable("inverting sums needs what the server decodes: set evaluation.record = 'updates'")
+        raise Inapplicable("inverting sums needs the sums that the server decodes: set evaluation.record = 'updates'")
     at = prior_knowledge(case)
     sums = _picked(case, settings)
     found = at.recovered([[at.summed(one)] for one in sums])

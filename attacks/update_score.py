@@ -79,7 +79,7 @@ def run(case: Case, settings: Settings) -> Finding:
             by_round.setdefault(update.round, []).append(update)
     enough = [round_ for round_ in sorted(by_round) if len({one.client for one in by_round[round_]}) >= _FEWEST]
     if not enough:
-        raise Inapplicable(f"no round has the updates of {_FEWEST} clients, so there is none to compare with")
+        raise Inapplicable(f"no round has the updates of {_FEWEST} clients, so there is no update to compare with")
     rounds = [_cosines(case, round_, by_round[round_]) for round_ in spaced(enough, settings.max_rounds)]
     scores, count = of_rounds(rounds, [unit.client for unit in case.units])
     return Finding(

@@ -68,7 +68,7 @@ class Account:
         if self._cost is None:
             remedy = ": raise privacy.participations in a new run, or set privacy.on_exhausted = 'stop'" if who else ""
             raise BudgetExhausted(
-                f"{f'client {who!r}' if who else 'the run'} asks for release {wanted} of run {self._run!r}, which planned "
-                f"{self._limits(who)}{remedy}"
+                f"release {wanted} of run {self._run!r}{f' by client {who!r}' if who else ''} is beyond the "
+                f"{self._limits(who)} planned{remedy}"
             )
         self._after(self._ledger.extend(self._run, self._cost(wanted)))

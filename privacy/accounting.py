@@ -113,7 +113,7 @@ def calibrate(
     _checked(count, delta)
     if not 0 < epsilon < math.inf or not count > 0:
         raise PlanError(
-            f"there is no noise for epsilon {epsilon:g} over {count} releases; both must be positive and finite"
+            f"no noise multiplier exists for epsilon {epsilon:g} over {count} releases; both must be positive and finite"
         )
 
     first = release_at(1.0)
@@ -157,7 +157,7 @@ def _descend(measure: Callable[[float], float], target: float, z: float, power: 
         if not low < z < high or turn % 6 == 0:
             z = 2 * low if high == math.inf else high / 2 if low == 0 else math.sqrt(low * high)
     raise PlanError(
-        f"no noise multiplier up to {_MOST_NOISE:g} brings epsilon down to {target:g}; ask for a larger epsilon"
+        f"no noise multiplier up to {_MOST_NOISE:g} brings epsilon down to {target:g}; choose a larger epsilon"
     )
 
 
@@ -193,7 +193,7 @@ def _gaussian_delta(z: float, epsilon: float) -> float:
 
 def _checked(count: float, delta: float) -> None:
     if not 0 <= count < math.inf:
-        raise PlanError(f"{count} releases cannot be made; count from 0")
+        raise PlanError(f"{count} releases cannot be accounted for; choose at least 0")
     if not 0 < delta < 1:
         raise PlanError(
             f"delta is {delta:g}; it must be between 0 and 1, and well below one over the number of members"

@@ -47,7 +47,7 @@ class Attendance:
             kept = path.read_bytes()
             os.ftruncate(self._file, len(kept) - len(kept) % _TURN.size)  # a record that a kill tore was never acted on
         except OSError as error:
-            raise LedgerError(f"{path}, which notes when clients took part, cannot be used: {error}") from error
+            raise LedgerError(f"{path}, the record of which client took part when, cannot be used: {error}") from error
         for member, round_ in _TURN.iter_unpack(kept[: len(kept) - len(kept) % _TURN.size]):
             self._taken[member] = max(round_, self._taken.get(member, 0))
 
@@ -74,8 +74,8 @@ class Attendance:
             last = self._taken.get(member)
             taken = "" if last is None else f"; it took part in round {last + 1}"
             raise NotYourTurn(
-                f"client {member} was asked to take part in round {round_ + 1}, which is no turn of it in the public order "
-                f"of {self._rounds} rounds, or not any more{taken}"
+                f"client {member} cannot take part in round {round_ + 1}: the public order of {self._rounds} rounds gives it "
+                f"no turn then, or its turn is over{taken}"
             )
         if self._file is not None:
             self._note(self._file, _TURN.pack(member, round_))
@@ -90,4 +90,4 @@ class Attendance:
             os.ftruncate(file, whole)  # a partial record left here would garble all later ones on the next read
         except OSError as error:
             why = str(error)
-        raise LedgerError(f"a client's turn could not be noted, and so it does not take part: {why}")
+        raise LedgerError(f"a client's turn could not be recorded, so it does not take part: {why}")

@@ -118,7 +118,7 @@ class Book:
         """The entry in a row; LedgerError for a row that no ledger writes."""
         try:
             if (row.kind == "open") != (row.id == 1):
-                raise ValueError("a ledger begins with the row 'open' and has one of them")
+                raise ValueError("the first row of a ledger is of kind 'open', and no other row is")
             match row.kind:
                 case "open":
                     return _opened(row.body)
@@ -131,7 +131,7 @@ class Book:
             raise ValueError(f"its kind is {row.kind!r}")
         except (KeyError, TypeError, ValueError, PlanError) as error:
             raise LedgerError(
-                f"{self.path} has been tampered with: row {row.id} says what no ledger writes ({error}); {RESTORE}"
+                f"{self.path} has been tampered with: row {row.id} has content that no ledger writes ({error}); {RESTORE}"
             ) from error
 
     def holds(self, head: Head) -> bool:
@@ -152,7 +152,7 @@ class Book:
         if self.holds(head):
             return
         if self.opening.ledger != head.ledger:
-            text = "is a foreign ledger, not the one that was used before: put that one back, or correct privacy.ledger"
+            text = "is a different ledger from the one used before: restore that ledger, or correct privacy.ledger"
         elif head.row > self.last.id:
             ends = f"it ends at row {self.last.id}, and row {head.row} was written{source}"
             text = f"has been cut, or is an older copy: {ends}; {RESTORE}"

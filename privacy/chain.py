@@ -25,7 +25,7 @@ from typing import Any
 from privacy import database
 from privacy.errors import LedgerError, PlanError
 
-RESTORE = "put back a copy that is whole, or keep this file as evidence and name another in privacy.ledger"
+RESTORE = "restore an intact copy, or keep this file as evidence and name another in privacy.ledger"
 
 # The triggers prevent edits by mistake. A deliberate editor can drop them; the chain detects that.
 _SCHEMA = (
@@ -56,7 +56,7 @@ def canonical(body: Mapping[str, Any]) -> str:
         return json.dumps(json.loads(text), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise PlanError(
-            f"{body!r} cannot be kept in a ledger ({error}): use text, finite numbers, lists and dicts"
+            f"{body!r} cannot be stored in a ledger ({error}): use text, finite numbers, lists and dicts"
         ) from error
 
 
@@ -123,7 +123,7 @@ def rows_after(connection: sqlite3.Connection, path: Path, last: Row | None) -> 
     if last is not None and (stored := found.fetchone()) != _stored(last):
         if stored is None:
             raise LedgerError(f"{path} has been cut: row {last.id}, read before, is gone; {RESTORE}")
-        raise LedgerError(f"{path} has been tampered with: row {last.id} is not what it was; {RESTORE}")
+        raise LedgerError(f"{path} has been tampered with: row {last.id} has changed since it was read; {RESTORE}")
     for stored in found:
         last = _verified(path, last, stored)
         yield last
@@ -151,11 +151,11 @@ def _verified(path: Path, previous: Row | None, stored: tuple[Any, ...]) -> Row:
 def _check_file(path: Path) -> None:
     try:
         if not path.exists():
-            raise LedgerError(f"{path} does not exist: put the ledger back, or correct privacy.ledger")
+            raise LedgerError(f"{path} does not exist: restore the ledger, or correct privacy.ledger")
         if not path.is_file():
             raise LedgerError(f"{path} is not a file: name a ledger's file in privacy.ledger")
         if not path.stat().st_size:
-            raise LedgerError(f"{path} is empty and no ledger: {RESTORE}")
+            raise LedgerError(f"{path} is empty, so it is not a ledger: {RESTORE}")
     except OSError as error:
         raise LedgerError(f"{path} cannot be read ({error}): name a readable file in privacy.ledger") from error
 

@@ -52,8 +52,8 @@ class AdaptiveGaussian(Mechanism):
             raise PlanError(f"the noise multiplier is {self.noise_multiplier:g}; it must be above 0")
         if not 2 * self.count_std > self.noise_multiplier:
             raise PlanError(
-                f"a count with noise of standard deviation {self.count_std:.3g} spends more than a noise multiplier of "
-                f"{self.noise_multiplier:.3g} allows: it must be above half of that"
+                f"the noise on the clip count has standard deviation {self.count_std:.3g}; it must be above half of the noise "
+                f"multiplier {self.noise_multiplier:.3g}"
             )
 
     @classmethod

@@ -57,7 +57,7 @@ class Correlation:
     def exposures(self, rounds: int, gap: int, most: int) -> tuple[float, ...]:
         """(rounds + 1,) s^2 of the first 0, 1, ... rounds."""
         if gap < 1 or most < 1:
-            raise PlanError(f"members with {most} turns at least {gap} rounds apart are none; both must be at least 1")
+            raise PlanError(f"members have {most} turns at least {gap} rounds apart; both numbers must be at least 1")
         together = np.zeros(rounds)
         for start in range(0, min(rounds, most * gap), gap):
             length = min(self.band, rounds - start)
@@ -77,7 +77,7 @@ class Correlation:
 def square_root(band: int, momentum: float = 0.0) -> Correlation:
     """The banded square root of the workload of a server that adds up means, with momentum."""
     if band < 1 or not 0 <= momentum < 1:
-        raise PlanError(f"a band of {band} rounds under momentum {momentum:g} is none; choose at least 1, and below 1")
+        raise PlanError(f"the band is {band} rounds and the momentum {momentum:g}; choose at least 1, and below 1")
     halves = np.cumprod([1.0, *((2 * j - 1) / (2 * j) for j in range(1, band))])  # of (1 - x)^(-1/2)
     column = np.convolve(halves, halves * momentum ** np.arange(band))[:band]
     return Correlation(tuple((column / np.linalg.norm(column)).tolist()))

@@ -67,13 +67,15 @@ def plainly(path: Path, what: str, remedy: str) -> Iterator[None]:
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: from an error that quotes a damaged name
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            text = f"is locked by another process for more than {BUSY_SECONDS:g} s: end that process, or try again"
+            text = (
+                f"has been locked by another process for more than {BUSY_SECONDS:g} s: end that process, or try again"
+            )
         elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-            text = f"cannot be opened for this ({error}): make it and its folder readable and writable"
+            text = f"cannot be opened ({error}): make it and its folder readable and writable"
         elif code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             text = f"cannot be read or written ({error}): make room on its disk, or repair it, and try again"
         else:
-            text = f"is damaged or no {what} ({error}): {remedy}"
+            text = f"is damaged, or is not a {what} ({error}): {remedy}"
         raise LedgerError(f"{path} {text}") from error
 
 

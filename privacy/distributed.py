@@ -85,8 +85,8 @@ class DistributedGaussian:
             raise PlanError(f"the noise multiplier is {self.noise_multiplier:g}; it must be positive and finite")
         if not 1 <= self.shares <= self.contributors:
             raise PlanError(
-                f"{self.shares} shares of the noise cannot be counted on among {self.contributors} contributors; "
-                f"choose survivors and colluders that leave between 1 and {self.contributors}"
+                f"the guarantee cannot count {self.shares} shares of noise from {self.contributors} contributors; "
+                f"choose survivors and colluders that leave between 1 and {self.contributors} shares"
             )
 
     @property
@@ -147,7 +147,7 @@ def _grid(z: float, contributors: int, shares: int, bits: int, dim: int) -> Grid
     coordinates together.
     """
     if dim < 1:
-        raise PlanError(f"{dim} coordinates cannot be noised; encode at least one")
+        raise PlanError(f"noise cannot be added to {dim} coordinates; encode at least one")
     margin = math.sqrt(2 * math.log(2 * dim / WRAPS)) * math.sqrt(contributors)
     for exponent in range(LARGEST_EXPONENT, _LEAST_EXPONENT - 1, -1):
         unit = _unit(z, shares, 1 << exponent, dim)
@@ -158,8 +158,8 @@ def _grid(z: float, contributors: int, shares: int, bits: int, dim: int) -> Grid
         break  # a smaller sigma makes the grid even coarser
     advice = "use 64 bits" if bits == 32 else "use fewer clients, fewer coordinates or less noise"
     raise PlanError(
-        f"the noise of {contributors} clients with multiplier {z:g}, of whom {shares} are counted, does not fit integers of "
-        f"{bits} bits over {dim} coordinates; {advice}"
+        f"noise with multiplier {z:g} of {contributors} clients, {shares} shares of which are counted, does not fit "
+        f"integers of {bits} bits over {dim} coordinates; {advice}"
     )
 
 

@@ -99,7 +99,7 @@ class KeyedEntropy:
 
     def __post_init__(self) -> None:
         if len(self.key) != _KEY_BYTES:
-            raise PlanError(f"a key of noise has {_KEY_BYTES} bytes, and this one {len(self.key)}")
+            raise PlanError(f"a noise key has {_KEY_BYTES} bytes; this key has {len(self.key)}")
 
     @property
     def private(self) -> bool:

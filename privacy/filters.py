@@ -67,7 +67,9 @@ class Budget:
             if value is not None:
                 _check_number(f"a budget's {name}", value)
         if self.delta is not None and self.delta >= 1:
-            raise PlanError(f"a budget's delta is {self.delta:g}, and from 1 on it promises nothing: lower it")
+            raise PlanError(
+                f"a budget's delta is {self.delta:g}, and a delta of 1 or more guarantees nothing: lower it"
+            )
         if self.composition not in get_args(Composition):
             raise PlanError(f"composition is {self.composition!r}: choose one of {', '.join(get_args(Composition))}")
         if (self.composition == "rdp") != (self.order is not None and math.isfinite(self.order) and self.order > 1):
@@ -85,7 +87,9 @@ class Budget:
         candidates = [cls(epsilon, delta, composition, order) for order in ORDERS]
         best = max(candidates, key=lambda budget: budget.limits[0] / (budget.order or 1))
         if best.limits[0] <= 0:
-            text = f"epsilon {epsilon} and delta {delta} leave an RDP filter nothing at any order up to {ORDERS[-1]:g}"
+            text = (
+                f"epsilon {epsilon} and delta {delta} leave an RDP filter no budget at any order up to {ORDERS[-1]:g}"
+            )
             raise PlanError(f"{text}: raise the budget, or use basic composition")
         return best
 
@@ -102,7 +106,7 @@ class Budget:
             return cost.epsilon, cost.delta
         if cost.rdp is None or len(cost.rdp) != 1:
             raise PlanError(
-                f"this ledger adds up RDP at order {self.order:g} and was given {cost.rdp}: give the rho at that order"
+                f"this ledger adds up RDP at order {self.order:g}, and the cost's RDP is {cost.rdp}: give rho at that order"
             )
         return cost.rdp
 
@@ -152,4 +156,4 @@ class Budget:
 
 def _check_number(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise PlanError(f"{name} is {value!r}: it has to be a finite number from 0 on")
+        raise PlanError(f"{name} is {value!r}: it must be a finite number of at least 0")

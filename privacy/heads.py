@@ -27,7 +27,7 @@ from privacy.book import Head
 from privacy.errors import LedgerError
 
 _SCHEMA = "CREATE TABLE heads (ledger TEXT PRIMARY KEY, row INTEGER NOT NULL, digest TEXT NOT NULL)"
-_REMEDY = "put back a copy that is whole, or name another file in privacy.ledger_heads"
+_REMEDY = "restore an intact copy, or name another file in privacy.ledger_heads"
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Heads:
 
     def _unusable(self, error: OSError) -> LedgerError:
         return LedgerError(
-            f"{self.path}, which is to keep the newest heads of ledgers, cannot be used ({error}): make that possible, or name "
+            f"{self.path}, the file for the newest heads of ledgers, cannot be used ({error}): make it usable, or name "
             "another file in privacy.ledger_heads"
         )
 

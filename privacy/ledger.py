@@ -65,7 +65,7 @@ class Ledger:
         """A new ledger; None means no limit. LedgerError if the file exists, PlanError for an invalid budget."""
         budget = Budget.fixed(epsilon, delta, composition)
         if not data_set:
-            raise PlanError("a ledger belongs to a data set: give the name of one")
+            raise PlanError("the ledger's data set has no name: give one")
         made = {"format": FORMAT, "ledger": str(uuid.uuid4()), "key": secrets.token_hex(32), "data_set": data_set}
         chain.create(Path(path), chain.sealed(None, "open", "", {**made, **asdict(budget), "time": now()}))
         return cls.open(path, heads=heads)
@@ -182,7 +182,7 @@ class Ledger:
             self._book.reservation(run)
             if limit is not None and self._book.charged(run).get(who, 0) + releases > limit:
                 raise BudgetExhausted(
-                    f"run {run!r} may make {limit} releases in all, and another process of it has charged"
+                    f"run {run!r} may make {limit} releases in all, and another process of this run has charged some of them"
                 )
             return self._journal.append("charge", run, {"who": who, "releases": releases, "note": dict(note)})
 
@@ -213,7 +213,7 @@ class Ledger:
         self.budget.parts(cost)  # raises unless it has the parts that this ledger sums
         if held is not None and held.or_more(cost) != cost:
             raise PlanError(
-                f"run {run!r} holds {words_of(held)} in {self.path} and cannot hold {words_of(cost)}: nothing is given back"
+                f"run {run!r} reserved {words_of(held)} in {self.path} and cannot lower that to {words_of(cost)}"
             )
         if not self.budget.holds([*others, cost]):
             raise BudgetExhausted(self._exhausted(run, cost, others))
@@ -223,7 +223,7 @@ class Ledger:
     def _exhausted(self, run: str, cost: Cost, others: list[Cost]) -> str:
         words, budget = self.budget.words, self.budget
         return (
-            f"the privacy budget of data set {self.data_set!r} in {self.path} does not hold run {run!r}: it asks for "
+            f"the privacy budget of data set {self.data_set!r} in {self.path} is too small for run {run!r}: it needs "
             f"{words(budget.parts(cost))}, and {words(budget.left(others))} is left of {words(budget.limits)}; lower "
             "privacy.epsilon or federation.rounds, raise privacy.noise_multiplier, or set privacy.on_exhausted = 'stop'"
         )
@@ -231,12 +231,12 @@ class Ledger:
     def _require(self, run: str, data_digest: str, data_set: str | None, unit: Unit) -> None:
         if data_set is not None and data_set != self.data_set:
             raise LedgerError(
-                f"{self.path} is foreign to data set {data_set!r}: it belongs to {self.data_set!r}; correct "
+                f"{self.path} is the ledger of data set {self.data_set!r}, not of {data_set!r}: correct "
                 "privacy.data_set or privacy.ledger"
             )
         if data_set is None and self._book.data and self._book.keyed("data", data_digest) not in self._book.data:
             raise LedgerError(
-                f"{self.path} is foreign to the data of run {run!r}, which have never reserved in it: set privacy.data_set to "
+                f"{self.path} has no reservation for the data of run {run!r}: set privacy.data_set to "
                 f"{self.data_set!r} if these are the same people's data, or name another privacy.ledger"
             )
         self._book.units.require(self.path, unit.keyed(self._book.opening.key))

@@ -48,7 +48,7 @@ class PublicOrder:
         inside = set(self.vacant) <= set(range(self.places)) and len(set(self.vacant)) == len(self.vacant)
         if not (inside and 1 <= self.size <= self.places):
             raise PlanError(
-                f"{self.size} of {self.population} members and empty places {self.vacant} cannot have their turn in a round"
+                f"a public order cannot have {self.size} of {self.population} members a round, with empty places {self.vacant}"
             )
 
     @property

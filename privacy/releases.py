@@ -95,7 +95,5 @@ def _checked(rate: float) -> float:
 
 def _positive(z: float) -> float:
     if not _LEAST_NOISE <= z < math.inf:
-        raise PlanError(
-            f"the noise multiplier is {z:g}; no guarantee comes of less than {_LEAST_NOISE:g}, or of no number"
-        )
+        raise PlanError(f"the noise multiplier is {z:g}; it must be a finite number of at least {_LEAST_NOISE:g}")
     return z

@@ -68,7 +68,9 @@ class Plan:
         if not self.exposures:
             return rounds
         if rounds >= len(self.exposures):
-            raise PlanError(f"round {rounds} of a public order that was planned for {len(self.exposures) - 1}")
+            raise PlanError(
+                f"round {rounds} is beyond the {len(self.exposures) - 1} that the public order was planned for"
+            )
         return self.exposures[rounds]
 
     def sensitivity(self, releases: int | None = None) -> float:

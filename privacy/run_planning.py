@@ -36,7 +36,7 @@ def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1, m
     """
     together = math.sqrt(passes)
     if passes > 1 and not sampler.release(made(1.0).event).gaussian:
-        raise PlanError(f"a round of {passes} passes is accounted for with Gaussian noise alone, not {made(1.0)}")
+        raise PlanError(f"a round of {passes} passes is accounted for with Gaussian noise only, not {made(1.0)}")
 
     def round_at(z: float) -> Release:
         return sampler.release(made(z / together).event)
@@ -83,7 +83,7 @@ def for_turns(
     """
     if shares and correlation.band > 1:
         raise PlanError(
-            "shares of noise are independent over rounds: nobody knows the noise that a round would take back"
+            "shares of noise are independent over rounds: nobody knows the earlier noise that a round would subtract"
         )
     together = math.sqrt(passes)
     exposures = correlation.exposures(rounds, order.gap, order.turns(rounds))

@@ -38,7 +38,7 @@ _ETA = {"logarithmic": 0, "geometric": 1}
 def divergences(law: Law, mean: float, one: Divergences) -> dict[float, float]:
     """The Renyi divergences of the best of K tries, K of this law with this mean; `one`: the divergences of one try."""
     if not 1 < mean < math.inf:
-        raise PlanError(f"{mean:g} tries on average: choose a number above 1")
+        raise PlanError(f"the mean number of tries is {mean:g}: choose a number above 1")
     orders, found = list(one), list(one.values())
 
     def chosen(order: float) -> float:

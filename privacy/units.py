@@ -49,7 +49,7 @@ class Unit:
             case {"name": str(name), "kind": str(kind), "members": str(members), "neighbours": str(neighbours)}:
                 if name and len(kept) == 4:
                     return cls(name, kind, members, neighbours)
-        raise ValueError(f"{kept!r} is no unit")
+        raise ValueError(f"{kept!r} is not a unit")
 
 
 def keyed(key: str, purpose: str, digest: str) -> str:
@@ -92,7 +92,7 @@ class Units:
             if _differ((known.kind, unit.kind)):
                 raise LedgerError(
                     f"{path} counts privacy for unit {known.name!r}, and costs of unit {unit.name!r} do not add up with it "
-                    f"(row {row}), whatever is declared, since privacy.unit was {known.kind!r} and is {unit.kind!r}: use "
+                    f"(row {row}) under any declaration, since privacy.unit was {known.kind!r} and is {unit.kind!r}: use "
                     "another ledger"
                 )
         if unit.name in self.used:
@@ -101,7 +101,7 @@ class Units:
             known, row = next(iter(self.used.values()))
             raise LedgerError(
                 f"{path} counts privacy for unit {known.name!r}, and costs of unit {unit.name!r} do not add up with it (row "
-                f"{row}): use another ledger, or, if each {unit.name!r} is one {known.name!r}, say so with `"
+                f"{row}): use another ledger, or, if each {unit.name!r} is one {known.name!r}, declare it with `"
                 f"{_statement(path, known.name, unit.name)}`"
             )
 
@@ -111,7 +111,7 @@ class Units:
         how = "other rows" if known.kind == unit.kind else f"privacy.unit = {known.kind!r}, not {unit.kind!r}"
         raise LedgerError(
             f"{path} knows unit {unit.name!r} with {how} (row {row}): if they are the same people, set privacy.unit_name to a "
-            f"new name and say so with `{_statement(path, unit.name, 'NEW-NAME')}`, else use another ledger"
+            f"new name and declare it with `{_statement(path, unit.name, 'NEW-NAME')}`, else use another ledger"
         )
 
     def _kind(self, name: str) -> str:
@@ -125,21 +125,19 @@ class Units:
         for name in (one, other):
             _check_name(name)
         if other in self.same(one):
-            raise LedgerError(
-                f"{path} holds {one!r} and {other!r} for the same unit already: nothing is to be declared"
-            )
+            raise LedgerError(f"{path} counts {one!r} and {other!r} as the same unit already: no declaration is needed")
         kinds = {name: self._kind(name) for name in sorted(self.same(one) | self.same(other))}
         if _differ(kinds.values()):
-            said = ", ".join(f"{name!r} is of {kind!r}" for name, kind in kinds.items() if kind)
+            said = ", ".join(f"{name!r} is of kind {kind!r}" for name, kind in kinds.items() if kind)
             raise LedgerError(
-                f"{path} cannot hold {one!r} and {other!r} for one unit, since an example is no client and no group ({said}): "
+                f"{path} cannot count {one!r} and {other!r} as one unit, since an example is no client and no group ({said}): "
                 "use another ledger"
             )
         known = {*self.used, *(name for pair in self.declared for name in pair)}
         if not known & {one, other}:
             names = ", ".join(map(repr, sorted(known))) or "none"
             raise LedgerError(
-                f"{path} knows neither unit {one!r} nor {other!r}: give one that it knows, of which there are: {names}"
+                f"{path} knows neither unit {one!r} nor {other!r}: name at least one of its units: {names}"
             )
 
 

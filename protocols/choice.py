@@ -130,8 +130,8 @@ class _Case:
         least = self.least_threshold(self.clients - 1, self.corrupt)
         if least > self.survivors - 1:
             raise ParameterError(  # in an active session: a passive one was just found able to finish
-                f"with {self.corrupt} of {self.clients} clients corrupt an active session needs a threshold of {least}, and "
-                f"with {self.missing} missing only {self.survivors - 1} others are left: {self._remedy(least)}"
+                f"with {self.corrupt} of {self.clients} clients corrupt, an active session needs a threshold of {least}, and "
+                f"with {self.missing} missing only {self.survivors - 1} share holders are left: {self._remedy(least)}"
             )
 
     def _remedy(self, least: int) -> str:
@@ -148,7 +148,7 @@ class _Case:
 
 def _case(clients: int, corrupt: float, dropout: float, active: bool, security: int) -> _Case:
     if clients < 2:
-        raise ParameterError(f"{clients} clients are no sum: invite at least two")
+        raise ParameterError(f"{clients} clients cannot form a sum: invite at least two")
     for name, share in (("corrupt", corrupt), ("dropout", dropout)):
         if not 0 <= share < 1:
             raise ParameterError(f"{name} is {share}: give a share of the clients from 0 to below 1")
@@ -178,7 +178,7 @@ def _complete(case: _Case, threshold: int | None) -> Choice:
     if not least <= chosen <= most:
         raise ParameterError(
             f"threshold is {chosen}, and on a complete graph of {case.clients} clients with {case.corrupt} corrupt and "
-            f"{case.missing} missing it has to be from {least} to {most}: choose one of these"
+            f"{case.missing} missing it must be from {least} to {most}"
         )
     return Choice(
         case.clients, case.clients - 1, chosen, case.survivors, case.corrupt, 0, 0.0, 0.0, colluding=case.corrupt
@@ -197,12 +197,12 @@ def _given(case: _Case, k: int, threshold: int | None) -> Choice:
     least = case.least_threshold(k, corrupt)
     if threshold is not None and least <= k and not least <= threshold <= k:
         raise ParameterError(
-            f"threshold is {threshold}, and chance may put {corrupt} corrupt among {k} holders: choose from {least} to {k}"
+            f"threshold is {threshold}, and up to {corrupt} of {k} holders may be corrupt: choose from {least} to {k}"
         )
-    cut = "leave too few honest ones among the first half" if case.active else f"fill {k // 2} consecutive places"
-    raise ParameterError(
-        f"neighbours is {k}, and chance may put {corrupt} corrupt among as many, or {cut}: raise neighbours"
+    cut = (
+        "too few of the first half may be honest" if case.active else f"{k // 2} consecutive ring places may be corrupt"
     )
+    raise ParameterError(f"neighbours is {k}, and up to {corrupt} of them may be corrupt, or {cut}: raise neighbours")
 
 
 def _graph(case: _Case, k: int, threshold: int | None) -> Choice | None:

@@ -108,7 +108,7 @@ class Chosen:
         """Aborted if fewer than `least` of the member's first m choices are present."""
         left = len(set(present).intersection(self.firsts(member)))
         if left < least:
-            raise Aborted(f"{left} of the clients that client {member} chose to mask with are left, fewer than {least}")
+            raise Aborted(f"{left} of the neighbours that client {member} chose are left, fewer than {least}")
 
     def _present(self, some: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted(one for one in some if one in self.chosen))

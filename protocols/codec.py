@@ -42,7 +42,7 @@ class FixedPoint:
         if not 0 < self.bound < math.inf:
             raise ParameterError(f"the bound is {self.bound:g}: the largest coordinate is positive and finite")
         if self.clients < 1:
-            raise ParameterError(f"clients is {self.clients}: a sum is over one at least")
+            raise ParameterError(f"clients is {self.clients}: a sum needs at least one")
         if self.scale * self.bound < 1:
             raise RangeError(
                 f"{self.clients} clients leave no room for coordinates up to {self.bound:g} in words of {self.bits} bits: "
@@ -89,7 +89,7 @@ class FixedPoint:
             if not within.all():
                 place = int(np.flatnonzero(~within)[0])
                 raise RangeError(
-                    f"coordinate {start + place} is {piece[place]!s}, and the most that can be sent is {self.bound!s}"
+                    f"coordinate {start + place} is {piece[place]!s}, above the largest that can be sent, {self.bound!s}"
                 )
             words[start : start + _PIECE] = to_words(self._rounded(piece * self.scale, uniform), self.bits)
         return words

@@ -70,14 +70,16 @@ def check_dealt(
     """
     dealt = delivery.dealt
     if dealt.get(me) != mine:
-        raise Tampering("the list of those who have dealt does not show this client with the choice that it advertised")
+        raise Tampering(
+            "the list of clients that dealt shares has another choice of neighbours for this client than it advertised"
+        )
     for other in {*graph.partners(me), *graph.owners(me), *graph.holders(me)}:
         if other not in adverts:
-            raise Tampering(f"client {other} and this one are to mask together, and its keys were not on the roster")
+            raise Tampering(f"client {other} is a neighbour of this client, and its keys were not on the roster")
         if adverts[other].choice != dealt[other]:
-            raise Tampering(f"client {other} is shown with another choice than it advertised")
+            raise Tampering(f"client {other} is listed with another choice of neighbours than it advertised")
     if set(delivery.sealed) != set(graph.owners(me)):
-        raise Tampering("the shares that are delivered are not those of the clients that are said to have dealt them")
+        raise Tampering("the delivered shares are not from exactly the clients listed as having dealt them")
     if len(dealt) < parameters.survivors:
         raise Aborted(
             f"{len(dealt)} clients have dealt shares, and no sum of fewer than {parameters.survivors} is opened"
@@ -90,7 +92,7 @@ def collect(delivery: Delivery, inbound: Mapping[int, Secret], session: bytes, m
     """The shares dealt to `me`, by owner. Tampering if they are a stranger's, or not as the owner sealed them."""
     strangers = delivery.sealed.keys() - inbound.keys()
     if strangers:
-        raise Tampering(f"shares were delivered of client {min(strangers)}, which is no neighbour")
+        raise Tampering(f"shares of client {min(strangers)}, which is no neighbour, were delivered")
     held: dict[int, Held] = {}
     for owner, sealed in delivery.sealed.items():
         opened = unseal(inbound[owner], sealed, session, owner, me)

@@ -41,7 +41,7 @@ class Graph:
     def _found(self, member: int) -> tuple[int, ...]:
         place = self._places.get(member)
         if place is None:
-            raise ParameterError(f"{member} is not a member of the graph: ask for one of its {len(self.order)} members")
+            raise ParameterError(f"{member} is not one of the {len(self.order)} members of the graph")
         if self.complete:
             return tuple(other for other in self._ascending if other != member)
         half, count = self.k // 2, len(self.order)

@@ -113,7 +113,9 @@ class AgreementKey(_Key[X25519PrivateKey]):
         try:
             return Secret(self._key.exchange(_point(public)))
         except ValueError:
-            raise Tampering("a public key is of small order or no key at all: what it agrees on is no secret") from None
+            raise Tampering(
+                "a public key has small order or is not a key: a secret agreed on with it would be public"
+            ) from None
 
 
 @lru_cache(maxsize=4096)
@@ -217,7 +219,7 @@ def unseal(key: Secret, sealed: bytes, session: bytes, sender: int, receiver: in
     try:
         return ChaCha20Poly1305(key.reveal()).decrypt(_NONCE, sealed, _between(session, sender, receiver))
     except InvalidTag:
-        what = f"what client {sender} sealed for client {receiver} does not open: it was altered or moved"
+        what = f"the share that client {sender} sealed for client {receiver} does not open: it was altered or moved"
         raise Tampering(what) from None
 
 

@@ -77,11 +77,11 @@ def _check(accumulator: Words, masks: Sequence[Mask], threads: int | None) -> No
     if not accumulator.flags.writeable:
         raise ParameterError("masks are added in place, and this vector is read-only: give a copy")
     if any(sign not in (1, -1) for _, sign in masks):
-        raise ParameterError("a mask is added (+1) or taken off (-1)")
+        raise ParameterError("the sign of a mask is +1 (added) or -1 (removed)")
     if any(len(secret.reveal()) != _KEY for secret, _ in masks):
-        raise ParameterError(f"a mask is the stream of a secret of {_KEY} bytes, and one here is longer or shorter")
+        raise ParameterError(f"a mask's secret must have {_KEY} bytes, and one secret here has another length")
     if threads is not None and threads < 1:
-        raise ParameterError(f"threads is {threads}: one at least does the work")
+        raise ParameterError(f"threads is {threads}: choose at least one")
 
 
 def _add(part: Words, masks: Sequence[Mask], start: int) -> None:

@@ -52,15 +52,17 @@ def check_survivors(
     strangers = survivors.difference(graph.order)
     if strangers:
         missing = "has not dealt its shares" if parameters.active else "is not on the roster"
-        raise Tampering(f"client {min(strangers)} is listed as a survivor and {missing}")
+        raise Tampering(f"client {min(strangers)} is listed as a survivor but {missing}")
     undealt = (survivors & frozenset(graph.owners(me))).difference(held)
     if undealt:
-        raise Tampering(f"client {min(undealt)} is listed as a survivor and never dealt its shares")
+        raise Tampering(f"client {min(undealt)} is listed as a survivor but never dealt its shares")
     if len(survivors) < parameters.survivors:
         raise Aborted(f"{len(survivors)} survivors, and no sum of fewer than {parameters.survivors} is opened")
     holders = len(survivors.intersection(graph.holders(me)))
     if holders < parameters.threshold:
-        raise Aborted(f"{holders} holders of its shares survive, fewer than the threshold of {parameters.threshold}")
+        raise Aborted(
+            f"{holders} holders of this client's shares survive, fewer than the threshold of {parameters.threshold}"
+        )
     if isinstance(graph, Chosen):
         for owner in (me, *graph.owners(me)):
             if owner in survivors:
@@ -79,12 +81,14 @@ def check_statements(
 ) -> None:
     """Tampering unless exactly the expected clients signed, with their vectors, the list of dealers with this digest."""
     if set(statements) != set(expected):
-        raise Tampering("the list of survivors comes with the signatures of others than those near this client")
+        raise Tampering(
+            "the signatures on the list of survivors are not those of exactly the survivors near this client"
+        )
     identities = dict(known)
     for owner, signature in statements.items():
         if not states(owner, signature, parameters, identities[owner], dealt):
             raise Tampering(
-                f"client {owner} is listed as a survivor and masked with others than were shown here as dealing"
+                f"client {owner} is listed as a survivor but masked under another list of dealers than this client's"
             )
 
 
@@ -108,7 +112,7 @@ def confirmed(
     everybody = signers | {me}  # this client has signed, whether or not the server returns its signature
     strangers = everybody - survivors
     if strangers:
-        raise Tampering(f"client {min(strangers)} signs a list of survivors on which it is not")
+        raise Tampering(f"client {min(strangers)} signed a list of survivors that does not contain it")
     holders = len(everybody.intersection(graph.holders(me)))
     if holders < parameters.threshold or len(everybody) < parameters.signers:
         raise Aborted(

@@ -170,7 +170,7 @@ class Parameters:
         if not _digest(self.layout):
             yield "layout is not 32 bytes: give the SHA-256 of what the coordinates mean"
         if not is_whole(self.length, 1, SMALL):
-            yield f"length is {self.length!r:.40}: a vector has 1 to 2^32 - 1 coordinates"
+            yield f"length is {self.length!r:.40}: choose 1 to 2^32 - 1 coordinates"
         if not is_whole(self.bits, 0, SMALL) or self.bits not in WORDS:
             yield f"bits is {self.bits!r:.40}: a coordinate has 32 or 64"
 
@@ -184,11 +184,11 @@ class Parameters:
             if before >= after:
                 yield f"clients holds {after} after {before}: list each once, in ascending order"
         if not isinstance(self.active, bool):
-            yield f"active is {self.active!r:.40}: say True or False"
+            yield f"active is {self.active!r:.40}: choose True or False"
         if not _digest(self.registry):
             yield "registry is not 32 bytes: give the digest of the identities"
         if self.active != any(self.registry):
-            yield "an active session has the digest of its identities in registry, and a passive one has zeros there"
+            yield "registry must be the digest of the identities in an active session, and zeros in a passive session"
 
     def _of_the_numbers(self) -> Iterator[str]:
         if not is_whole(self.neighbours, 1, SMALL):
@@ -202,8 +202,8 @@ class Parameters:
             )
         if self.active and 2 * self.threshold <= self.holders:
             yield (
-                f"threshold is {self.threshold}, and two lists of survivors could each find as many among {self.holders} "
-                f"holders: an active session needs a threshold of at least {self.holders // 2 + 1}"
+                f"threshold is {self.threshold}, and {self.holders} holders could confirm two lists of survivors: "
+                f"an active session needs a threshold of at least {self.holders // 2 + 1}"
             )
         if not is_whole(self.survivors, 2, len(self.clients)):
             yield f"survivors is {self.survivors!r:.40}: choose the least size of a sum from 2 to {len(self.clients)}"
@@ -223,8 +223,8 @@ class Parameters:
             )
         if 2 * self.survivors <= len(self.clients):
             yield (
-                f"survivors is {self.survivors}, and two lists of survivors could each be signed by so many of "
-                f"{len(self.clients)}: choose at least {len(self.clients) // 2 + 1}"
+                f"survivors is {self.survivors}, and that many of {len(self.clients)} clients could sign each of two lists of "
+                f"survivors: choose at least {len(self.clients) // 2 + 1}"
             )
 
 

@@ -52,7 +52,7 @@ class Policy:
         }
         for name, value in given.items():
             if value < getattr(self, name):
-                yield f"the session's {name} is {value}, and this client's policy asks for at least {getattr(self, name)}"
+                yield f"the session's {name} is {value}, and this client's policy needs at least {getattr(self, name)}"
         corrupt = max(self.corrupt, self.colluding)
         if parameters.survivors < corrupt + 2:
             yield (
@@ -66,8 +66,8 @@ class Policy:
         threshold, holders = parameters.threshold, parameters.holders
         if parameters.active and self.corrupt and self.neighbours is None:
             yield (
-                "the policy expects corrupt clients and does not say among how many neighbours: set neighbours, or a server "
-                "could choose a graph with more of them"
+                "the policy expects corrupt clients but sets no number of neighbours: set neighbours, or a server "
+                "could choose a graph with more corrupt neighbours"
             )
         if self.neighbours not in (None, parameters.neighbours):
             yield f"the session has {parameters.neighbours} neighbours, and this client's policy is for {self.neighbours}"
@@ -85,9 +85,9 @@ class Policy:
 
     def _of_the_choices(self, parameters: Parameters) -> Iterator[str]:
         if parameters.partners < max(self.partners, 1):
-            yield f"the session's partners is {parameters.partners}, and this client's policy asks for {self.partners}"
+            yield f"the session's partners is {parameters.partners}, and this client's policy needs {self.partners}"
         if self.corrupt and not self.partners:
-            yield "the policy expects corrupt holders and asks for no partners: set partners, as `choose` has it"
+            yield "the policy expects corrupt holders but sets no partners: set partners as `choose` computes it"
         clients, colluding = len(parameters.clients), max(self.colluding, self.corrupt)
         if 2 * parameters.survivors <= clients + colluding:
             yield (
@@ -98,7 +98,7 @@ class Policy:
     def _of_the_ring(self, parameters: Parameters) -> Iterator[str]:
         if self.corrupt and not self.window:
             yield (
-                f"the policy expects {self.corrupt} corrupt holders and none in a window of the ring: set window, "
+                f"the policy expects {self.corrupt} corrupt holders but none in a window of the ring: set window, "
                 f"to {self.corrupt} if in doubt"
             )
         if self.window >= parameters.neighbours // 2:
@@ -110,7 +110,7 @@ class Policy:
     def _of_the_identities(self, parameters: Parameters) -> Iterator[str]:
         if not parameters.active:
             if self.active:
-                yield "the session is passive, and this client's policy asks for an active one"
+                yield "the session is passive, and this client's policy needs an active session"
             return
         if registry_digest(self.identities, parameters.clients) != parameters.registry:
-            yield "the session's identities are not those that this client has registered"
+            yield "the session's identities differ from those registered at this client"

@@ -69,7 +69,7 @@ class OnDisk:
                 _sync_folder(self.path.parent)
         except OSError as error:
             raise ProtocolError(
-                f"{self.path} cannot keep the record of sessions ({error}): make it and its folder writable",
+                f"the record of sessions {self.path} cannot be written ({error}): make it and its folder writable",
                 protected="nothing was opened",
             ) from error
 
@@ -77,16 +77,14 @@ class OnDisk:
         """The complete entries; ParameterError if the file is something else."""
         content = _content(file)
         if content[:SIZE] != HEADER[: len(content)]:
-            raise ParameterError(
-                f"{self.path} is not a record of sessions: name another file, or one that is not there yet"
-            )
+            raise ParameterError(f"{self.path} is not a record of sessions: name another file, or a new one")
         return [content[at : at + SIZE] for at in range(SIZE, len(content) - SIZE + 1, SIZE)]
 
 
 def _check(session: bytes, claimed: bool) -> None:
     if len(session) != SIZE:
         raise ParameterError(
-            f"a session's number has {SIZE} bytes, and this one {len(session)}: give Parameters.session"
+            f"a session's number has {SIZE} bytes; this number has {len(session)}: give Parameters.session"
         )
     if claimed:
         raise Spent("this session has been unmasked already", protected="nothing was opened a second time")

@@ -63,7 +63,7 @@ def authentic(owner: int, advert: Advertise, parameters: Parameters, identities:
     if not parameters.active:
         return
     if not verify(identities[owner], advert.signature, "advertise", parameters.session, advert.signed(owner)):
-        raise Tampering(f"the keys of client {owner} do not bear its signature for this session")
+        raise Tampering(f"the keys of client {owner} lack its signature for this session")
 
 
 @lru_cache(maxsize=4)
@@ -77,7 +77,7 @@ def judged(data: bytes, parameters: Parameters, identities: Identities) -> Agree
     adverts = Roster.from_bytes(data, parameters).adverts
     uninvited = adverts.keys() - set(parameters.clients)
     if uninvited:
-        raise Tampering(f"client {min(uninvited)} is on the roster and was not invited")
+        raise Tampering(f"client {min(uninvited)} is on the roster but was not invited")
     least = 1 if parameters.chosen else max(parameters.survivors, parameters.threshold + 1)
     if len(adverts) < least:
         raise Aborted(f"{len(adverts)} clients take part, fewer than the {least} that a sum needs")
@@ -100,10 +100,12 @@ def related(me: int, mine: bytes, agreed: Agreed, parameters: Parameters) -> Non
     own = chosen_by(me, mine, parameters)
     for other in agreed.adverts.keys() - {me, *own}:
         if me not in chosen_by(other, agreed.adverts[other].choice, parameters):
-            raise Tampering(f"client {other} is on the roster, and neither it nor client {me} chose the other")
+            raise Tampering(
+                f"client {other} is on the roster, but neither it nor client {me} chose the other as a neighbour"
+            )
     present = len(agreed.adverts.keys() & set(own))
     if present < parameters.threshold:
-        raise Aborted(f"{present} of the clients chosen take part, fewer than the threshold of {parameters.threshold}")
+        raise Aborted(f"{present} of the chosen clients take part, fewer than the threshold of {parameters.threshold}")
 
 
 @lru_cache(maxsize=4096)
@@ -122,7 +124,7 @@ def topology_of(dealt: Mapping[int, bytes], parameters: Parameters) -> Topology:
     """The graph of an active session on the clients that have dealt shares, from the seeds of their choices."""
     uninvited = dealt.keys() - set(parameters.clients)
     if uninvited:
-        raise Tampering(f"client {min(uninvited)} is said to have dealt shares and was not invited")
+        raise Tampering(f"client {min(uninvited)} is listed as having dealt shares but was not invited")
     return _chosen(tuple(dealt.items()), parameters)
 
 

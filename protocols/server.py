@@ -73,9 +73,9 @@ class Server:
         """Accept one client's message of this stage. MessageError if it is invalid or out of turn; Tampering if it lies."""
         take = self._takes().get(self.stage)
         if take is None:
-            raise MessageError(f"the session is {self.stage}: nothing more is taken", who=f"client {sender}")
+            raise MessageError(f"the session is {self.stage}: it accepts no more messages", who=f"client {sender}")
         if sender not in self._waiting:
-            repeated = "has spoken already" if sender in self._heard else "takes no part"
+            repeated = "has sent its message already" if sender in self._heard else "takes no part"
             raise MessageError(f"client {sender} {repeated} in this stage", who=f"client {sender}", stage=self.stage)
         try:
             take(sender, message)  # changes nothing until all is checked
@@ -157,7 +157,7 @@ class Server:
     def _take_shares(self, sender: int, message: Buffer) -> None:
         shares = Shares.from_bytes(message, self.parameters, sender)
         if tuple(shares.sealed) != self._graph.holders(sender):
-            raise MessageError(f"client {sender} does not share its secrets with its neighbours, and with them alone")
+            raise MessageError(f"client {sender} dealt its shares to others than exactly its neighbours")
         self._commitments[sender] = shares.commitment
         for receiver, sealed in shares.sealed.items():
             self._mail.setdefault(receiver, {})[sender] = sealed
@@ -182,7 +182,7 @@ class Server:
         masked = Masked.from_bytes(message, self.parameters, sender)
         if self.parameters.active:
             if not states(sender, masked.signature, self.parameters, self._known[sender], self._digest):
-                raise Tampering(f"client {sender} signed something else than the list of those who have dealt shares")
+                raise Tampering(f"client {sender} signed another list than that of the clients that dealt shares")
             self._statements[sender] = masked.signature
         np.add(self._accumulator, masked.vector, out=self._accumulator)
 
@@ -205,13 +205,13 @@ class Server:
     def _take_signature(self, sender: int, message: Buffer) -> None:
         signature = Confirm.from_bytes(message, self.parameters, sender).signature
         if not signs(sender, signature, self.parameters, self._known[sender], self._digest, self._list):
-            raise Tampering(f"client {sender} signed something else than the list of survivors")
+            raise Tampering(f"client {sender} signed another list than that of the survivors")
         self._signatures[sender] = signature
 
     def _show_signatures(self) -> dict[int, bytes]:
         needed = self.parameters.signers
         if len(self._heard) < needed:
-            raise Aborted(f"{len(self._heard)} clients signed the list of survivors, fewer than the {needed} it takes")
+            raise Aborted(f"{len(self._heard)} clients signed the list of survivors, fewer than the {needed} needed")
         self._ballot.enough(self._heard, self.parameters.threshold)
         message = Confirmations(self._signatures).to_bytes(self.parameters)
         return dict.fromkeys(sorted(self._heard), message)
@@ -219,7 +219,7 @@ class Server:
     def _take_opened(self, sender: int, message: Buffer) -> None:
         opened = Opened.from_bytes(message, self.parameters, sender)
         if (frozenset(opened.seeds), frozenset(opened.keys)) != self._ballot.asked(sender):
-            raise MessageError(f"client {sender} opens other shares than the list of survivors calls for")
+            raise MessageError(f"client {sender} opened other shares than the list of survivors requires")
         self._ballot.add(sender, opened)
 
     def _unmask(self) -> dict[int, bytes]:
@@ -259,5 +259,5 @@ def _registered(parameters: Parameters, identities: Mapping[int, bytes]) -> Iden
     if not parameters.active:
         return ()
     if registry_digest(identities, parameters.clients) != parameters.registry:
-        raise ParameterError("the identities given to the server are not those of the session's registry")
+        raise ParameterError("the server's identities are not those of the session's registry")
     return tuple((client, identities[client]) for client in parameters.clients)

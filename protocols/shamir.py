@@ -51,9 +51,11 @@ def split_each(secrets_: Sequence[Secret], threshold: int, holders: Sequence[int
 def _check_split(secrets_: Sequence[Secret], threshold: int, holders: Sequence[int]) -> None:
     for secret in secrets_:
         if len(secret.reveal()) != _SECRET:
-            raise ParameterError(f"a secret of {len(secret.reveal())} bytes is to be shared: it must have {_SECRET}")
+            raise ParameterError(f"the secret to share has {len(secret.reveal())} bytes: it must have {_SECRET}")
     if not 1 <= threshold <= len(holders):
-        raise ParameterError(f"the threshold is {threshold}, for {len(holders)} holders: choose between 1 and that")
+        raise ParameterError(
+            f"the threshold is {threshold} for {len(holders)} holders: choose from 1 to {len(holders)}"
+        )
     if len(set(holders)) != len(holders) or min(holders) < 0:
         raise ParameterError("a holder of shares is listed twice, or has a negative number")
 
@@ -80,9 +82,11 @@ class Rebuilder:
         2 or fewer shares be wrong. If more holders lied, in a coordinated way, the blame can fall on others.
         """
         if threshold < 1 or min(shares, default=0) < 0:
-            raise ParameterError(f"the threshold is {threshold}, or a holder's number negative: take positive ones")
+            raise ParameterError(
+                f"the threshold is {threshold}, or a holder's number is negative: choose a threshold from 1 and numbers from 0"
+            )
         if len(shares) < threshold:
-            raise Aborted(f"{len(shares)} shares are there, of the {threshold} that rebuild a secret")
+            raise Aborted(f"{len(shares)} shares are left, fewer than the {threshold} that rebuild a secret")
         values = {holder + 1: value for holder, share in shares.items() if (value := _number(share)) is not None}
         best: tuple[Secret, frozenset[int]] | None = None
         for basis in islice(self._bases(values, threshold), _TRIES):
@@ -96,7 +100,7 @@ class Rebuilder:
                 break
         if best is None:
             raise Tampering(
-                f"no {threshold} of {len(shares)} shares rebuild what was committed to: some of their holders lied"
+                f"no {threshold} of {len(shares)} shares rebuild the secret that was committed to: some of their holders lied"
             )
         return best
 

@@ -51,11 +51,11 @@ class Reader:
             raise self.error(f"{len(self.data)} bytes, fewer than the {HEADER.size} of a header")
         magic, version, found, zero, session, claimed, reserved = HEADER.unpack_from(self.data)
         if magic != MAGIC:
-            raise self.error("it does not begin as a message of this protocol")
+            raise self.error("it does not begin like a message of this protocol")
         if version != PROTOCOL:
             raise self.error(f"version {version} of the protocol, not {PROTOCOL}")
         if found != kind:
-            raise self.error(f"kind {found}, not {int(kind)}: a message of another stage")
+            raise self.error(f"its kind is {found}, not {int(kind)}: it belongs to another stage")
         if session != parameters.session:
             raise self.error("it belongs to another session, or to other parameters")
         if claimed != sender:

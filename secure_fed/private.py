@@ -129,7 +129,7 @@ def wrap(
     """
     if data_set and not ledger:
         raise ConfigError(
-            f"data_set is {data_set!r}, which is a name in a ledger, and there is none: give its file as ledger"
+            f"data_set is {data_set!r}, a name in a ledger, but no ledger is given: give its file as ledger"
         ).about("data_set", data_set, "a ledger beside it")
     return _wrapped(model, optimizer, loader, budget, SystemEntropy(), (fspath(ledger or ""), data_set, unit_name))
 
@@ -148,7 +148,7 @@ def _wrapped(
         raise OwnLoopError(f"wrap() was given {kinds}; give a torch module, a torch optimizer and a torch DataLoader")
     require_samplable(loader)
     if hasattr(model, "autograd_grad_sample_hooks"):
-        raise ModelError("the model is wrapped already; call close() on what wrapped it first")
+        raise ModelError("the model is wrapped already; call close() on its earlier wrapper first")
     require_trainable(model, optimizer)
     purse = Purse(budget, _terms(budget, loader), loader.dataset, *account)
     return Private(model, optimizer, loader, budget, purse, entropy)

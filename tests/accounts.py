@@ -1,7 +1,7 @@
-"""The accountant of tests that are not about its digits: on a coarser grid, in less time.
+"""A faster accountant on a coarser grid, for tests that do not check its digits.
 
-`coarse` patches one function, so that everything asked of the accountant in one process is on one grid. What it says stays
-an upper bound, close above that of the grid of record (`test_accounting.py` compares the two).
+`coarse` patches one function, so that every computation in one process uses the same grid. Its epsilon is still an upper bound,
+slightly above that of the grid of record (`test_accounting.py` compares the two).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXACT = (
 
 @contextmanager
 def coarse() -> Iterator[None]:
-    """Within it no epsilon is computed on a grid finer than that of tables."""
+    """Within this context no epsilon is computed on a grid finer than that of tables."""
     from privacy import accounting
 
     of_record = accounting._epsilon

@@ -1,4 +1,4 @@
-"""Many small cases in one test: where a case takes microseconds, an item for each costs more than what it tests."""
+"""Many small cases in one test: for cases of microseconds, a pytest item for each costs more than the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test runs under: no model hub, no shared cache, no writing to the home folder, one thread a process."""
+"""The environment of every test: no model hub, no shared cache, no writing to the home folder, one thread per process."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """What a process has written, the system has, also when the process is killed; a disk would only add its own time."""
+    """Skip fsync: the system keeps a killed process's writes, and waiting for the disk only costs time."""
     with patch.object(os, "fsync", lambda descriptor: None):
         yield
 
 
 @pytest.fixture(scope="session")
 def small_tokenizer() -> Any:
-    """Forty words, a number each, BERT's special tokens around them."""
+    """Forty words, one number each, and BERT's special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 

@@ -173,7 +173,7 @@ def test_audit_a_run(tmp_path: Path) -> None:
     assert "lira by outsider" in out
     assert "update_score by server" in out
     assert "regression by server" in out
-    assert "A leak was found, and no guarantee covers it. A server that sees what every single client sends" in out
+    assert "A leak was found, and no guarantee covers it. A server that sees every single update" in out
     assert (tmp_path / "audit.html").stat().st_size > 10_000
 
 

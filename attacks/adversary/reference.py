@@ -138,9 +138,7 @@ class Desk:
             return train(objective, job)
         noted, trained = self._ready.popleft()
         if noted.examples is not job.examples:
-            raise RuntimeError(
-                "the second time a round of a reference was computed it asked other clients than the first time"
-            )
+            raise RuntimeError("the second computation of a reference's round used other clients than the first")
         return trained
 
     def beside(self, train: Train) -> Train:

@@ -74,7 +74,7 @@ def references(
     """
     if count < 2:
         raise UsageError(
-            f"{count} references cannot have a unit inside of one and outside of another; ask for at least 2"
+            f"{count} references cannot have a unit inside of one and outside of another; request at least 2"
         )
     if not assembly.audit_pool.units:
         raise UsageError(f"there are no units to toss coins for: {assembly.audit_pool.why}")

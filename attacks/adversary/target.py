@@ -56,7 +56,7 @@ def opened(run_dir: Path) -> Target:
     for name in [*differing, *(["phantoms"] if known.get("phantoms") != facts.get("phantoms") else [])]:
         raise RunDirectoryError(
             f"{run_dir} was trained on other data than its settings lead to now, or by another version: {name} "
-            "differs; an audit needs the very data that it was trained on"
+            "differs; an audit needs the same data as the training"
         )
     if not fits(assembly.method, assembly.initial.tensors, checkpoint.state):
         raise RunDirectoryError(f"{run_dir} holds the state of another model than {config.model.name!r} is now")

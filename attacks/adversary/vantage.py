@@ -3,7 +3,7 @@
     outsider        the final adapter
     fellow_client   the global state of every round, as a client that took part in every round
     secure_server   also the sum of every pass that a server decodes under secure aggregation, before its own noise
-    server          also every single client's update
+    server          also every single update
 
 A vantage is a filter over a recording. In a recording without masks, `secure_server` gets the sums that it would have seen with
 masks.
@@ -33,8 +33,8 @@ VANTAGES = {
     for one in (
         Vantage("outsider", "Outsider", "the final adapter"),
         Vantage("fellow_client", "Fellow client", "the shared model after every round"),
-        Vantage("secure_server", "Server behind secure aggregation", "the sum of what clients send in every round"),
-        Vantage("server", "Server without secure aggregation", "what every single client sends"),
+        Vantage("secure_server", "Server behind secure aggregation", "the sum of updates in every round"),
+        Vantage("server", "Server without secure aggregation", "every single update"),
     )
 }
 

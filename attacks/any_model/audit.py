@@ -86,7 +86,7 @@ def audited(subject: Subject, say: Say) -> Audit:
     say("reading the texts with the model")
     scores = _signals(subject, say) | _by_shadows(subject, say)
     truth = np.arange(count) < members
-    say("trying to tell them apart without any model")
+    say("separating them without any model")
     units = [_One((subject.texts.examples[index],)) for index in range(count)]
     without = blind(units, subject.texts.plain, truth, subject.dates)
     found = {name: _found(own[truth], own[~truth]) for name, own in scores.items()}
@@ -109,7 +109,7 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
         scores["Min-K %"] = signals.min_k(tokens)
         scores["Min-K %++"] = signals.min_k_plus(tokens)
         if asked.recall is not None:
-            say("reading the texts behind those of --recall")
+            say("reading the texts after the texts of --recall")
             scores["ReCaLL"] = signals.recall(tokens, recall.conditional(subject, asked.recall))
     if asked.neighbours:
         say(f"reading {asked.neighbours} neighbours of each text")

@@ -26,19 +26,24 @@ _NEEDED = {"members": "--members", "non_members": "--non-members"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = parser.add_argument_group("a model that others have trained")
     own.add_argument("--model", metavar="NAME", help="a folder or a Hub id, in the place of RUN_DIR")
-    own.add_argument("--adapter", type=Path, metavar="DIR", help="PEFT's folder of an adapter on it")
-    own.add_argument("--members", type=Path, metavar="FILE", help="texts that were in the training, a row each")
-    own.add_argument("--non-members", type=Path, metavar="FILE", help="texts of the same kind that were not")
+    own.add_argument("--adapter", type=Path, metavar="DIR", help="the folder of a PEFT adapter on it")
+    own.add_argument("--members", type=Path, metavar="FILE", help="texts that were in the training, one a row")
+    own.add_argument(
+        "--non-members", type=Path, metavar="FILE", help="texts of the same kind that were not in the training"
+    )
     reference = "a model of the same kind that never saw the members; may be repeated"
     own.add_argument("--reference", action="append", default=[], metavar="NAME", help=reference)
-    trained = "train so many models on random halves of the texts, as --config says, for the attacks LiRA and RMIA (16)"
+    trained = "train N models on random halves of the texts, by --config, for the attacks LiRA and RMIA (16)"
     own.add_argument("--shadows", type=int, metavar="N", help=trained)
-    own.add_argument("--config", type=Path, metavar="CONFIG.toml", help="of the training, as of `secure-fed train`")
+    own.add_argument(
+        "--config",
+        type=Path,
+        metavar="CONFIG.toml",
+        help="the configuration of these trainings, as for `secure-fed train`",
+    )
     unseen = "texts that were in no training of the model, read before each text: the attack ReCaLL, of language models"
     own.add_argument("--recall", type=Path, metavar="FILE", help=unseen)
-    near = (
-        "compare each text with so many, in which one word is changed (25 show most; each costs a reading of all texts)"
-    )
+    near = "compare each text with N copies with one word changed (25 show most; each costs a pass over all texts)"
     own.add_argument("--neighbours", type=int, metavar="N", help=near)
     fills = "a masked language model that changes the words of neighbours (default: a word is left out)"
     own.add_argument("--neighbour-model", metavar="NAME", help=fills)
@@ -46,13 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--text", metavar="COLUMN", help="as data.text")
     own.add_argument("--text-b", metavar="COLUMN", help="as data.text_b")
     own.add_argument("--label", metavar="COLUMN", help="as data.label")
-    own.add_argument(
-        "--date", metavar="COLUMN", help="when a text was written: members and others may not differ in it"
-    )
+    own.add_argument("--date", metavar="COLUMN", help="the date of a text: members and others must not differ by it")
     own.add_argument("--labels", metavar="A,B,...", help="the classes in the order of the model's outputs")
     own.add_argument("--max-length", type=int, metavar="TOKENS", help=f"longer texts are cut (default: {LENGTH})")
     own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
-    own.add_argument("--scores", type=Path, metavar="FILE.csv", help="write every text's scores too")
+    own.add_argument("--scores", type=Path, metavar="FILE.csv", help="also write every text's scores")
     folder = "write audit.html, a page to read, audit.json and scores.csv into this folder, readable by you alone"
     own.add_argument("--out", type=Path, metavar="DIR", help=folder)
     limit = (
@@ -77,7 +80,7 @@ def run(chosen: argparse.Namespace) -> int:
             raise UsageError(f"{option} is missing: name the texts that were in the training, and texts that were not")
     limit = limit_of(chosen.fail_above, "auc", "give auc= and a number from 0 to 1, such as auc=0.6")
     if chosen.show_texts and not chosen.out:
-        raise UsageError("--show-texts puts texts on the page of an audit: say with --out where that is written")
+        raise UsageError("--show-texts puts texts on the page of an audit: name the folder of the page with --out")
     if chosen.out:
         _made(chosen.out)
     if chosen.scores:
@@ -118,10 +121,10 @@ def _asked(chosen: argparse.Namespace) -> Asked:
 
     if chosen.neighbour_model and chosen.neighbours is None:
         raise UsageError(
-            "--neighbour-model changes the words of neighbours: say with --neighbours how many, such as 25"
+            "--neighbour-model changes the words of neighbours: give their number with --neighbours, such as 25"
         )
     if chosen.neighbours is not None and chosen.neighbours < 1:
-        raise UsageError(f"--neighbours is {chosen.neighbours}: give a number of them, such as 25")
+        raise UsageError(f"--neighbours is {chosen.neighbours}: give a number from 1, such as 25")
     columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
     config = _config(chosen)
     data = DataConfig(train="of the user", task=chosen.task or "classification", **columns)
@@ -156,8 +159,8 @@ def _own(name: str) -> Path:
 
     if not name.endswith(".py") or Path(name).stem in PAPERS:
         raise ConfigError(
-            f"--attack is {name!r}: with --model give a .py file of yours, named otherwise than the listed signals, which "
-            "are all tried"
+            f"--attack is {name!r}: with --model give a .py file of yours that has not the name of a listed signal; the "
+            "listed signals are all tried"
         )
     return Path(name)
 
@@ -176,7 +179,7 @@ def _config(chosen: argparse.Namespace) -> RunConfig | None:
         option = name.partition(".")[2]
         if getattr(chosen, option) is not None:
             raise UsageError(
-                f"--{option.replace('_', '-')} has no place beside --config, whose {name} says it: leave it out"
+                f"--{option.replace('_', '-')} has no place beside --config, whose {name} sets it: leave it out"
             )
     return RunConfig.load(chosen.config)
 

@@ -28,14 +28,13 @@ def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
     if asked.adapter is None and same:
         raise _refused(
             begun,
-            "which is the audited model itself, and has seen the members: set model.name to the one that its training began "
-            "with",
+            "which is the audited model itself, and has seen the members: set model.name to the base model of its training",
         )
     for name in _SIZES:
         ours, theirs = (getattr(of_text(_read(one)), name, None) for one in (begun, audited))
         if ours != theirs:
             raise _refused(
-                begun, f"with {name} = {ours}, and {audited} has {theirs}: name the model that it began with"
+                begun, f"with {name} = {ours}, and {audited} has {theirs}: name the base model of its training"
             )
     _require_head(config, asked)
     if asked.adapter is not None:
@@ -49,7 +48,7 @@ def _require_head(config: RunConfig, asked: Asked) -> None:
     if ours != theirs:
         wanted = "mean" if theirs else "model"
         raise ConfigError(
-            f"--config has model.pooling = {config.model.pooling!r}, and the head of the audited model reads something else: "
+            f"--config has model.pooling = {config.model.pooling!r}, and the audited model's head reads another pooling: "
             f"set model.pooling = {wanted!r}"
         ).about("model.pooling", config.model.pooling, f"{wanted!r}, as in the audited model")
 
@@ -76,9 +75,7 @@ def _read(name: str) -> Any:
 
 
 def _refused(begun: str, why: str) -> ConfigError:
-    return ConfigError(f"--config trains {begun}, {why}").about(
-        "model.name", begun, "the model that training began with"
-    )
+    return ConfigError(f"--config trains {begun}, {why}").about("model.name", begun, "the base model of that training")
 
 
 _OF_FACTORS = ("fedlora", "ffa_lora", "fra_lora", "rolora")

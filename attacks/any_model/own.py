@@ -28,6 +28,6 @@ def scores(file: Path, subject: Subject) -> Floats:
     count = len(subject.texts.rows)
     if found.shape != (count,) or found.dtype.kind not in "fiub" or not np.isfinite(found).all():
         raise refused(
-            file, f"returned {found.dtype} of shape {found.shape}: it takes {count} finite numbers, one a text"
+            file, f"returned {found.dtype} of shape {found.shape}: it must return {count} finite numbers, one a text"
         )
     return found.astype(np.float64)

@@ -60,7 +60,7 @@ def _evidence(audit: Audit, told: dict[str, Any]) -> str:
         "gets 50."
     )
     if told["verdict"] == "void":
-        pairs += " But the texts can be told apart without the model, so this is no property of the model."
+        pairs += " But a classifier distinguishes them without the model, so this is no property of the model."
     key = [
         ("members and others", f"{told['members']:,} and {told['non_members']:,}"),
         ("right guesses of 100", f"{100 * best['auc']:.0f}"),
@@ -172,30 +172,29 @@ def _cut(plain: str) -> str:
 _RATES = ("0.01", "0.001")
 _HEADS = {
     "void": "This audit cannot tell: members and others differ without any model",
-    "leak": "The model gives away who was in its training",
+    "leak": "The model gives away which texts were in its training",
     "nothing": "Nothing was found",
 }
 _READING = (
-    "A signal is a number for each text, higher where the text looks like one of the training. “Right of 100”: guesses between "
-    "a member and another text that are right; 50 is a coin's. “Caught at 1 %”: members found by a rule that accuses at most "
+    "A signal is a number for each text, higher where the text looks like a training text. “Right of 100”: right guesses "
+    "between a member and another text; 50 is a coin's. “Caught at 1 %”: members found by a rule that accuses at most "
     "one in a hundred of the others. “By chance”: how probable a signal as good as this one is if the model never saw the "
     f"members, times the number of signals; below {ALPHA:g} the verdict is a leak."
 )
 _BASELINE = (
-    "Classifiers that have never seen the model were asked to tell members from others: by their words, by how long they "
-    "are, and by dates. Members and others that differ only by the training cannot be told apart in this way. If they differ "
-    "in nothing, one of the three is wrong about that in at most one audit in 20."
+    "Classifiers without access to the model tried to distinguish members from others: by their words, by their length, and "
+    "by dates. This cannot work if members and others differ only by the training. If they do not differ, one of the three "
+    "claims a difference in at most one audit in 20."
 )
-_PRIVATE = "This page holds texts of the data, as requested: treat it as you treat the data."
+_PRIVATE = "This page contains texts of the data, as requested: treat it as you treat the data."
 _NO_EPSILON = (
-    "An epsilon bounds how much one text changes what a training may release, whatever the other texts are. A lower bound on "
-    "it can be shown only where a coin decided, for each text by itself, whether it trains. Here somebody chose members and "
-    "others in some other way, which no statistic of them can undo. “secure-fed audit prepare” tosses such coins before a "
-    "training."
+    "An epsilon bounds how much one text changes the result of a training, whatever the other texts are. A lower bound on "
+    "it can be shown only if a coin decided, for each text by itself, whether it trains. Here members and others were chosen "
+    "in another way, which no statistic can undo. “secure-fed audit prepare” tosses such coins before a training."
 )
 _LIMITS = (
-    "To find nothing does not show that there is nothing: other attacks may find more.",
-    "It is about texts such as these, on average. A rare text may be exposed where the average one is not.",
-    "The baselines find differences of words, and not every difference: choose members and others by coins where you can.",
+    "Finding nothing does not show that there is no leak: other attacks may find more.",
+    "The audit is about texts such as these, on average. A rare text may be exposed where the average one is not.",
+    "The baselines find differences of words, not every difference: choose members and others by coins where you can.",
     "A text may also be in the model through its base model or another training.",
 )

@@ -58,7 +58,7 @@ def _prefix(subject: Subject, file: Path) -> Ids:
     both = set(subject.texts.plain) & set(plain_of(rows))
     if both:
         raise DataError(
-            f"{file} has {len(both)} texts of --members or --non-members: --recall takes others, which nobody saw"
+            f"{file} has {len(both)} texts of --members or --non-members: --recall needs texts that were in no training"
         )
     limit = positions_of(subject.model) or _LONGEST
     room = limit - int(subject.texts.examples.lengths.max())
@@ -69,7 +69,7 @@ def _prefix(subject: Subject, file: Path) -> Ids:
             found.append(ids)
     if not found:
         raise UsageError(
-            f"no text of --recall fits before a text: the model reads {limit} tokens, and the texts take up to {limit - room}: "
-            "lower --max-length"
+            f"no text of --recall fits in front of a text: the model reads {limit} tokens, and the texts take up to "
+            f"{limit - room}: lower --max-length"
         )
     return np.concatenate(found)

@@ -116,7 +116,7 @@ def _examples(config: RunConfig, assembly: Assembly) -> Sequence[Any]:
 def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: Progress | None) -> Shadows:
     if assembly.server.personal:
         raise ConfigError(
-            f"--config keeps {assembly.server.personal[0]!r} on its clients, so that a shadow is no whole model: leave out "
+            f"--config keeps {assembly.server.personal[0]!r} on its clients, so a shadow is no complete model: leave out "
             "method.personal"
         )
     problem, seed = assembly.problem, assembly.config.federation.seed

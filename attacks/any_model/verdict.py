@@ -47,21 +47,21 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
         level = "void"
         by = max(differ, key=lambda name: differ[name].ranking.auc)
         first = (
-            f"Members and others differ by {BLIND[by]} alone: without any model they are told apart in "
-            f"{100 * differ[by].ranking.auc:.0f} of 100 guesses. So the figures here say how the texts were chosen, and not "
+            f"Members and others differ by {BLIND[by]} alone: a classifier without the model is right in "
+            f"{100 * differ[by].ranking.auc:.0f} of 100 guesses. So the figures here show how the texts were chosen, not "
             "what the model remembers."
         )
     elif corrected < ALPHA:
         level = "leak"
         first = (
-            f"The model gives away who was in its training: of 100 guesses which of two texts trained, its {best} gets "
-            f"{right}; a coin gets 50. If it had never seen the members, a signal as good as this would come up with a "
+            f"The model gives away which texts were in its training: of 100 guesses which of two texts trained, its {best} "
+            f"gets {right}; a coin gets 50. If it had never seen the members, a signal as good as this would come up with a "
             f"probability of {corrected:.2g}{' (of all signals together)' if len(found) > 1 else ''}."
         )
     else:
         level = "nothing"
         first = (
-            f"{tried}, and none tells members from others better than chance would: of 100 guesses which of two texts trained, "
+            f"{tried}, and none separates members from others better than chance: of 100 guesses which of two texts trained, "
             f"the best, {best}, gets {right}."
         )
     sentences = [first]
@@ -69,10 +69,8 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
         if isinstance(why, str) and by != "dates":  # that few texts have
             sentences.append(f"Whether they differ by {BLIND[by]} alone was not checked: {why}.")
     if level == "nothing":
-        sentences.append(
-            "Other attacks, with reference models or with what was seen during the training, may show more."
-        )
+        sentences.append("Other attacks, with reference models or with observations from the training, may show more.")
     sentences.append(
-        "No epsilon follows: nobody tossed coins for who is a member, so other differences cannot be ruled out."
+        "No epsilon follows: membership was not decided by coins, so other differences cannot be ruled out."
     )
     return Verdict(level, best, tuple(sentences))

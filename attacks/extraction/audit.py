@@ -97,7 +97,7 @@ def _models(subject: Subject) -> Iterator[tuple[str, bool, Any]]:
         loaded = loading.load(wanted, subject.task, (), 0)
         if loaded.tokenizer.get_vocab() != subject.tokenizer.get_vocab():
             raise ModelError(
-                f"--reference {name} reads texts as other tokens than {subject.asked.model}: name one with the same tokenizer"
+                f"--reference {name} has another tokenizer than {subject.asked.model}: name a model with the same tokenizer"
             )
         yield name, True, loaded.model.eval()
 

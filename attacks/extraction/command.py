@@ -19,10 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
     own = parser.add_argument_group("texts that a language model gives back")
     own.add_argument(
-        "--extract", type=Path, metavar="FILE", help="texts that were in the training; their beginnings are given"
+        "--extract", type=Path, metavar="FILE", help="texts that were in the training; the model gets their beginnings"
     )
-    own.add_argument("--prefix", type=int, metavar="TOKENS", help=f"of a text that are given (default: {PREFIX})")
-    own.add_argument("--suffix", type=int, metavar="TOKENS", help=f"after them that are looked for (default: {SUFFIX})")
+    own.add_argument("--prefix", type=int, metavar="TOKENS", help=f"length of the beginning (default: {PREFIX})")
+    own.add_argument(
+        "--suffix", type=int, metavar="TOKENS", help=f"length of the continuation to look for (default: {SUFFIX})"
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -65,7 +67,7 @@ def run(chosen: argparse.Namespace) -> int:
 def _length(chosen: argparse.Namespace, name: str, usual: int) -> int:
     length = getattr(chosen, name)
     if length is not None and length < 1:
-        raise ConfigError(f"--{name} is {length}: at least 1")
+        raise ConfigError(f"--{name} is {length}; it must be at least 1")
     return usual if length is None else int(length)
 
 
@@ -85,7 +87,7 @@ def _show(facts: dict[str, Any]) -> None:
         + (
             ", and by no model that never saw it."
             if controls
-            else ". No model that never saw them was named: add --reference."
+            else ". There is no reference that never saw them: add --reference."
         )
     )
     if facts["tried"] < facts["texts"]:

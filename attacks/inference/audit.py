@@ -38,11 +38,11 @@ def attribute(subject: Subject, name: str) -> Attribute:
         written += [str(value) for value in files.read(place, [name], option).column(name, "--attribute")]
     values = tuple(sorted(set(written)))
     if not 2 <= len(values) <= MOST_VALUES:
-        raise UsageError(f"{name!r} has {len(values)} values: an attribute to guess has from 2 to {MOST_VALUES}")
+        raise UsageError(f"{name!r} has {len(values)} values: an attribute to guess must have from 2 to {MOST_VALUES}")
     for row, (text, value) in enumerate(zip(subject.texts.plain, written, strict=True)):
         if not _place(value).search(text):
             raise DataError(
-                f"row {row} does not contain its {name}, {value!r}: the text has to say it, so that it can be replaced"
+                f"row {row} does not contain its {name}, {value!r}: the text must contain it, so that it can be replaced"
             )
     return Attribute(name, values, np.array([values.index(value) for value in written]))
 
@@ -124,11 +124,11 @@ def _sentences(name: str, rows: dict[str, Advantage]) -> list[str]:
     shares = f"{model.members:.1%} of the members and {model.others:.1%} of the others"
     first = {
         "void": f"Members and others differ by their words: without the model {name} is guessed for {words.members:.1%} of the "
-        f"members and {words.others:.1%} of the others. So the model's guesses say nothing of its training.",
-        "leak": f"The model gives away {name} of records of its training: it guesses it right for {shares}. Chance makes as "
+        f"members and {words.others:.1%} of the others. So the model's guesses say nothing about its training.",
+        "leak": f"The model gives away {name} of its training records: it guesses right for {shares}. Chance makes as "
         f"large a difference with a probability of {model.p_value:.2g}.",
-        "nothing": f"The model guesses {name} right for {shares}: no more than chance would make of it "
+        "nothing": f"The model guesses {name} right for {shares}: no larger difference than by chance "
         f"(probability {model.p_value:.2g}).",
     }[_verdict(rows)]
-    second = f"Without any model, by words alone, it is {words.members:.1%} and {words.others:.1%}."
+    second = f"Without any model, words alone are right for {words.members:.1%} and {words.others:.1%}."
     return [first, second]

@@ -15,7 +15,9 @@ from secure_fed.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
     own = parser.add_argument_group("an attribute of known records")
-    what = "guess this column of --members from the rest of their texts, which contain it, beside --non-members"
+    what = (
+        "guess this column, whose value the texts contain, from the rest of each text, for --members and --non-members"
+    )
     own.add_argument("--attribute", metavar="COLUMN", help=what)
 
 
@@ -23,9 +25,7 @@ def run(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the advantage is above the limit."""
     for name in ("model", "members", "non_members"):
         if getattr(chosen, name) is None:
-            raise UsageError(
-                f"--{name.replace('_', '-')} is missing: --attribute is of a model, its members and others"
-            )
+            raise UsageError(f"--{name.replace('_', '-')} is missing: --attribute needs a model, members and others")
     if chosen.run_dir is not None:
         raise UsageError(f"name either RUN_DIR, which is {chosen.run_dir}, or --model")
     limit = limit_of(chosen.fail_above, "advantage", "with --attribute give advantage= and a number from 0 to 1")
@@ -68,4 +68,4 @@ def _show(facts: dict[str, Any]) -> None:
         table.add_row(one["by"], f"{one['members']:.1%}", f"{one['others']:.1%}", f"{one['advantage']:+.1%}")
     console.print(table)
     counts = f"{facts['members']} members and {facts['non_members']} others, {facts['values']} values"
-    console.print(f"{counts}; all of a record is known but its {facts['attribute']}")
+    console.print(f"{counts}; the adversary knows a record except for its {facts['attribute']}")

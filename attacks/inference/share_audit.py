@@ -34,18 +34,18 @@ def audited(run_dir: Path, word: str, say: Say, seed: int = 0) -> dict[str, Any]
     having, lacking = _divided(problem.test, _says(problem.tokenizer, word))
     if min(len(having), len(lacking)) < FEWEST_TEXTS:
         raise UsageError(
-            f"{len(having)} of {len(problem.test)} test texts say {word!r}: the server learns from texts that do and that "
-            f"do not, and needs at least {FEWEST_TEXTS} of each; choose another word, or give a larger data.test"
+            f"{len(having)} of {len(problem.test)} test texts contain {word!r}: the server needs at least {FEWEST_TEXTS} "
+            "texts with the word and as many without; choose another word, or give a larger data.test"
         )
     chosen = [int(i) for i in rng.permutation(server.clients)[:CLIENTS]]
     if len(chosen) < FEWEST_CLIENTS:
         raise UsageError(
             f"the run has {len(chosen)} clients: with fewer than {FEWEST_CLIENTS} no guess is better than luck"
         )
-    say(f"training {MADE_UP} made-up clients of test texts")
+    say(f"training {MADE_UP} simulated clients of test texts")
     size = max(1, round(median(len(problem.train[i]) for i in chosen)))
     shadows, known = made_up(lambda own: _numbers(server, 0, own), having, lacking, MADE_UP, size, rng)
-    say(f"reading the answers of {len(chosen)} clients")
+    say(f"reading the updates of {len(chosen)} clients")
     answers = np.stack([_numbers(server, client, None) for client in chosen])
     true = np.array([_share(problem.train[i], _says(problem.tokenizer, word)) for i in chosen])
     public = len(having) / len(problem.test)
@@ -59,13 +59,13 @@ def facts(run_dir: Path, word: str, found: Shares, true: Floats, public: float) 
     """
     error, baseline, p_value = found.error(true), float(np.abs(public - true).mean()), found.p_value(true)
     leak = p_value < ALPHA and error < baseline
-    said = f"{error:.3f} from the true share on average, and that of the test texts, {public:.3f}, is {baseline:.3f} from it"
+    said = f"{error:.3f} from the true share on average; the share among test texts, {public:.3f}, is {baseline:.3f} from it"
     first = (
-        f"The server learns from an answer how many of a client's texts say {word!r}: its guesses are {said}."
+        f"The server learns from an update how many of a client's texts contain {word!r}: its guesses are {said}."
         if leak
-        else f"The server guesses no better than without an answer how many of a client's texts say {word!r}: {said}."
+        else f"An update does not improve the server's guess of how many of a client's texts contain {word!r}: it is {said}."
     )
-    second = f"Guesses that belonged to other clients would be as near with a probability of {p_value:.2g}."
+    second = f"Guesses exchanged among the clients would be as near with a probability of {p_value:.2g}."
     return {
         "schema": 1,
         "run": str(run_dir),
@@ -85,7 +85,7 @@ def facts(run_dir: Path, word: str, found: Shares, true: Floats, public: float) 
 def _server(server: LyingServer) -> LyingServer:
     if server.assembly.masks is not None:
         raise Inapplicable(
-            "the server of this run reads sums behind masks, and a share is guessed from a single answer"
+            "the server of this run reads sums behind masks, and a share is guessed from a single update"
         )
     if server.assembly.problem.tokenizer is None:
         raise Inapplicable("the run was not trained on texts")

@@ -13,14 +13,14 @@ from secure_fed.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
     own = parser.add_argument_group("a share of a client's texts")
-    what = "guess from each client's answer which share of its texts say this word, in the last round of RUN_DIR"
+    what = "guess from each client's update in the last round of RUN_DIR which share of its texts contain this word"
     own.add_argument("--share", metavar="WORD", help=what)
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the gain is above the limit."""
     if chosen.run_dir is None:
-        raise UsageError("--share is of a run: name its RUN_DIR")
+        raise UsageError("--share is for the audit of a run: name its RUN_DIR")
     limit = limit_of(chosen.fail_above, "gain", "with --share give gain= and a number from 0 to 1")
     from attacks.adversary.case import Inapplicable
     from attacks.inference.share_audit import audited

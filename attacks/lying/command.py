@@ -23,19 +23,19 @@ _MOST_TEXTS = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
     own = parser.add_argument_group("a server that lies")
-    asked = (
-        "a run directory or a TOML file: try on its clients what a server that lies could read, in the place of RUN_DIR"
-    )
+    asked = "a run directory or a TOML file: try on its clients what a lying server could read, instead of RUN_DIR"
     own.add_argument("--lying", type=Path, metavar="RUN_DIR|CONFIG.toml", help=asked)
-    own.add_argument("--trials", type=int, default=TRIALS, metavar="N", help=f"of each attack (default: {TRIALS})")
+    own.add_argument(
+        "--trials", type=int, default=TRIALS, metavar="N", help=f"trials of each attack (default: {TRIALS})"
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Try the attacks and print their rates; the exit status shows whether a working attack is above the limit."""
     if chosen.run_dir is not None:
-        raise UsageError("--lying names what is attacked: leave RUN_DIR out")
+        raise UsageError("--lying names the run to attack: leave RUN_DIR out")
     if chosen.trials < FEWEST_TRIALS:
-        raise ConfigError(f"--trials is {chosen.trials}; it must be at least {FEWEST_TRIALS}, to say anything at all")
+        raise ConfigError(f"--trials is {chosen.trials}; it must be at least {FEWEST_TRIALS}, to show anything")
     limit = limit_of(chosen.fail_above, "rate", "with --lying give rate= and a number from 0 to 1")
     from attacks.lying.trials import LIES
 
@@ -45,7 +45,7 @@ def run(chosen: argparse.Namespace) -> int:
     found = audited(_server(chosen.lying), list(dict.fromkeys(chosen.attack)) or list(LIES), chosen.trials)
     if chosen.attack and not any(one["applicable"] for one in found["cells"]):
         whys = "; ".join(f"{one['attack']}: {one['why']}" for one in found["cells"])
-        raise UsageError(f"what was asked for with --attack does not apply here. {whys}")
+        raise UsageError(f"the attacks requested with --attack do not apply here. {whys}")
     print(json.dumps(found)) if chosen.json else _show(found)
     rates = [one["hits"] / max(1, one["of"]) for one in found["cells"] if one["applicable"] and one["works"]]
     if max(rates, default=0.0) <= limit:
@@ -72,7 +72,7 @@ def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -
             rows.append(row | asdict(found) | {"works": found.works, "applicable": True})
         except Inapplicable as error:
             rows.append(row | {"applicable": False, "why": str(error)})
-    sees = "sums behind masks" if server.assembly.masks else "single answers"
+    sees = "sums behind masks" if server.assembly.masks else "single updates"
     return {"round": server.round + 1, "texts": each, "trials": trials, "sees": sees, "cells": rows}
 
 
@@ -102,7 +102,7 @@ def _show(found: dict[str, Any]) -> None:
         console.print(f"{one['title']} ({one['paper']})", style="bold")
         console.print(f"  {_said(one)}")
     console.print(
-        "A rate here is for this federation, these attacks and this model. An attack that fails proves nothing safe."
+        "A rate here is for this federation, these attacks and this model. An attack that fails is no proof of safety."
     )
 
 

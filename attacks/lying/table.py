@@ -51,8 +51,8 @@ class Table:
         cut = min(CANDIDATES, len(texts) // 2)
         if cut < FEWEST:
             raise Inapplicable(
-                f"{len(texts)} test examples are too few: a lying server needs {2 * FEWEST} to prepare with; give a larger "
-                "data.test, or of the built-in notes more data.test_examples"
+                f"{len(texts)} test examples are too few: a lying server needs {2 * FEWEST} to prepare; give a larger "
+                "data.test, or for the built-in notes more data.test_examples"
             )
         held, public = ([texts[i] for i in part] for part in (order[:cut], order[cut : cut + PUBLIC]))
         head = Head.of(server, held[0])

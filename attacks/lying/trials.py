@@ -104,7 +104,7 @@ def _guessed_labels(table: Table) -> float:
 def _label(example: Any) -> int:
     label = example.get("labels") if isinstance(example, dict) else None
     if not isinstance(label, int | np.integer) or label < 0:
-        raise Inapplicable("the attack counts labels, and needs one whole number an example")
+        raise Inapplicable("the attack counts labels, and needs one whole-number label an example")
     return int(label)
 
 
@@ -139,7 +139,7 @@ LIES = {
             "a text of the client is named",
             _suppressed,
         ),
-        Lie("replay", "Replay with a text and without", "Nasr et al. 2021", "with or without is told", _replay),
+        Lie("replay", "Replay with a text and without", "Nasr et al. 2021", "with or without is recognised", _replay),
         Lie("labels", "Counts of labels from one step", "Wainakh et al. 2022", "all counts are right", _labels),
     )
 }

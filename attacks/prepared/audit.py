@@ -19,9 +19,9 @@ SIGNIFICANCE = 0.05
 DELTA = 1e-5
 _UNITS = {"none": "one row", "labels": "one row with a wrong label", "secrets": "one planted sentence"}
 ASSUMES = (
-    "whoever trained, and whoever chose how to score, did not know the coins beyond what the training file shows",
+    "the parties that trained or chose the score knew nothing of the coins beyond the training file",
     "the model was trained on train.jsonl, and on nothing else that depends on the coins",
-    "this is the only audit of the model by these coins: of several the best is no bound at this confidence",
+    "this is the only audit of the model by these coins: the best of several audits is no bound at this confidence",
 )
 Say = Callable[[str], None]
 
@@ -45,10 +45,10 @@ class Judged:
             f"{confidence} confidence"
         )
         if not self.bound.epsilon:
-            found = (
-                f"Every epsilon is possible still, 0 at delta {self.delta:g} too: nothing was shown about {self.unit}"
-            )
-        most = f"With every guess right, so many candidates show {self.bound.most:.2f}: more cannot be contradicted by them."
+            found = f"No epsilon is ruled out, not even 0 at delta {self.delta:g}: nothing was shown about {self.unit}"
+        most = (
+            f"With this number of candidates the bound is at most {self.bound.most:.2f}, even if every guess is right."
+        )
         return f"{found}: {self.bound.how}.", most
 
 

@@ -49,8 +49,8 @@ def unsealed(content: bytes, commitment: str, count: int, place: object) -> Trut
     """The truth, if it matches the commitment; else DataError."""
     if digest(content) != commitment:
         raise DataError(
-            f"{place} is not what was sealed: its SHA-256 is {digest(content):.12}..., and {commitment:.12}... was published; "
-            "put the file back that `audit prepare` wrote"
+            f"{place} was changed after sealing: its SHA-256 is {digest(content):.12}..., and {commitment:.12}... was "
+            "published; put back the file that `audit prepare` wrote"
         )
     found: dict[str, Any] = json.loads(content)
     members = np.array([one == "1" for one in found["members"]], dtype=bool)

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
     own = parser.add_argument_group("a training that was prepared by `secure-fed audit prepare`")
-    own.add_argument(
-        "--prepared", type=Path, metavar="DIR", help="the folder, in the place of --members and --non-members"
-    )
-    exposure = "rank the planted secrets among all that they could have been, instead of bounding epsilon"
+    own.add_argument("--prepared", type=Path, metavar="DIR", help="its folder, instead of --members and --non-members")
+    exposure = "rank the planted secrets among the possible secrets, instead of bounding epsilon"
     own.add_argument("--exposure", action="store_true", help=exposure)
-    tried = "secrets that each is ranked among, where it could have been more (default: 1000)"
+    tried = "rank each among N random ones, if more are possible (default: 1000)"
     own.add_argument("--secrets-tried", type=int, metavar="N", help=tried)
     own.add_argument("--delta", type=float, metavar="D", help="the bound on epsilon is at this delta (default: 1e-5)")
 
@@ -47,8 +45,8 @@ def add_preparing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="how often a planted candidate is in the file"
     )
-    parser.add_argument("--template", metavar="TEXT", help="of secrets, with {secret} and perhaps {name}")
-    parser.add_argument("--digits", type=int, metavar="N", help="of a secret (default: 6)")
+    parser.add_argument("--template", metavar="TEXT", help="the sentence of secrets, with {secret} and perhaps {name}")
+    parser.add_argument("--digits", type=int, metavar="N", help="digits of a secret (default: 6)")
     parser.add_argument("--json", action="store_true", help="print prepared.json")
 
 
@@ -83,7 +81,7 @@ def run(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the bound is above the limit."""
     if chosen.prepared is None:
         raise UsageError(
-            "--exposure is of the secrets that `secure-fed audit prepare` planted: name its folder with --prepared"
+            "--exposure needs secrets planted by `secure-fed audit prepare`: name its folder with --prepared"
         )
     if chosen.model is None or chosen.run_dir is not None:
         raise UsageError("--prepared is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
@@ -123,7 +121,7 @@ def _exposure(chosen: argparse.Namespace) -> int:
     )
     tried = chosen.secrets_tried
     if tried is not None and tried < 1:
-        raise ConfigError(f"--secrets-tried is {tried}: at least 1, and a thousand to see ten bits")
+        raise ConfigError(f"--secrets-tried is {tried}; it must be at least 1, and 1000 to see ten bits")
     from attacks.prepared.exposure import exposed, sentences
     from attacks.prepared.folder import planted_in, read
 
@@ -175,7 +173,7 @@ def _show(found: dict[str, Any]) -> None:
         console.print(sentence)
     low, high = found["auc_interval"]
     console.print(
-        f"{found['members']} of {found['candidates']} candidates were in the training; by their {found['score']} they are told "
+        f"{found['members']} of {found['candidates']} candidates were in the training; their {found['score']} separates them "
         f"from the others with an AUC of {found['auc']:.3f} ({low:.3f} to {high:.3f}); a coin has .500"
     )
     console.print("It assumes that")

@@ -66,17 +66,17 @@ def sentences(facts: dict[str, Any]) -> list[str]:
     """The figures in sentences; without members, or without others, a sentence says so."""
     ins, outs = facts["members"], facts["others"]
     if not ins["count"]:
-        return ["No planted secret was in the training, so there is nothing to be exposed."]
+        return ["No planted secret was in the training, so none can be exposed."]
     tried = facts["secrets"][0]["tried"]
     how = (
         "all other secrets" if tried == facts["space"] - 1 else f"{tried} others of {facts['space']:,}, drawn at random"
     )
-    leak = "gave them away" if ins["p_value"] < ALPHA else "did not, as far as can be told"
+    leak = "gave them away" if ins["p_value"] < ALPHA else "did not detectably give them away"
     said = [
         f"The {ins['count']} secrets that were in the training have a mean exposure of {ins['mean']:.2f} bits. The training "
-        f"{leak}: of secrets that were not in it, the mean is {BY_CHANCE:.2f}, and as large with a probability of at most "
+        f"{leak}: for secrets outside the training the mean is {BY_CHANCE:.2f}, and as large with a probability of at most "
         f"{ins['p_value']:.2g}.",
-        f"{ins['first']} of them the model puts before every secret that was tried ({how}).",
+        f"The model ranks {ins['first']} of them above every other secret that was tried ({how}).",
     ]
     if outs["count"]:
         said.append(f"The {outs['count']} that were not in the training have a mean of {outs['mean']:.2f}.")

@@ -89,7 +89,7 @@ def read(folder: Path) -> Manifest:
         _require_whole(manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{folder} is no folder that `secure-fed audit prepare` has made ({MANIFEST} is missing or damaged): name one with "
+            f"{folder} was not made by `secure-fed audit prepare` ({MANIFEST} is missing or damaged): name one with "
             "--prepared"
         ) from error
     for name, published in manifest.digests.items():

@@ -77,7 +77,7 @@ def _require(wish: Wish) -> None:
         raise ConfigError(f"--canaries {wish.kind} is for --task {needed}, and the task is {wish.data.task}")
     if wish.repeat < 1 or (wish.repeat > 1 and wish.kind == "none"):
         raise ConfigError(
-            f"--repeat is {wish.repeat}: at least 1, and more than 1 only for planted candidates (--canaries)"
+            f"--repeat is {wish.repeat}; it must be at least 1, and above 1 only for planted candidates (--canaries)"
         )
 
 

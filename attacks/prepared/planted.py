@@ -46,7 +46,7 @@ def secrets(
         if columns.text_b:
             if not before.strip():
                 raise ConfigError(
-                    f"the template {template.text!r:.80} begins with its secret, and a prompt has to come before"
+                    f"the template {template.text!r:.80} begins with its secret: put a prompt before {{secret}}"
                 )
             made.append({**row, columns.text: before.rstrip(), columns.text_b: after})
         else:

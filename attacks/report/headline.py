@@ -13,7 +13,7 @@ from secure_fed.report.membership import WIDE
 
 _HEADLINES = {
     "none_found": "Nothing was found",
-    "within": "What was found is within the guarantee",
+    "within": "The finding is within the guarantee",
     "leak": "A leak was found, and {uncovered}",
     "violation": "The privacy guarantee is contradicted",
     "unsupported": "This audit cannot tell",

@@ -31,4 +31,4 @@ def estimated(audit: Audit) -> str:
     return f"Estimates of epsilon, which assume more than fair coins and prove nothing, are {values}.{_HIGH if high else ''}"
 
 
-_HIGH = " One is above what was accounted. That contradicts nothing by itself, but look at the noise and the code that adds it."
+_HIGH = " One is above the accounted epsilon. That contradicts nothing by itself, but check the noise and its code."

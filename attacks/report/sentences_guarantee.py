@@ -38,7 +38,7 @@ def _doubt(audit: Audit) -> str:
 def guarantee(audit: Audit) -> str:
     """The sentences on a guarantee that nothing contradicts."""
     if audit.unit == NO_UNIT:
-        return "The run promises no limit on what it gives away, so there is no guarantee to contradict."
+        return "The run has no privacy guarantee, so there is nothing to contradict."
     if not audit.protected:
         promise = "" if audit.promised is None else f" of epsilon {at_most(audit.promised)} ({audit.adjacency})"
         return f"{_COULD_NOT}{promise}: {_NO_EPSILON}"
@@ -81,9 +81,9 @@ def blunt(audit: Audit) -> str:
 
 _COULD_NOT = "This audit could not have contradicted the run's guarantee"
 _NO_EPSILON = (
-    "an audit leaves units out altogether, and no epsilon is accounted for that. There is none where every client adds a share"
-    " of the noise and stays to send it, where the guarantee is about a unit that is replaced by another, and where noise was"
-    " seeded, which voids the guarantee. So nothing here says that it holds, nor that it does not."
+    "an audit leaves units out altogether, and no epsilon is accounted for that. There is none if every client adds a share"
+    " of the noise and stays to send it, if the guarantee is about replacing a unit by another, or if the noise was seeded,"
+    " which voids the guarantee. So this audit neither supports nor contradicts the guarantee."
 )
 _BOUNDS_OF_OTHERS = (
     "the only lower bounds are for adversaries that the guarantee does not cover, such as a server that adds the noise"

@@ -128,7 +128,7 @@ def _found_by(audit: Audit, mark: str) -> str:
 def uncovered(audit: Audit) -> str:
     """The reason why a leak is compared with no epsilon."""
     other = audit.unit != NO_UNIT and not audit.comparable
-    return "the run's guarantee is not one that it can be set against" if other else "no guarantee covers it"
+    return "the run's guarantee cannot be compared with it" if other else "no guarantee covers it"
 
 
 def tried(audit: Audit) -> str:
@@ -235,8 +235,8 @@ def _largest(audit: Audit) -> tuple[int, int] | None:
     return max(sizes, key=lambda one: (min(one), sum(one)), default=None)
 
 
-_WITHIN = "What was found is within the guarantee."
+_WITHIN = "The finding is within the guarantee."
 _MORE = (
-    "What was found is more than that, and yet no lower bound contradicts the guarantee; only a lower bound can. Luck causes"
-    " this in about one audit in 40: repeat run and audit with another seed and more units."
+    "The finding is more than that, but no lower bound contradicts the guarantee, and only a lower bound can. Luck causes this"
+    " in about one audit in 40: repeat run and audit with another seed and more units."
 )

@@ -15,9 +15,9 @@ _LEADS = {
     "leak": "Texts can be read back",
     "part": "Part of the texts can be read back",
     "little": "Little of the texts was read back",
-    "wrong": "Texts were guessed at, and most of the guesses are wrong",
-    "usual": "Texts were guessed at, which gave no more, or not clearly more, than public texts alone give",
-    "unmeasured": "Texts were guessed at; how much public texts alone give was not measured, so this is not counted as a leak",
+    "wrong": "Texts were guessed, and most of the guesses are wrong",
+    "usual": "Texts were guessed, no better or not clearly better than from public texts alone",
+    "unmeasured": "Texts were guessed; it was not measured how well public texts alone do, so this is not counted as a leak",
 }
 _HOW = {"exact": "", "guessed": " by guesses", "matched": " by optimisation"}
 _ORDER = ("leak", "part", "little", "unmeasured", "usual", "wrong")
@@ -114,7 +114,7 @@ def _aside(right: float | None, usual: float | None) -> str:
     """The precision, and the share recovered from public texts alone."""
     remarks = []
     if right is not None:
-        remarks.append("all that was named is right" if right == 1 else f"{percent(right)} of those named are right")
+        remarks.append("all of its answers are right" if right == 1 else f"{percent(right)} of its answers are right")
     if usual is not None:
-        remarks.append(f"as many of the commonest in public texts give {percent(usual)}")
+        remarks.append(f"as many answers, the commonest in public texts, give {percent(usual)}")
     return f" ({'; '.join(remarks)})" if remarks else ""

@@ -135,25 +135,25 @@ def _some(audit: Audit) -> str:
 
 _CLOSING = {
     "violation": "Treat the model as if it had no guarantee until the mistake is found.",
-    "leak": "This is a lower bound on what the run gives away: a better attack may find more.",
-    "within": "A guarantee limits what is given away; it does not promise that nothing is.",
-    "none_found": "To find nothing is not proof of privacy: other attacks may find more.",
-    "unsupported": "That no verdict was reached is not a sign of privacy.",
+    "leak": "This is a lower bound on the leak: a better attack may find more.",
+    "within": "A guarantee limits the loss of privacy; it does not rule it out.",
+    "none_found": "Finding nothing is not proof of privacy: other attacks may find more.",
+    "unsupported": "The lack of a verdict is not a sign of privacy.",
 }
 _UNCHECKED = "Whether members and non-members differ without any model was not checked."
 _CANARIES = (
-    "The audited {units} are canaries, made conspicuous on purpose; ordinary ones were not audited and are expected to give"
-    " away less."
+    "The audited {units} are canaries, made conspicuous on purpose; ordinary {units} were not audited and are expected to"
+    " give away less."
 )
 _PHANTOMS = (
-    "The audited units are phantoms: they are nobody's data, and each that a coin chose pulled the model whenever it was drawn,"
-    " as far as one unit may. Units of the data were not audited and are expected to give away less."
+    "The audited units are phantoms, which are nobody's data. Each phantom that a coin chose pulled the model whenever it was"
+    " drawn, as far as one unit may. Units of the data were not audited and are expected to give away less."
 )
 _PERSONAL = (
-    "Parts of the model stay with the clients. Outsiders and other clients had the shared part alone, with the rest as it was"
-    " before training, so that to find nothing there says little."
+    "Parts of the model stay with the clients. Outsiders and other clients had only the shared part, and the rest as it was"
+    " before training, so finding nothing there says little."
 )
 _PLAIN_SIGHT = (
-    "A server, with secure aggregation or without, sees by name which clients take part, so that their membership is no secret"
-    " from it"
+    "A server, with secure aggregation or without, sees by name which clients take part, so their membership is no secret from"
+    " it"
 )

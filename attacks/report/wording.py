@@ -14,7 +14,7 @@ _WHO = {
     "outsider": "an outsider who has the final adapter",
     "fellow_client": "another client, who sees the shared model of every round",
     "secure_server": "a server that sees only sums over clients",
-    "server": "a server that sees what every single client sends",
+    "server": "a server that sees every single update",
 }
 _ONE = {
     "client": "one client with everything it has",

@@ -118,7 +118,7 @@ def _over_all(case: Case) -> list[Release | None]:
     found = [_changed(case, round_, before, case.seen.final) for round_ in rounds.values()]
     if None in found:
         raise Inapplicable(
-            "the tensors of this method lost entries over the rounds, so that the last are no change of the first"
+            "the tensors of this method lost entries over the rounds, so the last cannot be compared with the first"
         )
     return found
 

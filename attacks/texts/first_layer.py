@@ -102,7 +102,7 @@ def _tried(model: nn.Module, texts: Tensor, modules: Sequence[str]) -> dict[str,
     except (TypeError, ValueError, RuntimeError, LookupError, AttributeError) as error:
         raise NoFirstLayerError(f"{name} does not run on input_ids and attention_mask alone ({error})") from error
     if not reads:
-        raise NoFirstLayerError(f"{name} calls none of its layers with an adapter when it is given a text")
+        raise NoFirstLayerError(f"{name} calls none of its layers with an adapter on a text")
     module, first = next(iter(reads.items()))
     if first.ndim != 3 or first.shape[:2] != texts.shape:
         raise NoFirstLayerError(f"layer {module}, the first with an adapter, does not read one vector a token")

@@ -72,12 +72,12 @@ class Simulation:
             raise ParameterError(f"tamper is {attack.kind}: only an active session can notice it: set active")
         if attack is not HONEST and self.clients - self.dropped < _ROLES + 2:
             raise ParameterError(
-                f"{self.clients - self.dropped} clients stay, and with tamper there have to be {_ROLES + 2}: "
+                f"{self.clients - self.dropped} clients stay, and tamper needs at least {_ROLES + 2}: "
                 "raise clients or lower dropout"
             )
         if attack.ring and self.parameters(()).complete:
             raise ParameterError(
-                f"tamper is {attack.kind}: it takes fewer neighbours than all: lower neighbours, or raise clients to 200"
+                f"tamper is {attack.kind}: it needs an incomplete graph: lower neighbours, or raise clients to 200"
             )
 
     @property

@@ -36,7 +36,7 @@ def verdict(scene: Scene, attack: Attack, exact: bool | None) -> Verdict:
         return Verdict(attack.kind, caught, "the server", scene.stage_of(attack.stage), words)
     if not noticed:
         return Verdict(attack.kind, False, None, None, _instead(scene))
-    missed = "" if caught else "; but not all who should have noticed did, or the others lost their sum"
+    missed = "" if caught else "; but not every party that had to notice did, or the others lost their sum"
     return Verdict(attack.kind, caught, _named(noticed), noticed[0].stage, noticed[0].error.what + missed)
 
 
@@ -53,4 +53,4 @@ def _instead(scene: Scene) -> str:
     if other is None:
         return "nobody noticed"
     who = "the server" if other.who == SERVER else f"client {other.who}"
-    return f"nobody who should have noticed did; the first complaint, in stage {other.stage}, was of {who}: {other.error.what}"
+    return f"no party that had to notice did; the first error, in stage {other.stage}, was raised by {who}: {other.error.what}"

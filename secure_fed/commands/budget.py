@@ -46,19 +46,21 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         made.set_defaults(run=run)
         return made
 
-    _add_plan(action("plan", plan, "what noise a target takes, or what a noise costs"))
+    _add_plan(action("plan", plan, "the noise that a target epsilon needs, or the epsilon of a given noise"))
     made = action("create", ledger_commands.create, "a new ledger for a data set")
     _add_ledger(made)
-    made.add_argument("--data-set", required=True, metavar="NAME", help="whose privacy it keeps")
-    made.add_argument("--epsilon", required=True, type=float, help="of all runs together")
-    made.add_argument("--delta", required=True, type=float, help="of all runs together")
+    made.add_argument("--data-set", required=True, metavar="NAME", help="data set whose privacy the ledger tracks")
+    made.add_argument("--epsilon", required=True, type=float, help="budget of all runs together")
+    made.add_argument("--delta", required=True, type=float, help="delta of all runs together")
     made.add_argument(
         "--composition", choices=("basic", "rdp"), default="basic", help="how runs add up (default: basic)"
     )
-    same = action("same", ledger_commands.same, "declare that two names of units are of one unit, so that costs add up")
+    same = action("same", ledger_commands.same, "declare that two unit names mean one unit, so that their costs add up")
     _add_ledger(same)
-    same.add_argument("units", nargs=2, metavar="NAME", help="privacy.unit_name; the ledger has to know one of the two")
-    shown = action("show", ledger_commands.show, "what of a ledger is spent, by which runs, and what is left")
+    same.add_argument(
+        "units", nargs=2, metavar="NAME", help="privacy.unit_name; the ledger must contain one of the two"
+    )
+    shown = action("show", ledger_commands.show, "the spent part of a ledger, the runs that spent it, and the rest")
     _add_ledger(shown)
     shown.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -83,9 +85,11 @@ def _add_plan(made: argparse.ArgumentParser) -> None:
     made.add_argument("--clip-norm", type=float, help="for noise in its unit (default: 1; a run chooses its own)")
     made.add_argument("--sampling", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
     made.add_argument("--model", metavar="NAME", help="a model, to compare the methods by what they release on it")
-    made.add_argument("--pooling", choices=("model", "mean"), default="model", help="of its head, as model.pooling")
     made.add_argument(
-        "--momentum", type=float, help="of the server; it chooses the band (default: 0.5, as a run has it)"
+        "--pooling", choices=("model", "mean"), default="model", help="pooling of its head, as model.pooling"
+    )
+    made.add_argument(
+        "--momentum", type=float, help="server momentum, which determines the band (default: 0.5, as in a run)"
     )
     made.add_argument(
         "--corrupt", type=_share, default=0.1, metavar="SHARE", help="as secure_aggregation.corrupt (default: 0.1)"

@@ -29,9 +29,9 @@ _INTERRUPTED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `secure-fed compare`."""
-    parser.add_argument("configs", nargs="+", metavar="CONFIG.toml", help="its name is that of the configuration")
+    parser.add_argument("configs", nargs="+", metavar="CONFIG.toml", help="the file name is the configuration's name")
     parser.add_argument(
-        "--seeds", default="0,1,2", metavar="S,S,...", help="in place of federation.seed (default: 0,1,2)"
+        "--seeds", default="0,1,2", metavar="S,S,...", help="seeds, in place of federation.seed (default: 0,1,2)"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", help="change one setting in all of them"
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="folder of the runs, gone on with if they are there (default: a new one under runs/)",
+        help="folder of the runs; unfinished runs in it go on (default: a new one under runs/)",
     )
     parser.add_argument(
         "--target",
         type=float,
         metavar="ACCURACY",
-        help="count the rounds until this (default: evaluation.target_accuracy)",
+        help="count the rounds until this accuracy (default: evaluation.target_accuracy)",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON object")
 

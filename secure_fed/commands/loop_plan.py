@@ -17,13 +17,13 @@ _NEEDED = {"client": ("rounds", "clients", "cohort"), "example": ("examples", "b
 
 def add_to(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--unit", choices=("client", "example"), default="client", help="whose privacy: of a federation's clients, or of the "
+        "--unit", choices=("client", "example"), default="client", help="protected unit: a federation's clients, or the "
         "examples in a training loop of your own (default: client)"
     )  # fmt: skip
     parser.add_argument("--examples", type=int, metavar="N", help="with --unit example: in the data set")
     parser.add_argument("--batch-size", type=int, metavar="B", help="with --unit example: expected")
-    parser.add_argument("--epochs", type=int, metavar="E", help="with --unit example: of ceil(N / B) steps each")
-    parser.add_argument("--steps", type=int, help="with --unit example: instead of epochs")
+    parser.add_argument("--epochs", type=int, metavar="E", help="with --unit example: epochs of ceil(N / B) steps")
+    parser.add_argument("--steps", type=int, help="with --unit example: steps, instead of epochs")
 
 
 def require_options(chosen: argparse.Namespace) -> None:

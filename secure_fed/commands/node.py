@@ -18,16 +18,20 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     card.set_defaults(run=_card)
     running = actions.add_parser("run", help="connect this node to a SuperLink of Flower, and take part")
     running.set_defaults(run=_run)
-    status = actions.add_parser("status", help="what was asked of this node, what it refused, and what it has spent")
+    status = actions.add_parser("status", help="requests to this node, its refusals, and its spent budget")
     status.set_defaults(run=_status)
     replace = actions.add_parser("replace-key", help="give the node a new identity; the old key is put aside")
     replace.set_defaults(run=_replace_key)
     for action in (init, card, running, status, replace):
         action.add_argument("folder", type=Path, metavar="FOLDER", help="the node's folder")
     init.add_argument("--train", required=True, nargs="+", metavar="FILE", help="this node's examples")
-    init.add_argument("--coordinator", required=True, metavar="FINGERPRINT", help="of the coordinator's key")
-    init.add_argument("--name", help="in the federation (default: the folder's)")
-    init.add_argument("--units", type=int, default=0, metavar="N", help="examples or persons, if these are protected")
+    init.add_argument(
+        "--coordinator", required=True, metavar="FINGERPRINT", help="fingerprint of the coordinator's key"
+    )
+    init.add_argument("--name", help="name in the federation (default: the folder's name)")
+    init.add_argument(
+        "--units", type=int, default=0, metavar="N", help="number of examples or persons, if these are protected"
+    )
     running.add_argument("--superlink", required=True, metavar="HOST:PORT", help="Flower's server")
     running.add_argument(
         "--root-certificates", type=Path, metavar="FILE", help="PEM of the authority for its certificate"

@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write .jsonl or .csv, instead of printing JSON lines")
     new = f"tokens to write after a text (causal_lm; default: {_NEW_TOKENS}; 0: none)"
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help=new)
-    temperature = "draw them at this temperature (default: the most likely token)"
+    temperature = "draw tokens at this temperature (default: the most likely token)"
     parser.add_argument("--temperature", type=float, metavar="T", help=temperature)
-    parser.add_argument("--seed", type=int, metavar="SEED", help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="SEED", help="seed of the draws (default: 0)")
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -51,7 +51,7 @@ def run(chosen: argparse.Namespace) -> None:
     read = columns(config.data)
     table = None if chosen.file is None else _of_file(chosen.file, read, prompts=new_tokens > 0)
     if table is None and read.text_b and not new_tokens:
-        raise ConfigError("this run labels pairs of texts, which lines of standard input cannot give; name a FILE")
+        raise ConfigError("this run labels pairs of texts, which lines of standard input cannot hold; name a FILE")
     from secure_fed.export import trained
 
     loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)

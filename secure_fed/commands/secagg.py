@@ -44,17 +44,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `secure-fed secagg`, whose parser is made with add_help=False."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help, with the kinds of lies, and exit")
-    parser.add_argument("--clients", required=True, type=int, metavar="N", help="how many are invited")
+    parser.add_argument("--clients", required=True, type=int, metavar="N", help="number of invited clients")
     parser.add_argument("--dim", required=True, type=int, metavar="D", help="coordinates of a vector")
     parser.add_argument(
         "--dropout", type=float, default=0.0, metavar="P", help="share of the clients that vanish (default: 0)"
     )
-    parser.add_argument("--neighbours", type=int, metavar="K", help="who hold a client's shares (default: chosen)")
+    parser.add_argument(
+        "--neighbours", type=int, metavar="K", help="clients that hold a client's shares (default: chosen)"
+    )
     parser.add_argument("--threshold", type=int, metavar="T", help="shares that rebuild a secret (default: chosen)")
     parser.add_argument("--active", action="store_true", help="signatures, against a server that actively lies")
-    parser.add_argument("--bits", type=int, choices=(32, 64), default=32, help="of a coordinate (default: 32)")
+    parser.add_argument("--bits", type=int, choices=(32, 64), default=32, help="bits of a coordinate (default: 32)")
     parser.add_argument(
-        "--corrupt", type=float, default=0.1, metavar="SHARE", help="of the clients that may collude (default: 0.1)"
+        "--corrupt", type=float, default=0.1, metavar="SHARE", help="share of clients that may collude (default: 0.1)"
     )
     parser.add_argument("--tamper", default="", metavar="KIND", help="put in a lie: see the list below")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -127,7 +129,7 @@ def _outcome(report: Report) -> Table:
         table.add_row(*row)
     table.add_row("dropped out", f"{report.dropped:,}")
     table.add_row("in the sum", f"{report.survivors:,}")
-    exact = {True: "exact, bit for bit", False: "WRONG: not the plain sum of those in it", None: "none"}
+    exact = {True: "exact, bit for bit", False: "WRONG: not the plain sum of its clients", None: "none"}
     table.add_row("sum", exact[report.exact])
     if report.aborted is not None:
         table.add_row("aborted", report.aborted)
@@ -149,8 +151,8 @@ def _terms(simulation: Simulation) -> list[tuple[str, str]]:
         ("neighbours", f"{choice.neighbours:,} ({kind})"),
         ("threshold", f"{choice.threshold:,} shares rebuild a secret"),
         ("least sum", f"of {choice.survivors:,} clients"),
-        ("too many corrupt", f"{_power(choice.failure)} ({choice.corrupt} among one client's holders are borne)"),
-        ("abort by chance", f"{_power(choice.abort)}, if as many drop out as is foreseen"),
+        ("too many corrupt", f"{_power(choice.failure)} ({choice.corrupt} among one client's holders are tolerated)"),
+        ("abort by chance", f"{_power(choice.abort)}, if as many drop out as expected"),
     ]
 
 

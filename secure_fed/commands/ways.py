@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _AGAINST = {1: "readers", 2: "and participants", 3: "everyone"}
 _EXPLAINED = (
     "Everyone: the server too. Final noise: standard deviation on a coordinate of the sum of all rounds, in clip norms. Coins "
-    "with central noise need a server that tells nobody who takes part; with distributed noise all clients send in every round."
+    "with central noise need a server that keeps the cohort secret; with distributed noise all clients send in every round."
 )
 _LENGTH = (
     "Length: of the noise on the final model, over the longest way that the model can travel. A tenth or less is small."
@@ -79,7 +79,7 @@ def show(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argpa
         whole = setting.clients * setting.rounds * sent / 1e6
         console.print(
             f"With coins and distributed noise each of the {setting.clients:,} clients sends about {sent / 1e6:.3g} MB in "
-            f"every round: {whole:,.3g} MB in {setting.rounds} rounds of all together."
+            f"every round: {whole:,.3g} MB in {setting.rounds} rounds, over all clients."
         )
     console.print("\nRecommended settings:\n")
     console.print(settings(setting, next(way for way in ways if way.recommended), chosen))

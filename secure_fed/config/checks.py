@@ -13,13 +13,13 @@ def together(config: Sections) -> None:
     _federation(config)
     _privacy(config)
     if config.evaluation.phantoms and config.federation.weighting == "examples":
-        why = "a phantom has no examples to be weighed by; set federation.weighting = 'uniform'"
+        why = "a phantom has no examples to be weighted by; set federation.weighting = 'uniform'"
         _refuse(config, "evaluation.phantoms", "federation.weighting = 'examples'", why)
     _partition(config)
     _diagnostics(config)
     if config.training.lr_warmup >= config.federation.rounds:
         message = (
-            f"training.lr_warmup is {config.training.lr_warmup}, and there are {config.federation.rounds} rounds: "
+            f"training.lr_warmup is {config.training.lr_warmup}, not below federation.rounds = {config.federation.rounds}: "
             "lower it, or raise federation.rounds"
         )
         _wrong(config, "training.lr_warmup", "below federation.rounds", message)
@@ -43,14 +43,16 @@ def _refuse(config: Sections, name: str, beside: str, why: str) -> NoReturn:
 def _federation(config: Sections) -> None:
     federation = config.federation
     if federation.clients and federation.cohort and federation.cohort > federation.clients:
-        message = f"federation.cohort is {federation.cohort}, more than the {federation.clients} clients of federation.clients"
+        message = (
+            f"federation.cohort is {federation.cohort}, more than federation.clients = {federation.clients}: lower it"
+        )
         _wrong(config, "federation.cohort", f"at most {federation.clients}", message)
     last, rounds = federation.averaged, federation.rounds
     if last > rounds:
         message = f"federation.average_last is {last}, more than federation.rounds = {rounds}: take {rounds} or less"
         _wrong(config, "federation.average_last", f"at most {rounds}", message)
     if last > 1 and config.evaluation.patience is not None:
-        why = "a run that may end early does not know which rounds are its last; leave one of the two open"
+        why = "a run that may end early does not know which rounds are its last; unset one of the two"
         _refuse(config, "federation.average_last", f"evaluation.patience = {config.evaluation.patience}", why)
     if federation.aggregate != "mean":
         _robust(config)
@@ -60,7 +62,7 @@ def _federation(config: Sections) -> None:
             "federation.server_optimizer",
             "'mean' with method.transport_form = 'sketch'",
             f"federation.server_optimizer = {federation.server_optimizer!r} adds up means of several rounds, whose sketches "
-            "span other columns: use 'mean', or method.transport_form = 'dense'",
+            "span different columns: use 'mean', or method.transport_form = 'dense'",
         )
 
 
@@ -70,18 +72,18 @@ def _robust(config: Sections) -> None:
         (
             "secure_aggregation.enabled = true",
             config.secure_aggregation.enabled,
-            "the server sees sums alone, which it can only bound as a whole (docs/bounding_inputs.md); use 'mean'",
+            "the server sees only sums, which it can bound only as a whole (docs/bounding_inputs.md); use 'mean'",
         ),
         (
             "privacy.unit = 'client'",
             config.privacy.unit == "client",
-            "one client may move a median by more than the clip norm, so the noise would not cover it; there clipping bounds "
-            "each client; use 'mean'",
+            "one client may move a median by more than the clip norm, so the noise would not cover it; clipping already "
+            "bounds each client; use 'mean'",
         ),
         (
             "federation.weighting = 'examples'",
             config.federation.weighting == "examples",
-            "a client says itself how many examples it has; set federation.weighting = 'uniform'",
+            "each client reports its own example count; set federation.weighting = 'uniform'",
         ),
         (
             "method.transport_form = 'sketch'",
@@ -92,7 +94,7 @@ def _robust(config: Sections) -> None:
         (
             "a cohort of fewer than 3 clients",
             min(config.federation.cohort or 3, config.federation.clients or 3) < 3,
-            "of two changes none is known to be the odd one; raise federation.cohort",
+            "of two changes neither can be identified as the outlier; raise federation.cohort",
         ),
     ):
         if refused:
@@ -107,10 +109,10 @@ def _partition(config: Sections) -> None:
             "natural",
             "client",
             data.client or isinstance(data.train, tuple),
-            "names no column that says whose each row is",
+            "names no column with the client of each row",
         ),
-        ("language", "language", data.language, "names no column that says what one a row is in"),
-        ("matrix", "matrix", data.matrix, "says no client's share of any label"),
+        ("language", "language", data.language, "names no column with the language of each row"),
+        ("matrix", "matrix", data.matrix, "gives no shares of the labels"),
     ):
         if data.partition == kind and not there:
             message = f"data.partition is {kind!r}, but data.{setting} {missing}"
@@ -123,13 +125,13 @@ def _diagnostics(config: Sections) -> None:
     for name in config.evaluation.diagnostics:
         if name not in DIAGNOSTICS:
             limit = f"one of {', '.join(DIAGNOSTICS)}"
-            message = f"evaluation.diagnostics names {name!r}; it may name {', '.join(DIAGNOSTICS)}"
+            message = f"evaluation.diagnostics names {name!r}; it must be one of {', '.join(DIAGNOSTICS)}"
         elif name in LOCAL_DIAGNOSTICS and (private or masked):
             limit = f"privacy.unit = {config.privacy.unit!r}" if private else "secure_aggregation.enabled = true"
             why = (
-                "it tells of what single clients trained, without noise"
+                "it reveals single clients' updates, without noise"
                 if private
-                else "it reads what single clients trained, and of them only the sum is to be known"
+                else "it reads single clients' updates, and the server may learn only their sum"
             )
             message = f"evaluation.diagnostics = {name!r} is refused with {limit}: {why}"
         else:
@@ -148,12 +150,16 @@ def _privacy(config: Sections) -> None:
         )
         _wrong(config, "privacy.epsilon", "set, or privacy.noise_multiplier", message)
     if privacy.unit == "group" and not privacy.group_column:
-        message = "privacy.unit is 'group', but privacy.group_column names no column that says whose an example is"
+        message = "privacy.unit is 'group', but privacy.group_column names no column with the person of each example"
         _wrong(config, "privacy.group_column", "the name of a column with privacy.unit = 'group'", message)
     for name, refused, revealed in (
         ("federation.weighting", federation.weighting == "examples", "the number of a client's examples is private"),
-        ("federation.nonfinite", federation.nonfinite == "fail", "a run that fails tells of one client"),
-        ("evaluation.per_client", config.evaluation.per_client, "accuracy on private data would leave without noise"),
+        ("federation.nonfinite", federation.nonfinite == "fail", "a failed run reveals something about one client"),
+        (
+            "evaluation.per_client",
+            config.evaluation.per_client,
+            "accuracy on private data would be published without noise",
+        ),
     ):
         if refused:
             _refuse(config, name, f"privacy.unit = {privacy.unit!r}", revealed)
@@ -174,11 +180,11 @@ def _denoising(config: Sections) -> None:
             config,
             "federation.server_optimizer",
             "'mean' or 'momentum' with method.denoise = 'shrink'",
-            "method.denoise = 'shrink' needs to know the noise, which federation.server_optimizer = 'adam' changes from entry "
-            "to entry: use 'mean' or 'momentum', or method.denoise = 'tangent'",
+            "method.denoise = 'shrink' needs one noise level, but federation.server_optimizer = 'adam' scales each entry "
+            "differently: use 'mean' or 'momentum', or method.denoise = 'tangent'",
         )
     if method.denoise_over == "sum" and method.transport_form == "sketch":
-        why = "the sketches of different rounds span other columns, so their sum carries noise of no one level"
+        why = "the sketches of different rounds span different columns, so their sum has no single noise level"
         _refuse(config, "method.denoise_over", "method.transport_form = 'sketch'", why + "; use 'mean', or 'dense'")
 
 
@@ -189,17 +195,17 @@ def _distributed(config: Sections) -> None:
             config,
             "secure_aggregation.enabled",
             "true with privacy.noise = 'distributed'",
-            "privacy.noise = 'distributed' is a share of noise from each client, which protects their sum alone: set "
+            "privacy.noise = 'distributed' adds a share of the noise at each client, which protects only their sum: set "
             "secure_aggregation.enabled = true, or privacy.noise = 'local'",
         )
     if sampling == "poisson" and not hidden:
         why = (
-            "the server sees who takes part, so the coins protect nobody; set privacy.hidden_cohort = true, where each client "
-            "tosses for itself"
+            "the server sees who takes part, so the coins protect nobody; set privacy.hidden_cohort = true, with which each "
+            "client tosses its own coin"
         )
         _refuse(config, "federation.sampling", "privacy.noise = 'distributed'", why)
     if sampling in ("fixed", "schedule") and hidden:
-        contradicts = "contradicts privacy.hidden_cohort = true, where each client tosses a coin of its own"
+        contradicts = "contradicts privacy.hidden_cohort = true, with which each client tosses its own coin"
         message = f"federation.sampling = {sampling!r} {contradicts}"
         _wrong(config, "federation.sampling", "privacy.hidden_cohort = true", message)
 
@@ -211,23 +217,23 @@ def _correlated(config: Sections) -> None:
         (
             "federation.sampling",
             config.federation.sampling not in ("auto", "schedule"),
-            "its bound needs to know how far apart a client's rounds are; set federation.sampling = 'schedule'",
+            "its bound needs a known distance between a client's rounds; set federation.sampling = 'schedule'",
         ),
         (
             "privacy.noise",
             privacy.noise not in ("auto", "central"),
-            "the clients of a round know no noise of the round before, which they would take back; set privacy.noise = "
+            "the clients of a round do not know the noise of earlier rounds, so cannot cancel it; set privacy.noise = "
             "'central'",
         ),
         (
             "privacy.clip_quantile",
             privacy.clip_quantile is not None,
-            "noise that follows a changing clip norm does not cancel in sums, and its bound is of one norm; leave it out",
+            "noise that follows a changing clip norm does not cancel in sums, and the bound is for one norm; leave it out",
         ),
         (
             "method.transport_form",
             config.method.transport_form == "sketch",
-            "the sketches of two rounds span other columns, and noise on one is not taken back in the other; set "
+            "the sketches of two rounds span different columns, so the noise of one does not cancel in the other; set "
             "method.transport_form = 'dense'",
         ),
     ):

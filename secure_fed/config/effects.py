@@ -86,13 +86,13 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     (
         "evaluation.audit_unit",
         lambda c: (c.audit_fraction > 0 or bool(c.evaluation.phantoms)) and c.privacy.unit == "none",
-        "evaluation.audit_fraction above 0 or evaluation.phantoms, and privacy.unit = 'none': else it is the unit that privacy "
-        "protects",
+        "evaluation.audit_fraction above 0 or evaluation.phantoms, and privacy.unit = 'none': with privacy, the protected unit "
+        "is audited",
     ),
     (
         "evaluation.phantoms",
         lambda c: c.privacy.unit != "none" or c.evaluation.audit_unit == "client",
-        "privacy.unit to be set, or evaluation.audit_unit = 'client': without privacy nothing takes the gradients of examples",
+        "privacy.unit to be set, or evaluation.audit_unit = 'client': without privacy there are no per-example gradients",
     ),
     ("evaluation.canaries", lambda c: c.audit_fraction > 0, "evaluation.audit_fraction above 0"),
     ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
@@ -116,7 +116,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.method.denoise == "shrink" and c.privacy.unit == "client",
         "method.denoise = 'shrink' and privacy.unit = 'client'",
     ),
-    ("training.epochs", lambda c: c.training.steps is None, "training.steps not to be set"),
+    ("training.epochs", lambda c: c.training.steps is None, "training.steps to be unset"),
     *(
         (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
         for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted")
@@ -158,7 +158,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     (
         "training.max_grad_norm",
         lambda c: c.privacy.unit not in ("example", "group"),
-        "privacy.unit = 'none' or 'client': else privacy.clip_norm bounds the gradient of every unit",
+        "privacy.unit = 'none' or 'client': otherwise privacy.clip_norm bounds the gradient of every unit",
     ),
     ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
 )

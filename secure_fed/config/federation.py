@@ -13,24 +13,22 @@ MOMENTUM = 0.5  # the server's, where `auto` chooses momentum
 class FederationConfig:
     clients: int | None = key(
         None,
-        "number of clients (one per 100 examples up to 200; natural: as there are)",
+        "number of clients (one per 100 examples up to 200; natural: as many as the data name)",
         at_least=1,
         optional=200,
     )
-    cohort: int | None = key(
-        None, "expected clients a round (10, or all where there are fewer)", at_least=1, optional=10
-    )
+    cohort: int | None = key(None, "expected clients a round (10, or all if there are fewer)", at_least=1, optional=10)
     rounds: int = key(20, "communication rounds", at_least=1)
     seed: int = key(
         0,
-        "of the partition, the cohorts and the training",
+        "seed of the partition, the cohorts and the training",
         at_least=0,
         at_most=2**32 - 1,
     )
     sampling: str = key(
         "auto",
-        "a cohort of exactly that size, each client by its own coin, or clients in turn by a public order; auto: schedule "
-        "where clients are protected",
+        "fixed: cohorts of exactly that size; poisson: each client by its own coin; schedule: clients in turn by a public "
+        "order; auto: schedule where clients are protected",
         choices=("auto", "fixed", "poisson", "schedule"),
     )
     weighting: str = key(
@@ -41,20 +39,20 @@ class FederationConfig:
     )
     aggregate: str = key(
         "mean",
-        "what the server makes of a round's changes; trimmed_mean and median, coordinate by coordinate, withstand some clients "
-        "that send anything",
+        "how the server combines a round's changes; trimmed_mean and median, coordinate by coordinate, withstand some clients "
+        "that send arbitrary values",
         choices=("mean", "trimmed_mean", "median"),
     )
     trim: float = key(0.2, "share of the changes that trimmed_mean leaves out at either end", above=0.0, below=0.5)
     server_optimizer: str = key(
         "auto",
-        "how the mean change is applied (FedOpt); auto: momentum where clients are protected and nothing speaks against it, "
+        "how the mean change is applied (FedOpt); auto: momentum where clients are protected and no setting excludes it, "
         "else mean",
         choices=("auto", "mean", "momentum", "adam"),
     )
     server_lr: float | None = key(
         None,
-        "server learning rate (1, and 0.01 with adam; what suits the noise where clients are protected and train by adamw)",
+        "server learning rate (1; 0.01 with adam; fitted to the noise where clients are protected and train by adamw)",
         above=0.0,
         optional=1.0,
     )
@@ -67,20 +65,20 @@ class FederationConfig:
     )
     average_last: int | None = key(
         None,
-        "the run ends with the mean of the models of so many of its last rounds (1; a quarter of them where clients are "
+        "last rounds whose models are averaged into the final model (1; a quarter of the rounds where clients are "
         "protected and train by adamw, unless the run may end early)",
         at_least=1,
         optional=1,
     )
     largest_value: float = key(
         1000.0,
-        "a client refuses to start from tensors with a larger magnitude: of a model that diverged, or a server that lies",
+        "largest magnitude of tensors that a client starts from; larger ones mean a diverged model or a lying server",
         above=0.0,
     )
     vanishing: float = key(
         0.0,
-        "share of a cohort (of all clients where privacy hides cohorts) that vanishes in the midst of every round, to see what "
-        "becomes of it",
+        "simulated dropout: share of a cohort (of all clients where privacy hides cohorts) that vanishes in the middle of "
+        "every round",
         at_least=0.0,
         below=1.0,
     )

@@ -19,19 +19,22 @@ class MethodConfig:
     personal: tuple[str, ...] = key(
         (), "names or patterns of trained tensors that stay on the client, such as classifier.*"
     )
-    freeze_init: str = key("orthonormal", "the frozen A (FFA)", choices=("orthonormal", "gaussian"))
+    freeze_init: str = key("orthonormal", "initial values of the frozen A (FFA)", choices=("orthonormal", "gaussian"))
     double_rank: bool = key(False, "twice the rank, since only half the factors train (FFA)")
     switch_round: int | None = key(
-        None, "rounds of FRA before FFA (fra_then_ffa; 5, and half of fewer than 10)", at_least=1, optional=5
+        None,
+        "rounds of FRA before FFA (fra_then_ffa; 5, or half of the rounds if fewer than 10)",
+        at_least=1,
+        optional=5,
     )
     denoise: str = key(
         "tangent",
-        "what FRA does to the noise in a private mean",
+        "how FRA removes noise from a private mean",
         choices=("tangent", "shrink", "truncate", "none"),
     )
     denoise_over: str = key(
         "auto",
-        "what FRA shrinks: each private mean, or the sum of all so far; auto: the sum, but of sketches each mean",
+        "matrix that FRA shrinks: each private mean, or the sum of all so far; auto: sum, or mean with sketches",
         choices=("auto", "mean", "sum"),
     )
     transport_form: str = key(
@@ -52,38 +55,38 @@ class MethodConfig:
         optional=64,
     )
     kronecker: int = key(4, "Compacter's n: its matrices are sums of n Kronecker products", at_least=1)
-    experts: int = key(4, "adapters of a place, of which each forward pass takes one (AdaMix)", at_least=2)
+    experts: int = key(4, "adapters per place, of which each forward pass takes one (AdaMix)", at_least=2)
     prompt_length: int = key(20, "virtual tokens (prompt, prefix and P-tuning)", at_least=1)
-    context_dim: int = key(8, "numbers of a client's embedding (C2A's t)", at_least=1)
+    context_dim: int = key(8, "size of a client's embedding (C2A's t)", at_least=1)
     hyper_dim: int = key(64, "rank of the hypernetwork's factors (C2A's s)", at_least=1)
     context: str = key(
         "text",
-        "what C2A's adapters are made from in training: each text's own context, as in evaluation, or that of its batch, as in "
-        "the paper",
+        "context from which C2A makes adapters in training: each text's own, as in evaluation, or its batch's, as in the "
+        "paper",
         choices=("text", "batch"),
     )
     class_shares: str = key(
         "uniform",
-        "the shares of the classes from which C2A's adapters are made in training: uniform ones, as in evaluation, or each "
-        "client's own, as in the paper",
+        "class shares from which C2A makes adapters in training: uniform shares, as in evaluation, or each client's own, as "
+        "in the paper",
         choices=("uniform", "client"),
     )
     final_rank: int | None = key(
-        None, "mean rank of an adapted matrix in the end (FedARA; a quarter of rank)", at_least=1, optional=2
+        None, "final mean rank of an adapted matrix (FedARA; a quarter of rank)", at_least=1, optional=2
     )
     warmup_rounds: int | None = key(
-        None, "rounds at the full rank (FedARA's t_w; 2, and of fewer than 8 rounds a quarter)", at_least=0, optional=2
+        None, "rounds at the full rank (FedARA's t_w; 2, or a quarter of fewer than 8 rounds)", at_least=0, optional=2
     )
     final_rounds: int | None = key(
-        None, "rounds at the final rank (FedARA's t_f; 5, and of fewer than 8 rounds a third)", at_least=0, optional=5
+        None, "rounds at the final rank (FedARA's t_f; 5, or a third of fewer than 8 rounds)", at_least=0, optional=5
     )
     vote_threshold: float = key(
         0.5, "share of clients that must vote for a rank to stay (FedARA's T_h)", at_least=0.0, below=1.0
     )
     masks: str = key(
         "auto",
-        "who chooses the ranks that stay (FedARA): clients by votes, or the server by the mean; auto: votes but for "
-        "privacy.unit = client, where votes would need noise of their own",
+        "who chooses the ranks that stay (FedARA): clients by votes, or the server by the mean (global); auto: votes, or "
+        "global with privacy.unit = client, where votes would need noise of their own",
         choices=("auto", "votes", "global"),
     )
 

@@ -22,15 +22,17 @@ class ModelConfig:
     name: str = key("builtin/tiny", "builtin/tiny, a folder, or a Hugging Face Hub id")
     device: str = key(
         "cpu",
-        "torch device: cpu, cuda, mps ...; auto takes the GPU where there is one; of several, as 'cuda:0, cuda:1', each "
+        "torch device: cpu, cuda, mps ...; auto: the GPU if there is one; of several devices, as in 'cuda:0, cuda:1', each "
         "trains a share of a round's clients",
     )
-    dtype: str = key("float32", "what the model computes in; adapters stay float32", choices=("float32", "bfloat16"))
+    dtype: str = key(
+        "float32", "type of the model's computations; adapters stay float32", choices=("float32", "bfloat16")
+    )
     max_length: int = key(128, "texts are cut after this many tokens", at_least=2)
     pooling: str = key(
         "model",
-        "what the head reads: model, as the architecture has it, often the first token; mean, the mean over tokens, which "
-        "sentence encoders are made for (classification, multi_label, regression)",
+        "input of the head: model, as in the architecture, often the first token; mean, the mean over tokens, for which "
+        "sentence encoders are made (classification, multi_label, regression)",
         choices=("model", "mean"),
     )
 
@@ -39,14 +41,14 @@ class ModelConfig:
 class DataConfig:
     name: str = key("builtin/notes", "builtin/notes, a Hub id or a data set folder")
     train: str | tuple[str, ...] = key(
-        "", "a JSON Lines, CSV or Parquet file (.gz too), a folder, or a list: a client a file"
+        "", "a JSON Lines, CSV or Parquet file (.gz too), a folder, or a list with one file per client"
     )
     test: str | tuple[str, ...] = key(
         "", "test file, folder or list of files; empty: test_fraction of the training rows is held out"
     )
     task: str = key(
         "classification",
-        "what is learned",
+        "learning task",
         choices=(
             "classification",
             "multi_label",
@@ -62,7 +64,7 @@ class DataConfig:
     )
     text_b: str = key(
         "",
-        "column of the second text of a pair, or of what a prompt is followed by (causal_lm); empty: none "
+        "column of the second text of a pair, or of a prompt's continuation (causal_lm); empty: none "
         "(question_answering: context; multiple_choice: choices)",
     )
     label: str = key(
@@ -72,35 +74,40 @@ class DataConfig:
     )
     class_priors: tuple[str, ...] | tuple[float, ...] = key(
         (),
-        "public shares of the classes, in their order or as 'name=share': a class's loss is times 1 / share (classification)",
+        "public shares of the classes, in their order or as 'name=share': the loss of a class is divided by its share "
+        "(classification)",
     )
-    label_centre: float = key(0.0, "what the model learns as 0; never taken from the data (regression)")
-    label_scale: float = key(1.0, "how much more it learns as 1; never taken from the data (regression)", above=0.0)
-    stride: int = key(
-        32, "tokens that neighbouring windows of a long context have in common (question_answering)", at_least=0
+    label_centre: float = key(0.0, "number that the model learns as 0; never taken from the data (regression)")
+    label_scale: float = key(
+        1.0,
+        "difference from label_centre that the model learns as 1; never taken from the data (regression)",
+        above=0.0,
     )
+    stride: int = key(32, "tokens that neighbouring windows of a long context share (question_answering)", at_least=0)
     unanswerable: bool = key(
         False, "some questions have no answer in their context, as in SQuAD 2 (question_answering)"
     )
-    learn_prompt: bool = key(False, "learn the prompt too, not only what follows it (causal_lm with text_b)")
-    likelihood: str = key("mean", "of a choice: mean or sum over its tokens (multiple_choice)", choices=("mean", "sum"))
-    client: str = key("", "column that says whose row it is (patient, author, site)")
+    learn_prompt: bool = key(False, "learn the prompt too, not only its continuation (causal_lm with text_b)")
+    likelihood: str = key(
+        "mean", "log-likelihood of a choice: mean or sum over its tokens (multiple_choice)", choices=("mean", "sum")
+    )
+    client: str = key("", "column that names the client of each row (patient, author, site)")
     examples: int = key(20_000, "training examples to generate (builtin/notes)", at_least=1, at_most=_NOTES)
     test_examples: int = key(2_000, "test examples to generate (builtin/notes)", at_least=1, at_most=_NOTES)
-    test_fraction: float = key(0.2, "share held out where there is no test set", above=0.0, below=1.0)
+    test_fraction: float = key(0.2, "share of the data that is held out if there is no test set", above=0.0, below=1.0)
     partition: str = key(
         "auto",
-        "how examples go to clients; auto: natural where the data say whose a row is, else dirichlet",
+        "division of the examples over clients; auto: natural if the data name each row's client, else dirichlet",
         choices=("auto", "iid", "dirichlet", "label_dirichlet", "language", "pathological", "matrix", "natural"),
     )
     alpha: float = key(
         10.0,
-        "Dirichlet: concentration, times the class share (dirichlet) or as it is (label_dirichlet, language); 1 is strong "
+        "Dirichlet concentration, times the class share (dirichlet) or as it is (label_dirichlet, language); 1 is strong "
         "skew, 1000 is IID",
         above=0.0,
     )
-    language: str = key("", "column that says what language a row is in: each client gets one (language)")
-    labels_per_client: int = key(2, "labels that each client has examples of (pathological)", at_least=1)
+    language: str = key("", "column that names each row's language: each client gets one language (language)")
+    labels_per_client: int = key(2, "number of labels among a client's examples (pathological)", at_least=1)
     matrix: str = key("", "each label's shares for the clients, such as '0.9 0.1; 0.1 0.9' (matrix)")
 
 
@@ -108,46 +115,47 @@ class DataConfig:
 class TrainingConfig:
     lr: float | None = key(
         None,
-        "local learning rate (the method's own in a model of this width, which `secure-fed methods --model` lists; "
-        "four times that where privacy protects anybody)",
+        "local learning rate (the method's rate for a model of this width, which `secure-fed methods --model` lists; "
+        "four times that with privacy)",
         above=0.0,
         optional=5e-3,
     )
     head_factor: float | None = key(
         None,
-        "learning rate of the head's last layer, over lr (in a model wider than 256 3, but for methods that `secure-fed "
-        "methods` lists with another; 1 in others, with sgd, and where privacy protects anybody)",
+        "learning rate of the head's last layer, divided by lr (in models wider than 256: 3, or the method's value in "
+        "`secure-fed methods`; 1 in other models, with sgd, and with privacy)",
         above=0.0,
         optional=3.0,
     )
     epochs: int = key(1, "local epochs a round", at_least=1)
     steps: int | None = key(None, "local steps a round, instead of epochs", at_least=1, optional=10)
-    batch_size: int | None = key(
-        None, "local batch size (16; 256 where privacy protects anybody)", at_least=1, optional=16
-    )
+    batch_size: int | None = key(None, "local batch size (16; 256 with privacy)", at_least=1, optional=16)
     microbatch: int | None = key(
         None,
-        "examples in one pass through the model, to bound memory; their gradients are added up to the batch's (as many as "
+        "examples in one pass through the model, to bound memory; gradients are accumulated over the batch (as many as "
         "memory holds)",
         at_least=1,
         optional=16,
     )
     together: int | None = key(
         None,
-        "clients trained in common passes on this machine, at most; 1 trains one after the other (as many as memory holds)",
+        "most clients that this machine trains in common passes; 1: one client after the other (as many as memory holds)",
         at_least=1,
         optional=64,
     )
     optimizer: str = key("adamw", "local optimiser", choices=("adamw", "sgd"))
-    momentum: float = key(0.0, "of sgd", at_least=0.0, below=1.0)
-    weight_decay: float = key(0.0, "of either optimiser", at_least=0.0)
+    momentum: float = key(0.0, "momentum of sgd", at_least=0.0, below=1.0)
+    weight_decay: float = key(0.0, "weight decay of either optimiser", at_least=0.0)
     max_grad_norm: float | None = key(
-        None, "longest gradient of a local step; a longer one is cut to it (none is cut)", above=0.0, optional=1.0
+        None,
+        "largest gradient norm of a local step; longer gradients are clipped to it (no clipping)",
+        above=0.0,
+        optional=1.0,
     )
     lr_schedule: str = key(
         "auto",
-        "of lr over the rounds, and step by step within a round; stable_decay is constant, and falls to zero over the last "
-        "fifth; auto is that, and constant where privacy protects anybody",
+        "schedule of lr over the rounds, step by step within a round; stable_decay: constant, then down to zero over the last "
+        "fifth; auto: stable_decay, or constant with privacy",
         choices=("auto", "constant", "linear", "cosine", "stable_decay"),
     )
     lr_warmup: int = key(0, "rounds in which lr rises to its value, before lr_schedule begins", at_least=0)
@@ -174,10 +182,10 @@ class EvaluationConfig:
     every: int = key(1, "evaluate after every so many rounds, and after the last", at_least=1)
     batch_size: int = key(64, "evaluation batch size", at_least=1)
     patience: int | None = key(
-        None, "end the run after so many evaluations in a row that are no better (never)", at_least=1, optional=5
+        None, "evaluations in a row without an improvement after which the run ends (never)", at_least=1, optional=5
     )
     keep_best: bool = key(False, "also keep the model of the best evaluation, for predict and export with --best")
-    per_client: bool = key(False, "also the accuracy on each client's own examples: mean and worst decile")
+    per_client: bool = key(False, "also measure the accuracy on each client's own examples: mean and worst decile")
     tensorboard: bool = key(False, "also write TensorBoard events into the run directory")
     wandb: bool = key(
         False,
@@ -191,38 +199,38 @@ class EvaluationConfig:
     )
     diagnostics: tuple[str, ...] = key(
         (),
-        "what else to measure in every round: variation of the global weights; discrepancy and drift of clients from them, and "
+        "further measurements in every round: variation of the global weights; discrepancy and drift of clients from them, and "
         "aggregation_error of products of factors, which need every client's tensors",
     )
     target_accuracy: float | None = key(
-        None, "say after how many rounds this was reached", above=0.0, at_most=1.0, optional=0.8
+        None, "report after how many rounds this accuracy was reached", above=0.0, at_most=1.0, optional=0.8
     )
     phantoms: int | None = key(
         None,
-        "units that are nobody's data, of which a coin decides whether they pull the model along a random direction, to "
-        "measure what is told of membership (with privacy as many as cost hardly any accuracy, else none)",
+        "units that are nobody's data; a coin decides whether each pulls the model along a random direction, to measure "
+        "how much the model reveals of membership (with privacy as many as cost hardly any accuracy, else none)",
         at_least=0,
         at_most=100_000,
         optional=20,
     )
     audit_fraction: float | None = key(
         None,
-        "share of the units of the data (examples; groups or clients where privacy protects these) that the membership figure "
-        "is measured on; a coin holds each of them out of training or not, so about half of them do not train. 0: all train "
-        "(0.1; 0 with privacy or phantoms, unless canaries ask for it)",
+        "share of the units of the data (examples; groups or clients where privacy protects these) on which membership is "
+        "measured; a coin decides whether each of them is held out, so about half of them do not train. 0: all train "
+        "(0.1; 0 with privacy or phantoms, unless canaries are set)",
         at_least=0.0,
         at_most=1.0,
         optional=0.1,
     )
     audit_unit: str = key(
         "auto",
-        "what these units are, in a run without privacy: single examples, or clients with all they have; auto: what privacy "
-        "protects, or else examples",
+        "unit of audit_fraction and phantoms in a run without privacy: single examples, or clients with all their examples; "
+        "auto: the unit that privacy protects, or else examples",
         choices=("auto", "example", "client"),
     )
     canaries: str = key(
         "none",
-        "make these units conspicuous, for a sharper audit: wrong labels, a rare token, or a random direction as their change",
+        "make the units of audit_fraction conspicuous, to sharpen the audit: wrong labels, a rare token, or a random change",
         choices=("none", "mislabelled", "rare_token", "direction"),
     )
     record: str = key(
@@ -231,7 +239,7 @@ class EvaluationConfig:
         choices=("nothing", "models", "updates"),
     )
     bandwidth: float | None = key(
-        None, "megabytes a second of a client's line: say how long the run would take over it", above=0.0, optional=1.0
+        None, "a client's bandwidth in megabytes a second: report how long the run would take", above=0.0, optional=1.0
     )
 
 

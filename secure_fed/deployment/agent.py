@@ -126,7 +126,7 @@ def main() -> int:
         from secure_fed.deployment.node import Node
 
         if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--attended"]):
-            raise AgentError("give the agent one folder: that of `secure-fed node init`")
+            raise AgentError("give the agent one folder, the folder that `secure-fed node init` made")
         folder = Path(sys.argv[1])
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         if sys.argv[2:]:

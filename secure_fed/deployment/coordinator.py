@@ -115,11 +115,11 @@ class Gate:
         settings = self.settings
         if self.links.await_members(wanted, least, settings.wait):
             return
-        few = f"{least} of the {len(wanted)} members of round {round_ + 1} were not there after {settings.wait:g} s"
+        few = f"fewer than {least} of the {len(wanted)} members of round {round_ + 1} were connected after {settings.wait:g} s"
         if settings.too_few == "lose":
             raise TurnPassed(few)
         raise TrainingError(
-            f"{few}: run again, which goes on from here, once they are; or raise wait, or set too-few to lose"
+            f"{few}: run again once they are, which resumes here; or raise wait, or set too-few to lose"
         )
 
 

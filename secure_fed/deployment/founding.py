@@ -85,12 +85,12 @@ def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
             raise ConfigError(f"{setting} = {value!r} {why}: set it to {limit}").about(setting, value, limit)
     unit, clients = config.privacy.unit, config.federation.clients
     if clients not in (None, len(members)):
-        message = f"federation.clients = {clients} is not the {len(members)} cards that are given: leave it out"
+        message = f"federation.clients = {clients} differs from the number of cards, {len(members)}: leave it out"
         raise ConfigError(message).about("federation.clients", clients, "not set")
     if counts_on_secrecy(config, len(members)):
         raise ConfigError(
-            "federation.sampling = 'fixed' with noise by the server counts on nobody's seeing who takes part, and whoever runs "
-            "or watches the machines does: set it to 'schedule'"
+            "federation.sampling = 'fixed' with noise by the server assumes that nobody sees who takes part, but everybody who "
+            "runs or watches the machines does: set it to 'schedule'"
         ).about("federation.sampling", "fixed", "'schedule' or 'auto'")
     if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
         raise ConfigError(
@@ -102,7 +102,7 @@ def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
 _ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
     "federation.sampling": (
         ("schedule", "fixed", "auto"),
-        "is by secret coins, and whoever runs or watches the machines sees whom they choose",
+        "draws clients by secret coins, and everybody who runs or watches the machines sees the draw",
     ),
     "federation.vanishing": ((0.0,), "makes clients of a simulation vanish"),
     "evaluation.per_client": ((False,), "needs the members' examples in one place"),

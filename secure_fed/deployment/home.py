@@ -53,9 +53,7 @@ class NodeSection:
 
     name: str = key("", "this node's name in federations")
     train: tuple[str, ...] = key((), "the files of this node's examples; they never leave this machine")
-    model: str = key(
-        "", "a folder with the base model, where it is not found under the name that a federation gives it"
-    )
+    model: str = key("", "a folder with the base model; needed if the model is not found under the name in the charter")
     device: str = key("cpu", "where the model computes: cpu, cuda ...")
     units: int = key(0, "how many examples or persons the data have, for federations that protect these", at_least=0)
 
@@ -108,7 +106,7 @@ class CoordinatorSection:
     """[coordinator] of coordinator.toml."""
 
     test: tuple[str, ...] = key((), "the files of the coordinator's test set")
-    model: str = key("", "a folder with the base model, where it is not found under the name that the charter gives it")
+    model: str = key("", "a folder with the base model; needed if the model is not found under the name in the charter")
     device: str = key("cpu", "where the model computes: cpu, cuda ...")
     ledger: str = key("", "a ledger that runs share, where clients are protected; empty: one for this run")
 
@@ -150,9 +148,9 @@ def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str,
     if missing := [one for one in train if not Path(one).exists()]:
         raise HomeError(f"{missing[0]} is not there: name the file of this node's examples with --train")
     if not _FINGERPRINT.fullmatch(coordinator):
-        raise HomeError(f"{coordinator!r:.80} is no fingerprint: `secure-fed coordinator init` prints one")
+        raise HomeError(f"{coordinator!r:.80} is not a fingerprint: `secure-fed coordinator init` prints one")
     if units < 0:
-        raise HomeError(f"{units} units are none: give --units anew, from 1 on")
+        raise HomeError(f"--units is {units}: give a number of at least 1")
     require_name(name)
     for one in train:
         require_an_example(Path(one), "--train")
@@ -279,7 +277,7 @@ def _known(found: Iterable[str], known: Iterable[str], place: Path, section: str
         if name not in words:
             near = difflib.get_close_matches(name, words, n=1, cutoff=0.4)
             meant = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
-            raise HomeError(f"{place} has {section}{name!r}, which there is not: {meant}")
+            raise HomeError(f"{place} has the unknown name {section}{name!r}: {meant}")
 
 
 def _section(kind: type[Section], table: Any, place: Path, section: str) -> Section:

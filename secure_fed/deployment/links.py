@@ -79,7 +79,7 @@ class Links:
                 if fits(answer, requests[member]):
                     yield answer
                 elif answer is not None:
-                    self.say(f"{self._name(member)} refuses: it answered something else than it was asked")
+                    self.say(f"{self._name(member)} refuses: its answer does not fit the request")
         for node, member in member_of.items():
             self.say(f"{self._name(member)} did not answer in {self.deadline:g} s")
             if node not in self.carrier.nodes():
@@ -119,16 +119,14 @@ class Links:
         if isinstance(found, Accepted) and 0 <= found.member < len(self.charter.members):
             if offer.accepted_by(self.charter.members[found.member].identity, self.charter.digest, found):
                 if found.member not in self._node:
-                    self.say(f"{self._name(found.member)} is there")
+                    self.say(f"{self._name(found.member)} is connected")
                 self._node[found.member] = node
                 return
             found = Refusal(
                 "Forged", f"it says that it is {self._name(found.member)}, and does not have that member's key"
             )
         self._refused[node] = time.monotonic() + _AGAIN
-        sentence = (
-            found.sentence if isinstance(found, Refusal) else "it sent something else than an answer to the charter"
-        )
+        sentence = found.sentence if isinstance(found, Refusal) else "its message does not answer the charter"
         self.say(f"node {node} does not take part: {sentence}")
 
     def _answer(self, member: int, asked: Envelope, envelope: Envelope) -> Any:
@@ -146,11 +144,9 @@ class Links:
         if isinstance(found, Staged | Reply):
             return found
         if isinstance(found, Left):
-            self.say(
-                f"{self._name(member)} left the round: too few others were there for its contribution to be hidden"
-            )
+            self.say(f"{self._name(member)} left the round: too few other members were left to hide its contribution")
         else:
-            why = found.sentence if isinstance(found, Refusal) else "it answered something else than it was asked"
+            why = found.sentence if isinstance(found, Refusal) else "its answer does not fit the request"
             self.say(f"{self._name(member)} refuses: {why}")
         return None
 

@@ -161,7 +161,7 @@ def _config_of(path: Path, note: Note) -> RunConfig:
 def _load_base(path: Path, note: Note, config: RunConfig) -> nn.Module:
     if not note.base_model:
         raise ModelError(
-            f"{path} was trained on a module that only a program has: give it, as it was before, load_adapter(folder, model)"
+            f"{path} was trained on a module that only a program has: give it, as before training, load_adapter(folder, model)"
         )
     if note.task not in tasks.TASKS:
         raise ModelError(

@@ -190,7 +190,7 @@ def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
     return rows
 
 
-_NOT_TOLD = {"measured on test rows": "not told: these rows were held out of the clients' own data, without noise"}
+_NOT_TOLD = {"measured on test rows": "withheld: these rows were held out of the clients' own data, without noise"}
 _PRIVACY = "privacy"
 _VOID = "NOT PRIVATE"
 _BFLOAT16 = (

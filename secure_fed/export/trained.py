@@ -82,7 +82,7 @@ class Trained:
         task, settings = tasks.build(self.config.data), self.config.evaluation
         if pairs is None and task.columns.text_b:
             raise ConfigError(
-                f"this run judges {task.columns.text!r} and {task.columns.text_b!r} together, and was given the first alone: "
+                f"this run judges {task.columns.text!r} and {task.columns.text_b!r} together, but only the first was given: "
                 "name a FILE with both columns"
             ).about("FILE", task.columns.text, f"{task.columns.text} and {task.columns.text_b}")
         lines = tuple(task.line(text) for text in texts)
@@ -150,7 +150,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
     state = replace(checkpoint.state, tensors=tensors)
     if not fits(method, initial, state) or base != facts["model_digest"]:
         raise RunDirectoryError(
-            f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the one it was trained on"
+            f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the model it was trained on"
         )
     Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device).load(tensors)
     measured = {} if personal else _measured(published, checkpoint.state.round)

@@ -43,7 +43,7 @@ class Connection:
             raise FlowerProjectError(f"--superlink {self.superlink!r:.80} is no HOST:PORT, such as 127.0.0.1:8000")
         if self.insecure and self.root_certificates:
             raise FlowerProjectError(
-                "--insecure is no TLS at all, so it has no --root-certificates: leave one of them out"
+                "--insecure switches TLS off, so --root-certificates has no effect: leave one of them out"
             )
         if self.root_certificates and not self.root_certificates.is_file():
             raise FlowerProjectError(f"--root-certificates {self.root_certificates} is not there: name a PEM file")
@@ -53,10 +53,10 @@ def write_project(folder: Path, coordinator: Path, connection: Connection) -> Pa
     """Write the project into a new or empty folder, all of it or nothing. FlowerProjectError gives the reason."""
     with plainly(FlowerProjectError, f"{folder} cannot be used", "name another folder"):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise FlowerProjectError(f"{folder} is not empty; name a folder that is, or one that does not exist")
+            raise FlowerProjectError(f"{folder} is not empty; name an empty or a new folder")
         if not coordinator.is_dir():
             raise FlowerProjectError(
-                f"--coordinator {coordinator} is no folder; name the one of `secure-fed coordinator init`"
+                f"--coordinator {coordinator} is not a folder; name the folder that `secure-fed coordinator init` made"
             )
         files = contents(coordinator.resolve(), connection)
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,7 @@ class Link:
         if not (host and colon and port.isdecimal()):
             raise LinkError(f"--superlink is {self.superlink!r}: give HOST:PORT, such as fed.example.org:8000")
         if self.insecure and (self.root_certificates or self.auth_key):
-            raise LinkError("--insecure stands beside a certificate or a key, which are for TLS: leave one of them out")
+            raise LinkError("--insecure excludes the certificate and key, which are for TLS: leave one of them out")
         if not self.insecure and self.root_certificates is None:
             raise LinkError(
                 "the connection has no certificate: give --root-certificates FILE, or --insecure for trials"
@@ -155,7 +155,7 @@ def _judged(text: str, link: Link, port: int, log: Path) -> str:
         ),
         (
             "code: 2001",
-            f"{link.superlink} admits known nodes alone: give --auth-key, and have the key registered there",
+            f"{link.superlink} admits only known nodes: give --auth-key, and have the key registered there",
         ),
         (
             "code: 2004",
@@ -167,7 +167,7 @@ def _judged(text: str, link: Link, port: int, log: Path) -> str:
         if words in text:
             raise LinkError(sentence)
     if "SuperNode ID:" not in text:
-        raise LinkError(f"the SuperNode did not get to {link.superlink}; {log} says why")
+        raise LinkError(f"the SuperNode could not reach {link.superlink}; {log} says why")
     return "the connection was lost"
 
 

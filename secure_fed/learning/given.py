@@ -87,7 +87,7 @@ def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
         except TypeError as error:
             if not config.privacy.unit_name:
                 raise ConfigError(
-                    "a ledger that runs share has to know its unit, and your examples cannot be told apart by their content "
+                    "a shared ledger has to identify its unit, and your examples cannot be told apart by their content "
                     f"({error}): set privacy.unit_name to a name that all runs on this unit give"
                 ) from error
     return fingerprint.of_sizes([len(train)] if is_lazy(train) else map(len, train))

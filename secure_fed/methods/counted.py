@@ -26,7 +26,7 @@ def usual_classes(model: str) -> int:
 def rows(model: str, overrides: Sequence[str], classes: int) -> list[dict[str, Any]]:
     """A row for every method, as `catalogue` returns it."""
     if classes < 2:
-        raise ConfigError(f"--classes is {classes}, but a head tells at least 2 classes apart; give 2 or more")
+        raise ConfigError(f"--classes is {classes}, but a head needs at least 2 classes; give 2 or more")
     if (model, list(overrides), classes) == (BUILTIN, [], usual_classes(BUILTIN)):
         kept: list[dict[str, Any]] = json.loads(KEPT.read_text(encoding="utf-8"))
         if [row["name"] for row in kept] == list(METHODS):

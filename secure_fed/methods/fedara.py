@@ -62,7 +62,7 @@ def build(run: RunConfig) -> FedAra:
     votes = _by_votes(run)
     last = method.final_rank or -(-method.rank // 4)
     if last > method.rank:
-        raise ConfigError(f"method.final_rank = {last} is above method.rank = {method.rank}, which ranks start at")
+        raise ConfigError(f"method.final_rank = {last} is above method.rank = {method.rank}, the starting rank")
     rounds = run.federation.rounds
     few = rounds < _FEW
     warmup = (rounds // 4 if few else 2) if method.warmup_rounds is None else method.warmup_rounds
@@ -70,7 +70,7 @@ def build(run: RunConfig) -> FedAra:
     if warmup + final >= rounds:
         raise ConfigError(
             f"method.warmup_rounds = {warmup} and method.final_rounds = {final} leave none of "
-            f"federation.rounds = {rounds} for giving up ranks: lower them, or raise federation.rounds"
+            f"federation.rounds = {rounds} for reducing ranks: lower them, or raise federation.rounds"
         )
     budget = Budget(method.rank, last, warmup, final, rounds)
     return FedAra(TripletAdapter(LoraAdapter.of(method)), CARD, budget, method.vote_threshold if votes else None)
@@ -82,7 +82,7 @@ def _by_votes(run: RunConfig) -> bool:
     if method.masks == "votes" and by_client:
         raise ConfigError(
             "method.masks = 'votes' is refused with privacy.unit = 'client', where votes would need noise of their own: use "
-            "'global', which chooses ranks by what is noised already"
+            "'global', which chooses ranks from noised tensors"
         )
     votes = method.masks == "votes" or (method.masks == "auto" and not by_client)
     if votes and run.federation.server_rate != 1:
@@ -92,7 +92,7 @@ def _by_votes(run: RunConfig) -> bool:
         )
     if not votes and method.vote_threshold != MethodConfig().vote_threshold:
         raise ConfigError(
-            f"method.vote_threshold = {method.vote_threshold:g} has no effect where nobody votes (method.masks = 'global', or "
+            f"method.vote_threshold = {method.vote_threshold:g} has no effect without votes (method.masks = 'global', or "
             "privacy.unit = 'client'): leave it out"
         )
     return votes

@@ -43,7 +43,7 @@ def _require_same(trained: dict[str, nn.Parameter], optimizer: Optimizer) -> Non
     for name, one in trained.items():
         if id(one) not in stepped:
             raise ModelError(
-                f"parameter {name} requires a gradient, and the optimizer does not have it: another one would step it "
+                f"parameter {name} requires a gradient, but the optimizer does not have it: another optimizer would step it "
                 "without noise; freeze it, or give it to the optimizer"
             )
     if stepped - own:

@@ -71,7 +71,7 @@ def _members(examples: Any, *, told: bool) -> str:
         if told:
             return fingerprint.of_sizes([len(examples)])
         raise DataError(
-            f"the ledger has to know its unit, and the examples cannot be told apart by their content ({error}): give "
+            f"the ledger has to identify its unit, and the examples cannot be told apart by their content ({error}): give "
             "unit_name, a name that all loops and runs on these examples give"
         ) from error
 

@@ -80,12 +80,12 @@ class PrivateSteps:
             )
         if not turn.rehearsal and self.reduction is None:
             raise OwnLoopError(
-                "the loop left out batches of the rehearsal, which come first and may have one example: without them nothing "
-                "says what the loss is; call optimizer.step() once for every batch of the wrapped loader"
+                "the loop left out batches of the rehearsal, which come first and may have one example: without them the "
+                "loss is unknown; call optimizer.step() once for every batch of the wrapped loader"
             )
         if not turn.rehearsal and self._left() < 1:
             raise BudgetExhausted(
-                f"the loop asks for step {self.made + 1}, and its budget is for {self.made}: give wrap() more epochs or steps, "
+                f"the loop starts step {self.made + 1}, beyond its budget of {self.made}: give wrap() more epochs or steps, "
                 "which takes more noise or epsilon, and train anew"
             )
         if turn.rehearsal and turn.rows > 1:
@@ -170,7 +170,7 @@ class PrivateSteps:
         stepped = {id(one) for group in self._optimizer.param_groups for one in group["params"] if one.requires_grad}
         if known != {id(one) for one in self._model.parameters() if one.requires_grad} or known != stepped:
             raise OwnLoopError(
-                "the trained parameters are not those that were wrapped; freeze or unfreeze before wrap(), and give the "
+                "the trained parameters differ from the wrapped ones; freeze or unfreeze before wrap(), and give the "
                 "optimizer all of them and no others"
             )
 

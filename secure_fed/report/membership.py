@@ -60,7 +60,7 @@ def judgement(found: Mapping[str, Any]) -> str:
     low, high = map(float, between)
     interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
     if low > _CHANCE and of_phantoms(found):
-        return f"{interval}: phantoms that pulled can be told from others. {_ALLOWED}"
+        return f"{interval}: phantoms that pulled can be distinguished from others. {_ALLOWED}"
     if low > _CHANCE:
         return f"{interval}: the model reveals something about whether {unit(found)[1]} was in its training."
     if high < _CHANCE:

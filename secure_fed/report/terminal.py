@@ -67,7 +67,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_measured(summary, [(name.replace("_", " "), f"{value:.4g}") for name, value in own]),
         *_membership(summary),
         ("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}"),
-        *([("best evaluation", f"that of round {best}")] if best not in (None, summary["rounds"]) else []),
+        *([("best evaluation", f"round {best}")] if best not in (None, summary["rounds"]) else []),
         *([("ended early", str(summary["ended_early"]))] if summary["ended_early"] else []),
         ("trained parameters", f"{summary['trainable']:,}"),
         ("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}"),
@@ -119,7 +119,7 @@ def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) ->
     console.print(table)
     console.print("exact: whether averaging what clients send equals averaging their models")
     console.print("lr: the learning rate in this model where training.lr is not set")
-    console.print("of head: that of the head's last layer; where privacy protects anybody, it is lr")
+    console.print("of head: the learning rate of the head's last layer; in private runs it equals lr")
     console.print("protects: the units that differential privacy can protect; any: client, example and group")
     for row in rows:
         if row["trainable"] is None:

@@ -39,7 +39,9 @@ class Tracker(ABC):
             except Exception as error:
                 raise ConfigError(f"{self.name} cannot be started: {_short(error)}; {self.advice}") from error
         elif run_dir is None:
-            raise ConfigError(f"{self.name} gets a private run as files in its run directory, so name one: run(out)")
+            raise ConfigError(
+                f"{self.name} receives a private run as files of its run directory: name one with run(out)"
+            )
 
     def on_published(self, record: Record) -> None:
         """Pass a round's public record on."""

@@ -45,7 +45,7 @@ class Charges:
 
     def _open(self) -> Budget:
         if self.budget is None:
-            raise PrivacyError("nothing may be released outside a run: its budget is opened by Federation.run")
+            raise PrivacyError("nothing may be released outside a run: Federation.run opens the budget")
         return self.budget
 
 

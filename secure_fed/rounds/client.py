@@ -155,7 +155,7 @@ class Client:
         if Layout.of(sent).digest != request.layout:
             odd = self._odd(sent, request)
             raise LayoutError(
-                f"client {self.name} and the server disagree on what pass {request.pass_name!r} carries: {odd}"
+                f"client {self.name} and the server disagree on the content of pass {request.pass_name!r}: {odd}"
             )
         return Reply(self.index, sent, self._counts, self._loss)
 
@@ -185,14 +185,16 @@ class Client:
         """
         plan = self._plan(request.round)
         if (request.plan.passes, request.plan.trainable) != (plan.passes, plan.trainable):
-            raise MethodError(f"client {self.name} was asked for another plan than {self._setup.method.card.name} has")
+            raise MethodError(
+                f"the request to client {self.name} has another plan of passes than {self._setup.method.card.name}"
+            )
         if self._setup.acceptable is not None:
             self._setup.acceptable.require(request, self.name)
         if request.pass_name == plan.passes[0]:
             self._take_turn(request.round)
             self._due = [(request.round, name) for name in plan.passes]
         if not self._due or self._due.pop(0) != (request.round, request.pass_name):
-            raise MethodError(f"client {self.name} was asked out of turn for pass {request.pass_name!r:.40}")
+            raise MethodError(f"the request to client {self.name} for pass {request.pass_name!r:.40} is out of turn")
 
     def _take_turn(self, round_: int) -> None:
         """Refuse a round that is not this client's turn. Records the turn before the answer."""

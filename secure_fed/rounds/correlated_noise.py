@@ -42,7 +42,7 @@ class CorrelatedNoise:
     def noised(self, total: Named, std: float, round_: int, pass_name: str) -> dict[str, Tensor]:
         """The total of a pass with its noise. std: of the independent noise."""
         if self._source is None:
-            raise PrivacyError("nothing may be released outside a run: its noise is opened by Federation.run")
+            raise PrivacyError("nothing may be released outside a run: Federation.run opens the noise")
         if pass_name not in self._rows:
             self._rows[pass_name] = CorrelatedRows(self.correlation, partial(_stream, self._source, pass_name))
         return self._rows[pass_name].noised(total, std, round_)

@@ -226,7 +226,7 @@ class Server:
             raise MethodError(f"{name} returns {type(following).__name__}, and not the next State")
         if following.round != state.round + 1:
             raise MethodError(
-                f"{name} makes round {following.round} of round {state.round}, where `round` grows by one"
+                f"{name} returns round {following.round} after round {state.round}; `round` must grow by one"
             )
         shrinks = isinstance(self.method, Shrinking)
         if not shrinks and (odd := Layout.of(following.tensors).differing(Layout.of(state.tensors))):

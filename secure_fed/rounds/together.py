@@ -50,6 +50,6 @@ class Together:
         """Log the results of trials after the first `tried`."""
         for trial in list(self.ways.trials.values())[tried:]:
             if trial.why_not:
-                _log.warning("clients are trained one after the other: %s", trial.why_not)
+                _log.warning("clients train one after the other: %s", trial.why_not)
             else:
-                _log.info("clients are trained in common passes")
+                _log.info("clients train in shared passes")

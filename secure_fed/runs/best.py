@@ -26,12 +26,12 @@ def require_choosable(config: RunConfig, facts: Mapping[str, Any]) -> None:
     setting, value = f"evaluation.{chosen}", getattr(config.evaluation, chosen)
     if config.privacy.unit != "none" and not is_declared(facts["test"]["from"]):
         raise ConfigError(
-            f"{setting} goes by the test rows, which were held out of the protected ones, so that the choice would tell of "
+            f"{setting} chooses by the test rows, which were held out of the protected rows, so the choice would reveal "
             "them: set data.test to rows that need no protection"
         ).about(setting, value, "a declared test set")
     if config.evaluation.keep_best and config.method.personal:
         raise ConfigError(
-            "evaluation.keep_best keeps the common model, and method.personal leaves part of it at the clients: leave one of "
+            "evaluation.keep_best keeps the shared model, and method.personal leaves part of it at the clients: leave one of "
             "them out"
         ).about("evaluation.keep_best", True, "no method.personal")
 
@@ -51,7 +51,7 @@ def stalled(records: Sequence[Record], patience: int | None) -> str:
     if len(since) < patience:
         return ""
     reached = f"accuracy {found['accuracy']:.1%}" if _number(found, "accuracy") else f"loss {found['loss']:.4g}"
-    return f"{patience} evaluations in a row were no better than that of round {found['round']}, {reached}"
+    return f"{patience} evaluations in a row were no better than the evaluation of round {found['round']}, {reached}"
 
 
 def require_measured(measured: Record, config: RunConfig) -> None:
@@ -61,7 +61,7 @@ def require_measured(measured: Record, config: RunConfig) -> None:
         measured
     ):  # after a run diverged its loss is NaN, which is no better than any number
         raise ConfigError(
-            f"evaluation.{name} goes by accuracy or loss, and the evaluation gave neither: let metrics give one"
+            f"evaluation.{name} needs accuracy or loss, and the evaluation has neither: return one from metrics"
         ).about(f"evaluation.{name}", getattr(config.evaluation, name), "metrics with 'accuracy' or 'loss'")
 
 

@@ -224,18 +224,16 @@ def _noted(folder: Path) -> dict[str, Any] | None:
     if not (own_part / BUDGET).exists():
         if (folder / CHECKPOINT).exists() or (own_part / RELEASED).exists():
             raise RunDirectoryError(
-                f"{folder} has released, but {PRIVATE}/{BUDGET}, which says from what budget, is missing: restore it"
+                f"{folder} has released, but {PRIVATE}/{BUDGET}, which names its budget, is missing: restore it"
             )
         return None
     noted = read_object(own_part, BUDGET)
     own = Path(str(noted.get("ledger", "")))
     if own.name == OWN_LEDGER and own.parent != own_part.absolute():
         raise RunDirectoryError(
-            f"{folder} was moved or copied from {own.parent.parent}, and what is gone on with in two places is released twice: "
+            f"{folder} was moved or copied from {own.parent.parent}, and a run that resumes in two places releases twice: "
             "move it back"
         )
     if not (isinstance(noted.get("run"), str) and isinstance(noted.get("head"), dict)):
-        raise RunDirectoryError(
-            f"{own_part / BUDGET} is damaged: it does not say what the run is called in its ledger; restore it"
-        )
+        raise RunDirectoryError(f"{own_part / BUDGET} is damaged: it lacks the run's name in its ledger; restore it")
     return noted

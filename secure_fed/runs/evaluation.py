@@ -59,7 +59,7 @@ def across_clients(metrics: Sequence[Mapping[str, float]], name: str) -> dict[st
     """A metric's mean over clients, and its mean over the tenth of them that is served worst (at least one)."""
     if not all(name in own for own in metrics):
         raise ConfigError(
-            f"evaluation.per_client compares clients by {name!r}, which metrics does not give; let it, or leave the setting out"
+            f"evaluation.per_client compares clients by {name!r}, which metrics does not return: return it, or leave this out"
         ).about("evaluation.per_client", True, f"metrics with {name!r}")
     ordered = np.sort([own[name] for own in metrics])
     worst = ordered[: max(1, len(ordered) // 10)]

@@ -82,7 +82,7 @@ class Recorder:
         """The recorder of a run in this directory; refuses to record without one."""
         kept = config.evaluation.record
         if kept != "nothing" and run_dir is None:
-            message = f"evaluation.record = {kept!r} needs a run directory to keep it in: set out"
+            message = f"evaluation.record = {kept!r} needs a run directory to write to: set out"
             raise ConfigError(message).about("evaluation.record", kept, "a run directory")
         return cls(run_dir, names, kept)
 
@@ -232,7 +232,7 @@ def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
         raise RunDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error
 
 
-_REMEDY = f"put the run's own back, take the folder {FOLDER} away, or run again"
+_REMEDY = f"restore the run's own folder {FOLDER}, remove this folder, or run again"
 _UPDATES = (
     "evaluation.record = 'updates' keeps what clients send, from which texts can be had and which no guarantee covers: keep "
     "the run directory as you keep the training texts"

@@ -74,7 +74,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
     """
     recorder = Recorder.of(assembly.config, run_dir, assembly.server.names)
     if run_dir is None and resume:
-        raise RunDirectoryError("resume needs the run directory to go on with: set out")
+        raise RunDirectoryError("resume needs a run directory: set out")
     if run_dir is not None and not resume:
         require_unused(run_dir)
     privacy, subject = assembly.config.privacy, Subject.of(assembly.config, assembly.problem)
@@ -237,7 +237,7 @@ def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Reco
         return assembly.initial, records
     if not fits(assembly.method, assembly.initial.tensors, checkpoint.state):
         raise RunDirectoryError(
-            f"{store.path} holds the state of another model; resume with the model it was begun with"
+            f"{store.path} holds the state of another model; resume with the model it was started with"
         )
     personal = read_personal(store.path, checkpoint.state.round)
     for index, kept in personal.items():

@@ -27,8 +27,8 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
         )
     if config.federation.rounds > held.federation.rounds and held.privacy.unit != "none":
         raise RunDirectoryError(
-            f"{path} was planned for {held.federation.rounds} rounds, and its privacy for these: federation.rounds cannot be "
-            "raised in view of what was released; start a new run"
+            f"{path} was planned for {held.federation.rounds} rounds, and its privacy too: federation.rounds cannot be raised "
+            "after a release; start a new run"
         )
     unread = _left_unread(config, held)
     differences = config.replace({rounds: held.federation.rounds, **unread}).differences(held)
@@ -54,7 +54,7 @@ def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
     if differing:
         other = "another guarantee" if differing[0] == "privacy" else "other data"
         raise RunDirectoryError(
-            f"{path} was begun with {other}: {differing[0]} in {name} differs; resume with what it was begun with"
+            f"{path} was started with {other}: {differing[0]} in {name} differs; resume without that change"
         )
 
 
@@ -67,7 +67,7 @@ def differing_digests(path: Path, own: Record) -> list[str]:
     """The names of facts that differ from the private part of the run in `path`; digests are keyed with its key."""
     if not (private_part(path) / OWN_FACTS).exists():
         raise RunDirectoryError(
-            f"{path / PRIVATE} lacks {OWN_FACTS}, by which a run knows its data: restore the folder that the run wrote"
+            f"{path / PRIVATE} lacks {OWN_FACTS}, which identifies the run's data: restore the folder that the run wrote"
         )
     held = read_object(private_part(path), OWN_FACTS)
     return differing(sealed(own, str(held.get("key", ""))), held)

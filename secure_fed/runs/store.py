@@ -154,7 +154,7 @@ class RunStore:
         records = read_lines(file, finished)
         if len(records) != finished:
             raise RunDirectoryError(
-                f"{file} is damaged: it tells of {len(records)} of the {finished} finished rounds; start again in another --out"
+                f"{file} is damaged: it records {len(records)} of the {finished} finished rounds; start again in another --out"
             )
         if file.exists():
             content = "".join(json.dumps(record) + "\n" for record in records)

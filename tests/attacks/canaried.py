@@ -1,4 +1,4 @@
-"""Small federations with canaries, run to their end, as an adversary saw them."""
+"""Small federations with canaries, run to their end, in an adversary's view."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MANY_CLIENTS, MANY_EXAMPLES = [2] * 120, [40] * 3
 
 
 class Wide(nn.Module):
-    """Two layers wide enough that random directions are all but orthogonal, and a head."""
+    """Two layers wide enough for random directions to be almost orthogonal, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def never(count: int) -> Any:
 def case(
     settings: Mapping[str, Any], sizes: Sequence[int], vantage: str = "fellow_client", *, noise: bool = True
 ) -> tuple[Case, float | None]:
-    """A finished run as seen from there, and the epsilon that it says it keeps to. noise: whether its mechanism adds any."""
+    """A finished run seen from `vantage`, and its stated epsilon. noise: whether its mechanism adds any."""
     built, states, epsilon = _run(tuple(settings.items()), tuple(sizes), noise)
     last = states[max(states)]
     return Case(built.assembly, Seen(vantage, last, states if vantage != "outsider" else {}), never), epsilon
@@ -114,7 +114,7 @@ def _run(
 
 
 def _clean(self: Gaussian, total: Mapping[str, Tensor], clip_norm: float, stream: Any) -> dict[str, Tensor]:
-    """A mechanism that forgot its noise."""
+    """A broken mechanism that adds no noise."""
     return dict(total)
 
 

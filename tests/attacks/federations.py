@@ -1,4 +1,4 @@
-"""Federations whose clients hold one batch each, run and seen as an attack sees them."""
+"""Finished federations whose clients have one batch each, in an attack's view."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ USUAL: dict[str, Any] = {
 
 
 def case(vantage: str = "server", clients: int = 3, each: int = 1, **settings: Any) -> Case:
-    """What that adversary has of a run of `clients` with `each` examples.
+    """An adversary's view of a run of `clients` clients with `each` examples.
 
     Settings are written section__name; None stands for the default.
     """

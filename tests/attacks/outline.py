@@ -1,4 +1,4 @@
-"""A page as a test looks at it: tags, attributes and words."""
+"""A page in a form for tests: tags, attributes and words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federation that can only learn by heart: labels are drawn without regard to inputs, and there are few examples a client."""
+"""A federation that can only memorise: labels are independent of inputs, and clients have few examples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def examples(seed: int, count: int) -> list[toys.Item]:
 def run(
     run_dir: Path, settings: Mapping[str, Any] | None = None, clients: int = 8, each: int = 30
 ) -> tuple[Federation, Tensors, Recorded]:
-    """A finished run with what was kept of it: `clients` clients of so many examples, each a member or not by its coin."""
+    """A finished run and its recording: `clients` clients, whose examples are each a member or not by a coin."""
     built = Federation(
         toys.config({**USUAL, **(settings or {})}),
         model=canaried.wide(),
@@ -67,6 +67,6 @@ def area(scores: NDArray[np.float64] | None, members: NDArray[np.bool_]) -> floa
 
 
 def area_of_shuffled(scores: NDArray[np.float64] | None, members: NDArray[np.bool_]) -> float:
-    """The mean area over permutations of the truth, which an attack that knows nothing of it leaves at a half."""
+    """The mean AUC over permutations of the truth, which is 1/2 for an attack that does not know the truth."""
     rng = np.random.default_rng(0)
     return float(np.mean([area(scores, rng.permutation(members)) for _ in range(50)]))

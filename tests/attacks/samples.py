@@ -1,4 +1,4 @@
-"""Audits as audit.json holds them, made of scores whose law is known: protected, leaking, and contradicting its guarantee."""
+"""Contents of audit.json, made from scores of known law: protected, leaking, and contradicting the guarantee."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scipy import stats
 VANTAGES = (
     ("outsider", "Outsider", "the final adapter"),
     ("fellow_client", "Fellow client", "the shared model after every round"),
-    ("secure_server", "Server behind secure aggregation", "the sum of what clients send in every round"),
-    ("server", "Server without secure aggregation", "what every single client sends"),
+    ("secure_server", "Server behind secure aggregation", "the sum of updates in every round"),
+    ("server", "Server without secure aggregation", "every single update"),
 )
 ATTACKS = (
     ("loss", "Loss threshold", "Yeom et al. 2018", "outsider"),
@@ -39,12 +39,12 @@ _OF_TEXTS = {
 
 
 def protected(seed: int = 3) -> dict[str, Any]:
-    """Scores that know nothing of the coins; epsilon 8 accounted for one example."""
+    """Scores that are independent of the coins; epsilon 8 accounted for one example."""
     return _audit("notes-epsilon-8", dict.fromkeys((a for a, *_ in ATTACKS), 0.0), seed, 7.97, 0.842)
 
 
 def unprotected(seed: int = 3) -> dict[str, Any]:
-    """No guarantee, and every attack better than the one before it; one of them reads texts."""
+    """No guarantee, and every attack is better than the one before it; one of them recovers texts."""
     shifts = {"loss": 0.35, "lira": 1.1, "rmia": 1.0, "regression": 0.8, "canary_cosine": 0.0, "update_score": 1.7}
     audit = _audit("notes-without-privacy", shifts, seed, None, 0.871)
     for cell in audit["cells"]:
@@ -62,13 +62,13 @@ def violation(seed: int = 3) -> dict[str, Any]:
 
 
 def nothing(why: str) -> dict[str, Any]:
-    """What a cell holds that does not apply."""
+    """The content of a cell that does not apply."""
     numbers = dict.fromkeys(("auc", "auc_interval", "tpr_at_fpr", "epsilon_lower"))
     return {"applicable": False, "why": why, "measured": {}, **numbers}
 
 
 def ranked(members: np.ndarray, others: np.ndarray, delta: float = 1e-5, *, bound: bool = True) -> dict[str, Any]:
-    """The numbers of a cell, written down from the definitions."""
+    """The numbers of a cell, computed from the definitions."""
     m, n = len(members), len(others)
     auc = float((stats.rankdata(np.concatenate([members, others]))[:m].sum() - m * (m + 1) / 2) / (m * n))
     q1, q2 = auc / (2 - auc), 2 * auc**2 / (1 + auc)
@@ -162,7 +162,7 @@ def _exact(hits: int, of: int, significance: float = 0.05) -> list[float]:
 
 
 def _lower(members: np.ndarray, others: np.ndarray, delta: float) -> float:
-    """At the threshold that does best on the first half, measured on the second."""
+    """The lower bound at the best threshold of the first half, measured on the second half."""
     half, rest = slice(None, None, 2), slice(1, None, 2)
     thresholds = np.quantile(others[half], (0.5, 0.8, 0.9, 0.98))
     best = max(thresholds, key=lambda at: _epsilon(members[half], others[half], at, delta))
@@ -176,7 +176,7 @@ def _epsilon(members: np.ndarray, others: np.ndarray, at: float, delta: float) -
 
 
 def _roc(members: np.ndarray, others: np.ndarray) -> dict[str, list[float]]:
-    """At every twentieth score and the last: thousands of points would be most of the work of every test of a page."""
+    """The ROC at every twentieth score and the last: thousands of points would dominate the time of every page test."""
     scores = np.sort(np.concatenate([members, others]))[::-1]
     thresholds = np.concatenate([[np.inf], scores[::20], scores[-1:]])
     tpr = 1 - np.searchsorted(np.sort(members), thresholds) / len(members)

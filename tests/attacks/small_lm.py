@@ -1,4 +1,4 @@
-"""A byte-pair tokenizer and a small GPT-2, made here, that learn a few sentences by heart in seconds."""
+"""A byte-pair tokenizer and a small GPT-2, made here, that memorise a few sentences in seconds."""
 
 from __future__ import annotations
 

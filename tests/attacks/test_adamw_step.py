@@ -1,4 +1,4 @@
-"""Gradients out of one step of torch's AdamW."""
+"""Gradients recovered from one step of torch's AdamW."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stepped(before: Tensor, gradient: Tensor, lr: float, times: int = 1) -> Tens
 @pytest.mark.parametrize("lr", [5e-3, 1e-4])
 @pytest.mark.parametrize("factor", [1.0, 0.37])
 def test_it_is_the_gradient_up_to_the_error_that_is_said(size: float, start: float, lr: float, factor: float) -> None:
-    """A naive difference of the two has the spread that `undone` says, wherever that is small beside the gradient."""
+    """The error of the recovered gradient has the spread that `undone` returns, where that is small beside the gradient."""
     generator = torch.Generator().manual_seed(0)
     gradient = size * torch.randn(64, 64, generator=generator)
     before = start * torch.randn(64, 64, generator=generator)
@@ -40,7 +40,7 @@ def test_it_is_the_gradient_up_to_the_error_that_is_said(size: float, start: flo
 
 
 def test_the_error_says_what_is_lost() -> None:
-    """Of a step of 0.0001 on parameters of size 1, rounding leaves no gradient of 0.001; of one on zeros, almost all."""
+    """A step of 0.0001 on parameters of size 1 loses a gradient of 0.001 to rounding; on zeros almost all of it remains."""
     gradient = 1e-3 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
 
     def lost(start: float) -> float:
@@ -53,7 +53,7 @@ def test_the_error_says_what_is_lost() -> None:
 
 
 def test_a_second_step_is_another() -> None:
-    """A broken variant that takes two steps for one: with another gradient in the second, nothing fits."""
+    """A broken variant that treats two steps as one: with another gradient in the second step, nothing fits."""
     generator = torch.Generator().manual_seed(0)
     first, second = (1e-4 * torch.randn(64, 64, generator=generator) for _ in range(2))
     parameter = torch.nn.Parameter(torch.zeros(64, 64))

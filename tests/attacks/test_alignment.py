@@ -1,4 +1,4 @@
-"""Gradients and steps against plain autograd, and how they are aligned."""
+"""Gradients, steps and their cosines, compared with plain autograd."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fellow(tmp_path_factory: pytest.TempPathFactory) -> Case:
 def naive_cosine(
     federation: Federation, before: Tensors, examples: Sequence[Any], direction: Tensors, names: Sequence[str]
 ) -> float:
-    """By the gradient of the mean loss of all these examples in one batch."""
+    """The cosine from the gradient of the mean loss of all these examples in one batch."""
     leaves = {name: before.tensor(name).clone().requires_grad_() for name in before}
     federation.assembly.objective.eval()
     batch = federation.assembly.problem.collate(list(examples))
@@ -47,7 +47,7 @@ def naive_cosine(
 
 @pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora"], ["fra_lora"]))
 def test_a_cosine_is_that_of_the_gradient_of_a_units_mean_loss(method: str) -> None:
-    """On a transformer, of units of one, two and five texts of different lengths; batches are cut by units."""
+    """On a transformer, for units of one, two and five texts of different lengths; batches contain whole units."""
     federation = runs.federation(runs.settings(method))
     before = federation.assembly.initial.tensors
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""An audit of models that secure-fed did not train: plain Transformers and PEFT train them here."""
+"""Audits of models trained without secure-fed: plain Transformers and PEFT train them here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXTS, LENGTH = 40, 24
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Notes with labels that nothing in them tells, to be learned by heart alone; seeds differ by chance."""
+    """Notes with random labels, which can only be memorised; seeds differ by chance."""
     made, rng = notes.generate(400, seed=0, split="train"), np.random.default_rng(seed)
     order = np.random.default_rng(0).permutation(400)[seed * TEXTS :][:count]
     return [{"text": made.text[index], "label": f"kind {rng.integers(3)}"} for index in order]
@@ -43,7 +43,7 @@ def written(path: Path, some: Sequence[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Members, others, and two adapters that plain PEFT trained: on the members, and on somebody else."""
+    """Members, others, and two adapters trained by plain PEFT: one on the members, one on other texts."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def untrained(folder: Path, seed: int) -> Path:
-    """A model that never saw a text, with a head of its own."""
+    """A model that never saw any text, with its own head."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     place = folder / f"untrained-{seed}"
@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
         (audit(folder, "members", "--delta", "0.1"), "--delta goes with --prepared, and not with a plain --model"),
         (audit(folder, "members", "--references", "4"), "--references goes with RUN_DIR, and not with a plain --model"),
         (audit(folder, "members", "--recall", "x"), "--recall is for language models, and the task is classification"),
-        (audit(folder, "members", "--neighbour-model", "x"), "say with --neighbours how many"),
+        (audit(folder, "members", "--neighbour-model", "x"), "give their number with --neighbours"),
         (audit(folder, "members", "--scores", str(tmp_path)), "cannot be written: it is a folder; name another file"),
         (audit(folder, "members", "--scores", str(tmp_path / "no/scores.csv")), "cannot be written: No such file"),
         (audit(folder, "members", "--scores", str(linked)), "cannot be written: it is a link or a device"),
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
         assert main([str(one) for one in arguments]) == 2, arguments
         told = capsys.readouterr().err
         assert said in told, told
-        assert "trying to tell them apart" not in told, "the audit was made first"
+        assert "separating them without any model" not in told, "the audit was made first"
         assert "Traceback" not in told
 
 
@@ -247,7 +247,7 @@ def test_two_references_make_ratios_and_one_makes_none(folder: Path, capsys: pyt
 
 
 def test_a_reference_is_another_model_and_named_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Equal references have no spread, by which LiRA divides."""
+    """LiRA divides by the spread over references, which is 0 for equal ones."""
     one = str(untrained(folder, 0))
     capsys.readouterr()
     for named, said in (
@@ -284,7 +284,7 @@ def learn(model: Any, texts: Sequence[Any], epochs: int) -> None:
 def test_a_language_model_that_learned_texts_by_heart_is_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its base has read other texts of the same kind, and its adapter the members, again and again."""
+    """Its base was trained on other texts of the same kind, and its adapter on the members, for many steps."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
@@ -316,7 +316,7 @@ def test_a_language_model_that_learned_texts_by_heart_is_found(
 
 
 def test_false_alarms_of_the_verdict_are_as_rare_as_it_says() -> None:
-    """400 null audits of five signals that go together: 5 % at most, beyond three standard deviations of counting."""
+    """400 null audits of five correlated signals: at most 5 %, within three standard deviations of the count."""
     rng, alarms, at_chance = np.random.default_rng(0), 0, Baseline(ranking=None, at_chance=True)  # type: ignore[arg-type]
     trials = 400
     for _ in range(trials):
@@ -347,7 +347,7 @@ def test_whole_audits_of_fair_splits_are_void_or_a_leak_as_rarely_as_they_say(fo
 
 
 def _found_quickly(members: Any, others: Any) -> Any:
-    """As `_found`, without intervals, which no verdict rests on."""
+    """As `_found`, without intervals, which no verdict uses."""
     from unittest.mock import patch
 
     from secure_fed.runs.membership import roc
@@ -412,7 +412,7 @@ def test_a_signal_of_ones_own_stands_beside_the_others(
     ("text", "said"),
     [
         ("scores = 3", "has no function scores(subject)"),
-        ("def scores(subject): return [0.0]", "returned float64 of shape (1,): it takes 80 finite numbers"),
+        ("def scores(subject): return [0.0]", "returned float64 of shape (1,): it must return 80 finite numbers"),
         ("def scores(subject): return [float('nan')] * 80", "returned float64 of shape (80,)"),
         ("1 / 0", "cannot be executed (ZeroDivisionError"),
         ("def scores(subject):\n    return 1 / 0", "failed at line 2 (ZeroDivisionError: division by zero)"),

@@ -1,4 +1,4 @@
-"""Shadows of a model by a configuration: against runs of it, against naive scores, and what does not fit."""
+"""Shadows trained by a configuration, compared with runs of it and with naive scores; and unsuitable configurations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ head_factor = 1  # with longer steps rounding grows until two runs of the same a
 
 
 def some(start: int, count: int) -> list[dict[str, Any]]:
-    """Notes from there on, with labels that nothing in them tells."""
+    """Notes from index `start` on, with random labels."""
     made, rng = notes.generate(400, seed=0, split="train"), np.random.default_rng(start)
     return [{"text": text, "label": f"kind {rng.integers(3)}"} for text in made.text[start : start + count]]
 
@@ -51,7 +51,7 @@ def of_files(config: RunConfig, train: Path) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Members, others, a configuration, and the adapter that it makes of the members."""
+    """Members, others, a configuration, and the adapter that it trains on the members."""
     tmp = tmp_path_factory.mktemp("shadows")
     written(tmp / "members.jsonl", some(0, TEXTS))
     written(tmp / "others.jsonl", some(TEXTS, TEXTS))
@@ -162,7 +162,7 @@ def test_a_configuration_that_does_not_fit_is_refused(
         ([*usual, "--max-length", "9"], "--max-length has no place beside --config"),
         (usual[:-2], "--shadows N and --config CONFIG.toml go together"),
         ([*usual, "--config", changed("clients = 1", "clients = 1\n[method.no]\na=1")], "method"),
-        ([*usual, "--config", changed("rank = 4", "rank = 4\npersonal = ['classifier.*']")], "no whole model"),
+        ([*usual, "--config", changed("rank = 4", "rank = 4\npersonal = ['classifier.*']")], "no complete model"),
     ):
         assert main(arguments) == 2, arguments
         told = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""ReCaLL and neighbourhood scores: by their formulas, and on language models that learned texts by heart."""
+"""ReCaLL and neighbourhood scores: by their formulas, and on language models that memorised texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def some(start: int, count: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Members, others, texts that nobody saw, and a language model that knows the members by heart."""
+    """Members, others, unseen texts, and a language model that memorised the members."""
     tmp = tmp_path_factory.mktemp("heart")
     for name, start in (("members", 0), ("others", TEXTS), ("unseen", 2 * TEXTS)):
         written(tmp / f"{name}.jsonl", some(start, TEXTS))
@@ -61,7 +61,7 @@ def command(folder: Path, *more: str) -> list[str]:
 
 
 def test_a_text_behind_a_prefix_is_scored_by_the_same_tokens(folder: Path) -> None:
-    """By a plain loop over the texts, one after the other."""
+    """Compared with a plain loop over single texts."""
     audited = subject(folder)
     found = recall.conditional(audited, folder / "unseen.jsonl")
     tokenizer, model = audited.tokenizer, audited.model
@@ -115,11 +115,11 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
     with pytest.raises(DataError, match="has 16 texts of --members or --non-members"):
         recall.conditional(audited, folder / "others.jsonl")
     long = written(tmp_path / "long.jsonl", [{"text": "word " * 400}])
-    with pytest.raises(UsageError, match="no text of --recall fits before a text: the model reads 128 tokens"):
+    with pytest.raises(UsageError, match="no text of --recall fits in front of a text: the model reads 128 tokens"):
         recall.conditional(audited, long)
     for more, said in (
         (("--neighbours", "0"), "--neighbours is 0: give a number"),
-        (("--neighbour-model", "builtin/tiny"), "say with --neighbours how many"),
+        (("--neighbour-model", "builtin/tiny"), "give their number with --neighbours"),
         (("--neighbours", "2", "--neighbour-model", str(folder / "model")), "is no masked language model"),
     ):
         assert main(command(folder, *more)) == 2

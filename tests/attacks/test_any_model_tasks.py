@@ -1,4 +1,4 @@
-"""An audit of a model for every kind of task: texts that a small model learned by heart are told from others."""
+"""An audit of a model for every kind of task: texts memorised by a small model are distinguished from others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADS = {
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    """Labels that nothing in the texts tells."""
+    """Rows with labels that are independent of the texts."""
     rng, found = np.random.default_rng(0), []
     for text in notes.generate(2 * TEXTS, seed=1, split="train").text:
         words = text.split()[:12]
@@ -73,7 +73,7 @@ def test_texts_learned_by_heart_are_found(kind: str, tmp_path: Path, capsys: pyt
 
 
 def learned(subject: Any) -> None:
-    """Plain training on the members, all in one batch."""
+    """A model trained plainly on the members, all in one batch."""
     loss, optimizer = (
         subject.task.loss(subject.texts.rows.label_names),
         torch.optim.AdamW(subject.model.parameters(), 2e-3),

@@ -1,6 +1,6 @@
-"""The sanity tests of audits at a size that means something: the built-in model, hundreds of units, several runs.
+"""The sanity tests of audits at a meaningful size: the built-in model, hundreds of units, several runs.
 
-`make weekly` runs them and prints their figures, which docs/audit.md holds for one such run.
+`make weekly` runs them and prints their figures; docs/audit.md shows one such run.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_models_that_never_trained_tell_nothing(tmp_path: Path) -> None:
 
 
 def test_coins_drawn_anew_call_a_leak_as_seldom_as_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One model that never saw any unit, and 300 deals of coins: 5 % of audits may call a leak."""
+    """One model that never saw any unit, and 300 draws of coins: at most 5 % of audits may report a leak."""
     still = {**SMALL, "federation.rounds": 1, "training.lr": 1e-12}
     config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in still.items()})  # type: ignore[misc]
     built = Federation(config)

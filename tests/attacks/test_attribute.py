@@ -1,4 +1,4 @@
-"""Attribute inference: against guesses that need no model, and records that were not in the training."""
+"""Attribute inference, compared with guesses without a model and with records outside the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOWNS = ("Aachen", "Bergen", "Cork")
 
 
 def records(count: int, seed: int) -> list[dict[str, Any]]:
-    """Sentences in which nothing but memory tells the town."""
+    """Sentences whose town can only be known by memorisation."""
     rng, made = np.random.default_rng(seed), []
     for text in notes.generate(count, seed=seed, split="train").text:
         town = TOWNS[rng.integers(3)]
@@ -93,7 +93,7 @@ def test_a_town_that_was_learned_by_heart_is_given_away(place: Path, capsys: pyt
     assert main(audit(place, "fresh")) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "nothing found" in shown
-    assert "Without any model, by words alone" in shown
+    assert "Without any model, words alone" in shown
 
 
 def test_a_pipeline_learns_by_the_exit_status_that_the_audit_cannot_tell(
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: 
     hidden.write_text("".join(json.dumps({**row, "town": "Derry"}) + "\n" for row in records(12, 0)))
     for arguments, said in (
         (audit(place, "fresh", "--fail-above", "auc=1"), "with --attribute give advantage="),
-        (audit(place, "fresh", "--attribute", "text"), "an attribute to guess has from 2 to 50"),
+        (audit(place, "fresh", "--attribute", "text"), "an attribute to guess must have from 2 to 50"),
         (audit(place, "fresh", "--attribute", "city"), "has no column 'city'"),
         (audit(place, "fresh", "--members", str(hidden)), "does not contain its town, 'Derry'"),
         (audit(place, "fresh")[:5], "--non-members is missing"),

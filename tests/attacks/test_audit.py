@@ -1,4 +1,4 @@
-"""Whole audits: they find a leak that is there, say nothing where nothing is, and flag a guarantee that does not hold."""
+"""Whole audits: they find a real leak, report nothing without one, and flag a broken guarantee."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def random_labels(seed: int, count: int) -> list[toys.Item]:
 
 @pytest.fixture(scope="module")
 def by_heart(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """Random labels, learned by heart."""
+    """A run that memorises random labels."""
     settings = {
         **overfitted.USUAL,
         "method.modules_to_save": ["query", "classifier"],
@@ -94,7 +94,7 @@ def ordinary(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 
 def only_models(ran: Target) -> Target:
-    """The run as if no more than the model of every round had been recorded."""
+    """The run as if only the model of every round had been recorded."""
     assert ran.recorded is not None
     return replace(ran, recorded=replace(ran.recorded, updates=[], sums=[]))
 
@@ -107,7 +107,7 @@ def cell(audit: Mapping[str, Any], attack: str, vantage: str) -> Mapping[str, An
 
 @pytest.fixture(scope="module")
 def by_all(by_heart: Target) -> dict[str, Any]:
-    """The audit of that run by every attack that trains no references, for all who only read it."""
+    """The run's audit by every attack without references, shared by tests that only read it."""
     return audited(by_heart, [name for name, one in ATTACKS.items() if not one.shadows], NO_SHADOWS)
 
 
@@ -223,7 +223,7 @@ def test_those_accused_first_are_named_rightly_or_not_and_texts_are_withheld(by_
 
 
 def test_a_false_accusation_is_shown_where_it_stands() -> None:
-    """Over all units, and not members alone: two of the first ten had not trained, and the list says which."""
+    """Over all units, not only members: two of the first ten had not trained, and the list shows which."""
     names = [f"client-{i}" for i in range(25)]
     members = np.array([i not in (3, 7) and i < 18 for i in range(25)])
     held = SimpleNamespace(
@@ -286,7 +286,7 @@ def test_a_vantage_sees_what_weaker_ones_see_and_more(by_heart: Target) -> None:
 
 @pytest.fixture(scope="module")
 def canaries_by_all(of_canaries: Target) -> dict[str, Any]:
-    """The audit of canaries by every attack, for all who only read it."""
+    """The audit of canaries by every attack, shared by tests that only read it."""
     return audited(of_canaries, [], NO_SHADOWS, show_texts=True)
 
 
@@ -348,7 +348,7 @@ def test_where_no_more_was_recorded_nothing_is_made_again(by_heart: Target, by_a
 
 
 def test_significance_is_shared_by_what_gave_scores_alone(by_heart: Target) -> None:
-    """Attacks that do not apply, which no score decides, cost nothing."""
+    """Attacks that do not apply use no significance, because this is decided without scores."""
     alone = cell(audited(by_heart, ["loss"], NO_SHADOWS), "loss", "outsider")
     beside = audited(by_heart, ["loss", "lira", "rmia", "canary_cosine", "gradient_inversion"], NO_SHADOWS)
     for name in ("epsilon_lower", "epsilon_showable"):
@@ -357,7 +357,7 @@ def test_significance_is_shared_by_what_gave_scores_alone(by_heart: Target) -> N
 
 @pytest.mark.parametrize("name", sorted(name for name, one in ATTACKS.items() if one.membership))
 def test_no_attack_reads_the_coins(name: str, ordinary: Target, of_canaries: Target) -> None:
-    """With other coins in its place of truth, after the run, every score is the same to the bit."""
+    """With other coins as the truth, after the run, every score is the same bit for bit."""
     attack, settings = ATTACKS[name], Settings(references=4, seed=3)
     ran = only_models(of_canaries) if attack.directions else ordinary
     held = ran.assembly.audit_pool
@@ -375,7 +375,7 @@ def test_no_attack_reads_the_coins(name: str, ordinary: Target, of_canaries: Tar
 
 
 def test_clients_beside_canaries_are_asked_for_their_labels(tmp_path: Path) -> None:
-    """Their updates are of what they learned; those of canaries, who learn nothing, are left out."""
+    """Ordinary clients' updates come from their examples; updates of canaries, which learn no examples, are left out."""
     settings = {
         **overfitted.USUAL,
         **{"evaluation.canaries": "direction", "evaluation.audit_unit": "client", "evaluation.audit_fraction": 0.5},

@@ -1,4 +1,4 @@
-"""The baseline without a model: at chance under fair coins, and not at all where members differ by themselves."""
+"""The model-free baseline: at chance under fair coins, and above chance if members differ from others."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def judged(of: list[Unit], members: Bools, seed: int = 0) -> Baseline:
 
 
 def test_fair_coins_are_at_chance() -> None:
-    """But for one time in forty, whatever the words are."""
+    """Except for one time in forty, whatever the words are."""
     rng, runs = np.random.default_rng(0), 5
     found = [judged(units(60, rng, lambda _: text(rng)), fair(60, rng), seed) for seed in range(runs)]
     assert sum(not one.at_chance for one in found) <= stats.binom.isf(1e-3, runs, 1 / 40)
@@ -67,7 +67,7 @@ def test_fair_coins_are_at_chance_as_often_as_said(n: int) -> None:
 
 @pytest.mark.nightly
 def test_a_split_by_time_is_caught() -> None:
-    """Words drift: those of the last third were not in use before. Members came first."""
+    """Words drift: the words of the last third did not occur before. Members come first."""
     rng, n = np.random.default_rng(0), 200
 
     def written_at(i: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Members and others that differ by words, length or dates alone, and others that differ in nothing."""
+"""Members and others that differ by words, length or dates alone, or in nothing."""
 
 from __future__ import annotations
 

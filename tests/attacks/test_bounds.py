@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 
 
 def within(nominal: float, runs: int) -> int:
-    """The most failures that a test of that level shows in so many runs, but once in a thousand times."""
+    """The number of failures that a test of this level exceeds in `runs` runs with a probability of 1/1000."""
     return int(stats.binom.isf(1e-3, runs, nominal))
 
 
@@ -61,7 +61,7 @@ def mass(r: int, k: int, q: float) -> float:
 
 
 def naive_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """The formula as it is printed, sum by sum."""
+    """The published formula, sum by sum."""
     q = math.exp(epsilon) / (1 + math.exp(epsilon))
     beta = sum(mass(r, k, q) for k in range(v, r + 1))
     alphas = [sum(mass(r, k, q) for k in range(max(0, v - i), v)) / i for i in range(1, v + 1)]
@@ -163,7 +163,7 @@ def test_clopper_and_pearsons_bounds_are_their_formulas(tp: int, ins: int, fp: i
 
 
 def test_an_inverted_sign_is_no_leak() -> None:
-    """Never the absolute value: members that score lower show nothing, however clearly."""
+    """The absolute value is not used: members that score lower show nothing, however clearly."""
     members = np.arange(200) < 100
     assert bounds.clopper_pearson_epsilon(0, 100, 100, 100, 0.0, 0.05) == 0.0
     found = lower_bound(-members.astype(float), members, 1e-5, 0.05)
@@ -250,7 +250,7 @@ Choice = Callable[[Floats, Bools, int], float]
 
 
 def null_rate(choice: Choice, m: int, runs: int) -> float:
-    """How often a choice finds a leak where scores tell nothing."""
+    """The rate at which a choice reports a leak for uninformative scores."""
     rng = np.random.default_rng(0)
     return sum(choice(rng.normal(size=m), rng.random(m) < 0.5, seed) > 0 for seed in range(runs)) / runs
 
@@ -269,7 +269,7 @@ def test_the_best_of_many_guess_counts_without_correction_is_chances_work() -> N
 
 
 def test_without_correction_some_ways_to_guess_are_wrong_far_too_often() -> None:
-    """Which the test below would see."""
+    """The test below detects this."""
 
     def audits(scores: Floats, members: Bools, seed: int) -> float:
         return max(Guesses(*way)(scores, members, 0.05) for way in bounds.WAYS)
@@ -286,7 +286,7 @@ def test_the_bound_of_an_audit_is_as_often_wrong_as_said(runs: int) -> None:
 
 
 def test_equal_scores_are_guessed_in_an_order_that_knows_no_members() -> None:
-    """Units come sorted by membership here; a constant score must still tell nothing of it."""
+    """Units are sorted by membership here; a constant score must still reveal nothing."""
     members = np.arange(1000) < 500
     for seed in range(10):
         assert (lower_bound(np.zeros(1000), members, 0.0, 0.05, seed).epsilon or 0.0) < 0.2

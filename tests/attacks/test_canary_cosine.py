@@ -1,4 +1,4 @@
-"""Canaries of random direction: the law of their scores, what they find and what they must not find."""
+"""Canaries of random direction: the law of their scores, leaks that they find, and no false alarms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ BROKEN: tuple[tuple[dict[str, Any], list[int]], ...] = (
 def test_without_the_noise_they_are_found_and_contradict_the_guarantee(
     settings: dict[str, Any], sizes: list[int]
 ) -> None:
-    """Clients and examples; and with the right sign, for a canary is where the model went, not where it came from."""
+    """For clients and examples, and with the right sign: the model moves towards a canary's direction."""
     case, epsilon = canaried.case(settings, sizes, noise=False)
     finding = canary_cosine.run(case, Settings())
     assert finding.scores is not None

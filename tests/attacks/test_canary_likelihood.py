@@ -1,4 +1,4 @@
-"""Canary clients by the likelihood of having been drawn: right by hand, and the better the more is known."""
+"""Canary clients by the likelihood of having been drawn: checked by hand, and better with more knowledge."""
 
 from __future__ import annotations
 

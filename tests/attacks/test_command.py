@@ -57,7 +57,7 @@ def audit(run_dir: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without drawings, which take most of the time."""
+    """Pages without plots, because plots take most of the time."""
     monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
 
 
@@ -86,7 +86,7 @@ def test_texts_are_shown_only_when_asked(run_dir: Path, train_rows: Path, capsys
 
 @pytest.fixture(scope="module")
 def audited_once(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run in another folder, audited; only to be copied from."""
+    """The same run in another folder, audited; tests only copy it."""
     other = shutil.copytree(run_dir, tmp_path_factory.mktemp("once") / "audited")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attacks.audit.ATTACKS", FEW)
@@ -96,7 +96,7 @@ def audited_once(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def copied(audited_once: Path, tmp_path: Path) -> Path:
-    """The audited run in a folder of the test's own."""
+    """A copy of the audited run for one test."""
     return shutil.copytree(audited_once, tmp_path / "copied")
 
 
@@ -119,9 +119,9 @@ def test_what_was_asked_for_and_does_not_apply_is_said_and_nothing_is_written(
     before = sorted(path.name for path in run_dir.iterdir())
     for attempt in (["canary_cosine"], ["update_score"], ["lira", "--references", "0"]):
         assert cli.main(["audit", str(run_dir), "--attack", *attempt]) == 2
-        assert f"does not apply to this run. {attempt[0]} (" in capsys.readouterr().err
+        assert f"do not apply to this run. {attempt[0]} (" in capsys.readouterr().err
     assert main("canary_cosine", [str(run_dir)]) == 2, "a script says it too"
-    assert "does not apply to this run. canary_cosine (" in capsys.readouterr().err
+    assert "do not apply to this run. canary_cosine (" in capsys.readouterr().err
     assert sorted(path.name for path in run_dir.iterdir()) == before
 
 
@@ -246,7 +246,7 @@ def test_a_row_says_of_which_attack_and_adversary_each_number_is(tmp_path: Path)
 
 
 def test_a_number_that_is_none_is_null_in_json(run_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """A model that gives one class all probability has an infinite phi; JSON of others knows no Infinity."""
+    """A model that gives one class all probability has an infinite phi; standard JSON has no Infinity."""
     audited = {
         "exposed": [{"score": math.inf}, {"score": (1.0, -math.inf)}],
         "auc": math.nan,

@@ -1,4 +1,4 @@
-"""The bound that the best attack is expected to show: against attacks on Gaussian noise made by hand."""
+"""The bound expected from the best attack, compared with simulated attacks on Gaussian noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEMBERS = np.arange(500) < 250
 
 
 def by_hand(mu: float, delta: float) -> float:
-    """The median over audits whose members score N(mu, 1), the others N(0, 1)."""
+    """The median over audits where members score N(mu, 1) and others N(0, 1)."""
     rng = np.random.default_rng(1)
     bounds = [lower_bound(rng.normal(size=500) + mu * MEMBERS, MEMBERS, delta, 0.05).epsilon or 0.0 for _ in range(40)]
     return float(np.median(bounds))

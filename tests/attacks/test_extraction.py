@@ -1,4 +1,4 @@
-"""Texts that a language model gives back: exposure, continuations of beginnings, and personal data in them."""
+"""Texts that a language model reproduces: exposure, continuations of beginnings, and personal data in them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: Any) -> Any:
-    """It has learned six texts and four canaries by heart, and never saw the other four of each."""
+    """A model that memorised six texts and four canaries, and never saw the other four of each."""
     planted = [TEMPLATE.written(one) for one in canaries()[:4]]
     return learned(untrained(tokenizer), tokenizer, [*texts()[:6], *planted], 120)
 
@@ -92,7 +92,7 @@ def test_the_fitted_law_reaches_beyond_the_sample() -> None:
 
 @every("space", [100, 10**6])
 def test_secrets_that_never_trained_are_exposed_as_rarely_as_said(space: int) -> None:
-    """Scores of secrets that are nothing but noise, 400 times 6 canaries."""
+    """Secrets with pure noise as scores, 400 times 6 canaries."""
     rng, alarms, mean = np.random.default_rng(0), 0, []
     for _ in range(400):
         values = []
@@ -254,7 +254,7 @@ def test_what_came_back_stands_beside_what_comes_back_anyway(
     assert main(extract(place, "tuned", "--show-texts")) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "ann.b@post.org" in shown
-    assert "No model that never saw them was named" in shown
+    assert "There is no reference that never saw them" in shown
     assert "1 of 1 (e-mail)" in shown
     assert main(extract(place, "fresh", "--fail-above", "extracted=0")) == 0
 
@@ -280,7 +280,7 @@ def test_exposure_of_a_prepared_training(
     assert main(["audit", "--model", str(tmp_path / "tuned"), *exposure, "--fail-above", "exposure=3"]) == 4
     assert "The training gave them away" in capsys.readouterr().out
     assert main(["audit", "--model", str(place / "fresh"), *exposure]) == 0
-    assert "The training did not, as far as can be told" in capsys.readouterr().out
+    assert "The training did not detectably give them away" in capsys.readouterr().out
 
 
 def test_the_base_of_an_adapter_is_a_control(
@@ -312,7 +312,7 @@ def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: 
             extract(place, "tuned", "--members", "x"),
             "--members goes with --attribute or a plain --model, and not with --extract",
         ),
-        (extract(place, "tuned", "--reference", str(tmp_path / "other")), "reads texts as other tokens"),
+        (extract(place, "tuned", "--reference", str(tmp_path / "other")), "has another tokenizer than"),
         (extract(place, "tuned", "--reference", "/no"), "--reference is '/no', but there is no such folder"),
         ([*extract(place, "tuned")[:4], "/no"], "there is no file /no; set --extract to a file"),
         (extract(place, "nowhere"), "nowhere', but there is no such folder"),

@@ -1,4 +1,4 @@
-"""Texts out of one update, end to end on the built-in model: what is found, and what is said where nothing can be."""
+"""Texts recovered from one update, end to end on the built-in model, and the reasons where nothing can be recovered."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_most_exposed_update_stands_beside_the_means() -> None:
 
 
 def test_the_most_exposed_is_the_one_of_which_most_counts() -> None:
-    """Not one that named every word there is."""
+    """An attack that named every word is not the most exposed one."""
     row = {"exact_applicable": True, "why": "", **dict.fromkeys((*GUESSED, *USUAL), 0.0)}
     all_words = {"bag_recall": 1.0, "bag_precision": 0.1, "recall": 1.0, "precision": 0.1}
     some = {"bag_recall": 0.6, "bag_precision": 1.0, "recall": 0.1, "precision": 1.0}
@@ -59,7 +59,7 @@ def test_the_most_exposed_is_the_one_of_which_most_counts() -> None:
 
 
 def test_a_wrong_text_is_not_what_is_found(plain: Case) -> None:
-    """The score can fail: another client's text is not in the update."""
+    """The score can be low: another client's text is not in the update."""
     at, one = prior_knowledge(plain), plain.seen.updates[0]
     found = recover([[at.sent(one)]], at.first, at.scale, at.known, 1)[0]
     assert at.scored(found, [one.client])["recall"] == 1.0
@@ -135,7 +135,7 @@ def test_guesses_stand_beside_what_the_commonest_words_give() -> None:
 
 
 def commonest(texts: list[set[Any]], special: Collection[int]) -> list[Any]:
-    """Tokens, or pairs that end in one, that are in the most texts; of equals the smaller first."""
+    """The tokens (or pairs) that occur in the most texts; ties by the smaller value."""
     every = sorted(
         {one for text in texts for one in text if (one[1] if isinstance(one, tuple) else one) not in special}
     )
@@ -143,7 +143,7 @@ def commonest(texts: list[set[Any]], special: Collection[int]) -> list[Any]:
 
 
 def test_the_commonest_are_those_in_most_texts(plain: Case) -> None:
-    """Not those that one text repeats; special tokens do not count."""
+    """Repetitions within one text do not count, nor do special tokens."""
     common = Common.of([[2, 5, 7, 7, 7], [2, 5, 8], [2, 9, 8, 5]], prior_knowledge(plain).first, {2})
     assert common.tokens[:2] == [5, 8]
     assert common.pairs[0] == (1, 5)

@@ -1,4 +1,4 @@
-"""The head of an audit: how many of the attacks were made, which were not, and how an AUC is read."""
+"""The head of an audit: the number of attacks made, the attacks not made, and how to read an AUC."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def only(audit: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The audit with these attacks alone, as when they are asked for by name."""
+    """The audit with these attacks alone, as if requested by name."""
     cells = [cell for cell in audit["cells"] if cell["attack"] in names]
     attacks = [one for one in audit["attacks"] if one["name"] in names]
     few = samples.copied(audit, asked_for=list(names), cells=cells, attacks=attacks)

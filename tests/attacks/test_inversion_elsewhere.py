@@ -1,4 +1,4 @@
-"""Attacks on content where they do not belong: one clear sentence, whatever the model, the data and the task."""
+"""Attacks on texts where they do not apply: one clear sentence, whatever the model, the data and the task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SGD = {"training.optimizer": "sgd", "training.lr": 0.5, "training.batch_size": 8
 
 
 class Items:
-    """A data set as torch has them: a length and items, and no slices."""
+    """A data set in torch's form: a length and items, but no slices."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
@@ -198,7 +198,7 @@ def of_task(task: str, folder: Path, **settings: Any) -> Case:
 
 
 def read_right(of: Case, most: float = 1.0) -> None:
-    """Whatever is called certain is true, and of some texts so much is read."""
+    """Every certain find is true, and the expected share of some texts is recovered."""
     rows = gradient_inversion.run(of, Settings()).measured["per_update"]
     told = [row for row in rows if row["exact_applicable"]]
     assert len(told) >= 3

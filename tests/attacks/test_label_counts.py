@@ -1,4 +1,4 @@
-"""Label counts out of the change of a bias: exact where the mean probability is known, close where public texts stand in."""
+"""Label counts from the change of a bias: exact if the mean probability is known, close if public texts replace it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.attacks.federations import case
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20), st.integers(0, 2**31), st.floats(1e-3, 2))
 def test_shares_are_exact_where_the_mean_probability_is_known(labels: list[int], seed: int, lr: float) -> None:
-    """The step of SGD by autograd."""
+    """The step of SGD is computed by autograd."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(labels), 5, dtype=torch.float64, generator=generator)
     bias = torch.zeros(5, dtype=torch.float64, requires_grad=True)
@@ -27,7 +27,7 @@ def test_shares_are_exact_where_the_mean_probability_is_known(labels: list[int],
 
 
 def test_shares_stay_shares() -> None:
-    """Where the mean probability is off, some would be negative."""
+    """With a wrong mean probability, some shares would be negative."""
     found = label_counts.shares(np.array([-1.0, 0.2, 0.8]), np.array([0.1, 0.1, 0.8]), 1.0, 1)
     assert found.min() == 0
     assert found.sum() == pytest.approx(1)

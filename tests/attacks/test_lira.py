@@ -1,4 +1,4 @@
-"""LiRA against its definition unit by unit, on laws whose best attack is known, and on a federation that learns by heart."""
+"""LiRA compared with its definition unit by unit, on laws with a known best attack, and on a federation that memorises."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_offline_does_not_look_at_the_references_inside() -> None:
 
 
 def test_the_target_among_its_own_references_is_refused() -> None:
-    """It would put each unit's own confidence on its true side, and the attack would find itself."""
+    """Otherwise each unit's own confidence would be on its true side, and the attack would detect its own input."""
     phi, reference_phi, inside, _ = drawn(8, 40, 0.0)
     reference_phi[3] = phi
     for score in (lira.online, lira.offline):

@@ -1,4 +1,4 @@
-"""The loss threshold: its scores are the final model's own confidences, the right way up, and they know nothing else."""
+"""The loss threshold: its scores are the final model's confidences, with the right sign, and depend on nothing else."""
 
 from __future__ import annotations
 

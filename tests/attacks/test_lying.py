@@ -1,4 +1,4 @@
-"""A server that lies to clients: every attack works where nothing stops it, and is stopped by what the documents say."""
+"""A lying server: every attack works without defences, and is stopped by the documented ones."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_the_command_tries_a_configuration(tmp_path: Path, capsys: pytest.Captur
     file.write_text("\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in tables.items()))
     assert main(["audit", "--lying", str(file), "--attack", "traps", "--trials", "6", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["round"], found["sees"], found["trials"]) == (2, "single answers", 6)
+    assert (found["round"], found["sees"], found["trials"]) == (2, "single updates", 6)
     (cell,) = found["cells"]
     assert cell["hits"] >= 3
     assert cell["works"]
@@ -245,7 +245,7 @@ def test_the_command_says_what_is_wrong(
 def test_attacks_that_were_asked_for_and_do_not_apply_are_no_success(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else a pipeline with --fail-above would go on without a trial."""
+    """Otherwise a pipeline with --fail-above would pass without a trial."""
 
     def unlabelled(_: object) -> int:
         raise Inapplicable("the attack counts labels")
@@ -255,7 +255,7 @@ def test_attacks_that_were_asked_for_and_do_not_apply_are_no_success(
     asked = ["audit", "--lying", "x", "--trials", "6", "--attack", "labels", "--attack", "labels"]
     assert main(asked) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith("--attack does not apply here. labels: the attack counts labels")
+    assert said.endswith("--attack do not apply here. labels: the attack counts labels")
 
 
 def test_an_audit_of_a_federation_names_each_attack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Texts by optimisation: better than the most frequent words on single short texts, which is all that is claimed."""
+"""Texts by optimisation: better than the most frequent words on single short texts, which is the only claim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_it_beats_naming_frequent_words(short: Case) -> None:
 
 
 def test_the_distance_falls_as_it_looks(short: Case) -> None:
-    """The cosine after some steps is better than of where it began, and the model's parameters are left as they were."""
+    """The cosine after some steps is better than at the start, and the model's parameters are unchanged."""
     at, one = prior_knowledge(short), short.seen.updates[0]
     before = at.before(0)
     model = short.assembly.objective.load(before).eval()

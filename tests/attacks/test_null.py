@@ -1,4 +1,4 @@
-"""The law of non-members' scores: exact on the sphere, drawn where it has no formula, and given up where it is wrong."""
+"""The law of non-members' scores: exact on the sphere, sampled if it has no formula, and rejected if it is wrong."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_tail_on_the_sphere_is_that_of_its_integral(dimension: int) -> None:
 
 
 def seen(dimension: int) -> Floats:
-    """Four unit vectors of which two all but agree, as rounds of one drift do."""
+    """Four unit vectors, two of them almost equal, as in rounds with the same drift."""
     spans = sphere(4, dimension, 1)
     spans[3] = 0.9 * spans[2] + 0.4 * spans[3]
     return spans / np.linalg.norm(spans, axis=1, keepdims=True)
@@ -49,7 +49,7 @@ def seen(dimension: int) -> Floats:
 
 @pytest.mark.parametrize("dimension", [6, 150])
 def test_drawn_tails_are_those_of_whole_directions(dimension: int) -> None:
-    """Against drawing u itself in all its coordinates."""
+    """Compared with draws of u in all its coordinates."""
     spans = seen(dimension)
     naive = score(np.sqrt(dimension) * sphere(40_000, dimension, 2) @ spans.T)
     at = np.quantile(naive, [0.1, 0.5, 0.9, 0.99])
@@ -67,7 +67,7 @@ def test_rounds_of_other_coordinates_have_directions_of_their_own() -> None:
 
 
 def test_a_law_that_holds_is_kept_and_a_wrong_one_is_given_up() -> None:
-    """Of a dimension that is off by a factor, of another place, and of held-out units of which some trained."""
+    """Wrong laws: a dimension wrong by a factor, another location, and held-out units of which some trained."""
     dimension, kept = 300, 0
     for seed in range(200):
         scores = np.sqrt(dimension) * sphere(230, dimension, seed)[:, 0]

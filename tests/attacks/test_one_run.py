@@ -1,4 +1,4 @@
-"""The one-run audit: what it scores of each kind of canary, what it finds, and what it must not find."""
+"""The one-run audit: its score for each kind of canary, leaks that it finds, and no false alarms."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ FIGURES: dict[str, dict[str, Any]] = {
 
 
 def ran(settings: dict[str, Any]) -> tuple[dict[str, Any], Case]:
-    """What the run measured on its data, and the case of an outsider."""
+    """The run's own measurements on its data, and an outsider's case."""
     federation = toys.federation({**DIRECTIONS, **settings}, sizes=[3] * 80, entropy=SeededEntropy(1))
     result = federation.run()
     told = of_data(federation.assembly, result.state)

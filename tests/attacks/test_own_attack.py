@@ -1,4 +1,4 @@
-"""An attack in a file of the user's own: the page's example runs, and a file that is wrong is refused in one sentence."""
+"""An attack in a user's file: the page's example runs, and a wrong file is refused in one sentence."""
 
 from __future__ import annotations
 

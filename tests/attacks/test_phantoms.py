@@ -1,4 +1,4 @@
-"""Audits of phantoms: they flag broken noise under every kind of neighbours, and no noise that is right."""
+"""Audits of phantoms: they flag broken noise under every kind of neighbours, and never correct noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 def ran(place: str, *, noise: bool, phantoms: int = 120, z: float = 10.0, **more: Any) -> tuple[Federation, Target]:
-    """A run in which everybody takes part in each of three rounds, and its audit's target."""
+    """A run in which every client takes part in each of three rounds, and the target for its audit."""
     usual: dict[str, Any] = {**canaried.CLIENTS, "federation.cohort": 6, "privacy.noise_multiplier": z, **PLACES[place]}
     settings = usual | {"evaluation.phantoms": phantoms, **more}
     for name in ("evaluation.audit_fraction", "evaluation.canaries"):

@@ -1,4 +1,4 @@
-"""Audits that are prepared before a training elsewhere: coins, seals, and a bound that is wrong as rarely as it says."""
+"""Audits prepared before a training elsewhere: coins, seals, and a bound that keeps its level."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_truth_is_for_its_owner_alone_and_cannot_be_changed(tmp_path: Path) 
     flipped = json.loads(truth.read_text())
     flipped["members"] = ("1" if flipped["members"][0] == "0" else "0") + flipped["members"][1:]
     truth.write_text(json.dumps(flipped) + "\n")
-    with pytest.raises(DataError, match="not what was sealed"):
+    with pytest.raises(DataError, match="was changed after sealing"):
         folder.truth_of(out, manifest)
 
 
@@ -106,7 +106,7 @@ def test_a_changed_file_is_noticed_and_a_training_file_may_be_elsewhere(tmp_path
     ],
 )
 def test_a_damaged_manifest_is_one_sentence(damage: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Without the digests, files that were changed would not be noticed."""
+    """Without the digests, changed files would not be noticed."""
     tmp_path = tmp_path_factory.mktemp("prepared")
     out = tmp_path / "out"
     prepare(wish(written(tmp_path / "data.jsonl", rows())), out)
@@ -117,7 +117,7 @@ def test_a_damaged_manifest_is_one_sentence(damage: dict[str, Any], tmp_path_fac
 
 
 def test_the_same_coins_have_another_seal(tmp_path: Path) -> None:
-    """Ten coins could be guessed from a digest without a nonce."""
+    """Without a nonce, ten coins could be found by trying all of them against the digest."""
     members = np.ones(10, dtype=bool)
     assert len({Truth(members, tossed(10, SeededEntropy(seed)).nonce).sealed() for seed in range(5)}) == 5
     assert len(tossed(10, SeededEntropy(0)).nonce) == 64
@@ -132,7 +132,7 @@ def test_coins_are_fair_and_of_the_operating_system(tmp_path: Path) -> None:
 
 
 def test_rows_that_occur_twice_are_no_candidates(tmp_path: Path) -> None:
-    """Their copies would train whatever the coin says."""
+    """Their copies would train regardless of the coin."""
     data = written(tmp_path / "data.jsonl", [*rows(20), *rows(10)])
     prepare(wish(data, count=10), tmp_path / "out", SeededEntropy(0))
     assert {row["id"] for row in lines(tmp_path / "out/candidates.jsonl")} == set(range(10, 20))
@@ -261,7 +261,7 @@ def test_the_bound_holds_in_a_few_audits_too(
 
 
 def test_coins_that_lean_are_seen_by_the_same_audits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses that know nothing are right too often."""
+    """With leaning coins, uninformed guesses are right too often."""
     assert exceeded(gaussian(0.0), 0.0, 0.0, 60, leaning, monkeypatch) > MOST_OF_60
 
 
@@ -330,7 +330,7 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path, capsys: pytest.Captur
         ),
         (["audit", "prepare", data, "--out", str(tmp_path)], "is not empty"),
         (["audit", "prepare", str(tmp_path / "no.jsonl"), *out], "set DATA to a file that exists"),
-        (made, "is no folder that `secure-fed audit prepare` has made"),
+        (made, "was not made by `secure-fed audit prepare`"),
         ([*made, "--task", "tokens"], "a plain --model, and not with --prepared"),
         ([*made, "--delta", "1"], "--delta is 1"),
         ([*made, "--fail-above", "auc=1"], "with --prepared give epsilon="),

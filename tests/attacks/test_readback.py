@@ -1,4 +1,4 @@
-"""Texts that were read back: when that is a leak, whose numbers decide, and what is said of them."""
+"""Recovered texts: when they are a leak, which numbers decide, and the report's sentences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def guesses(share: float, right: float, usual: float | None = None) -> Measured:
 
 
 def judged(measured: Measured, *others: Measured, **changes: Any) -> tuple[str, str]:
-    """Of an audit that found nothing of membership and that of the texts."""
+    """The verdict on an audit without findings on membership and with these findings on texts."""
     found = verdict(audit_of(cell(0.5), {"auc": None, "vantage": "server", "measured": measured}, *others, **changes))
     return found["level"], found["text"]
 
@@ -41,12 +41,10 @@ def judged(measured: Measured, *others: Measured, **changes: Any) -> tuple[str, 
 def test_words_that_came_back_and_are_right_are_a_leak_although_their_places_are_open() -> None:
     level, text = judged(words(1.0, recall=0.98, precision=0.23, updates=10, exact_applicable=10))
     assert level == "leak"
-    assert text.startswith(
-        "A leak was found. Texts can be read back: a server that sees what every single client sends"
-    )
+    assert text.startswith("A leak was found. Texts can be read back: a server that sees every single update")
     assert (
-        "named 100.0 % of the words of a client's texts (all that was named is right), and 98.0 % of the pairs of word and"
-        " place (23.0 % of those named are right), as a mean over 10 updates." in text
+        "named 100.0 % of the words of a client's texts (all of its answers are right), and 98.0 % of the pairs of word and"
+        " place (23.0 % of its answers are right), as a mean over 10 updates." in text
     )
     assert "Nothing of membership was found." in text
     assert "ittle" not in text
@@ -56,7 +54,7 @@ def test_pairs_alone_are_a_leak_as_well() -> None:
     assert judged({"recall": 0.6, "precision": 0.9})[0] == "leak"
     level, text = judged(words(0.9, 0.1, recall=0.6, precision=0.9))
     assert level == "leak"
-    assert "named 60.0 % of the words of a client's texts in their places (90.0 % of those named are right)" in text
+    assert "named 60.0 % of the words of a client's texts in their places (90.0 % of its answers are right)" in text
 
 
 @every(
@@ -138,22 +136,22 @@ def test_where_a_part_was_read_it_is_not_said_that_no_leak_or_nothing_was_found(
     level, text = judged(words(0.3))
     assert level == "none_found"
     assert "Nothing of membership was found." in text
-    assert "To find nothing" not in text
+    assert "Finding nothing" not in text
     assert "Nothing was found." in judged(words(0.1))[1]
 
 
 def test_much_that_is_mostly_wrong_is_not_called_little() -> None:
     text = judged(words(0.9, 0.1))[1]
     assert "most of the guesses are wrong: a server" in text
-    assert "90.0 % of the words of a client's texts (10.0 % of those named are right)" in text
+    assert "90.0 % of the words of a client's texts (10.0 % of its answers are right)" in text
     assert "ittle" not in text
 
 
 def test_the_most_exposed_stands_beside_the_mean() -> None:
     text = judged(words(0.52, updates=8, exact_applicable=6, most_exposed=words(0.75)))[1]
     assert (
-        "named 52.0 % of the words of a client's texts (all that was named is right), as a mean over 8 updates, to 6 of which"
-        " the exact test applies; in the most exposed case 75.0 % of the words (all that was named is right)." in text
+        "named 52.0 % of the words of a client's texts (all of its answers are right), as a mean over 8 updates, to 6 of which"
+        " the exact test applies; in the most exposed case 75.0 % of the words (all of its answers are right)." in text
     )
     assert "most exposed" not in judged(words(0.52, most_exposed=words(0.52)))[1]
 
@@ -161,21 +159,21 @@ def test_the_most_exposed_stands_beside_the_mean() -> None:
 def test_guesses_are_told_with_their_precision_and_what_public_texts_give() -> None:
     text = judged(guesses(0.58, 0.97, 0.12))[1]
     assert (
-        "Texts can be read back: by guesses a server that sees what every single client sends named 58.0 % of the words of a"
-        " client's texts (97.0 % of those named are right; as many of the commonest in public texts give 12.0 %)."
+        "Texts can be read back: by guesses a server that sees every single update named 58.0 % of the words of a"
+        " client's texts (97.0 % of its answers are right; as many answers, the commonest in public texts, give 12.0 %)."
         in text
     )
     text = judged(guesses(0.58, 0.97, 0.5))[1]
-    assert "gave no more, or not clearly more, than public texts alone give" in text
+    assert "no better or not clearly better than from public texts alone" in text
     text = judged({"recall": None, "guessed_recall": 0.58, "guessed_precision": 1.0})[1]
-    assert "was not measured, so this is not counted as a leak" in text
-    assert "named 58.0 % of the words of a client's texts in their places (all that was named is right)" in text
+    assert "so this is not counted as a leak" in text
+    assert "named 58.0 % of the words of a client's texts in their places (all of its answers are right)" in text
     assert "Nothing was found" not in text
 
 
 def test_guesses_that_name_more_stand_beside_the_exact_test() -> None:
     text = judged({**guesses(0.4, 0.9, 0.35), **words(0.1)})[1]
-    assert text.index("Little of the texts was read back") < text.index("Texts were guessed at")
+    assert text.index("Little of the texts was read back") < text.index("Texts were guessed")
 
 
 def test_sums_are_of_all_their_clients_and_of_whom_is_said() -> None:
@@ -195,7 +193,7 @@ def test_every_adversary_has_a_sentence_and_stronger_ones_do_not_repeat_it() -> 
     text = verdict(audit_of(cell(0.5), *found, vantages=seen))["text"]
     assert text.count("Little of the texts was read back: a server that sees only sums") == 1
     assert text.count("read back") == 2
-    assert text.index("Texts can be read back: a server that sees what") < text.index("Little of the texts")
+    assert text.index("Texts can be read back: a server that sees every") < text.index("Little of the texts")
 
 
 @every("odd", [None, float("nan"), -0.1, 1.1, "all", True, [0.9]])

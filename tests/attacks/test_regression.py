@@ -1,4 +1,4 @@
-"""Steps explained by gradients: the coefficients by their definition, and what they find that cosines do not."""
+"""Steps explained by gradients: the coefficients by their definition, and leaks that cosines do not find."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def alike(count: int, size: int, shared: int, seed: int) -> Tensor:
-    """Gradients that lie for the most part in a few directions that all have in common."""
+    """Gradients that lie mostly in a few common directions."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(shared, size, generator=torch.Generator().manual_seed(0))
     mixture = 0.5 * torch.randn(count, shared, generator=generator)

@@ -1,4 +1,4 @@
-"""The page of an audit: what it says, in which order, what it escapes, and that nothing missing stops it."""
+"""The page of an audit: its content, order and escaping; missing values do not stop it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def paged(audit: Audit) -> str:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without drawings, which take most of the time."""
+    """Without plots, which take most of the time."""
     monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
 
 
@@ -224,7 +224,7 @@ def test_texts_are_shown_only_where_the_audit_holds_them(unprotected: Audit, und
     text = outlined(shown).text
     assert "Mrs Example has asthma" in text
     assert "treat it as you treat the data" in text
-    assert "What they hold is not shown" not in text
+    assert "Their content is not shown" not in text
 
 
 def test_false_accusations_are_shown_among_the_first_and_counted_in_one_line(unprotected: Audit, undrawn: None) -> None:
@@ -266,7 +266,7 @@ def test_estimates_stand_beside_the_bound_with_what_they_suppose(protected: Audi
     assert "Estimates, which are no bounds" in text
     assert "if canaries are independent 2.40 – the exact distribution of non-members' scores" in text
     assert "if the mechanism is Gaussian too 4.60 6.10 the same, and a Gaussian mechanism" in text
-    assert "estimates never make a contradiction" in text
+    assert "estimates never count as a contradiction" in text
     assert "Estimates, which are no bounds" not in outlined(protected).text
 
 

@@ -1,4 +1,4 @@
-"""The page of an audit of which anything is missing, or is not what it should be."""
+"""The page of an audit with any value missing or wrong."""
 
 from __future__ import annotations
 

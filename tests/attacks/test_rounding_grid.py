@@ -1,4 +1,4 @@
-"""The factor of a scaled change is read off float32's grid, and nothing is read where there is no grid."""
+"""The factor of a scaled change is computed from float32's grid, and no factor is found without a grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an update tells does not depend on its length: clipping, which scales it, hides nothing."""
+"""Scaling by clipping hides nothing: recovery from an update does not depend on its length."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def clipped(update: Update, factor: float) -> Update:
 
 @pytest.mark.nightly
 def test_the_whole_attack_finds_the_same_in_clipped_updates() -> None:
-    """Every client clipped by another factor."""
+    """Every client is clipped by a different factor."""
     of = case(clients=3, each=4, method__rank=32)
     short = [clipped(one, 0.5 / (2 + index)) for index, one in enumerate(of.seen.updates)]
     names = ("recall", "precision", "bag_recall", "bag_precision")

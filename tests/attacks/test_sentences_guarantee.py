@@ -1,4 +1,4 @@
-"""What is said of a guarantee: contradicted, standing, or beyond what the audit could have contradicted."""
+"""The sentences on a guarantee: contradicted, not contradicted, or not testable by the audit."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def test_bounds_of_another_unit_or_against_a_trusted_server_contradict_nothing()
 def test_what_is_found_within_the_guarantee_is_no_leak() -> None:
     level, text = judged(cell(0.7, epsilon_lower=0.8), unit="example", epsilon_accounted=7.961)
     assert level == "within"
-    assert text.startswith("What was found is within the guarantee.")
+    assert text.startswith("The finding is within the guarantee.")
     assert "A run with this epsilon and delta allows up to 99.97 of 100." in text
     assert "The guarantee is not contradicted: it allows epsilon 7.97, and the largest lower bound is 0.80" in text
 
 
 def test_a_guarantee_that_cannot_be_set_against_the_audit_is_not_denied() -> None:
     text = judged(cell(0.5, epsilon_lower=0.0), unit="example", epsilon_accounted=None)[1]
-    assert "promises no limit" not in text
+    assert "no privacy guarantee" not in text
     assert (
         "This audit could not have contradicted the run's guarantee: an audit leaves units out altogether, and no epsilon"
         " is accounted" in text
     )
-    assert "where every client adds a share of the noise" in text
-    assert "nothing here says that it holds, nor that it does not" in text
+    assert "if every client adds a share of the noise" in text
+    assert "this audit neither supports nor contradicts the guarantee" in text
 
 
 def test_without_any_bound_the_guarantee_could_not_have_been_contradicted() -> None:
@@ -67,7 +67,7 @@ def test_a_bound_and_a_promise_that_round_to_the_same_are_told_apart() -> None:
 
 
 def test_a_false_alarm_of_the_baseline_does_not_hide_a_violation() -> None:
-    """A bound rests on the coins alone."""
+    """A bound depends on the coins alone."""
     broken = {"auc": 0.6, "auc_interval": [0.56, 0.64], "at_chance": False}
     seen = cell(0.99, half=0.01, epsilon_lower=4.0)
     level, text = judged(seen, baseline=broken, unit="example", epsilon_accounted=1.0)

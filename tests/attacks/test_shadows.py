@@ -1,4 +1,4 @@
-"""References repeat the federation's own procedure: against a run of it, and in common passes against one client at a time."""
+"""References repeat the federation's procedure: compared with a run of it, and common passes with one client at a time."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ CENTRAL = {"privacy.unit": "client", "privacy.noise_multiplier": 0.3, "privacy.c
 
 
 def few(method: str = "ffa_lora", **more: Any) -> Federation:
-    """Four clinics, whose examples are the units."""
+    """Four clinics; their examples are the units."""
     return runs.federation(runs.settings(method, **{**SMALL, **more}))
 
 
 def many(method: str = "ffa_lora", **more: Any) -> Federation:
-    """Twenty-four clients, who are the units; three or four of them in a round."""
+    """Twenty-four clients, which are the units; three or four take part in a round."""
     usual = {"federation.cohort": 4, **SMALL, **CENTRAL, **more}
     train = [runs.examples(seed + 1, 2 + seed % 5) for seed in range(CLIENTS)]
     config = runs.settings(method, **usual)

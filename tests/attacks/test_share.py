@@ -1,4 +1,4 @@
-"""Property inference from a client's update: nearer to the true share than the guess without the update, or nothing."""
+"""Property inference from a client's update: closer to the true share than the guess without the update, or no finding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trained(own: Sequence[Example]) -> Any:
 
 @pytest.fixture(scope="module")
 def attacked() -> tuple[Any, Any, Any, Any]:
-    """Updates and shares of made-up clients, and of 40 real ones with examples of their own."""
+    """Updates and shares of simulated clients, and of 40 real ones with their own examples."""
     rng = np.random.default_rng(0)
     shadows = made_up(trained, examples(300, True, rng), examples(300, False, rng), 150, SIZE, rng)
     real = made_up(trained, examples(300, True, rng), examples(300, False, rng), 40, SIZE, rng)

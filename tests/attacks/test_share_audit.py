@@ -1,4 +1,4 @@
-"""`secure-fed audit RUN --share WORD`: found where answers tell the share, not found of a word that goes with nothing."""
+"""`secure-fed audit RUN --share WORD`: a finding if updates reveal the share, none for an unrelated word."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_what_does_not_fit_is_one_sentence(run_dir: Path, tmp_path: Path, capsys
     }
     Federation(RunConfig.from_dict(masked)).run(tmp_path / "masked")
     for arguments, said in (
-        (["audit", "--share", "fever"], "--share is of a run"),
-        (["audit", str(run_dir), "--share", "zebra"], "0 of 160 test texts say 'zebra'"),
+        (["audit", "--share", "fever"], "--share is for the audit of a run"),
+        (["audit", str(run_dir), "--share", "zebra"], "0 of 160 test texts contain 'zebra'"),
         (["audit", str(run_dir), "--share", ""], "--share is ''"),
         (["audit", str(run_dir), "--share", "fever", "--fail-above", "auc=1"], "with --share give gain="),
         (["audit", str(run_dir), "--share", "fever", "--model", "x"], "--model goes with"),

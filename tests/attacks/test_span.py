@@ -1,4 +1,4 @@
-"""The exact test: row spaces, who is in them, and that it says when it cannot tell."""
+"""The exact test: row spaces, their members, and reporting when the test does not apply."""
 
 from __future__ import annotations
 

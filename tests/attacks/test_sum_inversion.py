@@ -1,4 +1,4 @@
-"""Texts out of secure sums: exact for few of them, fading with the cohort."""
+"""Texts recovered from secure sums: exact for few clients, fewer with larger cohorts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def several() -> Case:
 
 
 def test_the_sum_of_two_is_inverted_as_a_batch_of_two() -> None:
-    """Its tokens are found; nothing says whose they are."""
+    """Its tokens are found, without their clients."""
     found = sum_inversion.run(case("secure_server", clients=2, method__rank=32), Settings()).measured
     assert found["sums"] == 2
     assert found["per_sum"][0]["bag_recall"] == 1.0

@@ -1,4 +1,4 @@
-"""What a guarantee allows: against the accountant, closed forms, and draws."""
+"""The figures that a guarantee allows, compared with the accountant, closed forms, and simulations."""
 
 from __future__ import annotations
 

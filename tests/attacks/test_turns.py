@@ -1,4 +1,4 @@
-"""Under a public order an attack looks at a unit's own turns, and undoes correlated noise around them."""
+"""Under a public order an attack uses a unit's own turns, and removes correlated noise around them."""
 
 from __future__ import annotations
 

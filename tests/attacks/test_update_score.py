@@ -1,4 +1,4 @@
-"""FedMIA: its law against scipy, its uniformity without membership, and what single updates of a federation give away."""
+"""FedMIA: its law compared with scipy, uniformity without membership, and leaks in a federation's single updates."""
 
 from __future__ import annotations
 

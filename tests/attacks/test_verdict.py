@@ -1,4 +1,4 @@
-"""The verdict: when a leak is called one, when a guarantee is called broken, and what is never called privacy."""
+"""The verdict: when it reports a leak or a broken guarantee, and which results are never evidence of privacy."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_nothing_found_is_said_with_its_interval_and_is_no_proof() -> None:
     assert text.startswith("Nothing was found. An outsider who has the final adapter")
     assert "is right in 53 of 100 cases; a coin is right in 50. The 95 % interval, 50.0 to 56.0, includes 50" in text
     assert "not proof of privacy" in text
-    assert "no guarantee to contradict" in text
+    assert "nothing to contradict" in text
 
 
 def test_a_leak_names_the_weakest_adversary_and_the_strongest() -> None:
     text = verdict(samples.unprotected())["text"]
     assert text.startswith("A leak was found, and no guarantee covers it. An outsider who has the final adapter")
     assert "is right in 77 of 100 cases" in text
-    assert "A server that sees what every single client sends is right in 90 of 100 cases" in text
+    assert "A server that sees every single update is right in 90 of 100 cases" in text
     assert "5 attacks on membership compare" in text  # 16 cells, of which most repeat a weaker adversary's
     assert "5 of them are significant" in text
     assert "Texts can be read back: a server that sees only sums over clients named 83.0 % of the words" in text
@@ -96,7 +96,7 @@ def test_a_leak_among_the_first_accused_counts_although_the_auc_is_at_chance() -
 
 @pytest.fixture(scope="module")
 def silent() -> list[list[Audit]]:
-    """Audits of eight attacks whose scores know nothing of the coins."""
+    """Audits of eight attacks whose scores are independent of the coins."""
     random = np.random.default_rng(0)
     draw = random.normal
     return [[samples.ranked(draw(size=120), draw(size=150), bound=False) for _ in range(8)] for _ in range(300)]
@@ -185,7 +185,7 @@ def test_the_four_verdicts() -> None:
     assert judged(cell(0.51, epsilon_lower=0.0, allowed=ALLOWED), **COVERED)[0] == "none_found"
     grade, text = judged(found, **COVERED)
     assert grade == "within"
-    assert text.startswith("What was found is within the guarantee. An outsider who has the final adapter")
+    assert text.startswith("The finding is within the guarantee. An outsider who has the final adapter")
     assert "A run whose noise is exactly as accounted allows up to 66 of 100." in text
     assert "leak" not in text
     assert judged(found)[0] == "leak"
@@ -198,9 +198,7 @@ def test_a_leak_that_nothing_covers_comes_before_what_is_within() -> None:
     server = {**cell(0.9, epsilon_lower=2.0), "vantage": "server", "epsilon_accounted": None}
     level, text = judged(within, server, **COVERED)
     assert level == "leak"
-    assert text.startswith(
-        "A leak was found, and no guarantee covers it. A server that sees what every single client sends"
-    )
+    assert text.startswith("A leak was found, and no guarantee covers it. A server that sees every single update")
     assert "is covered by the guarantee, which allows up to 66 of 100; it is right in 65 of 100" in text
 
 
@@ -209,7 +207,7 @@ def test_more_than_the_guarantee_allows_is_neither_within_nor_a_contradiction() 
     level, text = judged(cell(0.75, epsilon_lower=0.4, allowed=ALLOWED), **COVERED)
     assert level == "unsupported"
     assert "This audit cannot tell whether the guarantee holds." in text
-    assert "What was found is more than that, and yet no lower bound contradicts the guarantee" in text
+    assert "The finding is more than that, but no lower bound contradicts the guarantee" in text
 
 
 def test_no_estimate_makes_a_contradiction() -> None:
@@ -223,7 +221,7 @@ def test_no_estimate_makes_a_contradiction() -> None:
     assert (
         "are 9.00 (if canaries are independent) and 20.00 (if the mechanism is Gaussian too; most likely 30.00)" in text
     )
-    assert "One is above what was accounted. That contradicts nothing by itself" in text
+    assert "One is above the accounted epsilon. That contradicts nothing by itself" in text
     low = [{**one, "epsilon": 3.0} for one in high]
     text = judged(cell(0.65, epsilon_lower=0.4, allowed=ALLOWED, estimates=low), main=main, **COVERED)[1]
     assert "One is above" not in text
@@ -295,7 +293,7 @@ def test_the_interval_of_a_baseline_alone_is_read_as_its_test_is() -> None:
 def test_that_servers_see_which_clients_take_part_is_said_of_clients_alone() -> None:
     plain = "A server, with secure aggregation or without, sees by name which clients take part"
     text = judged(cell(0.5), audited_unit="client")[1]
-    assert f"{plain}, so that their membership is no secret from it, and no attack on it is counted." in text
+    assert f"{plain}, so their membership is no secret from it, and no attack on it is counted." in text
     assert plain not in judged(cell(0.5))[1]
     void = {"auc": 0.6, "at_chance": False}
     assert plain in judged(cell(0.5), audited_unit="client", baseline=void)[1]

@@ -40,10 +40,10 @@ def test_charges_count_down_what_is_left_for_each(ledger: Ledger) -> None:
 def test_one_more_than_planned_is_refused_and_not_charged(ledger: Ledger) -> None:
     account = Account(ledger, "a", planned, None, lambda _: None)
     account.charge(2, "north")
-    with pytest.raises(BudgetExhausted, match=r"client 'north' asks for release 3 of run 'a', which planned 2: raise"):
+    with pytest.raises(BudgetExhausted, match=r"release 3 of run 'a' by client 'north' is beyond the 2 planned: raise"):
         account.charge(who="north")
     account.charge(2)
-    with pytest.raises(BudgetExhausted, match="the run asks for release 4"):
+    with pytest.raises(BudgetExhausted, match="release 4 of run"):
         account.charge(2)
     assert ledger.charged("a") == {"north": 2, "": 2}
 

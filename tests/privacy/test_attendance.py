@@ -24,9 +24,7 @@ def begun(path: Path | None = None) -> Attendance:
 
 def refuses(attendance: Attendance, round_: int, member: int = 4) -> bool:
     assert not attendance.admits(member, round_)
-    with pytest.raises(
-        NotYourTurn, match=rf"client {member} was asked to take part in round {round_ + 1}, which is no turn"
-    ):
+    with pytest.raises(NotYourTurn, match=rf"client {member} cannot take part in round {round_ + 1}: the public order"):
         attendance.enter(member, round_)
     return True
 
@@ -101,14 +99,14 @@ def test_a_turn_that_cannot_be_noted_is_not_taken(
 ) -> None:
     attendance = begun(tmp_path / "turns")
     monkeypatch.setattr("privacy.attendance.os.write", write)
-    with pytest.raises(LedgerError, match=r"turn could not be noted.*(disk is full|No space left)"):
+    with pytest.raises(LedgerError, match=r"turn could not be recorded.*(disk is full|No space left)"):
         attendance.enter(4, FIRST)
     assert attendance.last(4) is None
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "turns").mkdir()
-    with pytest.raises(LedgerError, match="which notes when clients took part, cannot be used"):
+    with pytest.raises(LedgerError, match="the record of which client took part when, cannot be used"):
         begun(tmp_path / "turns")
 
 

@@ -137,7 +137,7 @@ def test_another_column_is_refused(column: tuple[float, ...]) -> None:
 
 @every("band, momentum", [(0, 0.0), (3, 1.0), (3, -0.1)])
 def test_a_root_that_is_none_is_refused(band: int, momentum: float) -> None:
-    with pytest.raises(PlanError, match="is none"):
+    with pytest.raises(PlanError, match="choose at least 1, and below 1"):
         square_root(band, momentum)
 
 

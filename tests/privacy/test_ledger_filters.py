@@ -64,14 +64,14 @@ def test_rho_is_added_up_and_the_rest_is_not(tmp_path: Path) -> None:
     spent = ledger.spent()
     assert spent.epsilon == pytest.approx(3.0)
     assert spent.delta == 1e-5
-    with pytest.raises(BudgetExhausted, match=r"asks for RDP 0\.01 at order .*, and RDP .* is left of RDP"):
+    with pytest.raises(BudgetExhausted, match=r"needs RDP 0\.01 at order .*, and RDP .* is left of RDP"):
         ledger.reserve("more", Cost(0.5, 1e-5, (0.01,)), data_digest="d", unit=UNIT, terms={})
 
 
 def test_an_rdp_ledger_is_not_given_an_epsilon_alone(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=3.0, delta=1e-5, composition="rdp")
     for rdp in (None, (), (0.1, 0.2)):
-        with pytest.raises(PlanError, match="give the rho at that order"):
+        with pytest.raises(PlanError, match="give rho at that order"):
             ledger.reserve("a", Cost(0.5, 1e-5, rdp), data_digest="d", unit=UNIT, terms={})
     assert ledger.spent() == Cost(0.0, 0.0, (0.0,))
 

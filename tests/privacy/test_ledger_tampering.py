@@ -170,7 +170,7 @@ def test_a_chain_written_anew_is_seen_by_the_head_of_any_later_row(ledger: Ledge
             continue
         with pytest.raises(LedgerError, match=f"rewritten: row {row.id} is not the row that was written"):
             Ledger.open(ledger.path, head=head)
-    with pytest.raises(LedgerError, match="row 6 is not what it was"):
+    with pytest.raises(LedgerError, match="row 6 has changed"):
         ledger.charge("a", "", 1, {})
 
 
@@ -191,18 +191,18 @@ def test_a_chain_written_anew_is_seen_by_the_head_of_any_later_row(ledger: Ledge
 )
 def test_what_no_ledger_writes_is_refused_though_the_chain_holds(ledger: Ledger, row: int, changes: Any) -> None:
     rechained(ledger, row, **changes)
-    with pytest.raises(LedgerError, match=f"row {row} says what no ledger writes"):
+    with pytest.raises(LedgerError, match=f"row {row} has content that no ledger writes"):
         Ledger.open(ledger.path)
 
 
 def test_another_ledger_in_its_place_is_foreign(ledger: Ledger, tmp_path: Path) -> None:
     other = filled(tmp_path / "other.db")
-    with pytest.raises(LedgerError, match=r"ledger\.db is a foreign ledger"):
+    with pytest.raises(LedgerError, match=r"ledger\.db is a different ledger"):
         Ledger.open(ledger.path, head=other.head)
     other.path.replace(ledger.path)
-    with pytest.raises(LedgerError, match="foreign ledger"):
+    with pytest.raises(LedgerError, match="different ledger"):
         Ledger.open(ledger.path, head=ledger.head)
-    with pytest.raises(LedgerError, match="row 6 is not what it was"):
+    with pytest.raises(LedgerError, match="row 6 has changed"):
         ledger.spent()
 
 

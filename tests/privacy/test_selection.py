@@ -164,5 +164,5 @@ def test_of_tries_without_divergences_nothing_is_promised() -> None:
 
 @pytest.mark.parametrize("mean", [1.0, 0.0, -2.0, math.inf, math.nan])
 def test_a_mean_that_is_none_is_refused(mean: float) -> None:
-    with pytest.raises(PlanError, match="tries on average"):
+    with pytest.raises(PlanError, match="mean number of tries"):
         selection.divergences("geometric", mean, {2.0: 1.0})

@@ -90,7 +90,7 @@ def test_an_example_is_never_declared_to_be_a_client_or_a_group(ledger: Ledger, 
     known, foreign = (Unit(kind, kind, "the same rows", "add-remove") for kind in (first, other))
     reserve(ledger, "first", known)
     with pytest.raises(
-        LedgerError, match=r"an example is no client and no group \(.*'client' is of 'client'"
+        LedgerError, match=r"an example is no client and no group \(.*'client' is of kind 'client'"
     ) as refused:
         ledger.declare_same(first, other)
     assert "\n" not in str(refused.value)

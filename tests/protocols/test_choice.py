@@ -247,7 +247,7 @@ def test_given_neighbours_and_threshold_are_kept_to() -> None:
 
 
 REFUSED: list[tuple[int, dict[str, Any], str]] = [
-    (1, {}, "1 clients are no sum"),
+    (1, {}, "1 clients cannot form a sum"),
     (10, {"corrupt": 1.0}, r"corrupt is 1\.0"),
     (10, {"dropout": -0.1}, r"dropout is -0\.1"),
     (10, {"dropout": math.nan}, "dropout is nan"),
@@ -261,7 +261,7 @@ REFUSED: list[tuple[int, dict[str, Any], str]] = [
     (10, {"threshold": 9}, "from 6 to 8"),
     (1000, {"neighbours": 100, "threshold": 68}, "choose from 70 to 100"),
     (1000, {"neighbours": 100, "threshold": 101}, "choose from 70 to 100"),
-    (1000, {"neighbours": 8}, "8 corrupt among as many"),
+    (1000, {"neighbours": 8}, "up to 8 of them may be corrupt"),
 ]
 
 

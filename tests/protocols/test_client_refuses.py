@@ -80,7 +80,7 @@ def test_a_roster_with_other_keys_for_the_client(field: str, active: bool) -> No
     scene = at("share", active=active)
     adverts = roster_of(scene)
     adverts[VICTIM] = replace(adverts[VICTIM], **{field: AgreementKey.new().public})
-    refused(scene, "share", lied(scene, adverts), Tampering, "keys that it advertised|do not bear its signature")
+    refused(scene, "share", lied(scene, adverts), Tampering, "keys that it advertised|lack its signature")
 
 
 @pytest.mark.parametrize("field", ["channel", "mask"])
@@ -146,7 +146,7 @@ def test_a_roster_too_short(options: dict[str, Any], left: int) -> None:
 def test_keys_that_the_server_swapped_are_not_signed() -> None:
     scene = at("share", active=True)
     adverts = {**roster_of(scene), 5: fresh(5, scene)}
-    refused(scene, "share", lied(scene, adverts), Tampering, "keys of client 5 do not bear its signature")
+    refused(scene, "share", lied(scene, adverts), Tampering, "keys of client 5 lack its signature")
 
 
 def test_keys_of_another_session_are_not_signed_for_this_one() -> None:
@@ -154,7 +154,7 @@ def test_keys_of_another_session_are_not_signed_for_this_one() -> None:
     earlier = play(replace(scene.cast, run="earlier"), until="share")
     adverts = {**roster_of(scene), 5: roster_of(earlier)[5]}
     assert adverts[5] != roster_of(scene)[5]
-    refused(scene, "share", lied(scene, adverts), Tampering, "keys of client 5 do not bear its signature")
+    refused(scene, "share", lied(scene, adverts), Tampering, "keys of client 5 lack its signature")
 
 
 def test_a_signature_for_another_purpose_or_another_owner_is_none() -> None:
@@ -163,7 +163,7 @@ def test_a_signature_for_another_purpose_or_another_owner_is_none() -> None:
         adverts = roster_of(scene)
         signature = scene.cast.identities[5].sign(purpose, scene.cast.parameters.session, adverts[5].signed(owner))
         adverts[5] = replace(adverts[5], signature=signature)
-        refused(scene, "share", lied(scene, adverts), Tampering, "keys of client 5 do not bear its signature")
+        refused(scene, "share", lied(scene, adverts), Tampering, "keys of client 5 lack its signature")
 
 
 def test_a_roster_of_another_session() -> None:
@@ -200,7 +200,7 @@ def test_a_roster_is_of_those_it_chose_and_those_who_chose_it() -> None:
     advert = Advertise.from_bytes(scene.said["advertise", stranger], scene.cast.parameters, stranger)
     message = lied(scene, {**adverts, stranger: advert})
     refused(
-        scene, "share", message, Tampering, f"client {stranger} is on the roster, and neither it nor client 3 chose"
+        scene, "share", message, Tampering, f"client {stranger} is on the roster, but neither it nor client 3 chose"
     )
 
 
@@ -208,14 +208,14 @@ def test_a_roster_with_another_choice_for_somebody() -> None:
     scene, own, _ = chosen_at("share")
     adverts = roster_of(scene)
     adverts[own[0]] = replace(adverts[own[0]], choice=bytes(32))
-    refused(scene, "share", lied(scene, adverts), Tampering, f"keys of client {own[0]} do not bear its signature")
+    refused(scene, "share", lied(scene, adverts), Tampering, f"keys of client {own[0]} lack its signature")
 
 
 def test_a_roster_with_too_few_of_those_it_chose() -> None:
     scene, own, _ = chosen_at("share")
     adverts = {me: advert for me, advert in roster_of(scene).items() if me not in own[2:]}
     refused(
-        scene, "share", lied(scene, adverts), Aborted, "2 of the clients chosen take part, fewer than the threshold"
+        scene, "share", lied(scene, adverts), Aborted, "2 of the chosen clients take part, fewer than the threshold"
     )
 
 
@@ -237,11 +237,19 @@ def test_lists_of_those_who_have_dealt() -> None:
         change(dealt, own, choosers)
         refused(scene, "mask", dealt_lie(scene, dealt), (Tampering, Aborted), match)  # type: ignore[arg-type]
 
-    check("does not show this client with the choice", lambda dealt, own, _: dealt.update({VICTIM: bytes(32)}))
-    check("does not show this client with the choice", lambda dealt, own, _: dealt.__delitem__(VICTIM))
-    check("client 4 is said to have dealt shares and was not invited", lambda dealt, *_: dealt.update({4: bytes(32)}))
-    check("is shown with another choice than it adv", lambda dealt, own, _: dealt.update({own[0]: bytes(32)}))
-    check("are not those of the clients that are said", lambda dealt, own, choosers: dealt.__delitem__(choosers[0]))
+    check(
+        "another choice of neighbours for this client than it adv",
+        lambda dealt, own, _: dealt.update({VICTIM: bytes(32)}),
+    )
+    check("another choice of neighbours for this client than it adv", lambda dealt, own, _: dealt.__delitem__(VICTIM))
+    check(
+        "client 4 is listed as having dealt shares but was not invited", lambda dealt, *_: dealt.update({4: bytes(32)})
+    )
+    check(
+        "is listed with another choice of neighbours than it adv",
+        lambda dealt, own, _: dealt.update({own[0]: bytes(32)}),
+    )
+    check("not from exactly the clients listed as", lambda dealt, own, choosers: dealt.__delitem__(choosers[0]))
 
 
 def test_those_who_have_dealt_are_enough() -> None:
@@ -249,7 +257,7 @@ def test_those_who_have_dealt_are_enough() -> None:
     true = Delivery.from_bytes(scene.told["mask", VICTIM], scene.cast.parameters)
     for gone, match in (
         (own[2:], "2 neighbours have dealt shares, fewer than 3"),
-        (own[:2], "0 of the clients that client 3 chose to mask with are left, fewer than 1"),
+        (own[:2], "0 of the neighbours that client 3 chose are left, fewer than 1"),
     ):
         again = copy.copy(scene.clients[VICTIM])
         parts = [{one: value for one, value in part.items() if one not in gone} for part in (true.sealed, true.dealt)]
@@ -269,7 +277,7 @@ def test_who_chose_it_and_is_hidden_is_missed_when_choices_are_read() -> None:
         return lie if (stage, client) == ("share", VICTIM) else message
 
     later = play(scene.cast, tell=tell, until="mask", after=scene)
-    match = f"client {choosers[0]} and this one are to mask together, and its keys were not on the roster"
+    match = f"client {choosers[0]} is a neighbour of this client, and its keys were not on the roster"
     refused(later, "mask", later.told["mask", VICTIM], Tampering, match)
 
 
@@ -371,9 +379,9 @@ def listing(scene: Play, survivors: Collection[int]) -> bytes:
 
 def test_a_survivor_that_masked_by_another_list_of_those_who_dealt() -> None:
     for lie, match in (
-        ("another list", "client 5 is listed as a survivor and masked with others than were shown here"),
-        ("another signer", "client 5 is listed as a survivor and masked with others"),
-        ("nothing", "signatures of others than those near this client"),
+        ("another list", "client 5 is listed as a survivor but masked under another list of dealers"),
+        ("another signer", "client 5 is listed as a survivor but masked under another list"),
+        ("nothing", "not those of exactly the survivors near this client"),
     ):
         scene = at("consistency", active=True)
         signatures, key = scene.server._statements, scene.cast.identities[5]
@@ -394,7 +402,7 @@ def test_survivors_among_whom_somebody_is_left_with_too_few_it_chose_to_mask_wit
         gone = [me for me in scene.clients[VICTIM]._graph.firsts(one) if me != VICTIM][:2]  # type: ignore[union-attr]
         message = listing(scene, set(scene.cast.ids) - set(gone))
         # Whichever is met first: others, too, may have chosen both.
-        refused(scene, "consistency", message, Aborted, r"1 of the clients that client \d+ chose to mask with are left")
+        refused(scene, "consistency", message, Aborted, r"1 of the neighbours that client \d+ chose are left")
 
 
 LISTS: dict[str, tuple[Callable[[Cast], set[int]], type[ProtocolError], str]] = {
@@ -402,7 +410,7 @@ LISTS: dict[str, tuple[Callable[[Cast], set[int]], type[ProtocolError], str]] = 
     "with a stranger": (
         lambda made: {*made.ids, 4},
         Tampering,
-        "client 4 is listed as a survivor and (is not on the roster|has not dealt its shares)",
+        "client 4 is listed as a survivor but (is not on the roster|has not dealt its shares)",
     ),
     "fewer than allowed": (lambda made: {3, 5, 7, 9}, Aborted, "4 survivors, and no sum of fewer than 5"),
     "nobody else": (lambda made: {VICTIM}, Aborted, "1 survivors"),
@@ -423,13 +431,15 @@ def test_a_list_of_survivors(lie: str, active: bool) -> None:
 
 def test_a_list_with_too_few_holders_of_its_shares() -> None:
     scene = at("unmask", count=6, survivors=2, threshold=4)
-    refused(scene, "unmask", listing(scene, {3, 5, 7, 9}), Aborted, "3 holders of its shares survive, fewer than")
+    refused(
+        scene, "unmask", listing(scene, {3, 5, 7, 9}), Aborted, "3 holders of this client's shares survive, fewer than"
+    )
 
 
 def test_a_survivor_that_never_dealt_its_shares() -> None:
     made = cast(count=6, threshold=3)
     scene = play(made, silent={"share": {5}}, until="unmask")
-    refused(scene, "unmask", listing(scene, made.ids), Tampering, "client 5 is listed as a survivor and never dealt")
+    refused(scene, "unmask", listing(scene, made.ids), Tampering, "client 5 is listed as a survivor but never dealt")
 
 
 def test_survivors_that_fall_into_two_parts() -> None:
@@ -504,7 +514,7 @@ def test_two_clients_that_were_given_different_lists() -> None:
         return message
 
     server = made.server()
-    with pytest.raises(Tampering, match="signed something else than the list of survivors"):
+    with pytest.raises(Tampering, match="signed another list than that of the survivors"):
         play(made, tell=tell, server=server)  # an honest server notices
     scene = play(made, until="consistency")
     scene.act("consistency", VICTIM, listing(scene, made.ids[:-1]))
@@ -562,7 +572,9 @@ def test_the_signature_of_one_that_is_not_on_the_list() -> None:
     made = cast(count=6, threshold=3, active=True)
     scene = play(made, silent={"mask": {13}}, until="unmask")
     more = {**confirmations(scene), 13: signed(scene, made.ids[:-1], 13)}
-    refused(scene, "unmask", told(scene, more), Tampering, "client 13 signs a list of survivors on which it is not")
+    refused(
+        scene, "unmask", told(scene, more), Tampering, "client 13 signed a list of survivors that does not contain it"
+    )
 
 
 # --- once
@@ -600,7 +612,7 @@ def test_nothing_is_opened_if_the_claim_cannot_be_recorded(tmp_path: Path) -> No
     made = cast(threshold=3)
     clients = {me: made.client(me, sessions=OnDisk(tmp_path / "no" / "folder")) for me in made.ids[:1]}
     scene = play(made, clients={**made.clients(), **clients})
-    assert "cannot keep the record" in str(scene.errors[VICTIM])
+    assert "the record of sessions" in str(scene.errors[VICTIM])
     assert ("unmask", VICTIM) not in scene.said
 
 
@@ -652,9 +664,9 @@ def test_parameters_weaker_than_the_policy() -> None:
     made = cast(count=6, threshold=4, survivors=4)
     policy = made.policy
     for weaker in ({"threshold": 3}, {"survivors": 3}):
-        with pytest.raises(ParameterError, match="policy asks for at least"):
+        with pytest.raises(ParameterError, match="policy needs at least"):
             Client(replace(made.parameters, **weaker), VICTIM, policy)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="asks for an active one"):
+    with pytest.raises(ParameterError, match="needs an active session"):
         Client(made.parameters, VICTIM, replace(policy, active=True))
     with pytest.raises(ParameterError, match=r"raise threshold|raise survivors"):
         Client(made.parameters, VICTIM, replace(policy, corrupt=4))
@@ -672,7 +684,7 @@ def test_an_active_session_takes_the_registered_identity() -> None:
         with pytest.raises(ParameterError, match="no identity, or not the one that is registered"):
             Client(made.parameters, VICTIM, made.policy, identity=identity)
     others = {**made.public, 5: Identity.new().public}
-    with pytest.raises(ParameterError, match="not those that this client has registered"):
+    with pytest.raises(ParameterError, match="identities differ from those registered at this client"):
         Client(made.parameters, VICTIM, replace(made.policy, identities=others), identity=made.identities[VICTIM])
     assert Policy(threshold=3, survivors=2, active=True).identities == {}
 

@@ -136,7 +136,7 @@ def test_what_is_out_of_range_is_named_and_not_sent(value: float, place: int, un
     values[6] = value  # the first is named
     with pytest.raises(RangeError) as caught:
         FixedPoint(32, 1.0, 5).encode(values, uniform)
-    assert str(caught.value) == f"coordinate {place} is {value}, and the most that can be sent is 1.0"
+    assert str(caught.value) == f"coordinate {place} is {value}, above the largest that can be sent, 1.0"
 
 
 def test_a_float32_above_the_bound_is_above_it() -> None:

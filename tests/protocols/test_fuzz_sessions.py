@@ -96,7 +96,7 @@ def test_lies_are_mostly_refused_and_sometimes_believed(name: str, fooled: Calla
 def hasty(server: Server, sender: int, message: Buffer) -> None:
     """Counts a client as heard before it has read what it says."""
     if sender not in server._waiting:
-        raise MessageError("has spoken already")
+        raise MessageError("has sent its message already")
     server._waiting.discard(sender)
     server._takes()[server.stage](sender, message)
     server._heard.add(sender)

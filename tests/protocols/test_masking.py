@@ -266,7 +266,7 @@ def test_all_256_bits_of_a_key_count() -> None:
 
 @every("length", [0, 16, 24, 31, 33, 64])
 def test_a_secret_of_another_length_is_refused(length: int) -> None:
-    with pytest.raises(ParameterError, match="secret of 32 bytes"):
+    with pytest.raises(ParameterError, match="secret must have 32 bytes"):
         add_masks(np.zeros(4, np.uint32), [(Secret(bytes(length)), 1)])
 
 

@@ -111,7 +111,7 @@ def test_who_asks_for_an_active_session_refuses_a_passive_one() -> None:
 
 def test_an_active_session_is_of_the_identities_that_the_client_has_registered() -> None:
     foreign = IDENTITIES | {4: bytes(32)}
-    with pytest.raises(ParameterError, match="not those that this client has registered"):
+    with pytest.raises(ParameterError, match="identities differ from those registered at this client"):
         policy_of(identities=foreign).check(active_of())
     with pytest.raises(ParameterError, match="client 0 has no registered identity"):
         policy_of(identities={}).check(active_of())
@@ -135,16 +135,16 @@ def test_where_clients_choose_a_policy_asks_for_partners_and_for_one_list() -> N
 
     policy = policy_of(corrupt=2, partners=3, colluding=5, neighbours=8)
     policy.check(chosen())
-    with pytest.raises(ParameterError, match="partners is 2, and this client's policy asks for 3"):
+    with pytest.raises(ParameterError, match="partners is 2, and this client's policy needs 3"):
         policy.check(chosen(partners=2))
     with pytest.raises(ParameterError, match=r"with 5 corrupt of 10 two lists .* raise survivors to at least 8"):
         policy.check(chosen(survivors=7))
-    with pytest.raises(ParameterError, match="asks for no partners: set partners"):
+    with pytest.raises(ParameterError, match="sets no partners: set partners"):
         policy_of(corrupt=2, neighbours=8).check(chosen())
     for changes, says in (
         ({"partners": 0}, "partners is 0: choose from 1 to 4"),
         ({"partners": 5}, "partners is 5: choose from 1 to 4"),
-        ({"survivors": 5}, "survivors is 5, and two lists"),
+        ({"survivors": 5}, "survivors is 5, and that many of 10"),
     ):
         with pytest.raises(ParameterError, match=says):
             chosen(**changes)

@@ -40,7 +40,7 @@ def test_who_expects_corrupt_clients_in_an_active_session_has_to_name_a_number()
         for corrupt in range(3):
             assert accepts(policy_of(corrupt=corrupt, partners=int(neighbours < 9)), parameters) == (corrupt == 0)
             assert accepts(policy_of(corrupt=corrupt, partners=int(neighbours < 9), neighbours=neighbours), parameters)
-    with pytest.raises(ParameterError, match="does not say among how many neighbours: set neighbours"):
+    with pytest.raises(ParameterError, match="sets no number of neighbours: set neighbours"):
         policy_of(corrupt=1, window=1).check(active_of(threshold=9, survivors=10))
     policy_of(corrupt=1, window=1).check(session_of())  # the rule of a passive session goes by no number of holders
 

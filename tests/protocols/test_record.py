@@ -49,7 +49,7 @@ def test_a_session_is_claimed_once(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("length", [0, 31, 33, 64])
 def test_only_a_sessions_number_is_claimed(sessions: Sessions, length: int) -> None:
-    with pytest.raises(ParameterError, match=f"this one {length}"):
+    with pytest.raises(ParameterError, match=f"this number has {length}"):
         sessions.claim(bytes(length))
 
 
@@ -162,7 +162,7 @@ def test_a_full_disk_is_no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        with pytest.raises(ProtocolError, match="cannot keep the record"):
+        with pytest.raises(ProtocolError, match=r"record of sessions .* cannot be written"):
             sessions.claim(session(1))
     assert is_spent(sessions, 0)
     assert not is_spent(sessions, 1)

@@ -54,7 +54,7 @@ def test_a_message_is_taken_once(stage: str, options: dict[str, Any]) -> None:
     scene = stopped(stage, **options)
     message = answer(scene, stage, 3)
     scene.server.receive(3, message)
-    refused(scene.server, 3, message, MessageError, "client 3 has spoken already in this stage")
+    refused(scene.server, 3, message, MessageError, "client 3 has sent its message already in this stage")
 
 
 @every_stage
@@ -84,7 +84,7 @@ def test_a_message_of_an_earlier_stage(stage: str, options: dict[str, Any]) -> N
     scene = stopped(stage, **options)
     for (earlier, client), message in scene.said.items():
         if client == 3 and earlier != stage:
-            refused(scene.server, 3, message, MessageError, "a message of another stage")
+            refused(scene.server, 3, message, MessageError, "it belongs to another stage")
 
 
 def test_who_dropped_does_not_come_back() -> None:
@@ -120,7 +120,7 @@ def test_keys_that_are_not_signed_by_the_registered_identity() -> None:
     session = made.parameters.session
     for identity, purpose in ((made.identities[5], "advertise"), (made.identities[3], "masked")):
         lie = replace(unsigned, signature=identity.sign(purpose, session, unsigned.signed(3)))
-        refused(server, 3, advert(lie, made), Tampering, "keys of client 3 do not bear its signature")
+        refused(server, 3, advert(lie, made), Tampering, "keys of client 3 lack its signature")
 
 
 def test_an_active_server_knows_the_identities() -> None:
@@ -147,7 +147,7 @@ def test_shares_go_to_all_neighbours_and_to_them_alone(lie: str) -> None:
     else:
         sealed.clear()
     message = replace(shares, sealed=sealed).to_bytes(scene.cast.parameters, 3)
-    refused(scene.server, 3, message, MessageError, "does not share its secrets with its neighbours")
+    refused(scene.server, 3, message, MessageError, "dealt its shares to others than exactly")
 
 
 def test_on_a_ring_shares_for_another_than_a_neighbour() -> None:
@@ -158,7 +158,7 @@ def test_on_a_ring_shares_for_another_than_a_neighbour() -> None:
     shares = Shares.from_bytes(message, scene.cast.parameters, 3)
     sealed = {far if me == near[0] else me: value for me, value in shares.sealed.items()}
     lie = replace(shares, sealed=sealed).to_bytes(scene.cast.parameters, 3)
-    refused(scene.server, 3, lie, MessageError, "does not share its secrets with its neighbours")
+    refused(scene.server, 3, lie, MessageError, "dealt its shares to others than exactly")
 
 
 # --- opened shares
@@ -178,7 +178,7 @@ def test_other_shares_than_the_list_calls_for() -> None:
         Opened(right.keys, right.seeds),
     ]
     for lie in lies:
-        refused(scene.server, 3, lie.to_bytes(made.parameters, 3), MessageError, "opens other shares than")
+        refused(scene.server, 3, lie.to_bytes(made.parameters, 3), MessageError, "opened other shares than")
 
 
 def spoiled(*liars: int, count: int = 7) -> tuple[Cast, Callable[[str, int, bytes], bytes]]:
@@ -242,7 +242,7 @@ def test_a_seed_that_was_not_committed_to_leaves_no_sum() -> None:
         ("share", False, "0 clients have dealt shares to enough others, fewer than the 4"),
         ("mask", False, "3 clients have sent their vectors, fewer than the 4"),
         ("unmask", False, "2 holders of the shares of client 7 are left, fewer than 3"),
-        ("consistency", True, "3 clients signed the list of survivors, fewer than the 4 it takes"),
+        ("consistency", True, "3 clients signed the list of survivors, fewer than the 4 needed"),
         ("unmask", True, "2 holders of the shares of client 7 are left, fewer than 3"),
     ],
 )
@@ -284,7 +284,7 @@ def test_a_finished_session_takes_and_changes_nothing() -> None:
     scene = play(cast())
     total = scene.server.total()
     assert not total.flags.writeable
-    with pytest.raises(MessageError, match="the session is done: nothing more is taken"):
+    with pytest.raises(MessageError, match="the session is done: it accepts no more messages"):
         scene.server.receive(3, scene.said["unmask", 3])
     with pytest.raises(MessageError, match="there is no stage to close"):
         scene.server.close()

@@ -121,10 +121,10 @@ def test_coefficients_are_drawn_from_the_whole_field_by_the_operating_system(mon
 @every(
     ("threshold", "holders", "match"),
     [
-        (0, (1, 2), "threshold is 0, for 2 holders"),
-        (3, (1, 2), "threshold is 3, for 2 holders"),
+        (0, (1, 2), "threshold is 0 for 2 holders"),
+        (3, (1, 2), "threshold is 3 for 2 holders"),
         (-1, (1, 2), "threshold"),
-        (1, (), "threshold is 1, for 0 holders"),
+        (1, (), "threshold is 1 for 0 holders"),
         (2, (1, 1), "listed twice"),
         (2, (-1, 1), "negative"),
     ],
@@ -137,7 +137,7 @@ def test_what_cannot_be_shared_is_refused(threshold: int, holders: tuple[int, ..
 
 @pytest.mark.parametrize("length", [0, 16, 31, 33])
 def test_a_secret_of_another_length_is_refused(length: int) -> None:
-    with pytest.raises(ParameterError, match=f"of {length} bytes"):
+    with pytest.raises(ParameterError, match=f"has {length} bytes"):
         split(Secret(bytes(length)), 2, (1, 2))
 
 
@@ -234,7 +234,7 @@ def test_a_number_that_no_secret_is_does_not_reach_the_judge() -> None:
 def test_too_few_shares_end_the_session() -> None:
     shares = split(Secret(RAW), 3, range(5))
     for count in range(3):
-        with pytest.raises(Aborted, match=f"{count} shares are there, of the 3"):
+        with pytest.raises(Aborted, match=f"{count} shares are left, fewer than the 3"):
             Rebuilder().rebuild(dict(itertools.islice(shares.items(), count)), 3, is_secret(RAW))
 
 

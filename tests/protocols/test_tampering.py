@@ -42,39 +42,39 @@ NOTICED: dict[str, tuple[str, str, str]] = {
     "clear-metadata": ("server", "mask", "31 bytes too many at the end"),
     "small-order": ("server", "advertise", "a key of small order that would hide nothing"),
     "copied-key": ("server", "advertise", "a key of another client"),
-    "repeated-id": ("server", "advertise", "has spoken already"),
-    "impostor": ("server", "advertise", "do not bear its signature"),
-    "changed-choice": ("server", "share", "does not share its secrets with its neighbours, and with them alone"),
-    "self-share": ("server", "share", "does not share its secrets with its neighbours, and with them alone"),
-    "wrong-commitment": ("server", "unmask", "shares rebuild what was committed to"),
+    "repeated-id": ("server", "advertise", "has sent its message already"),
+    "impostor": ("server", "advertise", "lack its signature"),
+    "changed-choice": ("server", "share", "dealt its shares to others than exactly its neighbours"),
+    "self-share": ("server", "share", "dealt its shares to others than exactly its neighbours"),
+    "wrong-commitment": ("server", "unmask", "shares rebuild the secret that was committed to"),
     "wrong-share": ("server", "unmask", "opened wrong shares"),
-    "early-drop": ("server", "share", "dealt no shares, and the sum is that of the"),
+    "early-drop": ("server", "share", "dealt no shares, and the sum is over the"),
     "replay": ("server", "advertise", "belongs to another session"),
     "low-threshold": ("clients", "parameters", "threshold"),
     "small-sum": ("clients", "parameters", "survivors is"),
-    "downgrade": ("clients", "parameters", "asks for an active one"),
-    "foreign-registry": ("clients", "parameters", "not those that this client has registered"),
-    "swapped-key": ("clients", "roster", "do not bear its signature"),
-    "reused-key": ("clients", "roster", "do not bear its signature"),
+    "downgrade": ("clients", "parameters", "needs an active session"),
+    "foreign-registry": ("clients", "parameters", "identities differ from those registered at this client"),
+    "swapped-key": ("clients", "roster", "lack its signature"),
+    "reused-key": ("clients", "roster", "lack its signature"),
     "small-order-roster": ("clients", "roster", "a key of small order that would hide nothing"),
     "uninvited": ("clients", "roster", "was not invited"),
     "short-roster": ("clients", "roster", "take part, fewer than the"),
-    "surround": ("clients", "roster", "do not bear its signature"),
+    "surround": ("clients", "roster", "lack its signature"),
     "other-choice": (
         "clients",
         "mask",
-        "with the choice that it advertised|with another choice than|that are said to have dealt",
+        "another choice of neighbours|listed as having dealt them",
     ),
     "hidden-choice": ("clients", "mask", "its keys were not on the roster"),
-    "withheld-delivery": ("clients", "consistency", "masked with others than were shown|has not dealt its shares"),
+    "withheld-delivery": ("clients", "consistency", "masked under another list of dealers|has not dealt its shares"),
     "deserted": ("clients", "mask", "have dealt shares, fewer than|have dealt shares, and no sum of fewer"),
     "altered-share": ("clients", "mask", "does not open"),
-    "own-share": ("clients", "mask", "which is no neighbour|not those of the clients that are said to have dealt"),
+    "own-share": ("clients", "mask", "which is no neighbour|not from exactly the clients listed as having dealt"),
     "left-out": ("clients", "survivors", "leaves out this client"),
     "unlisted-survivor": ("clients", "survivors", "is not on the roster|has not dealt its shares"),
     "undealt-survivor": ("clients", "survivors", "never dealt its shares|has not dealt its shares"),
     "short-list": ("clients", "survivors", "no sum of fewer than"),
-    "isolated": ("clients", "survivors", "survivors, and no sum of fewer|holders of its shares survive"),
+    "isolated": ("clients", "survivors", "survivors, and no sum of fewer|holders of this client's shares survive"),
     "cut-ring": ("clients", "survivors", "survivors, and no sum of fewer"),
     "listed-twice": ("clients", "survivors", "is repeated"),
     "stale-list": ("clients", "survivors", "belongs to another session"),
@@ -170,12 +170,12 @@ def test_what_only_an_active_session_notices_is_not_tried_in_a_passive_one(kind:
 
 @every("kind", sorted(RING_ONLY))
 def test_what_takes_a_ring_is_not_tried_without_one(kind: str) -> None:
-    with pytest.raises(ParameterError, match=f"tamper is {kind}: it takes fewer neighbours than all: lower"):
+    with pytest.raises(ParameterError, match=f"tamper is {kind}: it needs an incomplete graph: lower"):
         Simulation(clients=24, dim=4, active=True, tamper=kind)
 
 
 def test_a_lie_needs_company() -> None:
-    with pytest.raises(ParameterError, match="4 clients stay, and with tamper there have to be 5"):
+    with pytest.raises(ParameterError, match="4 clients stay, and tamper needs at least 5"):
         Simulation(clients=4, dim=4, tamper="replay")
     with pytest.raises(ParameterError, match="choose one of"):
         attack_of("honesty")
@@ -194,7 +194,10 @@ def test_a_long_list_that_isolates_one_client_or_cuts_the_ring_is_refused_for_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No check but the one of the neighbourhood, or of the ring, stands in the way."""
-    for kind, words in (("isolated", "0 holders of its shares survive"), ("cut-ring", "cut into separate sums")):
+    for kind, words in (
+        ("isolated", "0 holders of this client's shares survive"),
+        ("cut-ring", "cut into separate sums"),
+    ):
         told = simulate(Simulation(**LONG, tamper=kind)).tamper
         assert told is not None
         assert told.caught
@@ -315,7 +318,7 @@ def test_one_that_believes_is_enough_for_a_lie_to_have_gone_through(monkeypatch:
     told = tampered("small-sum", "passive").tamper
     assert told is not None
     assert not told.caught
-    assert "not all who should have noticed did" in told.what
+    assert "not every party that had to notice did" in told.what
 
 
 def test_the_wrong_one_noticing_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,5 +331,5 @@ def test_the_wrong_one_noticing_is_not_enough(monkeypatch: pytest.MonkeyPatch) -
     told = tampered("swapped-key", "active").tamper
     assert told is not None
     assert (told.caught, told.by) == (False, None)
-    assert "the first complaint, in stage share, was of client" in told.what
+    assert "the first error, in stage share, was raised by client" in told.what
     assert "no reason" in told.what

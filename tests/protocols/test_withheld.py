@@ -121,7 +121,7 @@ def test_a_server_that_withholds_deliveries_reads_nobody() -> None:
     beside = {me for me in server.scene.cast.ids if server.victim in near(me, server.graph, server.scene.cast.ids)}
     noticed = beside - server.dropped
     assert {me for me, error in errors.items() if isinstance(error, Tampering)} == noticed | {server.victim}
-    assert all("masked with others" in errors[me].what for me in noticed - {server.victim})
+    assert all("masked under another list" in errors[me].what for me in noticed - {server.victim})
 
 
 def test_it_would_read_the_victim_if_nobody_asked_by_which_list_the_others_masked(

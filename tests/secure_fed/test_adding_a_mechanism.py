@@ -241,7 +241,7 @@ def test_an_event_that_no_accountant_knows_is_refused() -> None:
 def test_neither_replaced_members_nor_several_passes_have_an_event() -> None:
     with pytest.raises(PlanError, match=r"only Gaussian noise is accounted for, and this is LaplaceDpEvent"):
         for_sums(Target(3.0, None, DELTA), FixedSize(100, 10), 10, made=LAPLACE)
-    with pytest.raises(PlanError, match=r"a round of 2 passes is accounted for with Gaussian noise alone, not Laplace"):
+    with pytest.raises(PlanError, match=r"a round of 2 passes is accounted for with Gaussian noise only, not Laplace"):
         for_sums(Target(3.0, None, DELTA), Poisson(100, 0.1), 10, 2, made=LAPLACE)
 
 
@@ -385,7 +385,9 @@ def test_a_resumed_run_needs_the_same_mechanism(tmp_path: Path, small_model: Pat
     Federation(config, mechanism=LAPLACE).run(out)
     assert read_facts(out)["privacy"]["given"] == "Laplace(noise_multiplier=3.0)"
     for other in (None, Gaussian, lambda z: LAPLACE(2 * z)):
-        with pytest.raises(RunDirectoryError, match=r"was begun with another guarantee: privacy in run\.json differs"):
+        with pytest.raises(
+            RunDirectoryError, match=r"was started with another guarantee: privacy in run\.json differs"
+        ):
             Federation(config, mechanism=other).run(out, resume=True)
     assert Federation(config, mechanism=LAPLACE).run(out, resume=True).state.round == 1
     with pytest.raises(RunDirectoryError, match=r"was trained with objects given in Python"):

@@ -118,7 +118,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
     "no section": (("rounds=3",), ("'rounds=3'", "section.key=value")),
     "cohort above clients": (
         ("federation.cohort=5",),
-        ("federation.cohort is 5", "the 4 clients", "federation.clients"),
+        ("federation.cohort is 5", "federation.clients = 4", "federation.clients"),
     ),
     "momentum of AdamW": (("training.momentum=0.9",), ("training.momentum = 0.9", "training.optimizer = 'sgd'")),
     "momentum of the mean": (

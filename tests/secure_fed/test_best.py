@@ -35,12 +35,12 @@ def test_a_run_is_stalled_after_so_many_evaluations_that_are_no_better() -> None
     assert stalled(rounds(0.5, None, 0.4, None), 2) == "", "rounds without an evaluation do not count"
     assert (
         stalled(rounds(0.5, 0.4, 0.5), 2)
-        == "2 evaluations in a row were no better than that of round 1, accuracy 50.0%"
+        == "2 evaluations in a row were no better than the evaluation of round 1, accuracy 50.0%"
     )
     assert stalled(rounds(0.5, 0.4, 0.6, 0.5), 2) == ""
     assert (
         stalled(rounds(1.5, 2.5, name="loss"), 1)
-        == "1 evaluations in a row were no better than that of round 1, loss 1.5"
+        == "1 evaluations in a row were no better than the evaluation of round 1, loss 1.5"
     )
 
 
@@ -58,7 +58,7 @@ def test_a_run_ends_when_it_stalls_and_resumed_stays_ended(tmp_path: Path) -> No
     result = built.run(tmp_path / "run")
     assert result.state.round == 4
     assert result.summary["best_round"] == 2
-    assert "2 evaluations in a row were no better than that of round 2" in result.summary["ended_early"]
+    assert "2 evaluations in a row were no better than the evaluation of round 2" in result.summary["ended_early"]
     assert result.best is not None
     for kept in (result.best, read_best(tmp_path / "run").state):
         assert kept.round == 2
@@ -77,10 +77,10 @@ def test_rounds_without_an_evaluation_are_waited_for() -> None:
 
 
 def test_what_is_no_choice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"keep_best keeps the common model, and method\.personal"):
+    with pytest.raises(ConfigError, match=r"keep_best keeps the shared model, and method\.personal"):
         toys.federation({"evaluation.keep_best": True, "method.personal": "head"})
     wordless = toys.federation({"evaluation.patience": 2}, metrics=lambda model, batches: {"score": 1.0})
-    with pytest.raises(ConfigError, match="goes by accuracy or loss, and the evaluation gave neither"):
+    with pytest.raises(ConfigError, match="needs accuracy or loss, and the evaluation has neither"):
         wordless.run()
     toys.federation().run(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match=r"run with evaluation\.keep_best = true"):
@@ -99,7 +99,7 @@ def test_under_privacy_nothing_is_chosen_by_rows_that_were_held_out_of_the_prote
     run = ["train", *own, *PRIVATE, "--set", "evaluation.patience=1", "--out", str(tmp_path / "run")]
     assert main(run) == 2
     assert (
-        "evaluation.patience goes by the test rows, which were held out of the protected ones"
+        "evaluation.patience chooses by the test rows, which were held out of the protected rows"
         in capsys.readouterr().err
     )
     assert main([*run, "--set", f"data.test={tmp_path / 'own.jsonl'}"]) == 0

@@ -274,10 +274,10 @@ def test_heads_are_in_the_users_folder_for_state_unless_another_place_is_chosen(
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (("patient", "patient"), "for the same unit already"),
+        (("patient", "patient"), "as the same unit already"),
         (
             ("pateint", "doctor"),
-            "knows neither unit 'pateint' nor 'doctor': give one that it knows, of which there are: 'patient'",
+            "knows neither unit 'pateint' nor 'doctor': name at least one of its units: 'patient'",
         ),
         (("patient", ""), "a unit cannot be called ''"),
         (("patient", "a\nb"), "printable"),

@@ -64,7 +64,7 @@ def test_the_labels_of_one_client_are_drawn_for_each_example() -> None:
         ({"x": 1.0, "labels": [0, 1]}, "is not one of 0 to 2"),
         ({"x": 1.0, "labels": 3}, "3 is not one of 0 to 2"),
         ({"x": 1.0}, "no 'labels'"),
-        ((1.0, 2), "one is a tuple"),
+        ((1.0, 2), "one example is a tuple"),
     ],
 )
 def test_what_has_no_class_is_refused(item: Any, said: str) -> None:

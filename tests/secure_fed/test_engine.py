@@ -332,7 +332,7 @@ def test_a_client_refuses_a_layout_that_is_not_its_own() -> None:
             return self.inner.exchange({client: replace(request, layout=other) for client, request in requests.items()})
 
     federation.assembly = replace(federation.assembly, transport=Meddling(federation.assembly.transport))
-    with pytest.raises(LayoutError, match=r"client client-0 and the server disagree on what pass 'change' carries"):
+    with pytest.raises(LayoutError, match=r"client client-0 and the server disagree on the content of pass 'change'"):
         federation.run()
 
 

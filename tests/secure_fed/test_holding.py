@@ -279,7 +279,7 @@ def test_a_resumed_run_has_the_same_members(tmp_path: Path) -> None:
 
 
 def test_canaries_need_somewhere_to_be() -> None:
-    with pytest.raises(ConfigError, match="nowhere to plant"):
+    with pytest.raises(ConfigError, match="no units to plant"):
         toys.federation({"evaluation.canaries": "mislabelled"}, sizes=(5, 5))
     with pytest.raises(ConfigError, match="audit_fraction above 0"):
         toys.config({"evaluation.canaries": "mislabelled", "evaluation.audit_fraction": 0.0})

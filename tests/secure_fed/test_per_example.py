@@ -390,7 +390,7 @@ def test_the_trial_moves_away_from_the_usual_start() -> None:
 def test_a_batch_that_a_layer_sees_otherwise_is_refused_whenever_it_comes() -> None:
     model = made("deberta_v3")
     where = placed(model, adapted(model, target_modules=("query_proj",)))
-    with pytest.raises(ModelError, match="what examples share"):
+    with pytest.raises(ModelError, match="an input that examples share"):
         by_layer(Objective(model, classification.loss, CPU), Collate(0), where, texts())
 
 

@@ -238,7 +238,7 @@ def test_as_many_as_cost_a_hundredth_and_none_where_that_would_be_too_few() -> N
     assert count(config, Room(5000, 250.0, 24_000, 0.6)).phantoms == 500
     assert count(config, Room(10**6, 250.0, 24_000, 0.6)).phantoms == 2000
     few = count(config, Room(150, 10.0, 24_000, 0.6))
-    assert (few.phantoms, "too few to tell anything" in few.why) == (0, True)
+    assert (few.phantoms, "too few to measure anything" in few.why) == (0, True)
     assert not count(config, Room(5000, 250.0, 40, 0.6)).phantoms, "they would drown the noise of forty numbers"
     assert count(config, Room(5000, 250.0, 24_000, 0.6, own_noise=True)).phantoms == 49
     asked = config.replace({("evaluation", "phantoms"): 7})

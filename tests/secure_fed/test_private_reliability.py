@@ -124,7 +124,7 @@ def test_what_was_released_is_on_disk_before_anybody_sees_it(tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"federation.rounds": 4}, r"its privacy for these: federation\.rounds cannot be raised"),
+        ({"federation.rounds": 4}, r"its privacy too: federation\.rounds cannot be raised"),
         ({"privacy.noise_multiplier": 0.5}, r"privacy\.noise_multiplier: 0\.5, not 1\.0"),
         ({"privacy.clip_norm": 0.2}, r"privacy\.clip_norm: 0\.2, not 0\.1"),
     ],
@@ -182,7 +182,7 @@ def test_an_old_copy_or_another_ledger_in_its_place_is_refused(tmp_path: Path) -
         federation(NOISE).run(tmp_path / "run", resume=True)
     federation(NOISE).run(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "private" / "budget.sqlite", tmp_path / "run" / "private" / "budget.sqlite")
-    with pytest.raises(LedgerError, match="foreign ledger"):
+    with pytest.raises(LedgerError, match="different ledger"):
         federation(NOISE).run(tmp_path / "run", resume=True)
 
 

@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "shares of noise in the clear": (
         {**CLIENT, **Z, "privacy.noise": "distributed"},
-        r"privacy\.noise = 'distributed'.*protects their sum alone: set secure_aggregation\.enabled = true",
+        r"privacy\.noise = 'distributed'.*protects only their sum: set secure_aggregation\.enabled = true",
     ),
     "coins that the server sees": (
         {**SHARES, "federation.sampling": "poisson"},
@@ -172,7 +172,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "groups of no column": (
         {**EXAMPLE, **Z, "privacy.unit": "group"},
-        r"privacy\.group_column names no column that says whose an example is",
+        r"privacy\.group_column names no column with the person of each example",
     ),
     "negative epsilon": ({**CLIENT, "privacy.epsilon": -1.0}, r"privacy\.epsilon is -1\.0, but it must be above 0"),
     "no noise": ({**CLIENT, "privacy.noise_multiplier": 0.0}, r"privacy\.noise_multiplier .* at least"),
@@ -271,7 +271,7 @@ def test_a_plan_above_its_own_limit_is_refused_at_once() -> None:
 def test_nothing_is_released_outside_a_run(settings: dict[str, Any]) -> None:
     """A round asked for by hand has no budget to charge."""
     built = federation(settings)
-    with pytest.raises(PrivacyError, match=r"its budget is opened by Federation\.run"):
+    with pytest.raises(PrivacyError, match=r"Federation\.run opens the budget"):
         run_round(built.assembly.initial, built.assembly.server, built.assembly.transport, 0.05)
 
 

@@ -184,7 +184,7 @@ def test_accuracy_on_rows_held_out_of_private_ones_is_not_passed_on(held_out: Pa
     assert "accuracy" not in (held_out / "run" / "metrics.jsonl").read_text()
     card = (held_out / "export" / "README.md").read_text()
     assert f"{result['accuracy']:.4f}" not in card
-    assert "not told: these rows were held out" in card
+    assert "withheld: these rows were held out" in card
     for page, tells in (("report.html", False), ("private/report.html", True)):
         words = (held_out / "run" / page).read_text()
         assert (f"{100 * result['accuracy']:.1f} %" in words) == tells

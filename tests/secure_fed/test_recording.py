@@ -215,7 +215,7 @@ def test_that_of_another_run_is_refused(tmp_path: Path, asked: str) -> None:
     settings = {"evaluation.record": asked}
     other, _, _ = recorded(tmp_path / "other", settings | {"training.lr": 0.0500001})
     _, federation, result = recorded(tmp_path / "own", settings)
-    with pytest.raises(RunDirectoryError, match="its state after round 3 is another than the run's; put"):
+    with pytest.raises(RunDirectoryError, match="its state after round 3 is another than the run's; restore"):
         recording.require_of_run(other, result.state, federation.assembly.problem.names)
 
 

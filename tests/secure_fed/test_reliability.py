@@ -323,7 +323,7 @@ def test_a_failed_run_is_resumed_by_the_same_object(tmp_path: Path, uninterrupte
 
 def test_another_model_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     toys.federation({"federation.rounds": 1}).run(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match=r"holds the state of another model|begun with other data"):
+    with pytest.raises(RunDirectoryError, match=r"holds the state of another model|started with other data"):
         toys.federation({"federation.rounds": 1}, model=_Larger()).run(tmp_path / "run", resume=True)
 
 

@@ -93,12 +93,12 @@ def test_a_finished_run_is_told_in_words_first(run_folder: RunFolder) -> None:
     )
     assert text.index(told) < text.index(travelled) < text.index("Privacy: this run is not protected")
     assert text.index("Every setting") < text.index("Statement for the record")
-    assert "mean of the models" not in text
+    assert "mean model of its last" not in text
 
 
 def test_a_run_that_ends_with_a_mean_of_models_says_so(run_folder: RunFolder) -> None:
     averaged = run_folder(edit=lambda run: run["config"]["federation"].update(average_last=3))
-    assert "These numbers are of the mean of the models of its last 3 rounds." in written(averaged).text
+    assert "These are the numbers of the mean model of its last 3 rounds." in written(averaged).text
 
 
 def test_a_run_without_protection_says_so_plainly(run_folder: RunFolder) -> None:

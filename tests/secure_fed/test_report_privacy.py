@@ -108,7 +108,7 @@ def test_an_infinite_epsilon_is_no_guarantee(run_folder: RunFolder, private_edit
 def test_privacy_that_was_asked_for_and_is_nowhere_stated(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
     text = told(run_folder(edit=changed(private_edit(), lambda run: run["result"].update(privacy=None))))
     assert "NOT PRIVATE" in text
-    assert "asked for privacy for unit 'client', but its files state no guarantee" in text
+    assert "settings protect unit 'client', but its files state no guarantee" in text
     assert "epsilon no guarantee" in text
 
 

@@ -247,7 +247,7 @@ def test_an_older_copy_of_a_ledger_is_noticed_by_a_run_that_starts_anew(tmp_path
 def test_a_ledger_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
     settings = made(tmp_path / "wards.sqlite")
     before = everything(tmp_path)
-    with pytest.raises(LedgerError, match=r"foreign to data set 'clinics': it belongs to 'wards'"):
+    with pytest.raises(LedgerError, match=r"is the ledger of data set 'wards', not of 'clinics'"):
         federation({**settings, "privacy.data_set": "clinics"}).run(tmp_path / "run")
     assert everything(tmp_path) == before
     federation({**settings, "privacy.data_set": "wards"}).run(tmp_path / "run")
@@ -362,9 +362,9 @@ def test_exit_codes_and_what_is_left(
     assert "has spent epsilon" in last()
     assert everything(tmp_path) == before
     assert train("privacy.data_set=wards", out="second") == 2
-    assert "foreign to data set" in last()
+    assert "is the ledger of data set" in last()
     assert train(f"data.train={small_data / 'test.jsonl'}", out="second") == 2
-    assert "foreign to the data of run" in last()
+    assert "no reservation for the data of run" in last()
     assert everything(tmp_path) == before
     assert train("privacy.epsilon=1", "privacy.ledger=", out="second") == 3
     assert "above privacy.epsilon = 1" in last()

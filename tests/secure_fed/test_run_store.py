@@ -141,7 +141,7 @@ def test_rounds_may_be_raised_and_not_lowered(held: Path) -> None:
     ("changed", "named"), [({"clients": ["a", "c"]}, "clients"), ({"partition": {"sizes": [2, 5]}}, "partition")]
 )
 def test_other_data_are_refused(held: Path, changed: dict[str, Any], named: str) -> None:
-    with pytest.raises(RunDirectoryError, match=rf"begun with other data: {named} in run\.json differs"):
+    with pytest.raises(RunDirectoryError, match=rf"started with other data: {named} in run\.json differs"):
         begin(held, facts={**FACTS, **changed})
 
 
@@ -302,7 +302,7 @@ def test_lines_beyond_the_checkpoint_are_dropped_whole_or_torn(held: Path, torn:
 def test_metrics_that_lack_a_finished_round_are_refused(held: Path) -> None:
     (held / "metrics.jsonl").write_text("")
     store = RunStore(held)
-    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is damaged: it tells of 0 of the 1 finished rounds"):
+    with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl is damaged: it records 0 of the 1 finished rounds"):
         store.restore()
     store.close()
 

@@ -157,7 +157,7 @@ def test_no_sum_is_kept_where_none_is_needed() -> None:
     [
         (
             {**NOISE, **FRA, "federation.server_optimizer": "adam"},
-            r"denoise = 'shrink' needs to know the noise.*'adam'",
+            r"denoise = 'shrink' needs one noise level.*'adam'",
         ),
         (
             {**NOISE, **FRA, "method.denoise_over": "sum", "method.transport_form": "sketch"},

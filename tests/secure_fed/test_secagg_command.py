@@ -161,7 +161,7 @@ def test_a_sum_that_aborted_or_is_wrong_is_a_failure(told: Told, monkeypatch: py
             (*SMALL, "--tamper", "swapped-key"),
             "tamper is swapped-key: only an active session can notice it: set active",
         ),
-        ((*SMALL, "--active", "--tamper", "surround"), "tamper is surround: it takes fewer neighbours than all"),
+        ((*SMALL, "--active", "--tamper", "surround"), "tamper is surround: it needs an incomplete graph"),
     ],
 )
 def test_bad_arguments_end_with_two_and_a_sentence(told: Told, arguments: tuple[str, ...], says: str) -> None:

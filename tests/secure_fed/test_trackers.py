@@ -160,7 +160,7 @@ def test_a_private_run_arrives_at_its_end_as_its_public_part_says_and_stays_on_t
 @pytest.mark.usefixtures("wandb")
 def test_a_private_run_without_a_directory_is_refused() -> None:
     built = private_toys.federation(PUBLIC_PRIVATE, callbacks=[secure_fed.WandbCallback()])
-    with pytest.raises(ConfigError, match=r"files in its run directory, so name one: run\(out\)"):
+    with pytest.raises(ConfigError, match=r"files of its run directory: name one with run\(out\)"):
         built.run()
 
 

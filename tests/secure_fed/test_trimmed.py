@@ -120,13 +120,13 @@ def test_under_the_example_unit_it_is_made_of_what_is_private_already() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "masks": (
         {"secure_aggregation.enabled": True},
-        r"secure_aggregation.enabled = true: the server sees sums alone.*bounding_inputs",
+        r"secure_aggregation.enabled = true: the server sees only sums.*bounding_inputs",
     ),
     "clients": (
         {"privacy.unit": "client", "privacy.epsilon": 8.0},
         "privacy.unit = 'client': one client may move a median by more than the clip norm",
     ),
-    "weights": ({"federation.weighting": "examples"}, "federation.weighting = 'examples': a client says itself"),
+    "weights": ({"federation.weighting": "examples"}, "federation.weighting = 'examples': each client reports its own"),
     "sketches": (
         {"method.name": "fra_lora", "method.transport_form": "sketch"},
         "a median of sketches is no sketch of a median",

@@ -154,7 +154,7 @@ def _estimated(audit: Audit) -> str:
             NAMES.get(one.name, one.name),
             at_least(one.epsilon),
             at_least(one.point),
-            SUPPOSES.get(one.name, "what is not said"),
+            SUPPOSES.get(one.name, "not stated"),
         )
         for one in estimates(audit)
     ]
@@ -174,13 +174,13 @@ def _promise(audit: Audit, cell: Cell) -> str:
 
 _AXES = "Vertical: members that the attack identifies. Horizontal: non-members that it accuses."
 _READING = (
-    "The ROC of each adversary's strongest attack, or of the main one: true-positive rate (TPR, upwards) over false-positive"
-    " rate (FPR, to the right), both on logarithmic axes. The dotted line is a coin. What matters is how far a curve rises"
-    " above it on the left, where few non-members are accused. An attack that a weaker adversary can make as well is drawn"
-    " for that one alone."
+    "The ROC of each adversary's strongest attack, or of the main attack: true-positive rate (TPR, upwards) over"
+    " false-positive rate (FPR, to the right), both on logarithmic axes. The dotted line is a coin. What matters is how far a"
+    " curve rises above it on the left, where few non-members are accused. An attack that a weaker adversary can make as well"
+    " is drawn for the weaker adversary only."
 )
 _ESTIMATES = (
-    "An estimate is sharper than a bound, because it assumes more than fair coins; estimates never make a contradiction. Each"
-    " lower end is below the true epsilon with 95 % confidence, by itself, if its assumptions hold."
+    "An estimate is sharper than a bound, because it assumes more than fair coins; estimates never count as a contradiction."
+    " Each lower end is below the true epsilon with 95 % confidence, by itself, if its assumptions hold."
 )
 _NO_BOUND = "No attack gave a lower bound on epsilon."

@@ -89,7 +89,7 @@ _CLIENTS = (
     " training. With few units a score is mostly luck: it says where to look first, not who was harmed."
 )
 _REDACTED = (
-    "Members and non-members alike, by the score of the main attack. What they hold is not shown. But the page says which"
-    " units were trained on: it is for readers who may know that."
+    "Members and non-members alike, by the score of the main attack. Their content is not shown. But the page says which"
+    " units were trained on: it is only for readers who may know that."
 )
-_SHOWN = "This page holds texts of the clients' data, as requested: treat it as you treat the data."
+_SHOWN = "This page contains texts of the clients' data, as requested: treat it as you treat the data."

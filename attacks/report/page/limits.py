@@ -34,11 +34,11 @@ def not_proved(audit: Audit) -> str:
         "What an audit does not prove",
         bullets(
             (
-                "To find nothing does not show that there is nothing: an attack gives a lower bound on what can be"
-                " learned, never an upper one. Only the accounting of a guarantee gives an upper bound.",
+                "Finding nothing does not show that there is no leak: an attack gives a lower bound on a leak, never an"
+                " upper bound. Only the accounting of a guarantee gives an upper bound.",
                 "An AUC below 0.5, or an attack that is weak on this run, is not privacy.",
-                "A leak that stays below the accounted epsilon does not contradict the guarantee: a guarantee limits what is"
-                " given away, it does not promise that nothing is.",
+                "A leak that stays below the accounted epsilon does not contradict the guarantee: a guarantee limits leaks,"
+                " it does not rule them out.",
                 f"The audit is about {unit_one(audit.audited)}. A person or a client with several may be exposed more.",
                 "The audit is about this run. Another seed, other data or more rounds may give away more.",
             )
@@ -70,12 +70,12 @@ def how(audit: Audit) -> str:
 
 _TRAINED = (
     "Before training, some {units} were chosen at random, and a fair coin decided for each whether it trained or was left out."
-    " So members and non-members differ in nothing but that."
+    " So members and non-members differ only in that."
 )
 _PULLED = (
     "Phantoms are audited units that are nobody's data. A fair coin decided for each whether it pulled the model along a"
-    " random direction of its own, as far as a unit of the data may, or did nothing. So members and non-members differ in"
-    " nothing but that."
+    " random direction of its own, as far as a unit of the data may, or did nothing. So members and non-members differ only"
+    " in that."
 )
 _TESTED = (
     "No attack sees the coins; its scores are compared with them afterwards. Each interval has a confidence of 95 %, by itself."
@@ -83,17 +83,17 @@ _TESTED = (
     " other numbers share the rest, or all of it once the main AUC is significant."
 )
 _NO_TEXTS = (
-    "Phantoms have no texts, and their coins are independent of everything else. So only the run can distinguish those that"
-    " pulled from the others."
+    "Phantoms have no texts, and their coins are independent of everything else. So only the run can distinguish"
+    " phantoms that pulled from the others."
 )
-_WHAT = "A classifier that never saw the model tried to tell members from non-members by their texts alone."
-_FAIR = "So what an attack finds comes from the model."
+_WHAT = "A classifier without access to the model tried to distinguish members from non-members by their texts alone."
+_FAIR = "So the findings of the attacks come from the model."
 _UNFAIR = (
-    "Members and non-members differ by themselves, so no AUC above says anything about the model. Fair coins cause that by luck"
-    f" in one audit in {ONE_IN}: repeat run and audit with another seed; if it happens again, check how they were divided. A"
-    " lower bound on epsilon rests on the coins alone, and stands if they were fair. Recovered texts do not rest on them."
+    "Members and non-members differ without the model, so no AUC above says anything about the model. Fair coins cause that by"
+    f" luck in one audit in {ONE_IN}: repeat run and audit with another seed; if it happens again, check how they were divided."
+    " A lower bound on epsilon rests on the coins alone, and stands if they were fair. Recovered texts do not rest on them."
 )
 _UNCHECKED = (
     "It was not checked whether members and non-members differ by their texts alone{why}. Until then a finding may be a"
-    " difference of the texts and not a leak of the model."
+    " difference of the texts, not a leak of the model."
 )

@@ -37,7 +37,7 @@ def matrix(audit: Audit) -> str:
             "How to read this table",
             paragraph(_READING),
             paragraph(_main(audit)),
-            bullets((*sees, "Each adversary also has what those before it have.")),
+            bullets((*sees, "Each adversary also sees what the adversaries above it see.")),
         ),
         _left_out(audit),
         folded("All numbers of every cell", _numbers(audit), _notes(audit)),
@@ -183,7 +183,7 @@ def tails(cell: Cell) -> Iterable[str]:
     """Each true-positive rate with its interval and measured false-positive rate, or a note on too few non-members."""
     for tail in cell.tails:
         if tail.tpr is None:
-            yield f"{100 * tail.target:g} %: refused, too few were held out"
+            yield f"{100 * tail.target:g} %: refused, too few non-members"
             continue
         exactly = " exactly" if cell.known else _between(tail.fpr_interval)
         rate = f"measured FPR {percent(tail.fpr)}{exactly}"
@@ -200,6 +200,6 @@ _READING = (
     " for the number of attacks: luck alone causes any “leak” or “within the guarantee” in at most 5 % of audits. “Within the"
     " guarantee” means that the run's guarantee covers this adversary and allows as much. “Weak sign” means that only the"
     " interval is above 0.5. Where canaries pull along random directions, the distribution of non-members' scores is known,"
-    " and the AUC is against that. Attacks on texts and labels show their own numbers: for texts the recall and precision of"
-    " words, then of words with their positions. There “leak” means that more than half was recovered."
+    " and the AUC is computed against it. Attacks on texts and labels show their own numbers: for texts the recall and"
+    " precision of words, then of words with their positions. There “leak” means that more than half was recovered."
 )

@@ -92,7 +92,7 @@ def _guarantee(audit: Audit) -> Bar:
         return Bar(_ALLOWED, None, "not comparable" if audit.protected else promised(audit))
     accounted = audit.epsilon if cell is None else cell.accounted
     if accounted is None:
-        return Bar(_ALLOWED, math.inf, "none against this adversary")
+        return Bar(_ALLOWED, math.inf, "no limit against this adversary")
     broken = cell is not None and significance.contradicts(cell, audit)
     return Bar(_ALLOWED, accounted, f"ε ≤ {_apart(audit)[0]}" if broken else limit(accounted, audit.delta or 0.0))
 
@@ -155,7 +155,7 @@ def _ends(audit: Audit) -> str:
 
 
 _AXIS = (
-    "Axis: epsilon, and below it the most guesses that can be right by this epsilon alone, whether a unit was in the training,"
-    " if yes and no are equally likely. A coin is right in 50 %."
+    "Axis: epsilon; below it, the largest share of right guesses that this epsilon allows on whether a unit was in the"
+    " training, if yes and no are equally likely. A coin is right in 50 %."
 )
 _OUTLINES = " Outlined bars are estimates, which assume more and prove nothing."

@@ -119,16 +119,15 @@ def _label(run: Row) -> str:
 _KINDS = {
     "data": "their data",
     "method": "their method",
-    "audited_unit": "what is audited",
+    "audited_unit": "the audited unit",
     "canaries": "the canaries planted",
 }
 _READING = (
     "AUC and TPR are those of the main attack, which was chosen before any score was seen. A TPR is refused where too few"
-    " units were held out for its false-positive rate. The lower bound on epsilon is the largest, with a guarantee among"
-    " adversaries that it covers: it may be of another attack and another adversary. Both are named in brackets. Bounds of"
-    " runs without a guarantee are at delta 0, where the same guesses show more than at the delta of a guarantee."
+    " units were held out for its false-positive rate. The lower bound on epsilon is the largest; with a guarantee, the"
+    " largest for the adversaries that it covers. It may come from another attack and another adversary, which are named in"
+    " brackets. Bounds of runs without a guarantee are at delta 0, where the same guesses show more than at the delta of a"
+    " guarantee."
 )
 _SCORES = "Accuracy should stay high and the AUC near 0.5. The whiskers are intervals."
-_EPSILONS = (
-    "Of each run the accounted epsilon, and below it the lower bound that its audit shows, as on the first screen."
-)
+_EPSILONS = "For each run, the accounted epsilon, and below it the lower bound of its audit, as on the first screen."

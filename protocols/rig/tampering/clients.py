@@ -100,7 +100,7 @@ def _done_without(scene: Scene) -> str:
     """A client vanishes before its shares are out; the sum of the others comes out all the same."""
     if scene.server.stage != "done" or scene.liar in scene.server.survivors:
         return ""
-    return f"client {scene.liar} dealt no shares, and the sum is that of the {len(scene.server.survivors)} others"
+    return f"client {scene.liar} dealt no shares, and the sum is over the {len(scene.server.survivors)} others"
 
 
 @lie(CLIENTS, "replay", "server", "", MessageError, "send", exact=True)

@@ -21,11 +21,11 @@ def before(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
         delta = runs_each * math.fsum(one.delta for one in stated)
         lines.append(
             f"{counted(runs_each * len(stated), 'private run')} will cost at most epsilon {at_most(epsilon)} (delta "
-            f"{delta:g}) together, to a unit that is in all of them"
+            f"{delta:g}) together, for a unit in all of them"
         )
     if open_ended:
         lines.append(
-            f"{', '.join(open_ended)}: a noise multiplier without privacy.epsilon costs what the result will say, in each of "
+            f"{', '.join(open_ended)}: a noise multiplier without privacy.epsilon costs what the result will state, in each of "
             f"{counted(runs_each, 'run')}; set privacy.epsilon to limit it"
         )
     return lines
@@ -46,9 +46,7 @@ def after(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
         )
     lines.append(_choice(charges))
     if unprotected:
-        lines.append(
-            f"Whoever sees the models of {', '.join(unprotected)} has no guarantee to keep them from anything."
-        )
+        lines.append(f"No guarantee limits what the models of {', '.join(unprotected)} reveal.")
     return lines
 
 

@@ -48,7 +48,7 @@ def planned(configs: Mapping[str, RunConfig], seeds: Sequence[int], out: Path, t
         build(config)  # the method's own checks
         if target is not None and not has_accuracy(config.data.task):
             raise ConfigError(
-                f"a target accuracy of {target} is asked for, and {name!r} has data.task = {config.data.task!r}, which has no "
+                f"a target accuracy of {target} is set, but {name!r} has data.task = {config.data.task!r}, which has no "
                 "accuracy: leave the target out"
             )
         for seed in seeds:

@@ -65,7 +65,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     seeds = rows[0].seeds
     named = f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
     spoken = [f"Means over {named}; ± is the sample standard deviation." if len(seeds) > 1 else f"Of one {named[2:]}."]
-    spoken.append("Bytes are those of all clients of a round, or of the whole run; time is that of the whole run.")
+    spoken.append(
+        "Bytes are summed over all clients of a round, or over the whole run; time is the time of the whole run."
+    )
     if any(row.target is not None for row in rows):
         spoken.append("Rounds to the target: the mean over the runs that reached it, by evaluated rounds.")
     charges = [charge for row in rows for charge in row.charges]

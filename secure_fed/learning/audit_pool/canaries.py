@@ -49,7 +49,7 @@ def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[U
         changed = partial(_pointing, context=context)
     else:
         raise ConfigError(
-            f"evaluation.canaries = {kind!r} is not known; it may be 'none', 'mislabelled', 'rare_token' or 'direction'"
+            f"evaluation.canaries = {kind!r} is not known; it must be 'none', 'mislabelled', 'rare_token' or 'direction'"
         )
     return tuple(replace(unit, examples=changed(unit)) for unit in units)
 

@@ -62,7 +62,7 @@ def mapping(kind: str, item: Any) -> Mapping[str, Any]:
     """The example, if its parts have names."""
     if not isinstance(item, Mapping):
         raise ConfigError(
-            f"evaluation.canaries = {kind!r} is for examples whose parts have names, and one is a {type(item).__name__}; "
+            f"evaluation.canaries = {kind!r} is for examples with named parts, but one example is a {type(item).__name__}; "
             "set it to 'none', or with privacy to 'direction'"
         )
     return item

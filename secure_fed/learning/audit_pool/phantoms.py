@@ -82,12 +82,12 @@ def count(config: RunConfig, room: Room) -> Count:
         return Count(fit)
     if fit >= FEWEST:
         return Count(
-            0, f"{fit} phantoms fit, and masked sums of a public order take {room.fewest}, so that none is without"
+            0, f"{fit} phantoms fit, and masked sums of a public order need {room.fewest} so that no sum is without one"
         )
     return Count(
         0,
         f"phantoms are at most a tenth of the {room.units:,} units and cost at most {COST:.0%} of the noise, which leaves "
-        f"{fit}: too few to tell anything. evaluation.phantoms = {FEWEST} has so many all the same, and costs "
+        f"{fit}: too few to measure anything. evaluation.phantoms = {FEWEST} sets so many anyway, and costs "
         f"{100 * room.cost(FEWEST):.2g} %",
     )
 

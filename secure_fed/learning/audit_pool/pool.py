@@ -136,7 +136,7 @@ def pool(config: RunConfig, problem: Problem) -> AuditPool:
     held = AuditPool(kind, problem.names, problem.train, problem.groups)
     share = config.audit_fraction
     if share == 0:
-        return replace(held, why="evaluation.audit_fraction is 0, so that every unit trained")
+        return replace(held, why="evaluation.audit_fraction is 0, so every unit trained")
     if problem.lazy:
         _require_unasked(config)
         return replace(held, why="clients' examples are read when the clients are drawn, so every unit trained")
@@ -147,7 +147,7 @@ def pool(config: RunConfig, problem: Problem) -> AuditPool:
             f"evaluation.audit_fraction = {config.audit_fraction:g} would hold fewer than {FEWEST} in the audit pool"
         )
         return replace(
-            held, why=f"of {count} units ({kind}s), {pool_of}: too few to tell anything, so every one trained"
+            held, why=f"of {count} units ({kind}s), {pool_of}: too few to measure anything, so every unit trained"
         )
     try:
         candidates = _candidates(held)
@@ -256,7 +256,7 @@ def _planted(config: RunConfig, held: AuditPool, problem: Problem) -> AuditPool:
     """The pool with canaries in it, members or not."""
     if not held.units:
         raise ConfigError(
-            f"evaluation.canaries = {config.evaluation.canaries!r} has nowhere to plant them: {held.why}; raise "
+            f"evaluation.canaries = {config.evaluation.canaries!r} has no units to plant them in: {held.why}; raise "
             "evaluation.audit_fraction"
         )
     context = CanaryContext.of(config, problem, held.kind)

@@ -61,7 +61,7 @@ def require_columns_of_notes(data: DataConfig, group: str) -> None:
         raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
     for setting, column in (("privacy.group_column", group), ("data.language", spoken(data))):
         if column:
-            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} says of no note whom it is about; use files")
+            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} names no person for any note; use files")
 
 
 def spoken(data: DataConfig) -> str:

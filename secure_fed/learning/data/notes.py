@@ -211,7 +211,7 @@ def generate(count: int, *, seed: int, split: str) -> Rows:
     if split not in _STREAMS:
         raise DataError(f"split {split!r} of builtin/notes is none of {', '.join(_STREAMS)}")
     if not 0 < count <= _RECORDS:
-        raise DataError(f"{count} notes asked of builtin/notes; data.examples must be from 1 to {_RECORDS}")
+        raise DataError(f"builtin/notes cannot make {count} notes; data.examples must be from 1 to {_RECORDS}")
     if seed < 0:
         raise DataError(f"seed {seed} for builtin/notes is negative; set federation.seed to 0 or more")
     return (_kept if count <= _KEPT else _generated)(count, seed, split)

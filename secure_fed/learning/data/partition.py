@@ -85,7 +85,7 @@ def partition(
         return _by_key(keys, clients)
     if kind == "matrix":
         if matrix is None:
-            raise ConfigError("data.partition is 'matrix', but data.matrix says no client's share of any label")
+            raise ConfigError("data.partition is 'matrix', but data.matrix gives no shares of the labels")
         parts = by_matrix(labels, matrix, rng, clients)
     elif clients is None:
         raise ConfigError("federation.clients is not set; this data.partition needs a number of clients")
@@ -95,9 +95,7 @@ def partition(
         parts = pathological(labels, clients, labels_per_client, rng)
     elif kind == "language":
         if languages is None:
-            raise DataError(
-                "data.partition 'language' needs a column that says what language a row is in; set data.language"
-            )
+            raise DataError("data.partition 'language' needs a column with the language of each row; set data.language")
         parts = by_language(labels, languages, clients, alpha, rng)
     else:
         parts = (dirichlet if kind == "dirichlet" else label_dirichlet)(labels, clients, alpha, rng)
@@ -112,7 +110,7 @@ def client_names(count: int) -> tuple[str, ...]:
 
 def _by_key(keys: Sequence[str] | None, clients: int | None) -> Partition:
     if keys is None:
-        raise DataError("data.partition 'natural' needs a column that says whose a row is; set data.client to it")
+        raise DataError("data.partition 'natural' needs a column with the client of each row; set data.client to it")
     names, parts = natural(keys)
     if clients not in (None, len(names)):
         raise DataError(

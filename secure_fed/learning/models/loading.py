@@ -105,7 +105,7 @@ def _require_causal(name: str, model: Any) -> None:
     )
     if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
         raise ModelError(
-            f"model.name is {name!r}, whose {type(model).__name__} reads what comes after a token and so cannot tell it; "
+            f"model.name is {name!r}, whose {type(model).__name__} reads later tokens and so cannot predict them; "
             "choose a decoder such as GPT-2 or LLaMA"
         )
 

@@ -83,7 +83,7 @@ class Kinds:
             if _shapes(batch, len(items)) != kind:
                 raise ModelError(
                     "a batch of examples that have the same shapes alone has another shape, so an example's arithmetic would "
-                    "depend on who else was drawn; give a collate that makes tensors with the examples along the first "
+                    "depend on which others were drawn; give a collate that makes tensors with the examples along the first "
                     "dimension, or set training.microbatch to 1"
                 )
             return batch

@@ -133,8 +133,8 @@ class SmallProductsApart(TorchFunctionMode):
 def _by_rule(call: _Call, backprop: Tensor, size: int) -> Gradients:
     if not call.x.ndim or not call.y.ndim or len(call.x) != size or len(call.y) != size:
         raise ModelError(
-            f"layer {call.name} of the model is given {tuple(call.x.shape)} in a batch of {size} examples: what examples share "
-            "has no gradient of its own for each of them; keep its tensors frozen"
+            f"layer {call.name} of the model is given {tuple(call.x.shape)} in a batch of {size} examples: an input that "
+            "examples share has no per-example gradients; keep the layer's tensors frozen"
         )
     x, backprop = (part.float() if part.dtype in _HALF else part for part in (call.x, backprop))
     prefix = f"{call.name}." if call.name else ""

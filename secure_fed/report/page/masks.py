@@ -169,6 +169,6 @@ _BLAME = {
 _RING = ", on a ring in random order"
 _CHOSEN = " on average: each client chooses its own"
 _MISSING = (
-    "The run asked for secure aggregation, but its files do not show any. Treat it as a run in which the server saw what every"
-    " single client sent."
+    "The settings enable secure aggregation, but the run's files show none. Treat it as a run in which the server saw what"
+    " every single client sent."
 )

@@ -108,4 +108,4 @@ _IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
 _ASSUMED = " Against the server it rests on the assumptions below."
 _UNLIMITED = "No guarantee limits how often somebody guesses rightly whether one client was in the training."
 _EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."
-_NO_EPSILON = "On the right of each: what limits whoever is there."
+_NO_EPSILON = "Right side of a box: the limit on this party."

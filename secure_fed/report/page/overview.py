@@ -99,7 +99,7 @@ def _averaged(record: RunRecord) -> str:
     last = record.config.federation.averaged
     if last == 1 or record.result is None or record.ended_early:
         return ""
-    return f" These numbers are of the mean of the models of its last {number(last)} rounds."
+    return f" These are the numbers of the mean model of its last {number(last)} rounds."
 
 
 def _what_travelled(record: RunRecord) -> str:

@@ -37,7 +37,7 @@ def void(record: RunRecord) -> bool:
 
 
 def _unprotected(record: RunRecord) -> str:
-    asked = f"The run asked for privacy for unit {record.config.privacy.unit!r}, but its files state no guarantee."
+    asked = f"The run's settings protect unit {record.config.privacy.unit!r}, but its files state no guarantee."
     return section(
         "Privacy: NOT PRIVATE" if void(record) else "Privacy: this run is not protected",
         paragraph(asked, "verdict") if void(record) else "",
@@ -159,7 +159,7 @@ _PLANNED = (
 )
 _INJECTED = (
     "Its noise or its secret coins were seeded or injected, as in tests and experiments. Whoever knows them can subtract the"
-    " noise again. The statement at the end is no guarantee: it says what secret noise would have guaranteed."
+    " noise. The statement at the end is no guarantee: it says what secret noise would have guaranteed."
 )
 _BOUNDLESS = "Its noise is so small beside the clip norm that no finite epsilon can be stated."
 _TREAT = "Treat the model and the contributions as you treat the training texts themselves."

@@ -19,7 +19,7 @@ def require_accuracy(record: Record, target: float) -> None:
     """Refuse a target accuracy where metrics give no accuracy."""
     if "accuracy" not in record:
         raise ConfigError(
-            f"evaluation.target_accuracy = {target} waits for 'accuracy', which metrics does not give; let it, or leave the "
+            f"evaluation.target_accuracy = {target} needs 'accuracy', which metrics does not return; return it, or leave the "
             "setting out"
         ).about("evaluation.target_accuracy", target, "metrics with 'accuracy'")
 

@@ -54,7 +54,7 @@ class Passes:
         passes = request.plan.passes
         place = (request.round, passes.index(request.pass_name) if request.pass_name in passes else -1)
         if place <= self._latest:
-            raise Tampering(f"round {place[0]} was asked for again, after round {self.round}")
+            raise Tampering(f"round {place[0]} was requested again, after round {self.round}")
         if place[1] > 0:
             self._require_bound(request, cohort)
         elif request.first:
@@ -74,8 +74,8 @@ class Passes:
         self._survivors = survivors
         if self._checks and self._latest[1] > 0 and (missing := (self._summed or frozenset()) - survivors):
             raise Aborted(
-                f"{len(missing)} of the clients in the round's first sum are missing from a later one, which would tell the "
-                "server their contributions"
+                f"{len(missing)} of the clients in the round's first sum are missing from a later sum, which would reveal "
+                "their contributions to the server"
             )
 
     def opened(self) -> None:
@@ -90,8 +90,8 @@ class Passes:
     def _require_bound(self, request: Request, cohort: Clients | None) -> None:
         if request.round != self.round or request.first != self._first:
             raise Tampering(
-                f"pass {request.pass_name!r:.40} of round {request.round} follows another first request than the one that this "
-                "client trained under",
+                f"pass {request.pass_name!r:.40} of round {request.round} follows another first request than this client "
+                "trained under",
                 protected=_NOTHING,
             )
         if not self.exact or cohort is None:

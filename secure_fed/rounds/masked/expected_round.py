@@ -118,13 +118,15 @@ def contributors(stage: Stage, me: int, terms: Terms) -> frozenset[int] | None:
     clients, sent = stage.parameters.clients, stage.listed
     if not terms.declares:
         if sent is not None:
-            raise Tampering("a list of contributors came where the run's configuration has none", protected=_NOTHING)
+            raise Tampering(
+                "the server sent a list of contributors, and the run's configuration has none", protected=_NOTHING
+            )
         return None if terms.varies else frozenset(clients)
     if sent is None or sent.layout != stage.parameters.layout:
-        raise Tampering("the list of contributors is not the one that the session was begun with", protected=_NOTHING)
+        raise Tampering("the list of contributors differs from the list at the session's start", protected=_NOTHING)
     listed = frozenset(sent.contributors)
     if not listed <= set(clients) or (me in listed) != (stage.request is not None):
-        raise Tampering("the list of contributors does not say what this client was asked for", protected=_NOTHING)
+        raise Tampering("the list of contributors contradicts the request to this client", protected=_NOTHING)
     require_enough(listed, stage.parameters, terms)
     return listed
 
@@ -133,7 +135,9 @@ def require_enough(contributing: Collection[int], parameters: Parameters, terms:
     """Aborted if too few clients, phantoms apart, contribute for their sum to hide each of them."""
     fewest, found = terms.fewest(len(parameters.clients)), len(terms.of_somebody(contributing))
     if found < fewest:
-        raise Aborted(f"{found} clients contribute to the sum and the others send zeros: {fewest} at least have to")
+        raise Aborted(
+            f"{found} clients contribute to the sum and the others send zeros: at least {fewest} must contribute"
+        )
 
 
 def require_expected(request: Request, stage: Stage, rounds: ExpectedRounds) -> None:
@@ -172,8 +176,8 @@ def _same_for_all(request: Request, stage: Stage) -> bool:
 
 def _not_called_for(request: Request) -> Tampering:
     return Tampering(
-        f"what is asked for in pass {request.pass_name!r:.40} of round {request.round} is not what the run's configuration "
-        "calls for",
+        f"the request in pass {request.pass_name!r:.40} of round {request.round} is not the one that the run's "
+        "configuration requires",
         protected=_NOTHING,
     )
 

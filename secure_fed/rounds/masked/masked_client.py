@@ -151,7 +151,9 @@ class MaskedClient:
             return self._masking.advertise(), 0.0
         masking = self._masking
         if masking is None:
-            raise TrainingError(f"client {self.client.name} was asked for {stage.name!r} of a sum that it is not in")
+            raise TrainingError(
+                f"client {self.client.name} got a request for {stage.name!r} of a sum that it is not in"
+            )
         if stage.parameters != masking.parameters:
             raise Tampering("the session's parameters are not those that it began with", protected="")
         if stage.name == "mask":
@@ -216,7 +218,9 @@ class MaskedClient:
         A server that makes all clients but one send zeros reads the contribution of that one client.
         """
         if not self._terms.varies:
-            raise Tampering("this client was asked for nothing in a sum, where everybody who is invited contributes")
+            raise Tampering(
+                "the server requested zeros from this client in a sum to which every invited client contributes"
+            )
 
     def _count(self) -> None:
         """Refuse more noised sums than the run reserved, unmasked or not."""

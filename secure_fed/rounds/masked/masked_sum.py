@@ -140,7 +140,7 @@ class MaskedSum:
         if request.first and self.terms.protection.placement.masks_alone and (missing := wanted - there):
             raise RoundLost(
                 f"{len(missing)} of {len(wanted)} clients vanished between two passes of the round, and a sum over the others "
-                "would tell their contributions",
+                "would reveal their contributions",
                 spent,
                 list(rejected),
             )

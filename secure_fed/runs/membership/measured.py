@@ -140,7 +140,7 @@ def of_pool(assembly: Assembly, state: State, held: AuditPool) -> dict[str, Any]
     if held.why:
         return nothing | {"why": held.why}
     if not 0 < members < len(held.units):
-        return nothing | {"why": "the coins of all units of the audit pool fell on one side"}
+        return nothing | {"why": "all coins of the audit pool fell on the same side"}
     scores = kept_scores(state, held) if phantoms else _scores_of_data(assembly, state, held)
     if scores is None:
         return nothing | {"why": _NOT_ALONG.format(assembly.method.card.name)}

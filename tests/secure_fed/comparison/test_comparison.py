@@ -168,7 +168,7 @@ def test_the_tables_say_what_the_rows_do(compared: tuple[Path, list[Any]]) -> No
     assert r"private \$x\_1\$ \|b\|" in private, "names are read as they are"
     assert "(delta 0.001)" in private
     assert f"All 2 private runs together: epsilon {at_most(rows[1].epsilon_all_seeds)} (delta 0.002" in text
-    assert "plain has no guarantee" in text
+    assert "No guarantee limits what the models of plain reveal" in text
 
 
 def test_the_drawing_has_a_line_for_each_and_the_names_as_they_are(compared: tuple[Path, list[Any]]) -> None:

@@ -119,7 +119,7 @@ def test_what_is_said_of_a_choice_goes_by_where_the_test_rows_are_from() -> None
     held_out = " ".join(after([charged(), charged(tested=HELD_OUT["client"])], []))
     assert "costs nothing" not in held_out
     assert "No epsilon covers these rows, nor a choice by their accuracy" in held_out
-    assert "plain has no guarantee" in " ".join(after([charged()], ["plain"]))
+    assert "No guarantee limits what the models of plain reveal" in " ".join(after([charged()], ["plain"]))
     assert after([], ["plain"]) == []
 
 

@@ -315,7 +315,7 @@ def test_a_language_column_that_is_not_there_is_asked_for_by_its_own_name(tmp_pa
         ({"matrix": "1; 1"}, r"data\.matrix = '1; 1' has no effect"),
         ({"partition": "pathological", "alpha": 1.0}, r"data\.alpha = 1\.0 has no effect"),
         ({"partition": "language"}, r"'language', but data\.language names no column"),
-        ({"partition": "matrix"}, r"'matrix', but data\.matrix says"),
+        ({"partition": "matrix"}, r"'matrix', but data\.matrix gives"),
         ({"partition": "pathological", "labels_per_client": 0}, r"at least 1"),
     ],
 )

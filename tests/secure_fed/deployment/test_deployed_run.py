@@ -140,7 +140,7 @@ def test_whatever_is_done_to_an_answer_on_the_way_makes_its_member_absent_and_no
     result = party.conduct()
     survivors = [record["masked"]["survivors"] for record in result.records]
     assert survivors == [3, 4], "\n".join(party.said)
-    assert any(line.startswith("c1 ") for line in party.said if "there" not in line)
+    assert any(line.startswith("c1 ") for line in party.said if "connected" not in line and "left" not in line)
 
 
 SOMETHING = Tensors({"bias": torch.zeros(3)})
@@ -272,13 +272,13 @@ def test_a_node_killed_between_its_shares_and_the_opening_is_missing_once(tmp_pa
     party.carrier.touch = dies
     result = party.conduct()
     assert [record["masked"]["survivors"] for record in result.records] == [3, 4], "\n".join(party.said)
-    assert party.said.count("c2 is there") == 2, "under a new number, by its key"
+    assert party.said.count("c2 is connected") == 2, "under a new number, by its key"
 
 
 def test_too_few_members_wait_or_lose_the_round(tmp_path: Path) -> None:
     party = deployed(tmp_path, MASKED)
     party.carrier.deaf = {100, 101}
-    with pytest.raises(TrainingError, match="3 of the 4 members of round 1 were not there"):
+    with pytest.raises(TrainingError, match="fewer than 3 of the 4 members of round 1 were connected"):
         party.conduct()
     lost = party.conduct(too_few="lose")
     assert [bool(record.get("lost")) for record in lost.records] == [True, True]

@@ -91,7 +91,7 @@ def test_a_folder_that_holds_something_is_left_alone(node: Path) -> None:
     ("own", "sentence"),
     [
         ({"train": ["nowhere.csv"]}, "is not there"),
-        ({"coordinator": "abcd"}, "is no fingerprint"),
+        ({"coordinator": "abcd"}, "is not a fingerprint"),
         ({"name": " "}, "is no name"),
         ({"name": "a\nb"}, "is no name of one printable line"),
         ({"name": "a" * (LONGEST_NAME + 1)}, f"of 1 to {LONGEST_NAME} characters"),

@@ -319,7 +319,7 @@ def test_the_result_says_the_last_round_and_the_schema_knows_it() -> None:
     [
         ({"privacy.unit": "client", "privacy.epsilon": 8.0}, r"privacy\.unit = 'client': .*without noise"),
         ({"privacy.unit": "example", "privacy.epsilon": 8.0}, r"privacy\.unit = 'example': .*without noise"),
-        ({"secure_aggregation.enabled": True}, r"secure_aggregation\.enabled = true: .*only the sum"),
+        ({"secure_aggregation.enabled": True}, r"secure_aggregation\.enabled = true: .*only their sum"),
     ],
 )
 def test_single_clients_are_not_looked_at_where_they_are_protected(
@@ -379,7 +379,9 @@ def test_a_private_run_that_was_interrupted_tells_the_variation_of_what_it_relea
 
 
 def test_an_unknown_diagnostic() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.diagnostics names 'cka'; it may name variation, discrepancy"):
+    with pytest.raises(
+        ConfigError, match=r"evaluation\.diagnostics names 'cka'; it must be one of variation, discrepancy"
+    ):
         RunConfig.from_dict({"evaluation": {"diagnostics": ["cka"]}})
 
 
@@ -411,7 +413,7 @@ def test_rounds_to_a_target(accuracies: list[float | None], rounds: int | None) 
 
 def test_a_target_that_is_never_measured() -> None:
     federation = toys.federation({"evaluation.target_accuracy": 0.5}, metrics=lambda model, batches: {"f1": 1.0})
-    with pytest.raises(ConfigError, match=r"evaluation\.target_accuracy = 0\.5 waits for 'accuracy'"):
+    with pytest.raises(ConfigError, match=r"evaluation\.target_accuracy = 0\.5 needs 'accuracy'"):
         federation.run()
 
 

@@ -34,7 +34,7 @@ def link(tmp_path: Path) -> Link:
         ("[code: 2001] SuperNode authentication is enabled.", "give --auth-key"),
         ("[code: 2004] Failed to activate SuperNode.", "have its public half registered there"),
         ("RuntimeError: SuperNode Runtime HTTP API failed to start.", "port 1234 of this machine is taken"),
-        ("whatever else", "did not get to fed.example.org:8000"),
+        ("whatever else", "could not reach fed.example.org:8000"),
     ],
 )
 def test_what_flower_says_becomes_one_sentence(link: Link, tmp_path: Path, said: str, sentence: str) -> None:
@@ -106,7 +106,7 @@ def test_flowers_own_failures_end_a_node_with_one_sentence(superlink: Loopback, 
     assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(found, 2)
     for name, words in {
         "wrong authority": "is not signed by",
-        "no key": "admits known nodes alone",
+        "no key": "admits only known nodes",
         "unknown key": "does not know the key",
         "port taken": f"port {port} of this machine is taken",
         "clock wrong": "check this machine's clock",

@@ -104,4 +104,4 @@ def test_the_command(tmp_path: Path, coordinator: Path, capsys: pytest.CaptureFi
         assert main([*init, *wrong.split()]) == 2, wrong
         assert sentence in capsys.readouterr().err
     assert main(["flower", "init", str(tmp_path / "other"), "--coordinator", "/nowhere"]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err

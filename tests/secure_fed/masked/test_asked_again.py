@@ -25,7 +25,7 @@ from tests.secure_fed.masked.wide_toys import CHANCE, DISTRIBUTED, HIDDEN, MASKE
 
 EIGHT = [3] * 8
 ACTIVE = {"secure_aggregation.active": True}
-AGAIN, TOO_MANY = r"round \d+ was asked for again", "more than the run has reserved"
+AGAIN, TOO_MANY = r"round \d+ was requested again", "more than the run has reserved"
 
 
 def refused(heard: Heard, clients: int, sentence: str) -> bool:

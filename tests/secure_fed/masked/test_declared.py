@@ -58,7 +58,7 @@ def test_a_list_that_is_not_the_sessions_is_refused(told: tuple[int, ...] | None
         return replace(stage, listed=None if told is None else replace(stage.listed, contributors=told))
 
     built.assembly = replace(built.assembly, transport=Tampered(built.assembly.transport, lied))
-    with pytest.raises(Tampering, match="not the one that the session was begun with"):
+    with pytest.raises(Tampering, match="differs from the list at the session's start"):
         built.run()
 
 

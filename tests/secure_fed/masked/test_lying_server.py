@@ -92,7 +92,7 @@ def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_
     with pytest.raises(ParameterError, match=f"has 169 neighbours, and this client's policy is for {own.neighbours}"):
         policy.check(lied)
     replace(policy, neighbours=clients - 1).check(lied)  # nothing else would have stopped it
-    with pytest.raises(ParameterError, match="does not say among how many neighbours"):
+    with pytest.raises(ParameterError, match="sets no number of neighbours"):
         replace(policy, neighbours=None).check(lied)
 
 

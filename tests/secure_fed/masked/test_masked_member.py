@@ -107,7 +107,7 @@ def test_no_round_is_contributed_to_twice_nor_more_of_them_than_were_planned(ask
     for round_ in asked[:-1]:
         one_round(built, round_)
     told = set(heard.replies)
-    with pytest.raises(ProtocolError, match=r"asked for again|more than the run has reserved"):
+    with pytest.raises(ProtocolError, match=r"requested again|more than the run has reserved"):
         one_round(built, asked[-1])
     assert set(heard.replies) == told
 
@@ -141,7 +141,9 @@ def test_a_client_asked_for_a_sum_that_it_is_not_in_says_so() -> None:
     assert [stage.name for stage in stages] == ["advertise", "share", "mask", "unmask"]
     fresh = federation(MASKED).assembly.masks.clients[0]  # type: ignore[union-attr]
     for stage in stages[1:]:
-        with pytest.raises(TrainingError, match=rf"client-0 was asked for '{stage.name}' of a sum that it is not in"):
+        with pytest.raises(
+            TrainingError, match=rf"client-0 got a request for '{stage.name}' of a sum that it is not in"
+        ):
             fresh.handle(stage)
 
 

@@ -111,7 +111,7 @@ def test_it_is_exported_for_peft(module: ModuleType, tmp_path: Path) -> None:
 
 
 WRONG_STATES: dict[str, Callable[[State], Any]] = {
-    "makes round 2 of round 0, where `round` grows by one": lambda state: replace(state, round=state.round + 1),
+    "returns round 2 after round 0; `round` must grow by one": lambda state: replace(state, round=state.round + 1),
     "returns Tensors, and not the next State": lambda state: state.tensors,
     "returns other tensors than the state has: 'classifier.bias' is missing": lambda state: replace(
         state, tensors=state.tensors.without(["classifier.bias"])
@@ -135,7 +135,7 @@ def test_an_apply_that_makes_no_next_state_is_refused(
 def test_a_contribution_of_another_layout_is_named(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = module.SteinFfa.contribute
     monkeypatch.setattr(module.SteinFfa, "contribute", lambda *given: usual(*given).without(["classifier.bias"]))
-    with pytest.raises(LayoutError, match=r"disagree on what pass 'change' carries: 'classifier.bias' is missing"):
+    with pytest.raises(LayoutError, match=r"disagree on the content of pass 'change': 'classifier.bias' is missing"):
         toys.federation({"method.name": NAME}).run()
 
 

@@ -168,7 +168,7 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open() -> None:
         (
             "fra_lora",
             {**PRIVACY["client"], "federation.server_optimizer": "adam", "method.denoise": "shrink"},
-            r"'shrink' needs to know the noise.*'adam' changes.*'tangent'",
+            r"'shrink' needs one noise level.*'adam' scales.*'tangent'",
         ),
     ],
 )

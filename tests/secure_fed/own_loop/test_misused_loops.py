@@ -151,8 +151,8 @@ def autocasts(private: Private) -> None:
         (closure, "closure"),
         (evaluates_as_it_trains, "a forward pass without a backward pass came between"),
         (only_evaluates, r"call model.train\(\) before"),
-        (unfreezes, "the trained parameters are not those that were wrapped"),
-        (another_group, "the trained parameters are not those that were wrapped"),
+        (unfreezes, "the trained parameters differ from the wrapped ones"),
+        (another_group, "the trained parameters differ from the wrapped ones"),
         (autocasts, "autocast"),
     ],
 )
@@ -293,7 +293,7 @@ def test_another_optimizer_finds_no_gradient() -> None:
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
     model, head = network(), nn.Linear(3, 2)
-    with pytest.raises(ModelError, match=r"parameter 2.weight requires a gradient, and the optimizer does not have it"):
+    with pytest.raises(ModelError, match=r"parameter 2.weight requires a gradient, but the optimizer does not have it"):
         wrap(model, torch.optim.SGD(model[:2].parameters(), 0.1), loader(), BUDGET)  # type: ignore[index]
     both = torch.optim.SGD([*model.parameters(), *head.parameters()], 0.1)
     with pytest.raises(ModelError, match="2 parameters that are not the model's"):
