@@ -74,9 +74,7 @@ def reading(audit: Audit) -> str:
         return meaning
     low, high = cell.interval
     sizes = f"{number(cell.members)} and {number(cell.non_members)}"
-    wide = (
-        f" Here the interval, {number(low)} to {number(high)}, is wide: {sizes} are too few to tell a leak from none."
-    )
+    wide = f" Here the interval, {number(low)} to {number(high)}, is wide: {sizes} are too few to show whether there is a leak."
     return meaning + (wide if high - low > WIDE else "")
 
 

@@ -68,7 +68,7 @@ def judgement(found: Mapping[str, Any]) -> str:
     below = " A figure below 50 is luck here, and no sign of privacy." if float(found["auc"]) < _CHANCE else ""
     if high - low > WIDE:
         sizes = f"{number(found.get('members'))} and {number(found.get('non_members'))}"
-        return f"{interval}: {sizes} are too few to tell a leak from none.{below}"
+        return f"{interval}: {sizes} are too few to show whether there is a leak.{below}"
     return f"{interval}: this attack found nothing.{below}"
 
 

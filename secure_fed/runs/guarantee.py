@@ -151,7 +151,7 @@ def _over_rounds(plan: Plan) -> str:
     if not plan.exposures:
         return ""
     if (band := plan.correlation.band) > 1:
-        return f", correlated over {band} rounds: that of a round takes back a part of the noise of rounds before"
+        return f", correlated over {band} rounds: each round's noise cancels part of the noise of earlier rounds"
     return ", independent in every round"
 
 

@@ -32,13 +32,13 @@ def sampling(assembly: Assembly, plan: Plan) -> str:
             f"{most}"
         )
     if protection.placement.own_noise:
-        return f"none is counted on; a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
+        return f"no amplification is counted; a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
     if isinstance(assembly.sampler, PublicOrder):
         return _turns(assembly.sampler, assembly.config.federation.rounds)
     if protection.placement.share_noise and protection.hidden:
         return f"every client takes part in every round, and by a secret coin of its own trains or not, rate {rate:.4g}"
     if protection.placement.share_noise:
-        return f"none is counted on: who takes part in a round is seen, rate {rate:.4g}"
+        return f"no amplification is counted: the participants of a round are visible, rate {rate:.4g}"
     if plan.release.adjacency == "add-remove":
         return f"every client by a secret coin of its own in each round, rate {rate:.4g}"
     return f"a secret random cohort of fixed size in each round, rate {rate:.4g}, counted without replacement"
@@ -47,7 +47,7 @@ def sampling(assembly: Assembly, plan: Plan) -> str:
 def _turns(order: PublicOrder, rounds: int) -> str:
     often = "in every round" if order.gap == 1 and order.size == order.places else _often(order, rounds)
     places = "1 place" if order.size == 1 else f"{order.size} places"
-    return f"clients in turn, by a public order: each {often}; {places} in every round, and that of a client away stays empty"
+    return f"clients in turn, by a public order: each {often}; {places} in every round; an absent client's place stays empty"
 
 
 def _often(order: PublicOrder, rounds: int) -> str:

@@ -91,7 +91,7 @@ def test_an_auc_is_explained_where_it_is_shown(
     audit = at(only(protected, "loss"), auc, interval)
     said = reading(read(audit))
     assert "An AUC below 0.5 is no sign of privacy" in said
-    assert ("are too few to tell a leak from none" in said) == wide
+    assert ("are too few to show whether there is a leak" in said) == wide
     assert said in page(audit)
     show(audit)
     assert said in " ".join(capsys.readouterr().out.split())

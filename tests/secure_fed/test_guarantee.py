@@ -42,7 +42,7 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         LOCAL,
         (
             "one client replaced by another",
-            "none is counted on; a client takes part in at most 3 rounds",
+            "no amplification is counted; a client takes part in at most 3 rounds",
             "Noise is added by each client, to its own contribution",
             "nobody but the client's own machine",
             "whether and when a client takes part",
@@ -63,7 +63,7 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "banded": (
         {**BANDED, "federation.cohort": 1},
-        ("correlated over 3 rounds: that of a round takes back a part of the noise of",),
+        ("correlated over 3 rounds: each round's noise cancels part of the noise of",),
     ),
     "in turn, local": (
         {**LOCAL, "federation.sampling": "schedule", "federation.cohort": 2},
@@ -209,7 +209,7 @@ def test_shares_of_noise_have_a_statement_of_their_own() -> None:
         )
         assert statement.epsilon == statement.epsilon_participants
         assert statement.released.startswith("3 noised sums")
-    assert seen.sampling.startswith("none is counted on: who takes part in a round is seen")
+    assert seen.sampling.startswith("no amplification is counted: the participants of a round are visible")
     assert "whether and when a client takes part" in seen.not_covered
     assert "by a secret coin of its own trains or not, rate 0.4" in hidden.sampling
     assert not any("whether and when" in one for one in hidden.not_covered)

@@ -75,7 +75,7 @@ def test_membership_stands_beside_accuracy(run_folder: RunFolder) -> None:
     [
         ([0.49, 0.55], "this attack found nothing."),
         ([0.46, 0.52], "this attack found nothing. A figure below 50 is luck here, and no sign of privacy."),
-        ([0.42, 0.56], "900 and 903 are too few to tell a leak from none. A figure below 50 is luck here"),
+        ([0.42, 0.56], "900 and 903 are too few to show whether there is a leak. A figure below 50 is luck here"),
         ([0.41, 0.47], "below a coin. That is not privacy"),
     ],
 )

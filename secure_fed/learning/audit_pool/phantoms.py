@@ -87,7 +87,7 @@ def count(config: RunConfig, room: Room) -> Count:
     return Count(
         0,
         f"phantoms are at most a tenth of the {room.units:,} units and cost at most {COST:.0%} of the noise, which leaves "
-        f"{fit}: too few to measure anything. evaluation.phantoms = {FEWEST} sets so many anyway, and costs "
+        f"{fit}: too few to measure anything. evaluation.phantoms = {FEWEST} adds that many anyway, and costs "
         f"{100 * room.cost(FEWEST):.2g} %",
     )
 

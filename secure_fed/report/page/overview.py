@@ -184,7 +184,8 @@ def _seconds(record: RunRecord) -> float | None:
 
 def _withheld(record: RunRecord) -> str:
     in_turn = record.config.federation.sampling == "schedule"
-    return f"The duration is withheld{': it tells of the clients that trained' if in_turn else _TELLS_HOW_MANY}."
+    why = ": it would reveal something about the clients that trained" if in_turn else _TELLS_HOW_MANY
+    return f"The duration is withheld{why}."
 
 
 _TELLS_HOW_MANY = ", because it would reveal how many clients trained"
