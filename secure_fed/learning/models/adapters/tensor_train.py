@@ -9,8 +9,8 @@ with L (m, r) and R (r, n), so x W = (x L) R. Nothing on the way is larger than 
 
 Cores start orthonormal: the unfolding (r_(j-1) k_j, r_j) of a row core has orthonormal columns, and the unfolding
 (r_(j-1), k_j r_j) of a column core orthonormal rows. Then L has orthonormal columns and R orthonormal rows, up to one common
-factor, and all r singular values of W are equal, unless a side is shorter than the ranks beside it. A product of Gaussian cores
-has a few large singular values and many small ones, and learns less in as many steps (docs/learning_rates.md).
+factor, and all r singular values of W are equal, unless a side is shorter than the ranks beside it. Gaussian cores of one
+standard deviation learn less in as many steps (docs/learning_rates.md).
 """
 
 from __future__ import annotations
