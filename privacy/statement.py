@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 NOT_COVERED = (
     "the choice of hyper-parameters, data and rounds by looking at private results",
-    "an evaluation on test data that are private themselves",
-    "what time, sizes and failures of single machines tell",
+    "evaluations on test data that are themselves private",
+    "what the timing, message sizes and failures of single machines reveal",
     "the set of labels, and the names and number of the clients, which are public",
     "facts about groups of units, such as all clients of one region",
 )
@@ -56,7 +56,7 @@ class Statement:
         )
         return (
             f"{verdict}({_up(self.epsilon, 4)}, {_up(self.delta, 3)})-differential privacy against "
-            f"{_AGAINST[self.holds_against]}; the unit is {self.unit}, neighbours: {self.adjacency}. "
+            f"{_AGAINST[self.holds_against]}. Unit: {self.unit}. Neighbouring data sets: {self.adjacency}. "
             f"{self._participants}"
             f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. Accountant: {self.accountant}. "
             f"Noise is added {self.noise}. Trust: {self.trust}. Released: {self.released}. "
@@ -68,16 +68,19 @@ class Statement:
         """The second epsilon, where the first does not hold against observers who see who takes part."""
         if "participant" in self.holds_against:
             return ""
-        return f"Against whoever sees who takes part, epsilon is {_up(self.epsilon_participants, 4)}. "
+        return f"Against observers who see which clients take part, epsilon is {_up(self.epsilon_participants, 4)}. "
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"not_covered": list(self.not_covered), "holds_against": list(self.holds_against)}
 
 
+PROSE = frozenset(
+    ("unit", "adjacency", "mechanism", "sampling", "accountant", "noise", "trust", "released", "not_covered", "text")
+)  # keys whose values are sentences: they follow from the settings and from the other keys, and versions word them differently
 _AGAINST: dict[tuple[Observer, ...], str] = {
-    READER: "whoever reads the models",
-    CLIENTS: "everybody but the server: whoever reads the models, and whoever sees who takes part, and when",
-    EVERYBODY: "everybody: whoever reads the models, whoever sees who takes part, and when, and the server",
+    READER: "readers of the released models",
+    CLIENTS: "everybody but the server: readers of the released models, and observers who see when each client takes part",
+    EVERYBODY: "everybody: readers of the released models, observers who see when each client takes part, and the server",
 }
 
 

@@ -122,7 +122,7 @@ def test_an_own_loop_over_few_examples(capsys: pytest.CaptureFixture[str]) -> No
         main_()
     out = capsys.readouterr().out
     assert out.startswith("2 steps, epsilon 7.9")
-    assert "the unit is one example" in out
+    assert "Unit: one example." in out
 
 
 @pytest.mark.nightly

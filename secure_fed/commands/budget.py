@@ -220,7 +220,7 @@ def _plan_table(made: Plan) -> Table:
     from rich.table import Table
 
     setting = made.setting
-    unit = "one client replaced" if setting.sampling == "fixed" else "one client more or less"
+    unit = "one client replaced" if setting.sampling == "fixed" else "one client added or removed"
     table = Table(
         show_header=False, title=f"{setting.rounds} rounds, (epsilon, delta = {setting.delta:g})", title_style="bold"
     )

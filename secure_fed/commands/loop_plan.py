@@ -80,7 +80,7 @@ def _show(facts: dict[str, Any]) -> None:
     )
     table.add_row("noise multiplier", f"{facts['noise_multiplier']:g}")
     table.add_row("steps", f"{facts['steps']} ({facts['steps_an_epoch']} an epoch)")
-    table.add_row("epsilon", f"{facts['epsilon']:.4g} against who sees the models only (one example more or less)")
+    table.add_row("epsilon", f"{facts['epsilon']:.4g} against readers of the models (one example added or removed)")
     rate = f"{facts['sampling_rate']:.4g} ({facts['batch_size']} of {facts['examples']}, poisson)"
     table.add_row("sampling rate", rate)
     table.add_row("noise on a mean", f"{facts['noise_std']:.4g} a coordinate (clip norm {facts['clip_norm']:g})")

@@ -80,16 +80,16 @@ def stated(clip_norm: float, terms: Terms, plan: Plan, *, private: bool) -> Stat
     """The guarantee of all planned steps."""
     rate = f"{terms.sampler.rate:.4g}"
     unsampled = accounting.unamplified(plan.noise_multiplier)  # for a reader who sees the batches
-    accountant = "exact, that of one Gaussian for all steps" if plan.release.plain else "privacy loss distributions"
+    accountant = "exact: one Gaussian mechanism for all steps" if plan.release.plain else "privacy loss distributions"
     return Statement(
         unit="one example",
-        adjacency="one example more or less",
+        adjacency="one example added or removed",
         epsilon=plan.epsilon(),
         epsilon_participants=accounting.epsilon(unsampled, plan.releases, plan.delta),
         delta=plan.delta,
         mechanism=f"Gaussian with noise multiplier {plan.noise_multiplier:g}, every example's gradient clipped to norm "
         f"{clip_norm:g} over all trained parameters together",
-        sampling=f"in each of {plan.releases} steps every one of {terms.examples} examples by a secret coin of rate {rate}",
+        sampling=f"each of {plan.releases} steps draws each of {terms.examples} examples by a secret coin of rate {rate}",
         accountant=f"{accountant} (dp_accounting)",
         noise="to the sum of every step, by this process",
         trust="this process, and the training loop in it",
@@ -101,10 +101,10 @@ def stated(clip_norm: float, terms: Terms, plan: Plan, *, private: bool) -> Stat
 
 
 _OF_LOOPS = (
-    "what the loop itself reads of the examples, prints or decides by: losses, batches, when to stop",
+    "what the loop itself reads from the examples, prints or bases decisions on: losses, batches, when to stop",
     "the set of labels, and the number of examples, which are public",
-    "parameters outside of the wrapped model, such as those of a second module, which the loop would train without noise",
+    "parameters outside the wrapped model, such as those of a second module, which the loop would train without noise",
     "facts about several examples together, such as all of one person",
     "random numbers that the data set or the loss draws from a known seed",
-    "the rounding in float32 of an example's gradient, which may follow the batch that it is in",
+    "the float32 rounding of an example's gradient, which may depend on the other examples of its batch",
 )

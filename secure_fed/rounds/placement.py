@@ -32,8 +32,8 @@ Planner = Callable[[RunConfig, Population], "Plan"]
 class Words:
     """A placement in the sentences of a guarantee.
 
-    noise: who adds it, and to what. clipped: the clipped vectors. released: the kind of release, after its number. not_covered:
-    the limits of the guarantee that follow from the place of the noise.
+    noise: who adds it, and to what. clipped: the clipped vectors. released: the kind of release, with a place for its number.
+    not_covered: the limits of the guarantee that follow from the place of the noise.
     """
 
     noise: str
@@ -115,7 +115,7 @@ SUM = Placement(
     words=Words(
         noise="by the server, to the sum of each pass",
         clipped="client's contribution",
-        released="noised sums",
+        released="{} noised sums",
         not_covered=(),
     ),
 )
@@ -123,7 +123,7 @@ SUM_IN_TURN = replace(
     SUM,
     plan=plans.of_turns,
     secret_cohort=False,
-    words=replace(SUM.words, not_covered=("whether and when a client takes part, which a public order says",)),
+    words=replace(SUM.words, not_covered=("whether and when a client takes part, which the public order reveals",)),
 )
 SHARES = Placement(
     name="shares",
@@ -134,9 +134,9 @@ SHARES = Placement(
     expected_divisor=True,
     secret_cohort=False,
     words=Words(
-        noise="by the clients, each its share, to its own contribution before that is masked",
+        noise="by the clients: each adds its share to its own contribution before masking",
         clipped="client's contribution",
-        released="noised sums",
+        released="{} noised sums",
         not_covered=("whether and when a client takes part",),
     ),
 )
@@ -151,7 +151,7 @@ CONTRIBUTION = Placement(
     words=Words(
         noise="by each client, to its own contribution",
         clipped="client's contribution",
-        released="noised contributions at most of any one client",
+        released="at most {} noised contributions of any one client",
         not_covered=("whether and when a client takes part",),
     ),
 )
@@ -166,7 +166,7 @@ GRADIENTS = Placement(
     words=Words(
         noise="by each client, to every step of its training",
         clipped="gradient",
-        released="noised gradient steps at most of any one client",
+        released="at most {} noised gradient steps of any one client",
         not_covered=("how many examples a client has, which sets its sampling rate and number of steps",),
     ),
 )

@@ -114,7 +114,7 @@ def of(assembly: Assembly, releases: int) -> Statement:
         noise=f"{words.noise}{_over_rounds(plan)}",
         trust=trusted(protection, assembly.masks),
         holds_against=protection.placement.holds_against,
-        released=f"{_most(protection, releases)} {words.released}, and every model made of them{_phantoms(protection)}",
+        released=f"{words.released.format(_most(protection, releases))}, and every model made of them{_phantoms(protection)}",
         not_covered=(
             *NOT_COVERED,
             *measured.NOT_COVERED,
@@ -134,15 +134,15 @@ def _phantoms(protection: Protection) -> str:
     if not count:
         return ""
     return (
-        f". In them are {count} phantoms, random contributions that are nobody's data and depend on none: the noise is as "
-        "without them, and the membership figures of phantoms are made of what is released alone"
+        f". The sums contain {count} phantoms: random contributions that depend on nobody's data and leave the noise as it is; "
+        "the membership figures of phantoms are computed from the releases alone"
     )
 
 
 def _uncovered(protection: Protection, plan: Plan) -> tuple[str, ...]:
     """The limits of the guarantee that follow from where the noise is, and from a public order."""
     if protection.hidden:
-        return ("when a client vanishes, and how long it takes to answer, which may tell whether it trained",)
+        return ("when a client drops out and how long it takes to answer, which may reveal whether it trained",)
     return (*protection.placement.words.not_covered, *(participation.NOT_COVERED if plan.exposures else ()))
 
 
@@ -167,39 +167,39 @@ def _mechanism(protection: Protection, plan: Plan, releases: int) -> str:
         law, norm = f"{type(mechanism).__name__}, given in Python,", f"L{mechanism.order:g} norm"
     clipped = f"every {protection.placement.words.clipped} clipped to {norm} {protection.clip_norm:g} over all tensors together"
     if isinstance(mechanism, AdaptiveGaussian):
-        clipped += f" at first, and then to follow quantile {mechanism.quantile:g}, the noised count charged with it"
+        clipped += f" at first, later to quantile {mechanism.quantile:g}; every charge includes the noised count"
     if plan.exposures:
         moved = f"{plan.sensitivity(releases):.6g} clip norms"
-        clipped += (
-            f"; all rounds together are one such mechanism, of which one client moves the whole by at most {moved}"
-        )
+        clipped += f"; all rounds together are one such mechanism, whose output one client changes by at most {moved}"
     return f"{law} with noise multiplier {plan.noise_multiplier:g}, {clipped}"
 
 
 def _accountant(protection: Protection, plan: Plan) -> str:
     if protection.given:
-        return f"privacy loss distributions (dp_accounting) of what the mechanism states, {plan.mechanism.event}"
+        return (
+            f"privacy loss distributions (dp_accounting) of the event that the mechanism states, {plan.mechanism.event}"
+        )
     if plan.release.plain:
         return _EXACT
     return _ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant]
 
 
 _TESTED = {
-    HELD_OUT[unit]: (f"{whose} held out for testing: they never train, and what is measured on them is exact",)
+    HELD_OUT[unit]: (f"{whose} held out for testing: they never train, and measurements on them have no noise",)
     for unit, whose in (
-        ("client", "the clients that were"),
-        ("person", "the persons whose rows were"),
-        ("example", "the rows that were"),
+        ("client", "the clients"),
+        ("person", "the persons"),
+        ("example", "the rows"),
     )
 }
-_GIVEN = ("a mechanism that adds less noise than it states, or noise of another law: nothing compares the two",)
-_PERSONAL = ("the personal tensors of a client, which have no noise: they protect nobody once they leave it",)
+_GIVEN = ("a mechanism that adds less noise than it states, or noise of another law: secure-fed does not check this",)
+_PERSONAL = ("a client's personal tensors, which have no noise: nothing protects the client's data once they leave it",)
 _UNITS = {
     "client": "a client with everything it has",
     "example": "one example of one client",
     "group": "all examples of one person at one client",
 }
-_EXACT = "exact, that of one Gaussian for the whole run (dp_accounting)"
+_EXACT = "exact: one Gaussian mechanism for the whole run (dp_accounting)"
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
     "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",

@@ -16,10 +16,10 @@ def neighbours(protection: Protection, plan: Plan) -> str:
     """The difference between neighbouring data sets, in words."""
     if protection.placement.share_noise or plan.exposures:
         sent = "zeros and its share of the noise" if protection.placement.share_noise else "zeros"
-        public = ", and all else is public: the order, and who takes part" if plan.exposures else ""
-        return f"one client's data there or not; without them it sends {sent}{public}"
+        public = "; everything else is public: the order, and who takes part" if plan.exposures else ""
+        return f"one client's data present or absent; a client without data sends {sent}{public}"
     added = plan.release.adjacency == "add-remove"
-    return f"{_NEIGHBOURS[protection.unit]} {'more or less' if added else 'replaced by another'}"
+    return f"{_NEIGHBOURS[protection.unit]} {'added or removed' if added else 'replaced by another'}"
 
 
 def sampling(assembly: Assembly, plan: Plan) -> str:
@@ -28,19 +28,19 @@ def sampling(assembly: Assembly, plan: Plan) -> str:
     if protection.placement.step_noise:
         most = f"a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
         return (
-            f"every client draws its batches by secret coins, at rate {plan.sampling_rate:.4g} where the guarantee is weakest; "
-            f"{most}"
+            "every client draws its batches by secret coins; the client with the weakest guarantee has rate "
+            f"{plan.sampling_rate:.4g}; {most}"
         )
     if protection.placement.own_noise:
         return f"no amplification is counted; a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
     if isinstance(assembly.sampler, PublicOrder):
         return _turns(assembly.sampler, assembly.config.federation.rounds)
     if protection.placement.share_noise and protection.hidden:
-        return f"every client takes part in every round, and by a secret coin of its own trains or not, rate {rate:.4g}"
+        return f"every client takes part in every round, and trains if its own secret coin says so, rate {rate:.4g}"
     if protection.placement.share_noise:
         return f"no amplification is counted: the participants of a round are visible, rate {rate:.4g}"
     if plan.release.adjacency == "add-remove":
-        return f"every client by a secret coin of its own in each round, rate {rate:.4g}"
+        return f"a client takes part in a round if its own secret coin says so, rate {rate:.4g}"
     return f"a secret random cohort of fixed size in each round, rate {rate:.4g}, counted without replacement"
 
 
@@ -59,5 +59,5 @@ def _in_turn(assembly: Assembly) -> str:
     return ", in turn, by a public order" if isinstance(assembly.sampler, PublicOrder) else ""
 
 
-NOT_COVERED = ("a person whose data lie with several clients, who is protected as a group of so many clients",)
+NOT_COVERED = ("a person with data at several clients, who is protected only as a group of that many clients",)
 _NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}

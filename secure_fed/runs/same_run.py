@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from privacy.statement import PROSE
 from secure_fed.config import RunConfig
 from secure_fed.config.effects import EFFECTS
 from secure_fed.errors import RunDirectoryError
@@ -59,8 +60,12 @@ def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
 
 
 def differing(facts: Record, held: Record) -> list[str]:
-    """The names of facts that differ from the recorded ones; versions may change."""
-    return [name for name, value in facts.items() if name != "versions" and not _same(value, held.get(name))]
+    """The names of facts that differ from the recorded ones. Versions may change, and with them the words of a guarantee."""
+    return [
+        name
+        for name, value in facts.items()
+        if name != "versions" and not _same(_without_prose(name, value), _without_prose(name, held.get(name)))
+    ]
 
 
 def differing_digests(path: Path, own: Record) -> list[str]:
@@ -83,6 +88,12 @@ def sealed(own: Record, key: str) -> dict[str, Any]:
         else value
         for name, value in own.items()
     }
+
+
+def _without_prose(name: str, fact: Any) -> Any:
+    if name != "privacy" or not isinstance(fact, Mapping):
+        return fact
+    return {key: value for key, value in fact.items() if key not in PROSE}
 
 
 def _same(one: Any, other: Any) -> bool:

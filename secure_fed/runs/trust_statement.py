@@ -18,7 +18,7 @@ def trusted(protection: Protection, masks: Masks | None) -> str:
     if protection.placement.local:
         return _OWN_MACHINE if masks is None else f"{_OWN_MACHINE}, with masks or without"
     if masks is None:
-        return f"{_PLAIN}{_KEEPS_COINS if protection.hides_cohort else ''}"
+        return f"{_PLAIN}, and keeps the noise{_coins(protection)} secret"
     return _of_sums(protection, masks) if protection.placement.server_noise else _of_shares(protection, masks)
 
 
@@ -41,9 +41,8 @@ def _of_sums(protection: Protection, masks: Masks) -> str:
     active = terms.settings.active
     how = "even if it lies about keys or about who takes part" if active else "as long as it keeps to the protocol"
     return (
-        f"the server is trusted: before it adds the noise it sees sums over {whose}; it keeps the noise"
-        f"{' and its draws of cohorts' if protection.hides_cohort else ''} secret; of contributions it sees only such sums, "
-        f"{how}, {_colluding(terms.settings)}"
+        f"the server is trusted: before it adds the noise it sees sums over {whose}; it keeps the noise{_coins(protection)} "
+        f"secret; of the contributions it sees only these sums, {how}, {_colluding(terms.settings)}"
     )
 
 
@@ -58,6 +57,10 @@ def _of_shares(protection: Protection, masks: Masks) -> str:
         f"each of which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} clients is "
         f"unmasked{_except(chance)}; {otherwise}"
     )
+
+
+def _coins(protection: Protection) -> str:
+    return " and its draws of cohorts" if protection.hides_cohort else ""
 
 
 def _drawn(settings: SecureAggregationConfig) -> str:
@@ -81,8 +84,7 @@ def _except(chance: float) -> str:
 
 
 _OWN_MACHINE = "nobody but the client's own machine"
-_PLAIN = "the server is trusted: it sees every contribution before it adds the noise, which it keeps secret"
-_KEEPS_COINS = ", as it does its draws of cohorts"
+_PLAIN = "the server is trusted: it sees every contribution before it adds the noise"
 _KEEPS = "a server that keeps to the protocol,"
 _PASSIVE = (
     "a server that keeps to the protocol",
@@ -90,5 +92,5 @@ _PASSIVE = (
 )
 _ACTIVE = (
     "any server, even one that lies",
-    "whoever hands out the clients' signing keys is trusted to hand out the right ones",
+    "the party that distributes the clients' signing keys is trusted to distribute the right ones",
 )

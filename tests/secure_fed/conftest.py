@@ -97,12 +97,12 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 STATEMENT = {
     "unit": "a client with everything it has",
-    "adjacency": "one client more or less",
+    "adjacency": "one client added or removed",
     "epsilon": 2.961,
     "epsilon_participants": 7.5,
     "delta": 1e-5,
     "mechanism": "Gaussian with noise multiplier 1.1",
-    "sampling": "every client by a secret coin of its own in each round, rate 0.5",
+    "sampling": "a client takes part in a round if its own secret coin says so, rate 0.5",
     "accountant": "privacy loss distributions",
     "noise": "by the server, to the sum of each pass",
     "trust": "the server sees every contribution",

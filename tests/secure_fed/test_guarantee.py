@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from privacy import accounting
-from privacy.statement import NOT_COVERED, Statement
+from privacy.statement import NOT_COVERED, PROSE, Statement
 from secure_fed.config import SecureAggregationConfig
+from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.runs import guarantee
 from secure_fed.runs.trust_statement import only_masks
@@ -27,8 +28,8 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "sum": (
         POISSON,
         (
-            "the unit is a client with everything it has, neighbours: one client more or less",
-            "every client by a secret coin of its own in each round, rate 0.6667",
+            "Unit: a client with everything it has. Neighbouring data sets: one client added or removed.",
+            "a client takes part in a round if its own secret coin says so, rate 0.6667",
             "Noise is added by the server",
             "the server is trusted: it sees every contribution before it adds the noise",
             "3 noised sums, and every model made of them",
@@ -52,13 +53,13 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**IN_TURN, "federation.cohort": 1},
         (
             "differential privacy against everybody but the server",
-            "neighbours: one client's data there or not; without them it sends zeros, and all else is public",
-            "all rounds together are one such mechanism, of which one client moves the whole by at most 1.41421 clip norms",
+            "one client's data present or absent; a client without data sends zeros; everything else is public: the order,",
+            "all rounds together are one such mechanism, whose output one client changes by at most 1.41421 clip norms",
             "clients in turn, by a public order: each at most once in 3 rounds, and at most 2 times in the run; 1 place in",
-            "exact, that of one Gaussian for the whole run",
+            "exact: one Gaussian mechanism for the whole run",
             "to the sum of each pass, independent in every round",
-            "adds the noise, which it keeps secret. Released",
-            "a person whose data lie with several clients, who is protected as a group of so many clients",
+            "adds the noise, and keeps the noise secret. Released",
+            "a person with data at several clients, who is protected only as a group of that many clients",
         ),
     ),
     "banded": (
@@ -73,16 +74,16 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {**IN_TURN, "privacy.noise": "distributed", "secure_aggregation.enabled": True, "federation.cohort": 3},
         (
             "privacy against everybody: ",
-            "without them it sends zeros and its share of the noise, and all else is public",
+            "a client without data sends zeros and its share of the noise; everything else is public",
             "clients in turn, by a public order: each in every round; 3 places in every round",
             "Renyi privacy of distributed discrete Gaussians",
-            "before that is masked, independent in every round",
+            "before masking, independent in every round",
         ),
     ),
     "example": (
         {**EXAMPLE, **Z},
         (
-            "the unit is one example of one client, neighbours: one example more or less",
+            "Unit: one example of one client. Neighbouring data sets: one example added or removed.",
             "every client draws its batches by secret coins",
             "to every step of its training",
             "how many examples a client has",
@@ -131,7 +132,7 @@ COUNTED = (
 LIES = (
     "a server that lies could read a single client's contribution, protected only by that client's share of the noise"
 )
-KEYS = "whoever hands out the clients' signing keys is trusted to hand out the right ones"
+KEYS = "the party that distributes the clients' signing keys is trusted to distribute the right ones"
 DRAWN = "the server is trusted: before it adds the noise it sees sums over the clients that it draws, possibly a single one;"
 COHORT = "the server is trusted: before it adds the noise it sees sums over a round's clients;"
 COLLUDING = "while at most 20 % of a round's clients (rounded down) collude with it"
@@ -202,18 +203,18 @@ def test_shares_of_noise_have_a_statement_of_their_own() -> None:
     seen, hidden = (stated(federation(settings, sizes=[4] * 5)) for settings in (SHARES, HIDDEN))
     for statement in (seen, hidden):
         assert statement.mechanism.startswith("distributed discrete Gaussian with noise multiplier 1,")
-        assert statement.noise == "by the clients, each its share, to its own contribution before that is masked"
+        assert statement.noise == "by the clients: each adds its share to its own contribution before masking"
         assert (
             statement.adjacency
-            == "one client's data there or not; without them it sends zeros and its share of the noise"
+            == "one client's data present or absent; a client without data sends zeros and its share of the noise"
         )
         assert statement.epsilon == statement.epsilon_participants
         assert statement.released.startswith("3 noised sums")
     assert seen.sampling.startswith("no amplification is counted: the participants of a round are visible")
     assert "whether and when a client takes part" in seen.not_covered
-    assert "by a secret coin of its own trains or not, rate 0.4" in hidden.sampling
+    assert "trains if its own secret coin says so, rate 0.4" in hidden.sampling
     assert not any("whether and when" in one for one in hidden.not_covered)
-    assert any("how long it takes to answer, which may tell whether it trained" in one for one in hidden.not_covered)
+    assert any("how long it takes to answer, which may reveal whether it trained" in one for one in hidden.not_covered)
     assert hidden.epsilon < seen.epsilon
 
 
@@ -273,9 +274,9 @@ def test_a_program_can_tell_where_the_noise_is(settings: dict[str, Any], place: 
 
 def told(text: str) -> tuple[float, float]:
     """Epsilon, and that of participants, as the words have them."""
-    found = re.search(r"\(([\d.]+), 0\.001\)-differential privacy against (.*?);", text)
+    found = re.search(r"\(([\d.]+), 0\.001\)-differential privacy against (.*?)\. Unit", text)
     assert found is not None
-    beside = re.search(r"Against whoever sees who takes part, epsilon is ([\d.]+)\.", text)
+    beside = re.search(r"Against observers who see which clients take part, epsilon is ([\d.]+)\.", text)
     assert (beside is None) == found[2].startswith("everybody")
     return float(found[1]), float((beside or found)[1])
 
@@ -296,6 +297,19 @@ def test_a_run_says_at_its_end_what_it_planned(place: str, tmp_path: Path) -> No
     assert json.loads((tmp_path / "run" / "result.json").read_text())["privacy"] == said["privacy"]
 
 
+def test_resuming_compares_the_numbers_of_a_guarantee_and_not_its_words(tmp_path: Path) -> None:
+    """A run that an earlier version began, with sentences of its own, goes on. With another noise it does not."""
+    federation(NOISE).run(tmp_path)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    reworded = dict.fromkeys(PROSE, "as an earlier version worded it")
+    (tmp_path / "run.json").write_text(json.dumps(facts | {"privacy": facts["privacy"] | reworded}))
+    assert federation(NOISE).run(tmp_path, resume=True).state.round == 3
+    less = facts["privacy"] | {"noise_multiplier": 0.5}
+    (tmp_path / "run.json").write_text(json.dumps(facts | {"privacy": less}))
+    with pytest.raises(RunDirectoryError, match="started with another guarantee"):
+        federation(NOISE).run(tmp_path, resume=True)
+
+
 def test_what_is_planned_and_not_released_is_not_refunded(tmp_path: Path) -> None:
     """Of two clients who each take part in one round of two, either might have taken part in both."""
     settings = {**LOCAL, "federation.cohort": 1, "federation.rounds": 2, "privacy.participations": 2}
@@ -305,7 +319,7 @@ def test_what_is_planned_and_not_released_is_not_refunded(tmp_path: Path) -> Non
         said = federation(settings, sizes=(4, 4)).run().summary
     assert said["releases"] == 1
     assert said["epsilon"] == said["epsilon_cumulative"] == accounting.epsilon(accounting.replaced(1.0), 2, 1e-3)
-    assert said["privacy"]["released"].startswith("2 noised contributions")
+    assert said["privacy"]["released"].startswith("at most 2 noised contributions")
 
 
 def test_what_stays_at_a_client_is_told_apart() -> None:
@@ -332,7 +346,7 @@ def test_without_privacy_there_is_nothing_to_state() -> None:
 
 def test_an_export_carries_the_statement(tmp_path: Path) -> None:
     for settings, words in (
-        (NOISE, "differential privacy against whoever reads the models; the unit is a client"),
+        (NOISE, "differential privacy against readers of the released models. Unit: a client"),
         ({}, "No differential privacy"),
     ):
         built = toys.federation(settings)

@@ -24,7 +24,7 @@ def readme(federation: Any, out: Path) -> str:
 def test_an_export_states_what_protects_it(tmp_path: Path) -> None:
     section = readme(toys.federation(PRIVATE), tmp_path / "out").split("## Privacy\n\n")[1].split("\n\n## Use")[0]
     assert (
-        "1e-05)-differential privacy against whoever reads the models; the unit is a client with everything it has"
+        "1e-05)-differential privacy against readers of the released models. Unit: a client with everything it has."
         in section
     )
     assert "\n" not in section

@@ -42,7 +42,7 @@ def after(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
     if len(alike) > 1:
         lines.append(
             "Some of the runs protect other units, or count other neighbours, than others. Their epsilons do not add up, so "
-            "none is stated against whoever sees all of the runs."
+            "none is stated against observers of all runs."
         )
     lines.append(_choice(charges))
     if unprotected:
@@ -78,10 +78,11 @@ def _sum(total: Total, *, whole: bool) -> str:
     added = (
         f", where the sum of epsilons is {at_most(total.epsilon_basic)}" if total.epsilon < total.epsilon_basic else ""
     )
-    seen = f"; against whoever also sees who takes part, {at_most(total.epsilon_participants)}"
+    seen = f"; against observers who also see which clients take part, {at_most(total.epsilon_participants)}"
+    seen = seen if total.epsilon_participants > total.epsilon else ", or which clients take part"
     return (
-        f"{which} together: epsilon {at_most(total.epsilon)} (delta {total.delta:g}{added}) for {total.unit}, against whoever "
-        f"sees the models of all of them{seen if total.epsilon_participants > total.epsilon else ', or who takes part'}. "
+        f"{which} together: epsilon {at_most(total.epsilon)} (delta {total.delta:g}{added}) for {total.unit}, against "
+        f"observers who see all their models{seen}. "
         "This holds if configurations and seeds were fixed before the first run; runs added in view of results need a ledger."
     )
 
@@ -97,9 +98,11 @@ def _choice(charges: Sequence[Charge]) -> str:
     )
 
 
-_NOTES = "Another seed makes other notes, and nobody's are in runs of two seeds: only runs of one seed add up."
+_NOTES = (
+    "Each seed makes its own notes, and nobody has notes in the runs of two seeds: only runs with the same seed add up."
+)
 _CLIENTS = (
     "Clients that secure-fed draws are other clients with another seed or division. The rows of one lie with many clients of "
-    "another, so no epsilon holds against whoever sees runs of several: name clients in the data (data.client), or compare "
+    "another, so no epsilon holds against observers of runs of several: name clients in the data (data.client), or compare "
     "with one seed."
 )

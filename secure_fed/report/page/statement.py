@@ -51,14 +51,14 @@ def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
 def _against(guarantee: Guarantee) -> Rows:
     """The observers that epsilon holds against, and the second epsilon where the first does not hold against participants."""
     those = guarantee.terms.get("holds_against", ("reader",))
-    seen = f"{at_most(guarantee.epsilon_participants)}, against whoever sees who takes part in a round"
+    seen = f"{at_most(guarantee.epsilon_participants)}, against observers who see which clients take part in a round"
     held = [("epsilon holds against", ", ".join(_OBSERVERS[one] for one in those))]
     return held if "participant" in those else [*held, ("epsilon against participants", seen)]
 
 
 _OBSERVERS = {
     "reader": "readers of the models",
-    "participant": "whoever sees who takes part, and when",
+    "participant": "observers who see when each client takes part",
     "server": "the server",
 }
 

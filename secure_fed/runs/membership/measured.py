@@ -31,12 +31,12 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 EXAMPLES = 32  # of a unit that are evaluated
 NOT_COVERED = (
-    "membership figures of units of the data, audits of them and recordings for them: they are made of what trained, without "
-    "noise, for those who hold the data",
-    "where canaries are planted for an audit (evaluation.canaries), the data as they were before",
+    "membership figures about units of the data, and audits and recordings of them: they are computed from the training data "
+    "without noise, for the owners of the data",
+    "where canaries are planted for an audit (evaluation.canaries), the data before planting",
 )
 HELD_OUT = (
-    "the number of all units, which is taken as public: it sets what share of them is held out for an audit "
+    "the number of all units, which is taken as public: it decides which share of them is held out for an audit "
     "(evaluation.audit_fraction)",
 )
 
@@ -163,6 +163,6 @@ def _scores_of_data(assembly: Assembly, state: State, held: AuditPool) -> NDArra
 
 
 _NOT_ALONG = (
-    "what travels with {} is not the change of the same tensors in every round, so that how far the model went along a "
-    "canary's direction takes `secure-fed audit` to measure"
+    "with {} clients do not send the change of the same tensors in every round: to measure how far the model moved along a "
+    "canary's direction, run `secure-fed audit`"
 )

@@ -92,16 +92,16 @@ def test_what_is_said_of_clients_that_every_seed_draws() -> None:
     charges = [charged(name, seed, divided="iid") for name in ("a", "b", "c") for seed in (0, 1)]
     said = after(charges, [])
     assert said[0].startswith("The 3 private runs about the same units that cost most together: epsilon ")
-    assert "no epsilon holds against whoever sees runs of several" in said[1]
+    assert "no epsilon holds against observers of runs of several" in said[1]
     assert not any("6 private runs" in line for line in said)
     notes = after([charged(seed=seed, base=RunConfig(), divided="iid") for seed in (0, 1)], [])
-    assert notes[0].startswith("Another seed makes other notes")
+    assert notes[0].startswith("Each seed makes its own notes")
     skewed = {("data", "alpha"): 7.0}
     two_ways = after([charged(base=RunConfig(), divided="dirichlet", also=also) for also in ({}, skewed)], [])
-    assert "no epsilon holds against whoever sees runs of several" in two_ways[0]
+    assert "no epsilon holds against observers of runs of several" in two_ways[0]
     named = FILES.replace({("data", "client"): "site"})
     mixed = after([charged(base=named), charged(base=named, divided="iid")], [])
-    assert "no epsilon holds against whoever sees runs of several" in mixed[0]
+    assert "no epsilon holds against observers of runs of several" in mixed[0]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_is_said_of_clients_that_every_seed_draws() -> None:
 )
 def test_of_runs_with_other_promises_no_sum_is_stated(other: dict[str, Any]) -> None:
     said = " ".join(after([charged(), charged("b", **other)], []))
-    assert "none is stated against whoever sees all of the runs" in said
+    assert "none is stated against observers of all runs" in said
     assert "together: epsilon" not in said
     assert "none is stated" not in " ".join(after([charged(), charged("b")], []))
 

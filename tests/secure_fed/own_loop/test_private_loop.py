@@ -196,7 +196,7 @@ def test_it_says_what_it_guarantees() -> None:
     assert (said.unit, said.delta) == ("one example", 1e-2)
     assert said.epsilon <= 4.0 < said.epsilon_participants
     assert "losses" in said.text
-    assert "neighbours: one example more or less" in said.text
+    assert "Neighbouring data sets: one example added or removed." in said.text
     spent = private.spent()
     assert (spent.steps, spent.planned, spent.epsilon) == (6, 6, said.epsilon)
 
