@@ -14,8 +14,8 @@ State machines without input or output: bytes in, bytes out. A whole session, wi
     end({i: clients[i].unmask(message) for i, message in survivors})
     total = server.total()
 
-Whoever does not answer is left out, at any stage. Active sessions have a step `confirm` before `unmask`, and on a ring `reveal`
-before `share`. Knows nothing of models: vectors are unsigned words, and `FixedPoint` makes them of real numbers.
+Whoever does not answer is left out, at any stage. Active sessions have a step `confirm` before `unmask`. The package knows
+nothing of models: vectors are unsigned words, and `FixedPoint` makes them of real numbers.
 """
 
 from protocols.choice import Choice, choose

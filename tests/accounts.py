@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-# Here the grid is that of record: folders and files about epsilons themselves, and about processes that a test starts.
+# Tests that keep the grid of record: those that check epsilons, and those that start processes of their own.
 EXACT = (
     *("tests/privacy/", "tests/test_", "test_adding_a_method.py", "test_cli.py"),
     *("test_bad_input.py", "test_command.py", "test_reliability.py", "test_private_real_kills.py"),
@@ -19,7 +19,7 @@ EXACT = (
 
 @contextmanager
 def coarse() -> Iterator[None]:
-    """Within this context no epsilon is computed on a grid finer than that of tables."""
+    """A context in which no epsilon is computed on a grid finer than `accounting.COARSEST`."""
     from privacy import accounting
 
     of_record = accounting._epsilon

@@ -14,9 +14,9 @@ _OF_ONE_CASE = {"tmp_path", "monkeypatch", "capsys", "capfd", "caplog"}
 
 
 def every(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator: the test runs with every case, as `pytest.mark.parametrize` would have it, and all failures are told together.
+    """Decorator: runs the test with every case, as `pytest.mark.parametrize` does, and reports all failures together.
 
-    Fixtures are made once for all cases: where a case needs a folder or a patch of its own, parametrise.
+    Fixtures are made once for all cases: if each case needs a folder or a patch of its own, use `pytest.mark.parametrize`.
     """
     wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     listed = [tuple(case) if len(wanted) > 1 else (case,) for case in cases]
@@ -29,7 +29,7 @@ def every(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Calla
             for case in listed:
                 try:
                     test(*itself, **fixtures, **dict(zip(wanted, case, strict=True)))
-                except (Exception, pytest.fail.Exception) as error:  # the second: nothing was raised where it should
+                except (Exception, pytest.fail.Exception) as error:  # the second: an expected exception was not raised
                     failed.append((case, error))
             if failed:
                 raise AssertionError(_told(wanted, failed, len(listed))) from failed[0][1]
@@ -61,10 +61,10 @@ def chosen(
     others: str = "nightly",
     nightly: Iterable[Any] | None = None,
 ) -> list[Any]:
-    """All cases for `pytest.mark.parametrize`: those of `quick` on every change, the others with another mark.
+    """All cases for `pytest.mark.parametrize`: the `quick` ones run on every change, the others get the mark `others`.
 
-    nightly: of these others the ones that run at night, where the rest is for `weekly`. whole: a case is the value of one
-    name, also where it is a tuple.
+    nightly: if given, the other cases in it get the mark `nightly` and the rest `weekly`. whole: each case is the value of one
+    name, even if it is a tuple.
     """
     listed, now, night = list(cases), list(quick), None if nightly is None else list(nightly)
     assert now, "something is left for every change"

@@ -18,8 +18,8 @@ import pytest
 
 from tests import accounts
 
-# Continuous integration judges a change, so it tries the same cases every time; new ones are found on a developer's machine.
-# Neither looks at the clock: how long cases take to draw depends on what else the machine does.
+# In continuous integration hypothesis tries the same cases every time, because the result must depend on the change alone; a
+# developer's machine tries new ones. Neither has a deadline: the time to draw a case depends on the machine's load.
 _UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("ci", derandomize=True, **_UNTIMED)
 hypothesis.settings.register_profile("local", **_UNTIMED)
@@ -28,22 +28,22 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 # Set before anything imports torch or huggingface_hub, and inherited by the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "huggingface")
-_STATE = tempfile.TemporaryDirectory(prefix="secure-fed-state-")  # gone when the tests are
-os.environ["XDG_STATE_HOME"] = _STATE.name  # ledgers' heads are noted there, never in the home of who runs the tests
+_STATE = tempfile.TemporaryDirectory(prefix="secure-fed-state-")  # removed when the tests end
+os.environ["XDG_STATE_HOME"] = _STATE.name  # ledgers' heads are noted there, never in the user's home folder
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads would only compete
 
 
-# What is imported stays. Looking through its half a million objects for garbage would take seconds of every worker.
+# The half a million objects of imported modules stay. To search them for garbage would cost every worker seconds.
 gc.disable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """From here on garbage is collected, among what tests make."""
+    """Turn garbage collection on for the objects that tests make from here on."""
     gc.freeze()
     gc.enable()
 
 
-# Each of these takes one worker for long, and at the end one would run it while the others wait.
+# Each of these files keeps one worker busy for long; started last, it would leave the other workers idle.
 _FIRST = ("test_planted.py", "test_examples.py", "contracts/test_methods.py")
 
 
@@ -51,9 +51,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", default="0/1", metavar="I/N", help="every N-th of the tests, from the I-th on")
 
 
-@pytest.hookimpl(trylast=True)  # after the marks have chosen
+@pytest.hookimpl(trylast=True)  # after the selection by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One part of the tests, the longest files first."""
+    """Keep the tests of this part, the longest files first."""
     part, parts = map(int, config.getoption("--part").split("/"))
     config.hook.pytest_deselected(items=[item for at, item in enumerate(items) if at % parts != part % parts])
     items[:] = sorted(items[part % parts :: parts], key=lambda item: not item.path.as_posix().endswith(_FIRST))
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """The accountant on a coarse grid, fixtures included; where no federation is known, no test asks an accountant much."""
+    """Run a test and its fixtures with the accountant on a coarse grid; without a federation, tests compute few epsilons."""
     exact = any(name in item.path.as_posix() for name in accounts.EXACT)
     with nullcontext() if exact or "secure_fed.federation" not in sys.modules else accounts.coarse():
         return (yield)
@@ -85,7 +85,7 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def small_tokenizer() -> Any:
-    """Forty words, one number each, and BERT's special tokens."""
+    """A tokenizer with one token for each word of a small vocabulary, and BERT's special tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -101,7 +101,7 @@ def small_tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Path:
-    """A folder with a BERT of one layer and 16 hidden units, as pre-training leaves it: without a classifier."""
+    """A folder with a BERT of one layer and 16 hidden units, without a classifier, as after pre-training."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
@@ -123,7 +123,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) 
 
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with train.jsonl (48 rows, columns text, label, site) and test.jsonl (16 rows): one word decides."""
+    """A folder with train.jsonl (48 rows, columns text, label, site) and test.jsonl (16 rows). One word gives the label."""
     folder = tmp_path_factory.mktemp("small-data")
     for name, count in (("train", 48), ("test", 16)):
         rows = [

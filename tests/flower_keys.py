@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 
 def certificates(folder: Path, host: str, ahead: timedelta = timedelta()) -> None:
-    """Write ca.pem, and server.pem with server.key for this IP address, signed by it. ahead: of our clock."""
+    """Write ca.pem, and, signed by it, server.pem with server.key for this IP address. ahead: the issuing clock's offset."""
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer, subject = _name("secure-fed test authority"), _name(host)
     now = datetime.now(UTC) + ahead

@@ -1,11 +1,11 @@
-"""Flower on one machine: a SuperLink and nodes as processes, for tests of what really travels.
+"""Flower on one machine: a SuperLink and nodes as processes, for tests over real connections.
 
     with loopback(folder, homes, tls=True, auth=True, proxy=False) as link:
         link.kill(2)
         output = link.run(project)
 
-Every process has a group, a home of Flower's and a file of output of its own. All ports are free ones. When the block is left,
-whichever way, every group is killed; a failure shows the end of every file.
+Every process has its own process group, Flower home and output file. All ports are free ones. When the block ends, by an error
+too, every group is killed; a failure shows the end of every output file.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Loopback:
-    """A SuperLink with its nodes. homes: the folder of each node. recording: of what goes between nodes and SuperLink.
-    ahead: by how much the clock is ahead with which the certificates were made."""
+    """A SuperLink with its nodes.
+
+    homes: the folder of each node. recording: the bytes between nodes and SuperLink. ahead: how far the clock was ahead that
+    dated the certificates.
+    """
 
     folder: Path
     homes: Sequence[Path]
@@ -50,7 +53,7 @@ class Loopback:
 
     @property
     def address(self) -> str:
-        """Where nodes find the SuperLink: itself, or the proxy before it."""
+        """The address at which nodes reach the SuperLink: its own, or that of the proxy in front of it."""
         return f"{HOST}:{self.recording.port if self.recording else self.port}"
 
     @property
@@ -62,11 +65,11 @@ class Loopback:
         return self.folder / f"node-{node}.key"
 
     def secured(self) -> list[str]:
-        """The options of whoever asks the SuperLink."""
+        """The connection options of the SuperLink's clients."""
         return ["--root-certificates", str(self.certificate)] if self.tls else ["--insecure"]
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, again on the same port and with the same database; return when it listens."""
+        """Start or restart the SuperLink, on the same port and with the same database; return when it listens."""
         served = ["--insecure"]
         if self.tls:
             served = ["--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key", "--ssl-ca-certfile", "ca.pem"]
@@ -83,7 +86,7 @@ class Loopback:
         self._start(f"node-{node}", self.command(self, node) if self.command else supernode(self, node))
 
     def await_nodes(self) -> None:
-        """Return when the SuperLink has numbered every node, so that a run that begins finds all of them."""
+        """Return when the SuperLink has given every node an ID, so that a new run finds all of them."""
         for node, home in enumerate(self.homes):
             logs = (self.folder / f"node-{node}.log", home / LOG)  # of Flower's SuperNode, or of `secure-fed node run`
             self._await(f"node-{node}", partial(_say, logs, "SuperNode ID:"))
@@ -126,26 +129,26 @@ class Loopback:
         return process
 
     def statuses(self) -> list[str]:
-        """How all runs so far ended, the latest first, in Flower's words."""
+        """Flower's status of each run so far, the latest first."""
         process = self._open("user", ["flwr", "ls", CONNECTION, "--format", "json"], subprocess.PIPE)
         output = process.communicate(timeout=60)[0].decode()
         runs = json.loads(output[output.index("{") :])["runs"]
         return [run["status"] for run in runs]
 
     def register(self, node: int) -> None:
-        """Tell the SuperLink a node's public key: with node authentication it knows no other."""
+        """Register a node's public key with the SuperLink: with node authentication it admits no other."""
         command = ["flwr", "supernode", "register", str(self.key(node).with_suffix(".pub")), CONNECTION]
         done = self._open("user", command, subprocess.PIPE)
         output = done.communicate(timeout=60)[0].decode()
         assert done.returncode == 0, output
 
     def output(self, name: str) -> str:
-        """What a process has written so far."""
+        """The output of a process so far."""
         path = self.folder / f"{name}.log"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def outputs(self, lines: int = 60) -> str:
-        """The end of what every process has written."""
+        """The last lines of every process's output."""
         names = sorted(path.stem for path in self.folder.glob("*.log"))
         return "\n".join(f"== {name}\n" + "\n".join(self.output(name).splitlines()[-lines:]) for name in names)
 
@@ -209,9 +212,9 @@ def loopback(
     ahead: timedelta = timedelta(),
     command: Callable[[Loopback, int], list[str]] | None = None,
 ) -> Iterator[Loopback]:
-    """A SuperLink and a node for each home, until the block is left. command: of a node, if it is not Flower's alone.
+    """A SuperLink and a node for each home, until the block ends. command: a node's command, if not `supernode`.
 
-    auth needs tls. proxy: keep all bytes between nodes and SuperLink, in `link.recording`.
+    auth needs tls. proxy: record all bytes between nodes and SuperLink, in `link.recording`.
     """
     link = Loopback(folder, homes, tls=tls, auth=auth, ahead=ahead, command=command)
     link.prepare()
@@ -228,7 +231,7 @@ def loopback(
 
 
 def supernode(link: Loopback, node: int) -> list[str]:
-    """The command of a SuperNode that knows its home."""
+    """The command of Flower's SuperNode, configured with the node's home."""
     return [
         *("flower-supernode", *link.secured(), "--superlink", link.address),
         *("--host", HOST, "--port", str(free_port())),
@@ -238,7 +241,7 @@ def supernode(link: Loopback, node: int) -> list[str]:
 
 
 def node_run(link: Loopback, node: int) -> list[str]:
-    """The command of a node as its owner starts it: `secure-fed node run`, for `command`."""
+    """The command with which an owner starts a node, `secure-fed node run`: to be passed as `command`."""
     known = ["--auth-key", str(link.key(node))] if link.auth else []
     run = [sys.executable, "-m", "secure_fed", "node", "run", str(link.homes[node])]
     return [*run, "--superlink", link.address, *link.secured(), *known]
@@ -258,7 +261,7 @@ def _marked(home: Path) -> list[int]:
     """The processes, however detached, that descend from one started with this home of Flower's."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # it ended, or is somebody else's
+        with suppress(OSError):  # the process ended, or is another user's
             if f"FLWR_HOME={home}\0".encode() in environment.read_bytes() + b"\0":
                 found.append(int(environment.parent.name))
     return found

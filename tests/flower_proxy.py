@@ -1,4 +1,4 @@
-"""A TCP proxy that keeps every byte of both ways."""
+"""A TCP proxy that records every byte in both directions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Recording:
-    """What went through the proxy so far, a stream for each connection and way. up: from those who connect."""
+    """The bytes that went through the proxy so far, a stream per connection and direction. up: from the connecting side."""
 
     port: int
     up: list[bytearray] = field(default_factory=list)
     down: list[bytearray] = field(default_factory=list)
 
     def holds(self, text: bytes) -> bool:
-        """Whether these bytes went through, either way."""
+        """Whether these bytes went through, in either direction."""
         return any(text in stream for stream in [*self.up, *self.down])
 
     @property
@@ -28,7 +28,7 @@ class Recording:
 
 @contextmanager
 def recording(target: int) -> Iterator[Recording]:
-    """Pass on, and keep, what is sent to a free port, to the port `target` of this machine."""
+    """Forward a free port to the port `target` of this machine, and record the bytes."""
     listener = socket.create_server(("127.0.0.1", 0))
     kept = Recording(listener.getsockname()[1])
     threading.Thread(target=_serve, args=(listener, target, kept), daemon=True).start()
@@ -59,6 +59,6 @@ def _pump(source: socket.socket, sink: socket.socket, stream: bytearray) -> None
         while part := source.recv(1 << 16):
             stream += part
             sink.sendall(part)
-    for end in (source, sink):  # one way is closed, and so is the other: HTTP has nothing more to say
+    for end in (source, sink):  # when one direction ends, end the other too: HTTP has nothing more to send
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)

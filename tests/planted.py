@@ -47,7 +47,7 @@ _END = 1500  # characters of what pytest printed, where its tests could not run
 
 @dataclass(frozen=True)
 class Fault:
-    """One mistake. text: what `file` has exactly once, and becomes `instead`. tests: what pytest is given to catch it."""
+    """One mistake. text: occurs in `file` exactly once, and is replaced by `instead`. tests: pytest arguments that catch it."""
 
     name: str
     file: str
@@ -83,9 +83,9 @@ class Copy:
         for name in (*build["targets"]["wheel"]["packages"], "tests", "docs"):
             shutil.copytree(root / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(root / "pyproject.toml", path)
-        # Checked by content: a fault may be as long as what it replaces, and be written within the same second.
+        # Bytecode is checked by content: a fault may be as long as the text it replaces, and be written in the same second.
         compileall.compile_dir(path, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
-        self._broken: dict[tuple[str, ...], str] = {}  # why these tests show nothing; empty if they pass
+        self._broken: dict[tuple[str, ...], str] = {}  # why these tests show nothing; empty if they pass without it
 
     def try_without(self, faults: Sequence[Fault]) -> None:
         """Run the tests of all these faults in one process, with none of them planted. Where all pass, `catches` runs each
@@ -95,7 +95,7 @@ class Copy:
             self._broken |= {fault.tests: "" for fault in faults}
 
     def catches(self, fault: Fault) -> str:
-        """The first of the fault's tests that fails with it; empty if all pass. They pass without it."""
+        """The first of the fault's tests that fails with it; empty if all pass. BrokenFaultError if one fails without it."""
         before, after = fault.planted(self.path)
         if fault.tests not in self._broken:
             status, told = self._run(fault.tests)
@@ -139,7 +139,7 @@ def _test(tree: Path, log: Path, tests: tuple[str, ...]) -> None:
 
 
 def main(names: Sequence[str] = (), root: Path = ROOT) -> int:
-    """Plant the faults of these names, or all, in a copy of the tree at `root`: a line for each, and the exit status."""
+    """Plant the named faults, or all, in a copy of the tree at `root`; print a line for each, and return the exit status."""
     known = {fault.name: fault for fault in faults(root)}
     if unknown := [name for name in names if name not in known]:
         print(f"no fault is called {', '.join(unknown)}; there are {', '.join(known)}")

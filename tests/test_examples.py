@@ -1,4 +1,4 @@
-"""Every example runs, and says what it promises: two of them in this process on every change, all as a user would at night."""
+"""Every example runs and prints what it promises: two in this process on every change, all at night, as a user runs them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_example_is_run_here() -> None:
 def test_the_files_of_a_try_on_one_machine_found_a_federation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As loopback.sh does, up to what needs Flower's processes."""
+    """The steps of loopback.sh that need no process of Flower's."""
     folder = EXAMPLES / "deployment"
     run(folder / "notes.py", tmp_path, "4")
     assert main(["coordinator", "init", str(tmp_path / "coordinator")]) == 0
@@ -225,7 +225,7 @@ def notebook() -> tuple[dict[str, Any], ...]:
 
 
 def test_the_cells_of_the_notebook_run_as_a_script() -> None:
-    """With small settings in place of its own, which are named as there."""
+    """Small settings replace the notebook's own, which have the same names."""
     names: dict[str, Any] = {"__name__": "notebook"}
     with accounts.coarse():
         for cell in notebook():

@@ -15,7 +15,7 @@ HEAVY = (
     *("dp_accounting", "opacus"),
 )
 
-# Runs the statements of argv[1] one after another; the last line says what modules of argv[2] each of them has loaded.
+# Runs the statements of argv[1] one after another; the last line lists the modules of argv[2] that each of them has loaded.
 PROBE = """
 import json, sys
 statements, names = json.loads(sys.argv[1]), json.loads(sys.argv[2])
@@ -121,7 +121,7 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 
 
 def loaded_with(module: str) -> set[str]:
-    """What importing a module of ours imports: the imports at the top of its file and, of files of ours, of those in turn."""
+    """The modules that importing `module` loads: the imports at the top of its file, and theirs in turn within the project."""
     root, seen, left = Path(__file__).parents[1], set[str](), [module]
     while left:
         name = left.pop()

@@ -1,8 +1,8 @@
 """Who may import whom, as two tables: rules between packages, and the floors of the rooms inside a package.
 
 An import counts wherever it stands: at the top of a file, inside a function, under `TYPE_CHECKING`, or as
-`importlib.import_module("name")`. Only the first costs time at start-up, but each of them is knowledge of
-the other side, so none is exempt.
+`importlib.import_module("name")`. Only the first costs time at start-up, but each of them makes one side depend on the other,
+so none is exempt.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ RULES = {
     ),
     "methods": Rule(
         who=("secure_fed.tensors", "secure_fed.methods", "secure_fed.learning.models.adapters"),
-        except_for=("secure_fed.tensors.low_rank",),  # takes privacy.denoise: a function of what has been released
+        except_for=("secure_fed.tensors.low_rank",),  # takes privacy.denoise: a function of released values
         never=("privacy", "protocols"),
         why="a method sees only means, whatever made them private",
     ),
@@ -100,8 +100,8 @@ RULES = {
 }
 
 # The rooms of a package, a floor a line, the lowest first. A room imports itself and the floors below, nothing on its own floor
-# or above. A string is a room: one module or folder, or several with a space between. A module lies in the room that names most
-# of it. A package that is missing here has no floors yet.
+# or above. A string is a room: one module or folder, or several with a space between. A module lies in the room with the
+# longest matching name. A package that is missing here has no floors yet.
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "secure_fed": (
         ("errors",),
@@ -289,7 +289,7 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def among_rooms(graph: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
-    """The same arrows between rooms. Where a package has no floors, a folder is a room and so is a file at the root."""
+    """The arrows of `graph` between rooms. Where a package has no floors, a folder is a room and so is a file at the root."""
 
     def named(module: str) -> str:
         package, room = module.partition(".")[0], room_of(module)
@@ -494,7 +494,7 @@ def test_a_planted_circle_among_files_is_caught(planted: str, into: str) -> None
 
 
 def test_a_planted_circle_among_rooms_is_caught() -> None:
-    """No file imports itself by way of the planted import, and its room does."""
+    """The planted import closes a circle among rooms, and none among files."""
     graph = arrows(every_source())
     graph["attacks.adversary.null"].add("attacks.evidence.attempts")
     assert circle(graph) == []

@@ -1,4 +1,4 @@
-"""The distribution: what the wheel holds, what its metadata promises, and what the tested versions cover."""
+"""The distribution: the wheel's content, its metadata, and the tested versions of all requirements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method in a federation of four clinics with a small BERT, so that a contract can be held against all of them."""
+"""A federation of four clinics with a small BERT, for any method, so that one contract is tested on all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from secure_fed.tensors.tensors import Tensors
 SIZES = (6, 9, 7, 8)
 ROUNDS = 2
 VOCABULARY = 30
-# What a method needs to be small here, and for the part of it that comes later to come within two rounds.
+# Options that make a method small, and let its later phase begin within two rounds.
 OPTIONS: dict[str, dict[str, Any]] = {
     "fra_then_ffa": {"switch_round": 1},
     "fedara": {"final_rank": 1, "warmup_rounds": 1, "final_rounds": 0},
@@ -39,12 +39,12 @@ PRIVACY: dict[str, dict[str, Any]] = {
 }
 SUMS: dict[str, dict[str, Any]] = {"plain": {}, "masked": {"secure_aggregation.enabled": True}}
 CELLS = [(name, unit, how) for name in METHODS for unit in PRIVACY for how in SUMS]
-# One method of every class (`test_methods` says whether any is missing): nine of them are an `Averaged` of other modules.
+# One method of every class (`test_methods` checks that none is missing): nine more methods are an `Averaged` of other modules.
 OF_A_CLASS = (
     *("bitfit", "adamix", "fedlora", "ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "svd_adaptation", "fedara"),
     *("fedtt", "fedtt_plus", "c2a", "fedsvd", "fedask", "fedpower"),
 )
-# Of each way to send: changes, products, cores, and several sums.
+# Methods of each way of sending: changes, products, tensor-train cores, and several sums.
 WAYS = ("fedlora", "fra_lora", "fedtt", "fedask", "fedpower")
 
 
@@ -53,9 +53,9 @@ def supported(name: str, unit: str) -> bool:
 
 
 def quick(name: str, unit: str, how: str) -> bool:
-    """Whether a cell is held on every change: one method of every class, without privacy or under clients' in turn.
+    """Whether a cell is tested on every change: one method of every class, alternately without and with client privacy.
 
-    Those of every way to send behind masks too; gradients of single examples, which take longest, of one.
+    The methods of WAYS are tested behind masks too. Per-example gradients take longest: one method has them.
     """
     if unit == "example":
         return (name, how) == ("bitfit", "plain")
@@ -64,7 +64,7 @@ def quick(name: str, unit: str, how: str) -> bool:
 
 
 def turn(name: str, unit: str) -> str:
-    """In the open or behind masks: each of the two for half of the methods under every privacy."""
+    """Plain or masked sums: under every privacy unit, each for half of the methods."""
     return tuple(SUMS)[([*METHODS].index(name) + [*PRIVACY].index(unit)) % 2]
 
 
@@ -80,7 +80,7 @@ def settings(name: str, unit: str = "none", how: str = "plain", **more: Any) -> 
         "training.batch_size": 4,
         "training.lr": 0.02,
         "training.optimizer": "sgd",
-        "training.together": 1,  # common passes are tried out for each model; `test_together` has them
+        "training.together": 1,  # trying out common passes takes time for each model; `test_together` does
         "privacy.delta": 1e-3 if unit != "none" else 1e-5,
         **PRIVACY[unit],
         **SUMS[how],
@@ -90,7 +90,7 @@ def settings(name: str, unit: str = "none", how: str = "plain", **more: Any) -> 
 
 
 def model() -> BertForSequenceClassification:
-    """Two layers of 16, with weights large enough for gradients to reach the first; without dropout, which goes by padding."""
+    """Two layers of width 16, with weights large enough for gradients to reach the first; no dropout: it depends on padding."""
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.2}
     with torch.random.fork_rng(devices=[]):
@@ -103,7 +103,7 @@ def model() -> BertForSequenceClassification:
 
 
 def examples(seed: int, count: int) -> list[dict[str, Any]]:
-    """Texts of 4 to 9 words, the second of which says the label."""
+    """Texts of 4 to 9 words; the second word determines the label."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for number in range(count):
@@ -114,14 +114,14 @@ def examples(seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def federation(config: RunConfig, **own: Any) -> Federation:
-    """With noise and coins from a seed, so that a run can be made twice."""
+    """A federation with noise and coins from a seed, so that a run can be repeated."""
     train = [examples(seed + 1, size) for seed, size in enumerate(SIZES)]
     return Federation(config, model=model(), train=train, test=examples(99, 12), entropy=SeededEntropy(3), **own)
 
 
 @dataclass
 class Events:
-    """What happened in a run, in order.
+    """The events of a run, in order.
 
     log: ("charge", round, pass), ("ask", client, round, pass) or ("allow", client, round, count).
     """
@@ -136,7 +136,7 @@ class Events:
 
 
 def watch(built: Federation) -> Events:
-    """Note every charge of the budget, and every pass that a client is asked for and answers, masked or not."""
+    """Record every charge of the budget, and every request to a client with its reply, masked or not."""
     events = Events()
 
     def charging(charge: Callable[[int, str], None]) -> Callable[[int, str], None]:
@@ -169,7 +169,7 @@ def watch(built: Federation) -> Events:
 
 
 class _Watched:
-    """A method that notes the means it is given."""
+    """A method that records the means passed to `apply`."""
 
     def __init__(self, inner: Any, means: list[Mapping[str, Tensors]]) -> None:
         self._inner, self._means = inner, means
@@ -203,12 +203,12 @@ class States:
 
 
 class KilledError(Exception):
-    """Stands for a process that ends."""
+    """Stands in for the end of a process."""
 
 
 @dataclass
 class KilledAfter:
-    """A callback that ends the process after so many rounds."""
+    """A callback that raises KilledError after `rounds` rounds."""
 
     rounds: int
 
@@ -218,7 +218,7 @@ class KilledAfter:
 
 
 def logits(built: Federation, tensors: Tensors) -> torch.Tensor:
-    """What the model with these tensors in it says of the test set."""
+    """The logits of the model with these tensors, on the test set."""
     network = built.assembly.objective.load(tensors).eval()
     with torch.no_grad():
         problem = built.assembly.problem

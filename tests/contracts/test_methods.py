@@ -1,4 +1,4 @@
-"""What every method promises in every federation: under each privacy it supports, in the open and behind masks."""
+"""The contract of every method: under each privacy unit that it supports, with plain and with masked sums."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tests.contracts.runs import CELLS, ROUNDS, SIZES, SUMS, Events, KilledAfter
 
 torch.set_num_threads(1)
 
-# Their directions are drawn by a digest of the state, so that from states equal but for rounding they differ, and with them
-# what is left of a noised mean.
+# Methods whose random directions are seeded by a digest of the state: states that differ by rounding alone give different
+# directions, and so keep different parts of a noised mean.
 SKETCHING = ("fedask", "fedpower")
 SUPPORTED = [cell for cell in CELLS if runs.supported(*cell[:2])]
 QUICK = [cell for cell in SUPPORTED if runs.quick(*cell)]
-ENDED = [  # and gone on with: what has more to remember than averages, and one behind masks; the others at night
+ENDED = [  # killed and resumed on every change: methods with more state than averages, and one masked run
     *((name, "client", "plain") for name in ("fra_then_ffa", "fedsvd")),
     *((name, "none", "plain") for name in ("adamix", "fedara", "fedpower")),
     ("fra_lora", "client", "masked"),
 ]
-# At night every method under every privacy, in the open or behind masks in turn.
+# At night: every method under every privacy unit, alternately plain and masked.
 AT_NIGHT = [cell for cell in SUPPORTED if cell[2] == runs.turn(*cell[:2])]
 
 
 class Run:
-    """A run of two rounds, seen from everywhere."""
+    """A run of two rounds, with its states, events and result."""
 
     def __init__(self, name: str, unit: str, how: str) -> None:
         kept = States()
@@ -52,7 +52,7 @@ class Run:
 
 @cache
 def run_of(name: str, unit: str, how: str) -> Run:
-    """Made once for all tests of a cell; they stand together, so the process that has one has all."""
+    """The run of a cell, made once for all its tests: they are adjacent, so one process runs them all."""
     return Run(name, unit, how)
 
 
@@ -135,7 +135,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_end(name: str, unit: str, how
     chosen((one for one in SUPPORTED if one[1] != "client"), (one for one in QUICK if one[1] != "client")),
 )
 def test_a_mean_is_that_of_the_contributions(name: str, unit: str, how: str) -> None:
-    """Behind masks up to half a step of the codec's grid, which for four clients within 8 is 2^-25."""
+    """Behind masks, up to half a step of the codec's grid; the step is 2^-25 for four clients and values up to 8."""
     run = run_of(name, unit, how)
     for before, means in zip(run.states[:-1], run.events.means, strict=True):
         for pass_name, mean in means.items():
@@ -151,7 +151,7 @@ def test_a_mean_is_that_of_the_contributions(name: str, unit: str, how: str) -> 
     chosen((one[:2] for one in SUPPORTED if one[2] == "plain"), (one[:2] for one in QUICK if one[2] == "masked")),
 )
 def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str) -> None:
-    """With the same noise and coins; by what the models say, since factors may differ and their products agree."""
+    """With the same noise and coins, compared by the models' logits, since factors may differ while their products agree."""
     plain, masked = (run_of(name, unit, how) for how in SUMS)
     rounds = 1 if name in SKETCHING and unit == "client" else ROUNDS
     start, open_, hidden = (
@@ -162,7 +162,7 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str)
     assert moved > 1e-4
     if apart < 2e-3 * moved:
         return
-    # A method that keeps the first directions of a mean turns further than the rounding where two of them are nearly as strong.
+    # A method that keeps the leading directions of a mean amplifies rounding where two singular values are nearly equal.
     built = runs.federation(runs.settings(name, unit, "plain"))
     built.assembly = replace(built.assembly, transport=Rounding(built.assembly.transport))
     carried = float((runs.logits(built, built.run().state.tensors) - open_).norm())
@@ -170,7 +170,7 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str)
 
 
 class Rounding:
-    """A transport in the open that rounds every number of a contribution as masks do, up or down by the toss of a coin."""
+    """A plain transport that rounds every number of a contribution to the masks' grid, up or down at random."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.rng = inner, np.random.default_rng(0)
@@ -212,7 +212,7 @@ def test_a_server_that_adds_up_means_is_refused_with_the_reason() -> None:
 
 IN_TURN = {"federation.sampling": "schedule", "federation.cohort": 2}
 BANDED = {**IN_TURN, "privacy.correlation": "banded", "privacy.band": 2}
-# Their rounds do not all sum numbers of the same meaning, so that nothing of one round's noise can be taken back in another.
+# Methods whose rounds do not all sum the same quantities, so that no round can cancel noise of an earlier one.
 NOT_CORRELATED = {*(name for name in METHODS if card(name).memoryless), "fra_then_ffa"}
 
 
@@ -224,7 +224,7 @@ def test_noise_is_correlated_where_means_add_up_and_else_refused_with_the_reason
 
 @pytest.mark.parametrize("name", chosen([name for name in METHODS if name not in NOT_CORRELATED], ["fra_lora"]))
 def test_a_round_in_turn_takes_back_noise_of_the_round_before(name: str) -> None:
-    """With the same streams, the second round's noise is Z_1 - c_1 / c_0 Z_0, and all sums are of the clients' turns."""
+    """With the same streams, the second round's noise is Z_1 - c_1 / c_0 Z_0, up to scale; each sum has the clients in turn."""
     built = runs.federation(runs.settings(name, "client", **BANDED))
     events = runs.watch(built)
     said = built.run().summary

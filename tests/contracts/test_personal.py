@@ -1,4 +1,4 @@
-"""What is personal stays on its client in every round, also where the names that train are others in every round."""
+"""Personal tensors stay on their client in every round, also where each round trains other tensors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The figure of membership that a private run gives by itself exists for every method, and sees phantoms where there is no
-noise.
-"""
+"""Every method's private run reports a membership figure by itself, which finds the phantoms where there is no noise."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from tests.cells import chosen
 from tests.contracts import runs
 
 CELLS = [(name, unit) for name in METHODS for unit in ("client", "example") if runs.supported(name, unit)]
-# Of each way to send: changes, products, and several sums; one method of every class at night.
+# One method of each way of sending: changes, products, and several sums. At night: one method of every class.
 QUICK = [("bitfit", "client"), ("fra_lora", "client"), ("fedask", "client")]
 AT_NIGHT = [cell for cell in CELLS if cell[0] in runs.OF_A_CLASS]
 

@@ -1,4 +1,4 @@
-"""Every method, its clients trained in common passes and one after the other: the same to 1e-5 after a round."""
+"""Training clients in common passes gives the same state, to 1e-5, as training them one after the other, for every method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = [
     *(("prefix_tuning", "none", "plain"), ("fedara", "none", "plain"), ("adapter_houlsby", "client", "plain")),
     *(("fra_lora", "example", "plain"), ("ffa_lora", "example", "masked")),
 ]
-# Trained embeddings have no rule for each example's own.
+# Methods that train one client after the other, with a part of the reason; fedft's embeddings have no rule for common passes.
 IN_TURN = {
     "adamix": "draws random numbers beyond dropout",
     "fedft": "has no rule",
@@ -30,7 +30,7 @@ IN_TURN = {
 
 
 def after_a_round(name: str, unit: str, how: str, together: int) -> tuple[State, State, str]:
-    """The state before and after, and why clients were trained one after the other."""
+    """The states before and after, and the reason for training one client after the other; empty with common passes."""
     rounds = {"fra_then_ffa": 2, "fedara": 3}.get(name, 1)
     more = {"federation.rounds": rounds, "training.together": together, "training.batch_size": 3}
     built = runs.federation(runs.settings(name, unit, how, **more))

@@ -1,12 +1,13 @@
-"""Coverage-guided fuzzing of every decoder, of a server and of a client, with changed messages of real sessions.
+"""Coverage-guided fuzzing of every decoder, of a server and of a client, with mutated messages of real sessions.
 
     pip install atheris                            # not among the project's dependencies
     python tests/fuzz/decoders.py -max_total_time=600 -rss_limit_mb=1024 -timeout=20
 
-Every option is libFuzzer's; a folder given as an argument keeps the corpus. It stops with a traceback and a file `crash-...`
-when something other than `ProtocolError` escapes (of a decoder: other than `MessageError`), when what a decoder takes is not
-what would be written, when a server that has refused a message does not end with the sum, and when a client that has refused
-one answers again. Give it the file to repeat what happened. The limits of memory and of time a message are libFuzzer's.
+All options are libFuzzer's, the limits of memory and of time per message among them; a folder as an argument keeps the corpus.
+The fuzzer stops with a traceback and a file `crash-...` when an exception other than `ProtocolError` escapes (from a decoder:
+other than `MessageError`), when a decoder accepts bytes that its encoder would not write, when a server that has refused a
+message does not end with the right sum, and when a client that has refused a message answers again or keeps secrets. To
+reproduce a failure, pass the file as the argument.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ DOWN = {16: Roster, 18: Delivery, 19: Survivors, 20: Confirmations}
 
 @dataclass(frozen=True)
 class Recording:
-    """A whole session with one client that drops, the server as it was before each stage, and the clients' keys."""
+    """A complete session in which one client drops out, copies of the server before each stage, and the clients' keys."""
 
     scene: Play
     keys: dict[int, Keys]
@@ -68,7 +69,7 @@ class Recording:
 
 
 def copied(server: Server) -> Server:
-    """What is agreed on never changes, so copies share it."""
+    """A copy of the server. Copies share the objects that never change once they are agreed on."""
     shared = [server.parameters, getattr(server, "_agreed", None), getattr(server, "_graph", None)]
     return copy.deepcopy(server, {id(thing): thing for thing in shared})
 
@@ -119,7 +120,7 @@ def fuzz_decoder(recording: Recording, pick: Pick, noise: Noise) -> None:
 
 
 def fuzz_server(recording: Recording, pick: Pick, noise: Noise) -> None:
-    """One wrong message in one stage; the recording follows."""
+    """Send the server one mutated message in one stage, and the recorded messages after it."""
     scene, names = recording.scene, stages(recording.parameters)
     stage = names[pick(0, len(names) - 1)]
     server = copied(recording.before[stage])
@@ -143,7 +144,7 @@ def fuzz_server(recording: Recording, pick: Pick, noise: Noise) -> None:
 
 
 def fuzz_client(recording: Recording, pick: Pick, noise: Noise) -> None:
-    """One wrong message to a client that has had the right ones before."""
+    """Send a client the recorded messages of the earlier stages, and then a mutated one."""
     scene, names = recording.scene, stages(recording.parameters)
     me = scene.cast.ids[0]
     stage = names[pick(1, len(names) - 1)]

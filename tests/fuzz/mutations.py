@@ -1,4 +1,4 @@
-"""Messages made wrong: one function that a fuzzer and hypothesis share, each with its own source of choices."""
+"""Mutated messages: one function for the fuzzer and for hypothesis, each with its own source of choices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from protocols.wire import HEADER
 
 Pick = Callable[[int, int], int]  # a number from the first to the second, both included
-Noise = Callable[[int], bytes]  # at most so many bytes
+Noise = Callable[[int], bytes]  # at most this number of bytes
 
 KINDS = ("noise", "cut", "flip", "splice", "body", "count", "longer", "another", "header")
 
 
 def mutated(message: bytes, pool: Sequence[bytes], pick: Pick, noise: Noise) -> bytes:
-    """`message` changed in one of nine ways, with pieces of the messages in `pool`. Now and then it stays as it was."""
+    """`message` changed in one of nine ways, with pieces of the messages in `pool`. It may stay unchanged."""
     kind = KINDS[pick(0, len(KINDS) - 1)]
     other = pool[pick(0, len(pool) - 1)]
     at = pick(0, len(message))
@@ -43,7 +43,7 @@ def _flipped(message: bytes, pick: Pick) -> bytes:
 
 
 def _miscounted(message: bytes, pick: Pick) -> bytes:
-    """A number near zero, 2^31 or 2^32 in the place of one that could be a count or an id."""
+    """The message with a number near 0, 2^31 or 2^32 where a count or an id could be."""
     changed, size = bytearray(message), 4
     if len(message) >= HEADER.size + size:
         words = (len(message) - HEADER.size) // size

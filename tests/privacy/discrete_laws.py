@@ -1,4 +1,4 @@
-"""The discrete Gaussian by other means: its probabilities in floating point, and a slow sampler in fractions."""
+"""References for the discrete Gaussian: its probabilities in floating point, and a slow sampler in exact fractions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Floats = NDArray[np.float64]
 
 
 def probabilities(sigma: float, reach: int) -> Floats:
-    """(2 reach + 1,) probabilities of -reach .. reach, as if there were nothing beyond."""
+    """(2 reach + 1,) probabilities of N_Z(0, sigma^2) at -reach .. reach, normalised over these values."""
     x = np.arange(-reach, reach + 1)
     weights = np.exp(-(x**2) / (2 * sigma**2))
     return np.asarray(weights / weights.sum())
 
 
 def fit(samples: NDArray[np.int64], sigma: float) -> float:
-    """The p-value of Pearson's test that samples are N_Z(0, sigma^2); values of fewer than 10 expected are taken together."""
+    """The p-value of Pearson's test that samples follow N_Z(0, sigma^2); rare values (fewer than 10 expected) are one class."""
     law = probabilities(sigma, int(40 * sigma))
     reach = len(law) // 2
     cut = int(np.flatnonzero(law * len(samples) >= 10)[-1]) - reach
@@ -28,7 +28,7 @@ def fit(samples: NDArray[np.int64], sigma: float) -> float:
     clipped = np.clip(samples, -cut - 1, cut + 1)
     counts = np.bincount(clipped + cut + 1, minlength=2 * cut + 3)
     beyond = len(samples) - expected.sum()
-    if beyond < 10:  # too few to be a class of their own: with the outermost values
+    if beyond < 10:  # too few for a class of their own: counted with the lowest value
         counts[1] += counts[0] + counts[-1]
         expected[0] += beyond
         observed, wanted = counts[1:-1], expected
@@ -39,7 +39,7 @@ def fit(samples: NDArray[np.int64], sigma: float) -> float:
 
 
 class Slow:
-    """Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020): rational coins, one at a time."""
+    """The sampler of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020), in fractions."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -48,7 +48,7 @@ class Slow:
         return self._random.randrange(probability.denominator) < probability.numerator
 
     def exponential(self, gamma: Fraction) -> bool:
-        """A coin of probability exp(-gamma)."""
+        """True with probability exp(-gamma)."""
         while gamma > 1:
             if not self.exponential(Fraction(1)):
                 return False
@@ -59,7 +59,7 @@ class Slow:
         return step % 2 == 1
 
     def laplace(self, scale: int) -> int:
-        """Of probability proportional to exp(-|x| / scale)."""
+        """A sample x of probability proportional to exp(-|x| / scale)."""
         while True:
             rest = self._random.randrange(scale)
             if not self.exponential(Fraction(rest, scale)):
@@ -81,17 +81,17 @@ class Slow:
 
 
 def shares(sigma: float, count: int, reach: int) -> Floats:
-    """(2 reach + 1,) probabilities of a sum of so many independent shares, at -reach .. reach."""
+    """(2 reach + 1,) probabilities of the sum of `count` independent shares N_Z(0, sigma^2), at -reach .. reach."""
     one = probabilities(sigma, reach)
     total = one
     for _ in range(count - 1):
         total = np.convolve(total, one)
-    beyond = (len(total) - len(one)) // 2  # there, what is cut off of one share would be missing
+    beyond = (len(total) - len(one)) // 2  # outer values, which lack the tails cut off from a share
     return total[beyond : len(total) - beyond]
 
 
 def shifted(law: Floats, by: int) -> tuple[Floats, Floats]:
-    """The law of by + X and that of X, over the values where both are told: what is cut off is beyond all precision."""
+    """The probabilities of by + X and of X, at the values that both arrays cover; the values left out are negligible."""
     return law[:-by], law[by:]
 
 

@@ -1,4 +1,4 @@
-"""A process of its own for the tests of the ledger, without torch: it races, or charges, releases and is killed."""
+"""A child process for the tests of the ledger, without torch: it races others, or charges and releases until it is killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNIT = Unit("patient", "group", "who is who", "add-remove")
 
 
 def start(*arguments: str | int | Path) -> subprocess.Popen[str]:
-    """This file as a process of its own, with what `main` below takes."""
+    """Start this file as a separate process, with the arguments of `main` below."""
     return subprocess.Popen(
         [sys.executable, "-S", __file__, *map(str, arguments)],
         env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
@@ -35,7 +35,7 @@ def start(*arguments: str | int | Path) -> subprocess.Popen[str]:
 
 
 def forked(*arguments: str | int | Path) -> int:
-    """The same in a fork of this process, which takes milliseconds: how it ended, below zero by which signal."""
+    """Run `main` in a fork of this process, which takes milliseconds. Returns its exit code, or -s if signal s killed it."""
     child = os.fork()
     if child == 0:
         try:
@@ -49,7 +49,7 @@ def forked(*arguments: str | int | Path) -> int:
 
 
 def heads_beside(ledger: Path) -> Heads:
-    """Where the child notes the ledger's newest head."""
+    """The file in which the child notes the ledger's newest head."""
     return Heads(ledger.with_name("heads.sqlite"))
 
 
@@ -74,7 +74,7 @@ def release(folder: Path) -> None:
 
 
 def charge_and_release(folder: Path, order: str, rounds: int) -> None:
-    """Rounds of a run that charges first, or, `broken`, releases first."""
+    """Make `rounds` rounds of a run that charges before each release; with order "broken", it releases first."""
     ledger = Ledger.open(folder / "ledger.db", head=kept_head(folder), heads=heads_beside(folder / "ledger.db"))
     if ledger.reserved(RUN) is None:
         keep_head(folder, ledger.reserve(RUN, ENOUGH, data_digest="d", unit=UNIT, terms={}))
@@ -89,13 +89,13 @@ def charge_and_release(folder: Path, order: str, rounds: int) -> None:
 
 
 def wait() -> None:
-    """Until the parent has everybody at the start."""
+    """Block until the parent starts the race, once all children are ready."""
     print("ready", flush=True)
     sys.stdin.readline()
 
 
 def reserve(path: Path, run: str, *, hasty: bool) -> None:
-    """One reservation; a `hasty` one looks before the start and does not look again."""
+    """Make one reservation; a `hasty` one checks the budget before the race starts and not again."""
     ledger = Ledger.open(path)
     cost = Cost(1.0, 0.0)
     if hasty and ledger.admits(run, cost):
@@ -117,7 +117,7 @@ def charge(path: Path, run: str, count: int) -> None:
 
 
 def die_at(deadly: int) -> None:
-    """Be killed at that many-th named instant, counted from 0."""
+    """Let this process be killed at the crash point number `deadly`, counted from 0."""
     passed = 0
 
     def crash_point(_: str) -> None:

@@ -1,4 +1,4 @@
-"""An account charges before it lets go, keeps to its plan, and grows only as far as the ledger admits."""
+"""An account charges before each release, keeps to its plan, and extends the plan only as far as the ledger admits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def linear(count: int) -> Cost:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    """A budget of ten releases, of which run 'a' holds three."""
+    """A ledger whose budget covers ten releases; run 'a' has reserved three."""
     ledger = Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=1.0, delta=0.0)
     ledger.reserve("a", linear(3), data_digest="d", unit=UNIT, terms={})
     return ledger

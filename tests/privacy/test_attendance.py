@@ -1,4 +1,4 @@
-"""A member's own memory of its turns: what it refuses, and that neither a restart nor a torn record makes it forget."""
+"""A member's own record of its turns: the turns that it refuses, and that it survives a restart and a torn write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from privacy.errors import LedgerError
 from privacy.public_order import PublicOrder
 
 ORDER, ROUNDS = PublicOrder(9, 3, seed=1), 6
-FIRST, SECOND = (round_ for round_ in range(ROUNDS) if ORDER.has_turn(4, round_))  # of member 4
+FIRST, SECOND = (round_ for round_ in range(ROUNDS) if ORDER.has_turn(4, round_))  # member 4's turns
 
 
 def begun(path: Path | None = None) -> Attendance:
@@ -57,7 +57,7 @@ def test_members_do_not_stand_in_for_each_other() -> None:
 def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     first = begun(tmp_path / "turns")
     first.enter(4, FIRST)
-    killed_here = begun(tmp_path / "turns")  # the first one has not ended
+    killed_here = begun(tmp_path / "turns")  # the first process did not call `end`
     assert refuses(killed_here, FIRST)
     killed_here.enter(4, SECOND)
     killed_here.end()
@@ -119,6 +119,6 @@ def test_a_turn_that_a_full_disk_cut_does_not_garble_the_turns_after_it(
         full.setattr("privacy.attendance.os.write", lambda file, record: write(file, record[:1]))
         with pytest.raises(LedgerError, match="the disk is full"):
             memory.enter(4, SECOND)
-    memory.enter(4, SECOND)  # there is room again
+    memory.enter(4, SECOND)  # the disk has room again
     memory.end()
     refuses(begun(path), SECOND)

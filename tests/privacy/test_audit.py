@@ -1,8 +1,9 @@
-"""Releases, attacked: no audit finds more than was accounted for, and every broken mechanism is found out.
+"""Audits of releases: none finds more than the accounted epsilon, and every broken mechanism is found out.
 
-A release here is the whole of it: contributions are measured, scaled, summed and noised, as clients and server do. Neighbours
-differ in one client. The attacker knows all the others and what that client would send, and scores a release by its inner
-product with that: no test is better against independent Gaussian noise. Seeds are fixed, so nothing here fails by chance.
+A release takes the whole path: contributions are measured, scaled, summed and noised, as clients and server do. Neighbours
+differ in one client. The attacker knows the contributions of all clients, this one's included, and scores a release by its
+inner product with this client's contribution: no test is better against independent Gaussian noise. Seeds are fixed, so no test
+fails by chance.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def audited(
     replayed: Callable[[int], Stream] | None = None,
     trials: int = 1000,
 ) -> float:
-    """The epsilon that an audit finds. replayed: what the attacker takes the streams for, and subtracts the noise of."""
+    """The epsilon that an audit finds. replayed: the streams that the attacker assumes; it subtracts their noise."""
     sent, others = clip(TARGET, Gaussian(Z)), [clip(one, Gaussian(Z)) for one in OTHERS]
     with_it, without = summed([*others, sent]), summed(others)
 
@@ -125,26 +126,26 @@ def test_too_little_noise_is_found_out(noised: Noised) -> None:
 
 
 def test_noise_of_a_fixed_seed_is_found_out() -> None:
-    """It is the same in every release, and an attacker need not even know the seed."""
+    """The noise is the same in every release, so the attacker does not even need the seed."""
     assert audited(gaussian(Z), stream=fixed) > accounted()
 
 
 def test_noise_of_a_known_seed_is_found_out() -> None:
-    """It is new in every release and as it should be to everybody else, but who knows the seed draws it too."""
+    """The noise is fresh in every release, but an attacker who knows the seed draws it too."""
     assert audited(gaussian(Z), stream=fresh, replayed=fresh) > accounted()
 
 
 def test_noise_of_the_operating_system_cannot_be_replayed() -> None:
-    """What the attacker draws with the same labels is other noise, and only adds to that of the release."""
+    """With the same labels the attacker draws different noise, which only adds to the noise of the release."""
     assert audited(gaussian(Z), stream=operating_system, replayed=operating_system) <= accounted()
 
 
 RELEASES = 1_000_000
-LARGE_DELTA = 1e-2  # epsilon shows in events as likely as that, of which a million releases have many: a sharp audit
+LARGE_DELTA = 1e-2  # epsilon shows in events of this probability; a million releases have many: a sharp audit
 
 
 def released(at: float | Scores, z: float, label: str) -> Scores:
-    """A million releases of one coordinate, in units of C: every one of the sum `at`."""
+    """(RELEASES,) releases of one coordinate, in units of C. at: the sum before noise, for all releases or one for each."""
     total = torch.as_tensor(at, dtype=torch.float64).expand(RELEASES) * C
     noised = Gaussian(z).noised({"a": total}, C, SEEDED.stream(label, str(z)))["a"]
     return noised.double().numpy() / C
@@ -152,7 +153,7 @@ def released(at: float | Scores, z: float, label: str) -> Scores:
 
 @pytest.mark.parametrize("z", chosen([0.7, 1.0, 2.0], [1.0]))
 def test_the_audit_is_sharp(z: float) -> None:
-    """It finds nine tenths of what is accounted for, and sees that a fifth of the noise is missing."""
+    """At LARGE_DELTA the audit finds nine tenths of the accounted epsilon, and notices noise that is a fifth too small."""
     one, none = released(1.0, z, "one"), released(0.0, z, "none")
     assert 0.5 * accounted(z) < lower_bound(one, none, DELTA) <= accounted(z)
     assert 0.9 * accounted(z, LARGE_DELTA) < lower_bound(one, none, LARGE_DELTA) <= accounted(z, LARGE_DELTA)
@@ -162,14 +163,14 @@ def test_the_audit_is_sharp(z: float) -> None:
 
 @pytest.mark.slow
 def test_replacing_a_member_is_accounted_for_as_such() -> None:
-    """The sum moves by 2 C: more leaks than with one member more or less, and it is in the account."""
+    """Replacing a member moves the sum by 2 C, which leaks more than adding one; `replaced` accounts for it."""
     found = lower_bound(released(1.0, 1.0, "plus"), released(-1.0, 1.0, "minus"), DELTA)
     assert accounted(1.0) < found <= accounting.epsilon(accounting.replaced(1.0), 1, DELTA)
 
 
 @pytest.mark.parametrize("rate", chosen([0.05, 0.3], [0.05]))
 def test_sampled_releases_leak_no_more_than_was_accounted_for_and_unsampled_ones_do(rate: float) -> None:
-    """Every release is one draw of a target's coin: a million targets, drawn at once."""
+    """Each release belongs to a target of its own, which takes part or not by its coin: a million targets, drawn at once."""
     z, sampler = 0.5, Poisson(RELEASES, rate)
     taking_part = np.zeros(RELEASES)
     taking_part[sampler.draw(SEEDED.stream("coins", str(rate)).uniform)] = 1.0
@@ -178,15 +179,13 @@ def test_sampled_releases_leak_no_more_than_was_accounted_for_and_unsampled_ones
     none = released(0.0, z, "without")
     assert 0.3 * promised < lower_bound(released(taking_part, z, "with"), none, DELTA) <= promised
     if rate < 0.1:
-        assert (
-            lower_bound(released(1.0, z, "with"), none, DELTA) > promised
-        )  # whose coins are known, or were not tossed
+        assert lower_bound(released(1.0, z, "with"), none, DELTA) > promised  # with coins that are known, or not tossed
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_fixed_size_samples_leak_no_more_than_was_accounted_for() -> None:
-    """One of twenty is replaced, who is in a sample of two one time in ten."""
+    """One of twenty members is replaced; samples have two members, so it is in one sample of ten."""
     z, uniform = 0.8, SEEDED.stream("samples").uniform
     sampler = FixedSize(20, 2)
     some = [0 in sampler.draw(uniform) for _ in range(20_000)]
@@ -197,7 +196,7 @@ def test_fixed_size_samples_leak_no_more_than_was_accounted_for() -> None:
 
 
 def adaptive_scores(mechanism: AdaptiveGaussian, member: float) -> Scores:
-    """Log-likelihood ratios, but for a constant, of a million releases of vector and count, to which `member` was added."""
+    """Log-likelihood ratios, up to a constant, of a million releases of vector and count. member: 1 with the client, else 0."""
     total = {"a": torch.full((RELEASES,), member * C), COUNTER: torch.full((RELEASES,), 0.5 * member)}
     got = mechanism.noised(total, C, SEEDED.stream("adaptive", str(member)))
     vector, count = got["a"].double() / C / mechanism.vector.noise_multiplier**2, got[COUNTER].double()
@@ -205,7 +204,7 @@ def adaptive_scores(mechanism: AdaptiveGaussian, member: float) -> Scores:
 
 
 class CountForFree(AdaptiveGaussian):
-    """A broken mechanism: the vector gets z, as if there were no count."""
+    """A broken mechanism: the vector's noise multiplier is z, as if the count were not released."""
 
     @property
     def vector(self) -> Gaussian:
@@ -230,16 +229,16 @@ def test_a_count_that_is_not_charged_is_found_out(count_std: float) -> None:
 
 
 def test_the_bound_is_one_of_probability() -> None:
-    """Scores that tell nothing give nothing, and separate ones what their number can show at most: log(n / 10) about."""
+    """Equal laws give almost 0; separate scores give the most that n judged releases can show, about log(n / 10)."""
     rng = np.random.default_rng(0)
     assert lower_bound(rng.normal(size=4000), rng.normal(size=4000), DELTA) < 0.1
     apart = lower_bound(np.ones(4000), np.zeros(4000), DELTA)
-    exact = 1 - (1e-4 / 4) ** (1 / 2000)  # Clopper and Pearson's limit after none of 2000
+    exact = 1 - (1e-4 / 4) ** (1 / 2000)  # Clopper and Pearson's upper limit after 0 of 2000
     assert apart == pytest.approx(math.log((1 - exact - DELTA) / exact))
 
 
 def test_the_bound_holds_as_often_as_it_says() -> None:
-    """Randomised response has an epsilon that is known: at significance 0.1, bounds exceed it less than one time in ten."""
+    """Randomised response has a known epsilon: at significance 0.1, at most one bound in ten exceeds it, up to chance."""
     rng, epsilon = np.random.default_rng(0), 1.0
     truth = math.exp(epsilon) / (1 + math.exp(epsilon))
     exceeded = 0

@@ -1,4 +1,4 @@
-"""Searches for the noise that meets a target and for the releases that fit it: never past it, and close to it."""
+"""Searches for the noise that meets a target epsilon, and for the most releases within one: never above it, and close."""
 
 from __future__ import annotations
 

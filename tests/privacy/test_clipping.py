@@ -1,4 +1,4 @@
-"""Adaptive clipping: what the count costs, what one contribution moves, and that the clip norm finds its quantile."""
+"""Adaptive clipping: the cost of the count, the sensitivity of vector and count, and that the clip norm finds its quantile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stream(*label: str | int) -> Stream:
 
 
 class CountForFree(AdaptiveGaussian):
-    """A broken mechanism: the vector gets z, as if there were no count."""
+    """A broken mechanism: the vector's noise multiplier is z, as if the count were not released."""
 
     @property
     def vector(self) -> Gaussian:
@@ -36,7 +36,7 @@ class CountForFree(AdaptiveGaussian):
 
 
 def joint_multiplier(mechanism: AdaptiveGaussian) -> float:
-    """By whitening: in units of its noise, what one contribution moves is the inverse of a noise multiplier."""
+    """The multiplier of vector and count together: the inverse of one contribution's norm in units of the noise."""
     z_v, s_b = mechanism.vector.noise_multiplier, mechanism.count_std
     moved = np.array([1 / z_v, 0.5 / s_b])
     return 1 / float(np.linalg.norm(moved))
@@ -64,7 +64,7 @@ def test_the_usual_noise_on_the_count_costs_the_vector_no_more_than_seven_percen
 
 @pytest.mark.parametrize("count_std", [0.51, 0.7, 2.0])
 def test_a_count_that_is_not_charged_is_seen(count_std: float) -> None:
-    """What the test of the formula would catch."""
+    """The joint multiplier of the broken mechanism is below its z of 1, so the test of the formula would fail."""
     assert joint_multiplier(CountForFree(1.0, 0.5, count_std)) < 0.98
 
 
@@ -84,7 +84,7 @@ MECHANISM = AdaptiveGaussian(1.0, 0.5, 2.0)
 
 
 def sent(contribution: Tensor, clip_norm: float) -> NDArray[np.float64]:
-    """(vector / C, count) of one client."""
+    """One client's vector / C, followed by its count."""
     norm = float(torch.linalg.vector_norm(contribution, dtype=torch.float64))
     factor = MECHANISM.scale(lambda: norm, clip_norm)
     vector = contribution * factor if factor else torch.zeros_like(contribution)
@@ -93,7 +93,7 @@ def sent(contribution: Tensor, clip_norm: float) -> NDArray[np.float64]:
 
 
 def test_one_contribution_moves_vector_and_count_by_no_more_than_is_accounted_for() -> None:
-    """By brute force over neighbouring cohorts: 1 and 1/2 with a member more, twice as much with one replaced."""
+    """By brute force over neighbouring cohorts: at most 1 (vector / C) and 1/2 (count); twice that if a member is replaced."""
     generator = torch.Generator().manual_seed(0)
     pool = [torch.randn(4, generator=generator) * scale for scale in (1e-20, 0.1, 0.5, 1, 2, 100, 1e20)]
     pool += [torch.zeros(4), torch.tensor([0.5] * 4), torch.tensor([math.nan, 1, 1, 1]), torch.full((4,), math.inf)]
@@ -129,7 +129,7 @@ def test_the_noise_on_count_and_vector_follows_its_laws() -> None:
     total = {"a": torch.full((size,), 2.0, dtype=torch.float64), COUNTER: torch.full((size,), -7.5)}
     released = mechanism.noised(total, clip_norm, stream("laws"))
     assert set(released) == {"a", COUNTER}
-    count = (released[COUNTER].numpy() + 7.5) / 3.0  # whatever the clip norm is
+    count = (released[COUNTER].numpy() + 7.5) / 3.0  # in units that do not depend on the clip norm
     vector = (released["a"].double().numpy() - 2.0) / (mechanism.vector.noise_multiplier * clip_norm)
     for noise in (count, vector):
         assert stats.kstest(noise, "norm").pvalue > TOO_UNLIKELY
@@ -146,14 +146,14 @@ def test_noise_does_not_depend_on_the_order_of_names() -> None:
 
 def test_the_clip_norm_moves_by_the_formula() -> None:
     mechanism = AdaptiveGaussian(1.0, 0.25, 2.0, rate=0.3)
-    for share in (-0.2, 0.0, 0.25, 0.5, 1.0, 1.3):  # a noised share may lie outside
+    for share in (-0.2, 0.0, 0.25, 0.5, 1.0, 1.3):  # noise can move the share out of [0, 1]
         moved = mechanism.adapted(4.0, {COUNTER: torch.tensor(share - 0.5)})
         assert moved == pytest.approx(4.0 * math.exp(-0.3 * (share - 0.25)), rel=1e-6)
     assert mechanism.adapted(4.0, {COUNTER: torch.tensor(0.25 - 0.5)}) == 4.0
 
 
 def followed(quantile: float, start: float, rounds: int = 250, cohort: int = 100) -> list[float]:
-    """Clip norms of a federation whose contributions have log-normal norms of median 1, Poisson cohorts, the whole way."""
+    """The clip norms of all rounds, in a federation with Poisson cohorts and log-normal contribution norms of median 1."""
     rng, entropy = np.random.default_rng(0), SeededEntropy(0)
     mechanism = AdaptiveGaussian.of(1.0, quantile, cohort)
     clip_norms = [start]
@@ -176,6 +176,6 @@ def test_the_clip_norm_finds_the_quantile_from_ten_times_too_small_or_too_large(
 
 
 def test_a_clip_norm_is_made_of_what_was_released_and_nothing_else() -> None:
-    """Two sets of norms whose released counts agree lead to the same clip norm."""
+    """The next clip norm depends on the released count alone; other released tensors do not change it."""
     share = {COUNTER: torch.tensor(0.1)}
     assert MECHANISM.adapted(2.0, share) == MECHANISM.adapted(2.0, share | {"a": torch.ones(3)})

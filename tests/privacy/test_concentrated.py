@@ -1,4 +1,4 @@
-"""Accounting where Renyi divergences alone are known: against exact sums of discrete laws, and against Gaussians."""
+"""Accounting for releases of which only Renyi divergences are known: against exact discrete laws, and against Gaussians."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WHOLE = tuple(map(float, range(2, 17)))
 @every("count", [1, 2, 3])
 @every("shift", [1, 2])
 def test_sampled_divergences_bound_exact_sums_in_both_directions(rate: float, count: int, shift: int) -> None:
-    """One coordinate, shares of sigma 1: all probabilities with a member, without, and with one who may be there."""
+    """One coordinate, shares of sigma 1: the exact laws with the member, without it, and with it at probability `rate`."""
     law = shares(1, count, 36)
     z = 1 / math.sqrt(shift**2 / count + _tau(count, 1))
     orders = (1.3, *WHOLE[:7], 4.5)
@@ -49,13 +49,13 @@ def test_sampled_divergences_bound_exact_sums_in_both_directions(rate: float, co
         perhaps = (1 - rate) * absent + rate * there
         for order, bound in zip(orders, said, strict=True):
             one_more, one_less = divergence(perhaps, absent, order), divergence(absent, perhaps, order)
-            assert one_less <= one_more * (1 + 1e-9) + 1e-14  # the reflection argument
+            assert one_less <= one_more * (1 + 1e-9) + 1e-14  # by the reflection argument of `concentrated`
             assert one_more <= bound
             if order.is_integer():
                 assert bound == pytest.approx(one_more, rel=0.02, abs=1e-9)
     half = rdp(discrete_sampled(rate / 2, z), 1, orders)
     there, absent = shifted(law, shift)
-    assert half[1] < divergence((1 - rate) * absent + rate * there, absent, 2.0)  # half the rate: seen
+    assert half[1] < divergence((1 - rate) * absent + rate * there, absent, 2.0)  # half the rate is noticed
 
 
 @every("rate", [0.001, 0.05, 0.5, 0.99])
@@ -101,7 +101,7 @@ def test_epsilon_and_delta_are_those_of_renyi_privacy_and_never_below_a_gaussian
 
 
 def test_exact_formulas_and_distributions_are_out_of_reach() -> None:
-    """Whatever knows of Gaussians alone says nothing of such a release, or refuses it."""
+    """Functions for Gaussians alone give infinity or None for such a release, or refuse it."""
     for release in (discrete(1.0), discrete_sampled(0.1, 1.0), discrete_replaced(1.0)):
         assert release.concentrated
         assert not release.plain

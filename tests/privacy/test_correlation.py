@@ -37,7 +37,7 @@ MADE = [
 
 
 def dense(made: Correlation, rounds: int) -> Matrix:
-    """(rounds, rounds) C, written down entry by entry."""
+    """(rounds, rounds): C, entry by entry."""
     found = np.zeros((rounds, rounds))
     for row in range(rounds):
         for back in range(min(made.band, row + 1)):
@@ -46,7 +46,7 @@ def dense(made: Correlation, rounds: int) -> Matrix:
 
 
 def workload(rounds: int, momentum: float) -> Matrix:
-    """(rounds, rounds) A: row t is the model after round t of a server that does as `v = momentum v + x; model += v` says."""
+    """(rounds, rounds): A, with row t the model after round t of a server with `v = momentum v + x; model += v`."""
     found = np.zeros((rounds, rounds))
     for unit in range(rounds):
         velocity = model = 0.0
@@ -58,7 +58,7 @@ def workload(rounds: int, momentum: float) -> Matrix:
 
 
 def patterns(rounds: int, gap: int, most: int) -> list[tuple[int, ...]]:
-    """All sets of rounds that an order with these numbers allows."""
+    """All sets of up to `most` rounds that are at least `gap` apart."""
     return [
         chosen
         for count in range(1, most + 1)
@@ -75,7 +75,7 @@ def patterns(rounds: int, gap: int, most: int) -> list[tuple[int, ...]]:
 def test_the_exposure_is_the_largest_over_all_patterns_for_every_leading_block(
     made: Correlation, gap: int, most: int
 ) -> None:
-    """Bands longer than the gap among them, where columns of a pattern overlap."""
+    """Some bands are longer than the gap, so that the columns of a pattern overlap."""
     found = made.exposures(9, gap, most)
     for rounds in range(1, 10):
         c = dense(made, rounds)
@@ -85,7 +85,7 @@ def test_the_exposure_is_the_largest_over_all_patterns_for_every_leading_block(
 
 
 def test_no_contributions_exceed_it() -> None:
-    """Unit vectors in every direction, longest where all of them point the same way."""
+    """Contributions are random unit vectors, in 1, 2 and 5 dimensions; C X is longest where all of them align."""
     rng, made, rounds, gap, most = np.random.default_rng(0), square_root(6, 0.5), 9, 2, 4
     bound, c = made.exposures(rounds, gap, most)[-1], dense(made, rounds)
     largest = 0.0
@@ -115,7 +115,7 @@ def test_no_member_of_an_order_is_exposed_more(order: PublicOrder) -> None:
 
 @given(st.floats(0, 0.999), st.integers(1, 1200))
 def test_columns_are_positive_never_grow_and_have_norm_one(momentum: float, band: int) -> None:
-    """What the largest pattern and the disjoint columns are proven from; `Correlation` refuses any other."""
+    """The proofs in `correlation` rely on these properties; `Correlation` refuses any other column."""
     column = np.array(square_root(band, momentum).column)
     assert len(column) == band
     assert (np.diff(column) <= 0).all()
@@ -166,7 +166,7 @@ def test_errors_are_those_of_dense_matrices(made: Correlation, momentum: float) 
 def test_the_noise_over_all_models_is_that_of_published_mechanisms(
     rounds: int, gap: int, independent: float, banded: float
 ) -> None:
-    """Root mean square over prefix sums, of the banded square root with the band that has the least of it."""
+    """The root mean square over prefix sums: of independent noise, and of the banded square root with the best band."""
     most = -(-rounds // gap)
     bands = [correlation.noise(square_root(band), rounds, gap, most) for band in (1, 4, 8, 10, 12, 16, 20, gap)]
     assert bands[0] == correlation.noise(INDEPENDENT, rounds, gap, most) == pytest.approx(independent, rel=5e-3)
@@ -201,7 +201,7 @@ def test_the_multiplier_of_one_gaussian_release_is_the_published_one(epsilon: fl
 
 @every("made", [square_root(3), square_root(7)])
 def test_a_run_is_one_gaussian_to_dp_accounting(made: Correlation) -> None:
-    """Multiplier z / s, with s of dense matrices and all patterns; an exposure need not be a whole number."""
+    """Its multiplier is z / s, with s from dense matrices and all patterns; the exposure s^2 need not be a whole number."""
     c, z = dense(made, 9), 1.1
     s = math.sqrt(max(np.sum(c[:, list(own)].sum(axis=1) ** 2) for own in patterns(9, 3, 3)))
     accountant = PLDAccountant(value_discretization_interval=1e-3).compose(GaussianDpEvent(z / s))
@@ -213,7 +213,7 @@ def test_a_run_is_one_gaussian_to_dp_accounting(made: Correlation) -> None:
 
 
 def released(made: Correlation, rounds: int, shape: tuple[int, ...], std: float) -> Matrix:
-    """(rounds, numbers): what is released of sums that are zero, by streams of one key."""
+    """(rounds, numbers): the releases of sums that are zero, with streams of one key."""
     source = KeyedEntropy(bytes(range(32)))
     noise, rows = CorrelatedRows(made, lambda round_: source.stream("sum", round_)), []
     for round_ in range(rounds):
@@ -223,7 +223,7 @@ def released(made: Correlation, rounds: int, shape: tuple[int, ...], std: float)
 
 
 def law(rows: Matrix, made: Correlation, std: float) -> float:
-    """The p-value of the whitened noise: C times it must be independent standard normals, by size and by pairs of rounds."""
+    """The p-value of the test that C times the noise is standard normal, and independent between every two rounds."""
     white = dense(made, len(rows)) @ rows / std
     pairs = np.corrcoef(white)[np.triu_indices(len(rows), 1)]
     by_pair = 2 * stats.norm.sf(np.abs(pairs).max() * math.sqrt(rows.shape[1])) * len(pairs)
@@ -245,7 +245,7 @@ def test_every_number_is_taken_back_from_the_stream_that_it_came_from() -> None:
     drawn = [SeededEntropy(1).stream("sum", r) for r in range(4)]
     z = [{name: stream.normal(shape) for name, shape in (("a", (7,)), ("b", (2, 2)))} for stream in drawn]
     rows, weights = CorrelatedRows(made, lambda round_: SeededEntropy(1).stream("sum", round_)), made.weights(4)
-    for round_ in (1, 3, 3, 0, 2):  # rounds may be left out, and asked for again
+    for round_ in (1, 3, 3, 0, 2):  # rounds may be skipped and repeated
         found = rows.noised({"b": torch.ones(2, 2), "a": torch.zeros(7)}, 2.0, round_)
         for name, start in (("a", 0.0), ("b", 1.0)):
             expected = start + 2.0 * sum(weights[back] * z[round_ - back][name] for back in range(round_ + 1))

@@ -1,4 +1,4 @@
-"""Denoising at a known noise level: the published gain, the formula against searching, and what holds for any shape."""
+"""Denoising at a known noise level: the published gain, the formula against a search, and properties for any shape."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def estimate(noised: Tensor, rank: int, noise_std: float, *, shrink: bool = True
 
 
 def by_svd(noised: Tensor, rank: int, noise_std: float, *, shrink: bool) -> Tensor:
-    """The same from a full SVD."""
+    """The same estimate from a full SVD."""
     u, s, vt = torch.linalg.svd(noised.double(), full_matrices=False)
     if shrink:
         s = shrunk(s, tuple(noised.shape), noise_std)  # type: ignore[arg-type]
@@ -53,7 +53,7 @@ def by_svd(noised: Tensor, rank: int, noise_std: float, *, shrink: bool) -> Tens
 def test_relative_error_of_a_planted_update(
     values: Tensor, clients: int, raw: float, truncated: float | None, shrunken: float
 ) -> None:
-    """1024 x 1024, rank 8, norm 0.70 C, z = 1 and so noise of C / clients on every entry of the mean."""
+    """The update is 1024 x 1024, of rank 8 and norm 0.70 C. With z = 1 the noise on every entry of the mean is C / clients."""
     truth, noise = planted((1024, 1024), 0.70 * values / values.norm())
     std = 1.0 / clients
     noised = truth + std * noise
@@ -66,7 +66,7 @@ def test_relative_error_of_a_planted_update(
 @pytest.mark.parametrize("shape", chosen([(300, 300), (500, 150), (150, 500)], [(500, 150)], whole=True), ids=str)
 @pytest.mark.parametrize("size", chosen([1.3, 1.6, 3.0], [1.3, 3.0]), ids="x {} visible".format)
 def test_no_other_size_for_the_direction_found_does_better(shape: tuple[int, int], size: float) -> None:
-    """One planted direction: what the loss is least for, found by trying sizes, is the formula's, on average over noises."""
+    """For one planted direction, averaged over noises, the size with the least loss, found by trial, is the formula's."""
     std = 0.03
     value = size * visible(shape, std)
     tried = torch.linspace(0, 2 * value, 201, dtype=torch.float64)
@@ -84,18 +84,18 @@ def test_no_other_size_for_the_direction_found_does_better(shape: tuple[int, int
 
 
 def wrong_unit(values: Tensor, shape: tuple[int, int], noise_std: float) -> Tensor:
-    """The smaller side where the larger belongs."""
+    """Uses the smaller side where the formula uses the larger."""
     m = min(shape)
     return shrunk(values, (m, m), noise_std)
 
 
 def wrong_edge(values: Tensor, shape: tuple[int, int], noise_std: float) -> Tensor:
-    """Hard threshold: what is above the noise is kept as it is."""
+    """A hard threshold: values above the noise are kept unchanged."""
     return torch.where(shrunk(values, shape, noise_std) > 0, values, 0.0)
 
 
 def wrong_power(values: Tensor, shape: tuple[int, int], noise_std: float) -> Tensor:
-    """Shrinks twice."""
+    """Applies the shrinkage twice."""
     ours = shrunk(values, shape, noise_std)
     return torch.where(values > 0, ours * ours / values, 0.0)
 
@@ -145,7 +145,7 @@ def test_factors_are_those_of_a_full_svd(
 )
 @pytest.mark.parametrize("signal", [0.0, 1.0, 1e7], ids="signal {:g}".format)
 def test_squaring_loses_nothing_that_matters(shape: tuple[int, int], signal: float) -> None:
-    """Also where the first singular value is ten million times the noise, and where there is noise alone."""
+    """Includes noise alone (signal 0), and a first singular value of 1e7 with noise of standard deviation 0.01."""
     truth, noise = planted(shape, signal * FALLING)
     noised = truth + 0.01 * noise
     for shrink in (True, False):
@@ -180,7 +180,7 @@ def test_without_noise_values_stay() -> None:
     step=st.floats(0, 5),
 )
 def test_what_shrinkage_promises(m: int, n: int, std: float, start: float, step: float) -> None:
-    """Between 0 and the value, growing, 0 up to the edge of the noise, and the formula above it."""
+    """The result lies between 0 and the value and grows with it: 0 up to the edge of the noise, and the formula above it."""
     edge = std * (math.sqrt(m) + math.sqrt(n))
     values = edge * torch.tensor([start, start + step], dtype=torch.float64)
     low, high = shrunk(values, (m, n), std).tolist()
@@ -199,7 +199,7 @@ def test_huge_values_above_tiny_noise_stay_finite() -> None:
 
 @pytest.mark.parametrize("shape", [(500, 500), (900, 200), (200, 900)], ids=str)
 def test_what_is_visible_shows_and_what_is_not_does_not(shape: tuple[int, int]) -> None:
-    """In a finite matrix the first singular value of the noise alone may be a little beyond the edge."""
+    """In a finite matrix the first singular value of pure noise may lie a little above the edge, hence 0.3 and not 0."""
     std = 0.1
     for factor in (0.0, 0.7, 1.5):
         truth, noise = planted(shape, torch.tensor([factor * visible(shape, std)], dtype=torch.float64), seed=2)

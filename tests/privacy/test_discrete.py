@@ -1,4 +1,4 @@
-"""The sampler of discrete noise: its law against exact probabilities and another sampler, its coins, and what breaks it."""
+"""The sampler of discrete noise: its law against exact probabilities and another sampler, its coins, and broken variants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_words_are_uniform_bits_and_uniforms_are_made_of_them() -> None:
 
 
 class Scripted(Stream):
-    """Words in a given order."""
+    """A stream that repeats the given words."""
 
     def __init__(self, *words: int) -> None:
         self._next = itertools.cycle(words)
@@ -53,7 +53,7 @@ def test_small_sigmas_have_the_exact_probabilities(sigma: int) -> None:
 
 @pytest.mark.parametrize("sigma", [1, 2])
 def test_a_rounded_gaussian_is_another_law(sigma: int) -> None:
-    """Its variance is larger by 1 / 12, and if that is made up for, its tails still differ at sigma = 1."""
+    """A rounded Gaussian's variance is larger by 1 / 12; with that corrected, its tails still differ at sigma = 1."""
     normal = np.random.default_rng(0).standard_normal(1_000_000)
     assert fit(np.rint(sigma * normal).astype(np.int64), sigma) < TOO_UNLIKELY
 
@@ -63,7 +63,7 @@ def test_large_sigmas_are_normal_in_scale_and_uniform_in_their_last_bits(exponen
     sigma, count = 1 << exponent, 100_000
     samples = discrete_gaussian(sigma, count, stream("large", exponent))
     scaled = samples / sigma
-    # A step of 2^-10 is below what so many samples resolve.
+    # So many samples do not resolve a grid of 2^-10, the coarsest here.
     assert stats.kstest(scaled, "norm").pvalue > TOO_UNLIKELY
     for scale in (2 / 3, 3 / 2):
         assert stats.kstest(scale * scaled, "norm").pvalue < TOO_UNLIKELY
@@ -102,7 +102,7 @@ def test_nothing_but_the_stream_decides() -> None:
 
 @pytest.mark.parametrize("at_once", chosen([1, 7, 1000], [7, 1000]))
 def test_the_law_does_not_depend_on_how_many_are_made_in_one_go(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    """What is cut off at the end of a block is cut off regardless of its value."""
+    """Surplus samples at the end of a block are dropped regardless of their values."""
     monkeypatch.setattr(discrete, "_AT_ONCE", at_once)
     drawn = stream("blocks", at_once)
     count = 100_000 if at_once == 1000 else 3000
@@ -132,7 +132,7 @@ def test_broken_samplers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert law(_survives_each=survives_without_failing) < TOO_UNLIKELY
     assert (
         law(wholes=lambda count, drawn: rng.geometric(1 - math.exp(-0.5), count) - 1) < TOO_UNLIKELY
-    )  # of weight exp(-k / 2)
+    )  # weight exp(-k / 2)
     assert law(_top=lambda bits: np.uint64((1 << 64) - (1 << 63))) < TOO_UNLIKELY
     no_series = {"_one_in": lambda sides, count, drawn: one_in(min(sides, 2), count, drawn)}
     assert law(1_000_000, **no_series) < TOO_UNLIKELY
@@ -165,7 +165,7 @@ def test_a_word_at_the_fraction_is_not_below_it() -> None:
 
 
 def test_a_side_is_no_likelier_than_another() -> None:
-    """Half words beyond the last multiple of the sides are drawn again: 2^32 = 3 * 1431655765 + 1."""
+    """Half words beyond the last multiple of `sides` are redrawn; here 2^32 = 3 * 1431655765 + 1."""
     last = (1 << 32) - 1
     assert discrete._one_in(3, 1, Scripted(1431655764)).tolist() == [True]
     assert discrete._one_in(3, 1, Scripted(1431655765)).tolist() == [False]

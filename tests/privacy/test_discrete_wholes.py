@@ -1,4 +1,4 @@
-"""Whole numbers of weight exp(-k^2 / 2): their thresholds, their law, and words that decide nothing."""
+"""Whole numbers of weight exp(-k^2 / 2): their thresholds, their law, and words that equal a threshold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fit(found: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
 
 
 def exp_minus(exponent: Fraction, terms: int = 400) -> Fraction:
-    """exp(-g) by its series, an error below 1e-100 for the g here, which are at most 60.5."""
+    """exp(-exponent) by its series, with an error below 1e-100 for the exponents here, which are at most 60.5."""
     total, term = Fraction(0), Fraction(1)
     for n in range(terms):
         total += term
@@ -59,7 +59,7 @@ def test_the_law_of_many() -> None:
 
 
 def of_small_words(count: int, *, careless: bool = False) -> list[int]:
-    """By words of three bits, of which many decide nothing. careless: these count as not below their threshold."""
+    """Samples from words of three bits, which often equal a threshold. careless: such a word counts as not below it."""
     rng, table, found = np.random.default_rng(0), thresholds(3), []
     for _ in range(count):
         word = int(rng.integers(8))
@@ -76,7 +76,7 @@ def test_words_that_decide_nothing_are_gone_on_with() -> None:
 
 
 class Given(Stream):
-    """A first word for everybody, and then another."""
+    """A stream whose first call gives copies of `first`, and whose second gives copies of `then`."""
 
     def __init__(self, first: int, then: int) -> None:
         self._words = [first, then]

@@ -1,4 +1,4 @@
-"""Noise in shares: the guarantee against exact sums of them, the grid, and what a total is worth."""
+"""Distributed noise: the guarantee against exact sums of shares, the grid, and the error of a total."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def vectors(count: int, dim: int, norm: float) -> Floats:
 
 
 def guaranteed(grid: Grid, counted: int, dim: int) -> float:
-    """The noise multiplier that the guarantee gives to a grid, in forty digits."""
+    """The noise multiplier that the guarantee gives for a grid, computed with forty digits."""
     with mp.workdps(40):
         terms = (mp.exp(-2 * mp.pi**2 * mpf(grid.sigma) ** 2 * mpf(j) / (j + 1)) for j in range(1, min(counted, 50)))
         gap = 10 * sum(terms, mpf(0)) * max(1, counted // 50 + 1)
@@ -62,7 +62,7 @@ def test_the_divergences_of_exact_sums_are_within_the_guarantee(count: int, shif
 
 
 def test_the_gap_of_shares_is_no_fiction() -> None:
-    """Shares of discrete Gaussians do not add up to one: at some orders their sum is more telling than a Gaussian."""
+    """A sum of discrete Gaussians is not a discrete Gaussian: at order 4 its divergence exceeds a Gaussian's."""
     found = divergence(*shifted(shares(1, 2, 36), 1), 4.0)
     assert found > (1 + 5e-8) * 4 / 2 / 2
     assert distributed._tau(2, 1) == pytest.approx(10 * math.exp(-(math.pi**2)), rel=1e-12)
@@ -96,7 +96,7 @@ def test_totals_fit_the_modulus_and_twice_the_grid_would_not(setting: tuple[floa
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_total_is_the_sum_and_noise_of_the_said_size(bits: int) -> None:
-    """Also where half of the clients drop out: whoever survives brings its own noise."""
+    """Also where half of the clients drop out: every survivor adds its own share of the noise."""
     dim, clip_norm = 20_000, 0.7
     mechanism = DistributedGaussian(0.8, 12, 5, bits)  # type: ignore[arg-type]
     values = vectors(12, dim, clip_norm * 0.999)
@@ -127,7 +127,7 @@ def noiseless(sigma: int, count: int, stream: Stream) -> Integers:
 
 
 def test_one_client_moves_an_integer_total_by_at_most_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By brute force, on cohorts that differ in one client's values, in integer units: a coarse grid, where rounding shows."""
+    """By brute force, in integer units, on cohorts that differ in one client; the grid is coarse, so that rounding shows."""
     monkeypatch.setattr(distributed, "discrete_gaussian", noiseless)
     mechanism, dim = DistributedGaussian(1.0, 200_000, 200_000), 10_000
     grid, drawn = mechanism.grid(dim), stream("sensitivity")
@@ -154,7 +154,7 @@ def test_but_for_noise_a_total_is_the_sum_to_a_few_units(monkeypatch: pytest.Mon
 
 
 def test_the_gap_is_charged() -> None:
-    """eps^2 = Delta^2 / 3 + tau at sigma 1, between what a Delta^2 of 75 costs without the gap and with it."""
+    """At sigma 1, eps^2 = Delta^2 / 3 + tau. A Delta^2 of 75 exceeds eps^2 = 25 + tau / 2, and fits 25 + 2 tau."""
     z = 1 / math.sqrt(25 + distributed._tau(3, 1) / 2)
     assert squared_bound(distributed._unit(z, 3, 1, 1), 1) == 74
     assert squared_bound(distributed._unit(1 / math.sqrt(25 + 2 * distributed._tau(3, 1)), 3, 1, 1), 1) == 75
@@ -170,7 +170,7 @@ def test_every_release_and_every_client_has_noise_of_its_own() -> None:
 
 
 def test_epsilon_is_within_five_percent_of_central_noise_of_the_same_error() -> None:
-    """Under the same accountant: 100 clients, all of whom survive and none of whom colludes, 300,000 coordinates, 32 bits."""
+    """By the same accountant, for 100 clients without dropouts or colluders, 300,000 coordinates and 32 bits."""
     dim, delta, rounds = 300_000, 1e-5, 20
     z = calibrate(discrete, rounds, 3.0, delta)
     error = DistributedGaussian(z, 100, 100).std(1.0, dim, 100)
@@ -181,11 +181,11 @@ def test_epsilon_is_within_five_percent_of_central_noise_of_the_same_error() -> 
     assert 2.97 < charged <= 3.0
     assert central <= charged * (1 + 1e-9)
     assert charged <= 1.05 * central
-    assert charged <= 1.0001 * central  # what 32 bits really cost
+    assert charged <= 1.0001 * central  # the actual cost at 32 bits
 
 
 def test_colluders_do_not_count() -> None:
-    """Of 70 clients 47 survive and 34 collude. Who forgets the colluders promises 3, and gives nearly 6."""
+    """Of 70 clients 47 survive and 34 collude. If the colluders' shares are counted, a promised epsilon of 3 is about 6."""
     dim, delta, rounds, survivors, colluders = 10_000, 1e-5, 10, 47, 34
     z = calibrate(discrete, rounds, 3.0, delta)
     careful = DistributedGaussian(z, 70, survivors - colluders)

@@ -1,4 +1,4 @@
-"""The streams that noise and secret coins come from: their bytes, their labels, and that nothing else decides them."""
+"""The streams of noise and secret coins: their bytes, their labels, and that nothing else determines them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def naive_uniform(words: bytes) -> list[float]:
 
 
 def naive_normal(key: bytes, count: int) -> list[float]:
-    """Box and Muller, one pair after the other, for as many numbers as are made in one go."""
+    """Box and Muller's transform, one pair at a time; `count` may not exceed one batch of `Stream.normal`."""
     pairs = (count + 1) // 2
     u = naive_uniform(keystream(key, 16 * pairs))
     radii = [math.sqrt(-2 * math.log(1 - one)) for one in u[:pairs]]
@@ -46,7 +46,7 @@ def stream(*label: str | int) -> Stream:
 
 
 def test_chacha20_is_that_of_rfc_8439() -> None:
-    """The first keystream block of its appendix A.1: key, counter and nonce of zeros."""
+    """The first keystream block of appendix A.1: key, counter and nonce are zeros."""
     assert keystream(bytes(32), 16).hex() == "76b8e0ada0f13d90405d6ae55386bd28"
 
 
@@ -102,7 +102,7 @@ def test_counts_of_numpy_are_counts() -> None:
 def test_the_operating_system_gives_every_stream_a_key_of_its_own() -> None:
     system = SystemEntropy()
     drawn = np.concatenate([system.stream("sum", 0, "train").uniform(500) for _ in range(200)])
-    assert len(np.unique(drawn)) == len(drawn)  # the same label, and not one number twice
+    assert len(np.unique(drawn)) == len(drawn)  # the same label, and no number twice
     assert len(np.unique(np.concatenate([system.stream("n").normal((501,)) for _ in range(200)]))) == 200 * 501
 
 
@@ -119,7 +119,7 @@ def test_a_stream_takes_256_bits_of_the_operating_system(monkeypatch: pytest.Mon
 
 
 def test_a_stream_cannot_be_kept_or_doubled() -> None:
-    """Noise that is drawn twice hides nothing: a copy of a stream would do that."""
+    """A copy of a stream would draw the same noise again, and noise that is used twice hides nothing."""
     with pytest.raises(TypeError):
         pickle.dumps(SystemEntropy().stream("a"))
     with pytest.raises(TypeError):
@@ -158,20 +158,20 @@ LABELS: tuple[tuple[str | int, ...], ...] = (
 
 
 class Joined(SeededEntropy):
-    """A broken entropy: the parts of a label are joined, and nothing tells where one ends."""
+    """A broken entropy: it joins the parts of a label, so that different labels give the same key."""
 
     def stream(self, *label: str | int) -> Stream:
         return Stream(hashlib.sha256(",".join(map(str, [self.seed, *label])).encode()).digest())
 
 
 def collisions(kind: type[SeededEntropy]) -> int:
-    """How many of the streams of four seeds and all labels begin like another one."""
+    """The number of streams, of four seeds and all labels, whose first number is another stream's too."""
     firsts = [float(kind(seed).stream(*label).uniform(1)[0]) for seed in (0, 1, 10, -1) for label in LABELS]
     return len(firsts) - len(set(firsts))
 
 
 def test_seeded_streams_differ_by_seed_and_by_label() -> None:
-    """However a label is cut into parts and whatever is in them: no two uses share their noise."""
+    """No two labels share a stream, however a label is divided into parts and whatever characters these contain."""
     assert collisions(SeededEntropy) == 0
     assert collisions(Joined) > 0
 
@@ -211,7 +211,7 @@ def test_no_global_seed_decides_a_stream() -> None:
 
 
 def test_a_stream_leaves_the_global_generators_alone() -> None:
-    """Private noise must not shift what an experiment's seed decides."""
+    """Drawing private noise must not change the numbers that an experiment's seed determines."""
     seed_everything()
     expected = (random.random(), np.random.random(), float(torch.rand(())))
     seed_everything()

@@ -1,6 +1,6 @@
-"""The laws of a stream's numbers: uniform, and normal as far as the tails.
+"""The laws of a stream's numbers: uniform, and normal up to the tails.
 
-Streams are seeded, so nothing here fails by chance; a seeded stream differs from a real one by its key alone.
+Streams are seeded, so no test fails by chance. A seeded stream differs from a private one by its key alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_normals_are_normal_and_other_scales_are_rejected() -> None:
 
 
 def test_tails_are_as_heavy_as_they_should_be() -> None:
-    """Noise of thin tails would be told from what it hides there: the numbers beyond 2, 3, 4 and 4.5 sigma are binomial."""
+    """Noise with thin tails would hide nothing there: the counts beyond 2, 3, 4 and 4.5 sigma must be binomial."""
     count = 3_000_000
     drawn = stream("tails").normal((count,))
     for sigma in (2, 3, 4, 4.5):
@@ -99,7 +99,7 @@ def test_the_two_halves_of_box_and_muller_are_independent() -> None:
     assert stats.kstest(cosines**2 + sines**2, stats.chi2(2).cdf).pvalue > TOO_UNLIKELY
     quarters, *_ = np.histogram2d(stats.norm.cdf(cosines), stats.norm.cdf(sines), bins=16, range=[(0, 1), (0, 1)])
     assert stats.chisquare(quarters.ravel()).pvalue > TOO_UNLIKELY
-    assert stats.pearsonr(cosines**2, cosines**2 + sines**2).pvalue < TOO_UNLIKELY  # and dependence is seen
+    assert stats.pearsonr(cosines**2, cosines**2 + sines**2).pvalue < TOO_UNLIKELY  # dependence is noticed
 
 
 def test_neighbouring_coordinates_are_independent() -> None:
@@ -112,7 +112,7 @@ def test_neighbouring_coordinates_are_independent() -> None:
     "count", chosen([BORDER - 1, BORDER, BORDER + 1, BORDER + 2, 2 * BORDER + 3], [BORDER + 1, 2 * BORDER + 3])
 )
 def test_across_the_border_between_two_batches(count: int) -> None:
-    """What is made in one go is no law of the stream: every part is normal, none repeats another, the last is there."""
+    """Batches leave no trace: every part is normal, no number repeats, and the last batch is there."""
     drawn = stream("border").normal((count,))
     assert drawn.shape == (count,)
     assert np.isfinite(drawn).all()

@@ -1,4 +1,4 @@
-"""A guarantee at other deltas and for several members: against closed forms."""
+"""Guarantees at other deltas and for groups of members, against closed forms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGET = Target(None, 2.0, 1e-5)
 
 
 def delta_of(mu: float, epsilon: float) -> float:
-    """Corollary 2.13 of Dong, Roth and Su."""
+    """The delta of an exact Gaussian of this mu: corollary 2.13 of Dong, Roth and Su."""
     return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
 
 
@@ -69,7 +69,7 @@ def test_a_group_of_an_exact_gaussian_moves_it_so_many_times_as_far() -> None:
 
 
 def test_a_group_by_epsilon_and_delta_alone() -> None:
-    """Two members at (1, 1e-8): (2, 1e-8 (1 + e)); a group's bound is never below the exact one of a Gaussian."""
+    """Two members at (1, 1e-8) have (2, 1e-8 (1 + e)). This bound exceeds the exact epsilon of a Gaussian."""
     assert of_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 + 1e-12)) == 2.0
     assert of_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 - 1e-12)) is None
     assert of_curve([(1e-5, 700.0)], 5, 1e-5) is None

@@ -1,4 +1,4 @@
-"""The newest head of a ledger, kept outside it: an older copy put back is noticed, and nothing else is an alarm."""
+"""The newest head of a ledger, kept outside it: restoring an older copy is noticed, and nothing else raises an alarm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_older_copy_put_back_is_noticed_by_who_never_saw_the_ledger(ledger: L
         match=r"cut, or is an older copy: it ends at row 2, and row 3 was written, as .*ledgers\.sqlite notes",
     ):
         Ledger.open(ledger.path, heads=heads)
-    assert Ledger.open(ledger.path).charged("a") == {}  # without the file nobody can tell
+    assert Ledger.open(ledger.path).charged("a") == {}  # without the file of heads it goes unnoticed
 
 
 def test_a_moved_ledger_is_the_same_and_a_copy_that_went_on_is_not(
@@ -71,7 +71,7 @@ def test_copies_open_at_once_part_at_the_first_charge(ledger: Ledger, heads: Hea
 
 @dataclass(frozen=True)
 class Meanwhile(Heads):
-    """Something happens just before (or after) the file is read, once."""
+    """Calls one function of `happens`, if any is left, just before the file of heads is read; with `late`, just after."""
 
     happens: list[Callable[[], None]] = field(default_factory=list)
     late: bool = False
@@ -84,7 +84,7 @@ class Meanwhile(Heads):
 
 
 def test_copies_charged_at_the_same_instant_do_not_both_go_on(ledger: Ledger, heads: Heads, tmp_path: Path) -> None:
-    """The other copy's head is noted between this one's look and its commit: its charge fails, and it may release nothing."""
+    """The ledger's head is noted between the copy's check and its commit, so the copy's charge fails: it releases nothing."""
     happens: list[Callable[[], None]] = []
     copy = Ledger.open(shutil.copy(ledger.path, tmp_path / "copy.db"), heads=Meanwhile(heads.path, happens, late=True))
     happens.append(lambda: charge(ledger))
@@ -96,7 +96,7 @@ def test_copies_charged_at_the_same_instant_do_not_both_go_on(ledger: Ledger, he
 
 @pytest.mark.parametrize("late", [False, True])
 def test_what_others_write_meanwhile_is_no_alarm(ledger: Ledger, heads: Heads, late: bool) -> None:
-    """Whatever is noted when the file is read is in the ledger when that is read; and a head behind is never put back."""
+    """The file of heads is read before the ledger, so the ledger has every noted row. An older head replaces no newer one."""
     happens: list[Callable[[], None]] = []
     other = Ledger.open(ledger.path, heads=Meanwhile(heads.path, happens, late))
     for use in (other.spent, lambda: charge(other)):

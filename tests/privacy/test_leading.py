@@ -58,7 +58,7 @@ def test_the_best_approximation_is_found(spectrum: str, scale: float, upright: b
 
 @every("spectrum", list(SPECTRA))
 def test_what_is_returned_keeps_the_guarantee(spectrum: str) -> None:
-    """Measured anew, also where two values are so close that their vectors are anybody's."""
+    """Measured again on the result, also where two values are so close that their vectors are not determined."""
     matrix = rotated(SPECTRA[spectrum][:280])
     triplets = found(matrix)
     assert triplets is not None
@@ -71,7 +71,7 @@ def test_what_is_returned_keeps_the_guarantee(spectrum: str) -> None:
 
 
 def test_equal_values_are_all_found() -> None:
-    """As many as are asked for, and beside smaller ones: a single start vector would find one of them."""
+    """COUNT equal values stand beside smaller ones; iteration from a single start vector would find one of them."""
     matrix = rotated(torch.cat([torch.ones(COUNT, dtype=torch.float64), 0.5 * 0.9 ** STEPS[COUNT:]]))
     triplets = found(matrix)
     assert triplets is not None
@@ -79,7 +79,7 @@ def test_equal_values_are_all_found() -> None:
 
 
 def test_noise_alone_is_left_to_a_full_decomposition() -> None:
-    """At this size its values lie too close together for the vectors to be found from half the dimensions."""
+    """At this size the values lie too close together to find the vectors in half the dimensions."""
     assert found(torch.randn(256, 256, generator=torch.Generator().manual_seed(0))) is None
 
 

@@ -1,4 +1,4 @@
-"""The ledger admits what fits, refuses what does not, and says why."""
+"""The ledger admits the costs that fit its budget and refuses all others with a reason."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_any_sequence_of_reservations_goes_as_in_exact_arithmetic(sequence: list
     ],
 )
 def test_what_is_no_ledger_is_refused_in_one_sentence(tmp_path: Path, make: Any, sentence: str) -> None:
-    path = tmp_path / "ledger #1?.db"  # a name with what means something in the address of a file
+    path = tmp_path / "ledger #1?.db"  # characters with a meaning in a file's URI
     make(path)
     with pytest.raises(LedgerError, match=sentence) as error:
         Ledger.open(path)

@@ -1,4 +1,4 @@
-"""A ledger whose bytes are damaged is refused, whichever bytes they are."""
+"""A ledger with damaged bytes, wherever they are, is refused or reads the same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ damages = st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 255)), min_si
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damages)
-@example([(3820, 128)])  # in a text that SQLite then quotes
+@example([(3820, 128)])  # in a name that SQLite's error message quotes
 def test_a_damaged_byte_is_refused_or_changes_nothing(ledger: Ledger, damage: list[tuple[int, int]]) -> None:
     content = bytearray(ledger.path.read_bytes())
     for place, flip in damage:

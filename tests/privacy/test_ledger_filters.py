@@ -29,7 +29,7 @@ def test_gaussians_that_fill_the_filter_are_within_the_budget(epsilon: float, de
     assert budget.order is not None
     mu = math.sqrt(2 * budget.limits[0] / budget.order)  # rho(order) = order mu^2 / 2
     assert gaussian_delta(mu, epsilon) <= delta
-    # The price of conversion is bounded: with half the budget's epsilon promised instead, the same noise would fail.
+    # The conversion costs less than half of epsilon: the same noise does not meet epsilon / 2.
     assert gaussian_delta(mu, epsilon / 2) > delta
 
 
@@ -59,7 +59,7 @@ def test_the_order_is_the_best_for_gaussians_and_is_kept(tmp_path: Path) -> None
 def test_rho_is_added_up_and_the_rest_is_not(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=3.0, delta=1e-5, composition="rdp")
     (limit,) = ledger.budget.limits
-    for run in range(10):  # basic composition would hold six of these
+    for run in range(10):  # basic composition would admit six of these
         ledger.reserve(str(run), Cost(0.5, 1e-5, (limit / 10,)), data_digest="d", unit=UNIT, terms={})
     spent = ledger.spent()
     assert spent.epsilon == pytest.approx(3.0)

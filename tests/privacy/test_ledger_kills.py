@@ -1,4 +1,4 @@
-"""Killed at any instant, whoever charges first and releases then has charged for at least what was released."""
+"""A process that charges before it releases has charged for every release, at whatever instant it is killed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class UnderpaidError(AssertionError):
 
 
 def released_in(folder: Path) -> int:
-    """A torn one counts."""
+    """The number of releases; a partly written one counts."""
     releases = folder / "releases"
     return -(-releases.stat().st_size // RECORD) if releases.exists() else 0
 
 
 def audit(folder: Path) -> tuple[int, int]:
-    """Charged and released; the ledger has to verify, to hold the heads that run and user kept, and to cover what is out.
+    """The numbers of charged and of released results. The ledger must verify, contain the run's and the user's head, and cover
+    all releases.
 
-    The oldest copy that could be put back unnoticed ends at the head that the user kept: that has to cover what is out, too.
+    The oldest copy that could be restored unnoticed ends at the head that the user kept: it must cover all releases, too.
     """
     heads = heads_beside(folder / "ledger.db")
     ledger = Ledger.open(folder / "ledger.db", head=kept_head(folder), heads=heads)
@@ -54,10 +55,10 @@ def test_kills_at_random_instants_leave_every_release_paid_for(tmp_path: Path, k
     for kill in range(kills):
         before = audit(folder)
         child = start("release", folder, "honest", 1_000_000)
-        if kill % 3:  # the others are killed as early as while they import
+        if kill % 3:  # every third child may be killed before it is ready
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
-        while kill % 3 == 1 and released_in(folder) == before[1]:  # a third charge something, however slow the machine
+        while kill % 3 == 1 and released_in(folder) == before[1]:  # every third child charges, however slow the machine
             assert child.poll() is None
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.06))
@@ -72,7 +73,7 @@ def test_kills_at_random_instants_leave_every_release_paid_for(tmp_path: Path, k
 
 
 def sweep(tmp_path: Path, order: str, rounds: int) -> Iterator[bool]:
-    """Kill a new run at each of its named instants in turn: whether each left its releases underpaid."""
+    """Kill a new run at each of its crash points in turn; yields whether the kill left a release that was not charged."""
     for deadly in range(1000):
         folder = new(tmp_path / f"{order}-{deadly}")
         ended = forked("release-and-die", folder, order, rounds, deadly)

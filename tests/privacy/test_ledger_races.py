@@ -1,4 +1,4 @@
-"""Processes that meet at one ledger: of the last of a budget exactly one gets it, and no row is lost."""
+"""Processes that use one ledger at the same time: exactly one gets the rest of a budget, and no row is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.privacy.ledger_child import UNIT, heads_beside, start
 
 
 def race(*children: tuple[str | int | Path, ...]) -> Counter[int]:
-    """Start them all, let them go once all are ready, and count their exit statuses."""
+    """Start the children, release them once all are ready, and count their exit statuses."""
     running = [start(*arguments) for arguments in children]
     for child in running:
         assert child.stdout is not None
@@ -30,7 +30,7 @@ def race(*children: tuple[str | int | Path, ...]) -> Counter[int]:
 
 
 def nearly_spent(path: Path) -> Ledger:
-    """One of eight is left."""
+    """A ledger with an epsilon of 1 left of 8."""
     ledger = Ledger.create(path, data_set="ward", epsilon=8.0, delta=0.0)
     ledger.reserve("earlier", Cost(7.0, 0.0), data_digest="d", unit=UNIT, terms={})
     return ledger

@@ -1,4 +1,4 @@
-"""Whatever is changed in a ledger's file is seen: by the chain, and what the chain cannot see, by a head kept elsewhere."""
+"""Every change of a ledger's file is noticed: by the chain of digests, or else by a head kept elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 @contextmanager
 def raw(path: Path) -> Iterator[sqlite3.Connection]:
-    """The table without its triggers, which are put back afterwards, so that only the chain can tell."""
+    """A connection without the table's triggers, which are restored afterwards, so that only the chain can notice a change."""
     with closing(sqlite3.connect(path)) as connection, connection:
         triggers = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE type = 'trigger'")]
         connection.execute("DROP TRIGGER never_updated")
@@ -55,7 +55,7 @@ def change(path: Path, row: int, field: str, value: Any) -> None:
 
 
 def bodies(ledger: Ledger, row: int) -> Iterator[str]:
-    """The row's body with each of its values changed in turn, one more, and the same in another spelling."""
+    """The row's body with each of its values changed in turn, with one key more, and with other white space."""
     body = dict(ledger.rows()[row - 1].body)
     for key, value in body.items():
         other = {str: "x", int: 9, float: 9.0, dict: {"x": 1}, type(None): 9.0}[type(value)]
@@ -142,11 +142,11 @@ def test_a_cut_end_is_seen_by_its_head_and_by_who_had_read_it(ledger: Ledger, le
     with pytest.raises(LedgerError, match="cut: row 6, read before, is gone"):
         ledger.charge("a", "", 1, {})
     if left:
-        assert len(Ledger.open(ledger.path).rows()) == left  # nobody remembers: it cannot be seen
+        assert len(Ledger.open(ledger.path).rows()) == left  # without a head it goes unnoticed
 
 
 def rechained(ledger: Ledger, row: int, **changes: Any) -> None:
-    """Somebody who knows the format: the row's body changed, it and all later rows sealed anew."""
+    """Change a row and seal it and all later rows again, as an attacker who knows the format does."""
     last: Row | None = None
     rows = ledger.rows()
     with raw(ledger.path) as connection:
@@ -162,7 +162,7 @@ def rechained(ledger: Ledger, row: int, **changes: Any) -> None:
 def test_a_chain_written_anew_is_seen_by_the_head_of_any_later_row(ledger: Ledger) -> None:
     rows, uuid = ledger.rows(), ledger.head.ledger
     rechained(ledger, 3, body={"releases": 9})
-    assert Ledger.open(ledger.path).charged("a") == {"": 10}  # without a head it is a ledger like another
+    assert Ledger.open(ledger.path).charged("a") == {"": 10}  # without a head it is a valid ledger
     for row in rows:
         head = Head(uuid, row.id, row.digest)
         if row.id < 3:

@@ -1,4 +1,4 @@
-"""What bounds a contribution: clip factors against their definition, and mechanisms that say what they do."""
+"""Clip factors against their definition, and the numbers that mechanisms state about themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stream(*label: str | int) -> Stream:
 
 
 def norm_of(*tensors: Tensor) -> float:
-    """In float64, over all tensors together: as a client measures it."""
+    """The norm of all tensors together, in float64, as a client measures it."""
     return math.sqrt(sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors))
 
 
@@ -66,7 +66,7 @@ def test_a_gaussian_says_what_it_does() -> None:
     st.floats(min_value=1e-20, max_value=1e20),
 )
 def test_clip_factors_are_those_of_the_definition(norm: float, clip_norm: float) -> None:
-    """min(1, C / norm), to one part in a million and never above; 0 for what cannot be bounded."""
+    """min(1, C / norm), to one part in a million and never above; 0 if the norm is negative or not finite."""
     factor = clip_factor(norm, clip_norm)
     if not math.isfinite(norm) or norm < 0:
         assert factor == 0
@@ -107,9 +107,9 @@ EXTREME = [1e-45, 1.4e-45, 1e-40, 1.1754944e-38, 1e-30, 1e-10, 1.0, 1e10, 1e30, 
     st.integers(min_value=1, max_value=300),
     st.sampled_from(EXTREME) | st.floats(min_value=1e-45, max_value=1e38),
 )
-@example([1e35], 300, 1e-8)  # the factor has no place in float32
+@example([1e35], 300, 1e-8)  # the factor underflows in float32
 @example([3e38], 300, 0.1)
-@example([1e-3], 300, 1e-42)  # nor have the scaled coordinates
+@example([1e-3], 300, 1e-42)  # and so do the scaled coordinates
 @example([1e-45], 300, 1e-44)
 @example([1e30, -1e30, 1e-30], 300, 1.0)
 @example([0.1], 100, 1.0)
@@ -120,13 +120,13 @@ def test_what_was_scaled_in_float32_is_never_longer_than_the_clip_norm(
     factor = clip_factor(norm_of(*tensors), clip_norm)
     scaled = [tensor * factor for tensor in tensors]
     assert norm_of(*scaled) <= clip_norm
-    assert exact_square_norm(scaled[0][: len(values)], scaled[1]) <= Fraction(clip_norm) ** 2  # by no float's mercy
+    assert exact_square_norm(scaled[0][: len(values)], scaled[1]) <= Fraction(clip_norm) ** 2  # in exact arithmetic
     if 1e-30 <= clip_norm < norm_of(*tensors) < 1e30 * clip_norm:
-        assert norm_of(*scaled) >= clip_norm * (1 - 1e-5)  # and nothing is given away
+        assert norm_of(*scaled) >= clip_norm * (1 - 1e-5)  # nor much shorter
 
 
 def test_without_the_hair_rounding_makes_contributions_longer_than_the_clip_norm() -> None:
-    """What the test above would catch."""
+    """A factor of exactly 1 / norm leaves some contributions longer than 1, which the test above would catch."""
     generator = torch.Generator().manual_seed(0)
     contributions = [torch.randn(1000, generator=generator) for _ in range(50)]
     norms = [norm_of(contribution * (1 / norm_of(contribution))) for contribution in contributions]

@@ -1,4 +1,4 @@
-"""What perturbs a sum: released noise against its law, its grid, and nothing but the stream deciding it."""
+"""The noise on a released sum: its law, its grid, and that nothing but the stream determines it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stream(*label: str | int) -> Stream:
 
 
 def grid_of(std: float) -> float:
-    """The coarsest power of two up to 2^-20 std, found by halving."""
+    """The largest power of two up to 2^-20 std, found by halving and doubling."""
     grid = 1.0
     while grid > std * 2.0**-20:
         grid /= 2
@@ -63,7 +63,7 @@ def test_every_coordinate_of_every_tensor_gets_noise_of_its_own() -> None:
     st.lists(st.floats(min_value=-1e30, max_value=1e30), min_size=1, max_size=20),
 )
 def test_what_is_released_lies_on_the_grid(std: float, values: list[float]) -> None:
-    """Of multiples of 2^(floor(log2 std) - 20): also where float32 then rounds to multiples of more."""
+    """Releases are multiples of 2^(floor(log2 std) - 20), also where float32 then rounds them to a coarser grid."""
     released = perturbed(torch.tensor(values, dtype=torch.float64), std, stream("grid"))
     assert released.dtype == torch.float32
     steps = [Fraction(value) / Fraction(grid_of(std)) for value in released.tolist()]
@@ -71,7 +71,7 @@ def test_what_is_released_lies_on_the_grid(std: float, values: list[float]) -> N
 
 
 def test_the_grid_hides_what_unrounded_noise_shows() -> None:
-    """A total below half a step cannot be told from zero by the released bits, and could be from those of float64."""
+    """A total below half a step releases the same bits as zero does; unrounded float64 noise would show the difference."""
     std, tiny = 1.0, 2.0**-40
     zeros = torch.zeros(1000, dtype=torch.float64)
     assert torch.equal(perturbed(zeros, std, stream("bits")), perturbed(zeros + tiny, std, stream("bits")))
@@ -81,7 +81,7 @@ def test_the_grid_hides_what_unrounded_noise_shows() -> None:
 
 @every("ratio", [2.0**10, 2.0**24, 2.0**30, 2.0**45, 2.0**60])
 def test_rounding_a_large_total_to_float32_is_post_processing(ratio: float) -> None:
-    """Noise first, on the grid and in float64; only then float32. The other order would lose small noise altogether."""
+    """The noise is added on the grid in float64, and then rounded to float32. The other order would lose small noise."""
     std = 0.75
     total = torch.full((2000,), ratio * std, dtype=torch.float64) + torch.arange(2000) * std
     noise = stream("large").normal((2000,)) * std
@@ -109,7 +109,7 @@ def test_shapes_and_types(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     released = perturbed(total, 1.0, stream("shapes"))
     assert released.shape == shape
     assert released.dtype == torch.float32
-    assert torch.equal(total, torch.full(shape, 2.5, dtype=dtype))  # what was given is as it was
+    assert torch.equal(total, torch.full(shape, 2.5, dtype=dtype))  # the argument is unchanged
     assert torch.equal(released, perturbed(total.double(), 1.0, stream("shapes")))
     assert released.numel() == 0 or not torch.equal(released, total.float())
 
@@ -144,6 +144,6 @@ def test_nothing_but_the_stream_decides_the_noise() -> None:
 
 
 def test_an_empty_total_is_released_as_noise() -> None:
-    """A cohort of nobody tells so to nobody."""
+    """The release of an empty cohort is noise, which does not reveal that the cohort was empty."""
     released = Gaussian(1.0).noised({"a": torch.zeros(1000)}, 1.0, stream("empty"))["a"]
     assert stats.kstest(released.numpy(), "norm").pvalue > TOO_UNLIKELY

@@ -1,4 +1,4 @@
-"""Plans: what noise costs and does, and what is refused before anything is computed."""
+"""Plans: the epsilon and the error of noise, and the settings that are refused before anything is computed."""
 
 from __future__ import annotations
 

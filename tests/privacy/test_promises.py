@@ -1,4 +1,4 @@
-"""The ways to promise one epsilon: their noise against dense matrices and the mechanism itself, and which one is picked."""
+"""The ways to guarantee one epsilon: their noise against dense matrices and the mechanism itself, and which is picked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(possible: Possible = MASKED, setting: Setting = SETTING) -> dict[tuple[
 
 
 def test_each_way_costs_what_the_accountant_says_of_its_own_release() -> None:
-    """In nine rounds of a fifth of the clients, each client has two turns; noise is correlated beyond the last round."""
+    """In nine rounds of a fifth of the clients, a client has up to two turns; the band reaches beyond the last round."""
     ways = made()
     coins = accounting.poisson_sampled(0.2, 2.0)
     c = dense(best(9, 5, 2), 9)
@@ -47,7 +47,7 @@ def test_each_way_costs_what_the_accountant_says_of_its_own_release() -> None:
 
 @every("momentum", [0.0, 0.7])
 def test_final_noise_is_that_of_the_sum_of_all_rounds(momentum: float) -> None:
-    """Of the plain sum, whatever the momentum that the band is for."""
+    """It is the noise on the plain sum, whatever momentum the band was chosen for."""
     ways = made(replace(MASKED, momentum=momentum))
     independent = 2.0 * math.sqrt(9)
     assert ways["coins", "central", "none"].final_noise == independent
@@ -75,7 +75,7 @@ def test_what_is_not_possible_is_not_compared() -> None:
     [(8.0, 2.68, 1.31), (3.0, 6.22, 3.05), (1.0, 16.7, 8.17)],
 )
 def test_the_noise_of_turns_against_known_figures(epsilon: float, independent: float, banded: float) -> None:
-    """The banded figures are of a band of 10; wider ones have less noise."""
+    """The known banded figures are for a band of 10; wider bands have less noise."""
     setting = Setting(clients=5000, cohort=250, rounds=20, delta=1e-5)
     found = list(promises.in_turn(setting, Target(epsilon, None, 1e-5), Possible()))
     assert found[0].final_noise == pytest.approx(independent, rel=0.005)
@@ -102,11 +102,11 @@ WAYS = [
 @every(
     "dim, quietest",
     [
-        (None, 3.0),  # nothing is known of its length
+        (None, 3.0),  # the length of the noise is unknown
         (100, 4.0),  # 4 sqrt(100) / 400 is a tenth
         (101, 3.0),
-        (400, 3.0),  # none is small
-        (4, 4.0),  # of two promises to everyone, the one with less noise
+        (400, 3.0),  # no way has little noise
+        (4, 4.0),  # of the two ways that hold against everybody, the one with less noise
     ],
 )
 def test_the_strongest_promise_of_little_noise_is_picked_and_never_coins(dim: int | None, quietest: float) -> None:
@@ -127,7 +127,7 @@ def test_the_recommended_way_is_found_without_counting_coins(
 
 @every("correlated", [True, False])
 def test_the_least_cohort_is_the_first_of_all_whose_noise_is_no_longer_than_the_way(correlated: bool) -> None:
-    """Also where a turn more makes noise longer again, between the first cohort that is large enough and later ones."""
+    """Also where larger cohorts have one turn more per client and so, again, noise that is too long."""
     few, found = Setting(clients=30, cohort=1, rounds=5, delta=1e-5), set()
     possible = Possible(correlated=correlated)
     for dim in (1, 300, 700, 2000, 10**6):

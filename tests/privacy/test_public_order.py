@@ -1,4 +1,4 @@
-"""A public order: whose turn it is, how often and how far apart, and that nothing but its seed decides."""
+"""A public order: whose turn it is, how often and how far apart turns are, and that nothing but its seed decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cells import every
 ROUNDS = 23
 ORDERS = [
     PublicOrder(12, 3),
-    PublicOrder(10, 3),  # the places of a round span the end of the order
+    PublicOrder(10, 3),  # the places of a round wrap around the end of the order
     PublicOrder(7, 7),
     PublicOrder(7, 5, seed=4),
     PublicOrder(8, 3, vacant=(0, 5, 9)),
@@ -25,7 +25,7 @@ ORDERS = [
 
 
 def turns(order: PublicOrder, rounds: int = ROUNDS) -> dict[int, list[int]]:
-    """The rounds of every member."""
+    """The rounds in which each member has a turn."""
     return {m: [r for r in range(rounds) if m in order.of_round(r)] for m in range(order.population)}
 
 
@@ -39,7 +39,7 @@ def test_turns_are_never_closer_than_the_gap_nor_more_than_counted(order: Public
 
 @every("order", [order for order in ORDERS if not order.vacant])
 def test_gap_and_count_are_reached_so_that_neither_is_too_careful(order: PublicOrder) -> None:
-    rounds = order.places + order.gap  # far enough for the shortest gap to come about
+    rounds = order.places + order.gap  # enough rounds for the shortest gap to occur
     found = turns(order, rounds).values()
     assert min(later - earlier for own in found for earlier, later in pairwise(own)) == order.gap
     assert max(map(len, found)) == order.turns(rounds)
@@ -65,7 +65,7 @@ def test_no_coin_is_tossed() -> None:
 
 
 def test_the_seed_and_the_places_decide() -> None:
-    """The same on every machine and with every version of a library; a member that has gone leaves the others' turns alone."""
+    """The order is the same on every machine and with every library version. A member that leaves moves no other's turns."""
     assert [PublicOrder(9, 3, seed=1).of_round(r) for r in range(3)] == [[3, 5, 7], [0, 2, 4], [1, 6, 8]]
     assert turns(PublicOrder(9, 3)) != turns(PublicOrder(9, 3, seed=1))
     whole, less = turns(PublicOrder(9, 3)), turns(PublicOrder(7, 3, vacant=(6, 2)))

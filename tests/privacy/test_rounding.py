@@ -1,4 +1,4 @@
-"""Rounding at random: its mean, the norm that it never exceeds, and what it does to the sensitivity of a sum."""
+"""Random rounding: its mean, the norm that it never exceeds, and the sensitivity of a sum of rounded vectors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def vector(dim: int, norm: float, seed: int = 0) -> Floats:
 
 
 class Told(Stream):
-    """Uniform numbers that are the same for all coordinates, and then those of a stream."""
+    """A stream whose first calls give the numbers `first`, each for all coordinates, before it continues at random."""
 
     def __init__(self, *first: float) -> None:
         super().__init__(bytes(32))
@@ -69,28 +69,28 @@ def test_no_result_is_longer_and_every_coordinate_is_next_to_its_value(
 
 
 def test_integers_and_zeros_stay_what_they_are() -> None:
-    """A client who is not drawn contributes nothing but noise."""
+    """So a client that is not drawn, whose vector is zero, contributes only noise."""
     assert not rounded(np.zeros(1000), 1.0, stream()).any()
     assert rounded(np.array([3.0, -4.0, 0.0]), 5.0, stream()).tolist() == [3, -4, 0]
 
 
 @pytest.mark.parametrize("norm", [3.0, 30.0, 300.0])
 def test_the_mean_is_the_vector(norm: float) -> None:
-    """Up to the condition, which is met at most draws: no coordinate is off by more than chance, nor all together."""
+    """Apart from the norm condition, which most draws meet, neither one coordinate nor their sum is off by more than chance."""
     values, draws = vector(500, norm), 4000
     drawn = stream("mean", str(norm))
     errors = np.mean([rounded(values, norm, drawn) for _ in range(draws)], axis=0) - values
     share = values - np.floor(values)
     spread = np.sqrt(share * (1 - share) / draws)
     assert (np.abs(errors) < 5.5 * spread + 0.1 / math.sqrt(500)).all()
-    along = float(errors @ values) / norm  # the condition shortens: a small part of what one rounding is off by
+    along = float(errors @ values) / norm  # the condition shortens by a small part of one rounding error
     assert abs(along) < 0.05 * math.sqrt(500) / 2
     assert abs(float(errors.sum())) < 6 * math.sqrt(float((spread**2).sum())) + 0.5
 
 
 @every(("dim", "norm"), [(1, 0.5), (4, 1.0), (400, 10.0), (400, 1000.0), (10_000, 50.0)])
 def test_most_draws_are_short_enough(dim: int, norm: float) -> None:
-    """At least 39 of 100, at the vectors that rounding makes longest: halves everywhere."""
+    """At least 39 % of the draws, also for vectors of halves, which rounding lengthens most."""
     values = np.full(dim, norm / math.sqrt(dim))
     drawn = stream("refused")
     limit = squared_bound(norm, dim)
@@ -99,9 +99,9 @@ def test_most_draws_are_short_enough(dim: int, norm: float) -> None:
 
 
 def test_what_is_too_long_is_drawn_again_and_never_clipped() -> None:
-    """All coordinates up, all up, then by chance: the result is the third draw, as it was drawn."""
+    """The first two draws round every coordinate up, the third at random: the result is the third draw, unchanged."""
     dim, unit = 400, 10.0
-    values = np.full(dim, unit / math.sqrt(dim))  # halves, of which all up have norm 20
+    values = np.full(dim, unit / math.sqrt(dim))  # halves: rounded up, their norm is 20
     assert dim > squared_bound(unit, dim)
     result = rounded(values, unit, Told(0.0, 0.0))
     expected = (Told().uniform(dim) < 0.5).astype(np.int64)
@@ -119,7 +119,7 @@ def test_unconditional_rounding_exceeds_the_bound() -> None:
 
 @pytest.mark.parametrize("dim", [3, 50])
 def test_sensitivity_of_a_sum_by_brute_force(dim: int) -> None:
-    """One client more moves an integer sum by at most the bound, and by more than the clip norm in integer units."""
+    """One client more moves an integer sum by at most the bound, and by more than the clip norm at the worst."""
     unit, drawn = 6.0, stream("sensitivity")
     moved = []
     for seed in range(300):

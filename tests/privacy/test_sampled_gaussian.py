@@ -1,4 +1,4 @@
-"""The distribution made with arrays against the library's own, one loss after the other: the same numbers, to the bit."""
+"""The loss distribution from array operations equals the library's, computed one loss at a time, to the bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_composed_releases_cost_what_the_library_says(z: float, rate: float, cou
 @every("rate", [1e-6, 0.05, 0.5, 0.999, 1 - 1e-6])
 @every("z", [0.05, 1.0, 300.0])
 def test_divergences_are_the_librarys_on_the_grid_and_at_its_edges(kind: AdjacencyType, rate: float, z: float) -> None:
-    """The edges are the largest and smallest losses, no loss at all, and those beside log(1 - q), which no observation has."""
+    """The edges are the largest and smallest losses, a loss of zero, and losses near log(1 - q), which no observation has."""
     loss = GaussianPrivacyLoss(z, sampling_prob=rate, adjacency_type=kind)
     ends, bound = loss.connect_dots_bounds(), math.log1p(-rate)
     beside = [sign * bound * (1 + away) for sign in (-1, 1) for away in (-1e-6, -1e-10, 0, 1e-10, 1e-6)]
@@ -58,7 +58,7 @@ def test_a_loss_lies_where_its_observation_is(kind: AdjacencyType) -> None:
     swapped = GaussianPrivacyLoss(0.7, sampling_prob=0.2, adjacency_type=ADD if kind == REMOVE else REMOVE)
     assert swapped.privacy_loss(observations(loss, losses)[3]) != pytest.approx(
         0.1, abs=1e-2
-    )  # the other neighbour: seen
+    )  # the other adjacency is noticed
 
 
 def test_a_rate_that_rounding_hides_is_refused() -> None:

@@ -1,6 +1,6 @@
-"""The laws that cohorts and batches are drawn by, and that what is accounted for is what was drawn.
+"""The laws of cohorts and batches, and that the accounted event describes the draws.
 
-Coins are seeded, so nothing here fails by chance.
+Coins are seeded, so no test fails by chance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def coins(seed: int = 0) -> Uniform:
 
 
 def drawn(sampler: Sampler, seed: int = 0, draws: int = DRAWS) -> NDArray[np.bool_]:
-    """(draws, population): who is in each draw."""
+    """(draws, population): whether each member is in each draw."""
     uniform, population = coins(seed), len(sampler.draw(lambda count: np.zeros(count)))
     found = [sampler.draw(uniform) for _ in range(draws)]
     members = np.zeros((draws, max(population, 20)), dtype=bool)
@@ -40,7 +40,7 @@ def drawn(sampler: Sampler, seed: int = 0, draws: int = DRAWS) -> NDArray[np.boo
 
 
 def given(*numbers: float) -> Uniform:
-    """Coins that are told how to fall."""
+    """A source of coins that returns these numbers."""
 
     def uniform(count: int) -> NDArray[np.float64]:
         assert count == len(numbers)
@@ -75,7 +75,7 @@ def test_a_draw_depends_on_the_coins_alone(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize("sampler", BOTH)
 def test_draws_follow_one_another(sampler: Sampler) -> None:
-    """No draw tells of the next: of two in a row a member is in both as often as two coins say."""
+    """Successive draws are independent: a member is in both of two in a row with probability rate^2."""
     members = drawn(sampler)
     twice = int((members[:-1:2] & members[1::2]).sum())
     assert plausible(twice, members[::2].size, sampler.rate**2)
@@ -83,7 +83,7 @@ def test_draws_follow_one_another(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize("sampler", BOTH)
 def test_secret_coins_are_other_ones_every_time(sampler: Sampler) -> None:
-    """The same label, and seeds that are all the same: 60 cohorts of about 5 of 20 in a row are not the same by chance."""
+    """Label and global seed are the same in both runs; 60 cohorts of about 5 of 20 do not coincide by chance."""
     runs = []
     for _ in range(2):
         np.random.seed(0)
@@ -98,7 +98,7 @@ def test_seeded_generators_of_numpy_are_coins_too(sampler: Sampler) -> None:
 
 
 def test_coins_are_compared_with_the_rate_strictly() -> None:
-    """A coin of exactly the rate is out, as P(u < q) = q says, and so is nobody's at rate 1 or everybody's at rate 0."""
+    """A coin equal to the rate leaves the member out, as P(u < q) = q requires: all are in at rate 1, none at rate 0."""
     below = np.nextafter(0.25, 0)
     assert Poisson(4, 0.25).draw(given(0.25, below, 0.0, 0.9)) == [1, 2]
     assert Poisson(2, 0.0).draw(given(0.0, 0.5)) == []
@@ -112,7 +112,7 @@ def test_the_smallest_coins_are_the_sample() -> None:
 
 
 def test_a_fixed_sample_is_that_of_sorting_all_coins() -> None:
-    """Of equal coins the first ones, as a stable sort has it."""
+    """Among equal coins the first members are taken, as in a stable sort."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         population = int(rng.integers(1, 30))
@@ -145,13 +145,13 @@ def test_a_poisson_draw_is_a_coin_for_each_member() -> None:
     assert Poisson(20, 0.25).expected == 5.0
     members = drawn(Poisson(20, 0.25))
     assert all(plausible(member.sum(), DRAWS, 0.25) for member in members.T)
-    for one, other in itertools.combinations(members.T, 2):  # one coin says nothing of another
+    for one, other in itertools.combinations(members.T, 2):  # coins are independent
         assert plausible((one & other).sum(), DRAWS, 0.0625)
 
 
 def test_a_poisson_draw_has_a_binomial_size_and_may_be_empty() -> None:
     sizes = drawn(Poisson(20, 0.25)).sum(1)
-    cells = [*range(1, 10)]  # 0 and 1 in the first, 10 and more in the last
+    cells = [*range(1, 10)]  # the first cell has sizes 0 and 1, the last 10 and more
     found = np.bincount(np.clip(sizes, 1, 10), minlength=11)[1:]
     law = stats.binom(20, 0.25)
     expected = np.array([law.cdf(1), *(law.pmf(size) for size in cells[1:]), law.sf(9)]) * DRAWS
@@ -159,13 +159,13 @@ def test_a_poisson_draw_has_a_binomial_size_and_may_be_empty() -> None:
     assert plausible((sizes == 0).sum(), DRAWS, 0.75**20)
     assert (sizes == 0).any()
     fixed = np.bincount(np.clip(drawn(FixedSize(20, 5)).sum(1), 1, 10), minlength=11)[1:]
-    assert stats.chisquare(fixed, expected).pvalue < TOO_UNLIKELY  # a size of its own is another law
+    assert stats.chisquare(fixed, expected).pvalue < TOO_UNLIKELY  # a fixed size is another law
 
 
 @every(("population", "rate"), [(4, 0.5), (20, 0.25), (5_000, 0.05), (100_000, 0.001), (50, 1.0)])
 @every("chance", [0.01, 2.0**-40])
 def test_what_is_seldom_exceeded_is(population: int, rate: float, chance: float) -> None:
-    """No less than the binomial law says, and no more than a standard deviation above it."""
+    """The result is at least the binomial quantile, and at most a standard deviation and one above it."""
     members, law = Poisson(population, rate).seldom_exceeded(chance), stats.binom(population, rate)
     assert law.sf(members) <= chance
     assert law.isf(chance) <= members <= min(law.isf(chance) + law.std() + 1, population)
@@ -184,7 +184,7 @@ def test_small_populations(population: int, rate: float) -> None:
 
 
 def inclusion(release: Release) -> float:
-    """The rate at which an event takes it that a member is in a draw."""
+    """The probability that a member is in a draw, according to the release's event."""
     event = release.event
     if isinstance(event, PoissonSampledDpEvent):
         return float(event.sampling_probability)
@@ -211,7 +211,7 @@ def test_a_poisson_release_is_poisson_with_a_member_more_or_less() -> None:
 
 
 def test_a_fixed_size_release_is_without_replacement_with_a_member_replaced() -> None:
-    """Which moves a sum by 2 C: half the noise multiplier, to an accountant of sensitivity one."""
+    """Replacing a member moves a sum by 2 C, so an accountant of sensitivity 1 gets half the noise multiplier."""
     release = FixedSize(1000, 10).release(1.5)
     assert release.event == SampledWithoutReplacementDpEvent(1000, 10, GaussianDpEvent(0.75))
     assert (release.adjacency, release.accountant) == ("replace-one", "rdp")
@@ -224,7 +224,7 @@ def test_a_sample_of_everybody_is_not_amplified() -> None:
 
 
 def test_a_fixed_size_release_is_never_taken_for_a_poisson_one() -> None:
-    """At the same rate and noise it costs more; accounted for as Poisson, most of the difference would go unsaid."""
+    """At the same rate and noise it costs more: an account of Poisson samples would understate epsilon."""
     fixed, poisson = FixedSize(1000, 10).release(1.0), Poisson(1000, 0.01).release(1.0)
     assert not isinstance(fixed.event, PoissonSampledDpEvent)
     assert accounting.epsilon(fixed, 10, 1e-5) > 1.5 * accounting.epsilon(poisson, 10, 1e-5)

@@ -1,4 +1,4 @@
-"""The best of a random number of tries: against its law by enumeration, the published corollaries, and dp_accounting."""
+"""The best of a random number of tries, against its law by enumeration, the published corollaries, and dp_accounting."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from privacy.target import Target
 
 Pmf = NDArray[np.float64]
 FINE = tuple(1 + 1.05**power for power in range(-90, 160))
-MOST = 1500  # tries beyond which no law here has a probability of 1e-12
+MOST = 1500  # more tries than this have a probability below 1e-9 in every law here
 
 
 def number_of_tries(law: Law, mean: float) -> Pmf:
-    """P(K = k) for k = 0, 1, ..., by scipy's laws: a test of their own parameters beside ours."""
+    """P(K = k) for k = 0, 1, ..., by scipy's laws, whose parameters are independent of the module's."""
     counts = np.arange(MOST)
     if law == "poisson":
         return np.asarray(poisson.pmf(counts, mean))
@@ -43,14 +43,14 @@ def log_law(mean: float) -> float:
 
 
 def best_of(law: Pmf, tries: Pmf) -> Pmf:
-    """The law of the best of K tries over outputs in the order of their scores, and, last, that of nothing published."""
+    """The probability of each output, in the order of scores, to be the best of K tries; last, of publishing nothing."""
     below = np.concatenate(([0.0], np.cumsum(law)))
     at_most = np.array([float((tries * value ** np.arange(len(tries))).sum()) for value in below])
     return np.append(np.diff(at_most), tries[0])
 
 
 def divergence(one: Pmf, other: Pmf, order: float) -> float:
-    """The Renyi divergence, both ways: the larger."""
+    """The larger of the Renyi divergences in both directions."""
 
     def way(p: Pmf, q: Pmf) -> float:
         there = (p > 0) & (q > 0)
@@ -61,7 +61,7 @@ def divergence(one: Pmf, other: Pmf, order: float) -> float:
 
 
 def neighbours(kind: str) -> tuple[Pmf, Pmf]:
-    """Laws of one try on neighbouring data, over outputs that get better."""
+    """The laws of one try on two neighbouring data sets, over outputs in the order of their scores."""
     if kind == "rare best":  # the best output is rare, and e times as likely on one side
         return np.array([0.99, 0.01]), np.array([1 - 0.01 * math.e, 0.01 * math.e])
     if kind == "response":  # randomized response: pure epsilon 1
@@ -87,7 +87,7 @@ def test_the_best_of_a_random_number_of_tries_is_below_the_bound(law: Law, kind:
 
 
 def test_the_law_of_the_best_is_that_of_all_outcomes_counted_one_by_one() -> None:
-    """What the test above rests on, by enumeration of every sequence of up to four tries."""
+    """`best_of`, which the test above relies on, equals an enumeration of all sequences of up to four tries."""
     one, tries = np.array([0.2, 0.5, 0.3]), np.array([0.1, 0.2, 0.3, 0.25, 0.15])
     counted = np.zeros(4)
     counted[3] = tries[0]
@@ -98,7 +98,7 @@ def test_the_law_of_the_best_is_that_of_all_outcomes_counted_one_by_one() -> Non
 
 
 def test_a_fixed_number_of_tries_breaks_the_bound_of_every_law_with_its_mean() -> None:
-    """The known counterexample: of K fixed, the worst output's probability is p^K, so epsilon K is reached."""
+    """The known counterexample: with K fixed, the worst output has probability p^K, so K times a try's epsilon is reached."""
     one, other = neighbours("response")
     base = {order: divergence(one, other, order) for order in (*ORDERS, 5000.0)}
     fixed = np.zeros(11)
@@ -110,7 +110,7 @@ def test_a_fixed_number_of_tries_breaks_the_bound_of_every_law_with_its_mean() -
 
 @pytest.mark.parametrize(("law", "eta"), [("logarithmic", 0), ("geometric", 1)])
 def test_pure_privacy_costs_two_plus_eta_times_epsilon(law: Law, eta: int) -> None:
-    """Papernot and Steinke, corollary 3: of an epsilon-DP try, the limit of large orders."""
+    """Papernot and Steinke, corollary 3: the limit of large orders, for epsilon-DP tries."""
     base = dict.fromkeys((*FINE, 1e9, 1e12), 0.5)
     base |= {order: min(0.5, order * 0.125) for order in FINE}
     assert selection.divergences(law, 10.0, base)[1e9] <= (2 + eta) * 0.5 + 1e-6

@@ -1,4 +1,4 @@
-"""The privacy statement: everything a reader needs to doubt it is in its words, and it never promises more than its data."""
+"""The privacy statement: its text has everything a reader needs to question it, and promises no more than its data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATEMENT = Statement(
 
 @every("name", [field.name for field in fields(Statement) if field.name not in ("private", "holds_against")])
 def test_every_field_is_in_the_text(name: str) -> None:
-    """A change of it is a change of the words."""
+    """Changing a field changes the text."""
     value = getattr(STATEMENT, name)
     said = {"epsilon": "(2.5, ", "epsilon_participants": "epsilon is 13.25.", "delta": "1e-05"}.get(name)
     for words in value if name == "not_covered" else [said or value]:
@@ -79,7 +79,7 @@ POSITIVE = st.floats(min_value=1e-12, max_value=1e6)
 
 
 def printed(text: str) -> list[float]:
-    """epsilon, delta and epsilon_participants, as a reader finds them."""
+    """epsilon, delta and epsilon_participants, parsed from the text."""
     found = re.search(r"\((\S+), (\S+)\)-differential privacy.*epsilon is (\S+)\. Mech", text)
     assert found is not None
     return [float(number) for number in found.groups()]
@@ -97,7 +97,7 @@ def test_what_is_printed_is_never_less_than_what_is_guaranteed(
 
 
 def test_rounding_to_the_nearest_would_promise_too_much() -> None:
-    """What the test above would catch."""
+    """To four digits 1.83449 would be 1.834, less than what is guaranteed; the text has 1.835."""
     assert float(f"{1.83449:.4g}") < 1.83449
     assert printed(replace(STATEMENT, epsilon=1.83449).text)[0] == 1.835
 

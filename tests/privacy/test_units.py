@@ -1,4 +1,4 @@
-"""Costs add up for one unit and one kind of neighbours: another is refused, unless the user says that it is the same."""
+"""A ledger adds up costs of one unit and one adjacency. Another unit is refused unless the user declares it the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 def reserve(ledger: Ledger, run: str, unit: Unit) -> None:
-    """The user names the data set, so data of any digest are the ledger's."""
+    """Reserve for a run whose user names the data set, so that data of any digest are admitted."""
     ledger.reserve(run, Cost(1.0, 0.0), data_digest=run, unit=unit, terms={}, data_set="ward")
 
 
@@ -52,7 +52,7 @@ def test_another_unit_is_refused_and_nothing_is_written(ledger: Ledger, other: U
 
 
 def test_who_reserves_first_decides_though_both_have_looked(ledger: Ledger) -> None:
-    """Two runs that start together find an empty ledger, and only one unit gets in."""
+    """Two runs that start together both find an empty ledger; only the unit of the first reservation is admitted."""
     other = Ledger.open(ledger.path)
     for each, unit in ((ledger, PATIENT), (other, DOCTOR)):
         each.require("x", "ward", unit)
@@ -94,7 +94,7 @@ def test_an_example_is_never_declared_to_be_a_client_or_a_group(ledger: Ledger, 
     ) as refused:
         ledger.declare_same(first, other)
     assert "\n" not in str(refused.value)
-    ledger.declare_same(first, "somebody")  # whose kind is known when they reserve
+    ledger.declare_same(first, "somebody")  # a unit whose kind is known once it reserves
     ledger.declare_same("somebody", "anybody")
     with pytest.raises(LedgerError, match="an example is no client"):
         ledger.declare_same("anybody", other)
@@ -107,7 +107,7 @@ def test_an_example_is_never_declared_to_be_a_client_or_a_group(ledger: Ledger, 
 
 
 def test_no_digest_of_rows_is_kept_that_would_confirm_a_guess(tmp_path: Path) -> None:
-    """The same rows are other digests in every ledger, and its key is readable by its owner alone."""
+    """The same rows have different digests in every ledger, and only the owner of the file can read its key."""
     kept = []
     for name in ("one", "two"):
         ledger = Ledger.create(tmp_path / name, data_set="ward", epsilon=8.0, delta=1e-4)

@@ -1,4 +1,4 @@
-"""What a server and some colluding clients can make of a session: masks taken off, secrets rebuilt from shares."""
+"""The view of a server that colludes with some clients: it removes masks and rebuilds secrets from shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRIME = 2**256 + 297
 
 @dataclass(frozen=True)
 class View:
-    """A session as the test sees it, and what the server and some colluding clients can make of it."""
+    """A session with all its secrets, and the computations of a server that colludes with some clients."""
 
     scene: Play
     keys: Mapping[int, Keys]
@@ -28,11 +28,11 @@ class View:
         return self.scene.cast.ids
 
     def masked(self, client: int) -> Words:
-        """(length,) the vector as the server got it, copied."""
+        """(length,) a copy of the client's masked vector, as the server received it."""
         return Masked.from_bytes(self.scene.said["mask", client], self.scene.cast.parameters, client).vector.copy()
 
     def strip(self, words: Words, client: int, known: Iterable[AgreementKey], others: Iterable[int]) -> None:
-        """Take off what the client added on account of the others, whose mask keys are known."""
+        """Remove, in place, the masks that the client added for `others`, given the private mask keys `known` of the others."""
         public, session = self.keys[client].mask.public, self.scene.cast.parameters.session
         add_masks(words, [pair_mask(key, public, session, me, client) for key, me in zip(known, others, strict=True)])
 
@@ -40,7 +40,7 @@ class View:
         self.strip(words, client, [self.keys[me].mask for me in colluders], colluders)
 
     def strip_all(self, words: Words, client: int, key: AgreementKey) -> None:
-        """Take off all the client's pair masks, with its own mask key."""
+        """Remove, in place, all of the client's pair masks, given the client's own mask key."""
         session = self.scene.cast.parameters.session
         for other in self.ids:
             if other != client:
@@ -48,12 +48,12 @@ class View:
                 add_masks(words, [(mask, -sign)])
 
     def shares(self, owner: int, which: int, holders: Collection[int]) -> dict[int, bytes]:
-        """What these holders have of the owner's seed (0) or mask key (1)."""
+        """These holders' shares of the owner's seed (which = 0) or mask key (which = 1), by holder."""
         return {holder: self.held[holder][owner][which] for holder in holders}
 
 
 def session(made: Cast, keys: Mapping[int, Keys] | None = None, silent: Collection[int] = ()) -> View:
-    """A session up to the end of the masks, which the silent ones do not send."""
+    """A session played until the masked vectors are sent; the clients in `silent` send none."""
     keys = keys or {me: Keys.new() for me in made.ids}
     clients = {me: made.client(me, _keys=keys[me]) for me in made.ids}
     scene = play(made, clients=clients, silent={"mask": silent}, until="unmask")
@@ -65,7 +65,7 @@ def session(made: Cast, keys: Mapping[int, Keys] | None = None, silent: Collecti
 
 
 def rebuilt(shares: Mapping[int, bytes]) -> Secret | None:
-    """Lagrange's formula at zero, by the textbook; None if it is more than 32 bytes."""
+    """The secret by Lagrange's formula at zero; None if the value does not fit 32 bytes."""
     points = {holder + 1: int.from_bytes(share, "little") for holder, share in shares.items()}
     total = 0
     for place, value in points.items():
@@ -77,5 +77,5 @@ def rebuilt(shares: Mapping[int, bytes]) -> Secret | None:
 
 
 def guessed(shares: Mapping[int, bytes]) -> Secret:
-    """The same where the shares may be too few."""
+    """`rebuilt`, or 32 zero bytes where it is None. With fewer shares than the threshold the result is not the secret."""
     return rebuilt(shares) or Secret(bytes(32))

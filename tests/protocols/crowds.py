@@ -1,7 +1,7 @@
-"""Sessions of any size, kind and numbers in which clients vanish at any time, and what must come of them.
+"""Random sessions in which clients drop out at any stage, and the outcome that each must have.
 
-A session is a pure function of its seed, but for the Shamir shares, which decide nothing. Its end is foretold by counting,
-on the definitions and without the code under test.
+A session is a pure function of its seed, except for the Shamir shares, which do not affect the outcome. The expected outcome is
+computed by counting clients, from the definitions and not by the code under test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.protocols.sessions import METHODS, Cast
 
 @dataclass(frozen=True)
 class Crowd(Cast):
-    """A cast with any numbers."""
+    """A cast whose clients have the ids in `numbers`."""
 
     numbers: tuple[int, ...] = ()
 
@@ -40,7 +40,7 @@ class Crowd(Cast):
 
 
 def sized(rng: random.Random) -> tuple[int, int]:
-    """Clients, of whom few are many: keys take time. And neighbours: all, or an even number of a ring."""
+    """The number of clients, seldom large since keys take time, and of neighbours: all others, or an even number."""
     if rng.random() < 0.45:
         count = 3 + int(14 * rng.random() ** 2) if rng.random() < 0.98 else rng.randint(17, 60)
         return count, count - 1
@@ -61,7 +61,7 @@ def crowd(rng: random.Random) -> Crowd:
         survivors=rng.choice([2, rng.randint(2, count)]),
         active=active,
         bits=bits,
-        length=rng.randint(128 // bits, 7),  # what is searched for has 16 bytes or more
+        length=rng.randint(128 // bits, 7),  # the search for secrets needs vectors of 16 bytes or more
         bound=rng.choice([0, 2 ** (bits - 8)]),
         window=window,
         partners=rng.randint(1, max(1, neighbours // 2)),
@@ -83,12 +83,12 @@ def agreement(rng: random.Random) -> AgreementKey:
 
 
 def drawn(rng: random.Random) -> Keys:
-    """A client's secrets from a seed, in the place of the operating system's."""
+    """A client's secrets, drawn from `rng` instead of the operating system."""
     return Keys(agreement(rng), agreement(rng), secret(rng), secret(rng))
 
 
 def vanishing(made: Cast, rng: random.Random) -> dict[str, set[int]]:
-    """Who is silent from which stage on: each client on its own, and now and then a crowd of them at once."""
+    """The clients that drop out at each stage: each client independently, and in some sessions a random group at once."""
     share = rng.choice([0.0, 0.03, 0.1, 0.2, 0.5])
     when = {me: rng.choice(stages(made.parameters)) for me in made.ids if rng.random() < share}
     if rng.random() < 0.4:
@@ -98,7 +98,7 @@ def vanishing(made: Cast, rng: random.Random) -> dict[str, set[int]]:
 
 
 class Session:
-    """The session of one seed. What its clients know is kept here, to look for it at the server."""
+    """The session of one seed. It keeps its clients' secrets, so that a test can search the server for them."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -119,7 +119,7 @@ class Session:
         return np.array(drawn, dtype=f"i{bits // 8}").view(f"u{bits // 8}")
 
     def run(self) -> bool:
-        """Whether there is a sum. Whoever raises anything but `Aborted` fails the test."""
+        """Play the session; returns whether it ends with a sum. Any error other than `Aborted` fails the test."""
         clients = {me: self.cast.client(me, _keys=self.keys[me]) for me in self.cast.ids}
         inbox, gone = dict.fromkeys(self.cast.ids, b""), set[int]()
         for stage in stages(self.cast.parameters):
@@ -159,7 +159,10 @@ class Session:
         return np.array([sum(column) % 2**self.cast.bits for column in columns], f"u{self.cast.bits // 8}")
 
     def secrets(self) -> Iterator[tuple[str, bytes]]:
-        """What no server may hold when the session is over: vectors, masked or not, in part or in sum, and keys to them."""
+        """(name, bytes) of all data that the server must not hold after the session.
+
+        Vectors with all, some or none of their masks, running sums of these, the masks, private keys, seeds and opened shares.
+        """
         total = np.zeros(self.cast.length, f"u{self.cast.bits // 8}")
         sums = {form: total.copy() for form in ("plain", "masked", "with pair masks", "with its own mask")}
         for me, masked in self.masked.items():
@@ -184,7 +187,7 @@ class Session:
 
 
 def foretold(session: Session) -> set[int] | None:
-    """The survivors, None if the session must abort: by counting alone, on the graph that the server has drawn."""
+    """The survivors that the session must have, by counting on the server's graph; None if it must abort."""
     parameters, silent = session.cast.parameters, session.silent
     least = max(parameters.survivors, parameters.threshold + 1)
     left = set(parameters.clients) - silent["advertise"]
@@ -212,7 +215,7 @@ def foretold(session: Session) -> set[int] | None:
 
 
 def naive_core(graph: Topology, members: set[int], threshold: int, partners: int = 0) -> set[int]:
-    """Throw out one at a time until nobody has too few holders left, or too few of those it chose to mask with."""
+    """Remove one client at a time until each has enough holders and, where clients choose, enough of its first choices."""
     left = set(members)
 
     def lonely(me: int) -> bool:
@@ -225,13 +228,16 @@ def naive_core(graph: Topology, members: set[int], threshold: int, partners: int
 
 
 def short(graph: Topology, dealt: set[int], survivors: set[int], present: set[int], threshold: int) -> bool:
-    """Whether a secret that is needed has too few holders present: a survivor's, or of one whose masks are in the sum."""
+    """Whether too few holders are present for a needed secret: of a survivor, or of a client whose masks are in the sum."""
     needed = {me for me in dealt if me in survivors or survivors.intersection(graph.partners(me))}
     return any(len(present.intersection(graph.holders(me))) < threshold for me in needed)
 
 
 def together(graph: Topology, survivors: set[int], window: int, partners: int) -> bool:
-    """Whether any k / 2 places in a row have more survivors than the window, or everybody enough of those it chose."""
+    """Whether every k / 2 consecutive ring places have more than `window` survivors; True on a complete graph.
+
+    Where clients choose: whether each survivor has at least `partners` survivors among its first choices.
+    """
     if isinstance(graph, Chosen):
         return all(len(survivors.intersection(graph.firsts(me))) >= partners for me in survivors)
     if graph.complete:

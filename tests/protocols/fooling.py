@@ -1,4 +1,4 @@
-"""Sessions in which somebody is told something wrong, by the server or in a client's name."""
+"""Sessions with altered messages: from the server to clients, or in a client's name to the server."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Lie = Callable[[bytes], bytes]
 
 
 def cast_of(options: dict[str, Any]) -> Cast:
-    """With the same identities every time: hypothesis repeats what it does."""
+    """The cast, with the same identities on every call, since hypothesis replays its examples."""
     made, rng = Cast(**options), random.Random(1)
     return replace(made, identities={me: Identity.from_secret(secret(rng)) for me in made.ids}) if made.active else made
 
 
 def clients_of(made: Cast) -> dict[int, Client]:
-    """With the same keys every time, and so the same graph."""
+    """The clients, with the same keys on every call, and so the same graph."""
     rng = random.Random(made.parameters.session)
     return {me: made.client(me, _keys=drawn(rng)) for me in made.ids}
 
 
 @cache
 def recorded(name: str) -> Play:
-    """A session in which one client drops before the masks."""
+    """A session in which one client drops out before it sends its masked vector."""
     made = cast_of(CASTS[name])
     return play(made, clients=clients_of(made), silent={"mask": made.ids[-1:]})
 
@@ -56,7 +56,7 @@ def messages(scene: Play) -> list[bytes]:
 
 @cache
 def pool() -> tuple[bytes, ...]:
-    """Of all sessions: a piece of one is put into a message of another."""
+    """The messages of all sessions. `mutated` puts pieces of one into another."""
     return tuple(dict.fromkeys(message for name in CASTS for message in messages(recorded(name))))
 
 
@@ -69,18 +69,18 @@ def choices(data: st.DataObject) -> tuple[Pick, Noise]:
 
 @dataclass
 class Outcome:
-    """A session with lies in it: whether one was taken for the truth, and who refused one."""
+    """A session with altered messages: whether any was accepted, and the clients whose altered message was refused."""
 
     scene: Play
     believed: bool = False
     refused: set[int] = field(default_factory=set)
-    honestly: list[ProtocolError] = field(default_factory=list)  # raised by the truth
-    finished: bool = True  # everybody who refused
+    honestly: list[ProtocolError] = field(default_factory=list)  # errors that unaltered messages raised
+    finished: bool = True  # whether `finished` holds for every client that refused
     done: bool = False
 
 
 def fooled_server(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
-    """Before a client's message comes another one in its name."""
+    """Play a session. For each (stage, client) in `lies` the server first receives an altered message in the client's name."""
     result = Outcome(Play(made, made.server(), clients_of(made), made.vectors()))
     scene, inbox = result.scene, dict.fromkeys(made.ids, b"")
     for stage in stages(made.parameters):
@@ -101,7 +101,7 @@ def fooled_server(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
                     continue
             try:
                 scene.server.receive(client, answer)
-            except ProtocolError:  # a lie that was believed may have taken this client's keys
+            except ProtocolError:  # an accepted lie may already contain this client's keys
                 if not result.believed:
                     raise
         try:
@@ -115,7 +115,7 @@ def fooled_server(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
 
 
 def fooled_clients(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
-    """Some clients are told something else. Whoever refuses it is finished; the others go on."""
+    """Play a session. Each (stage, client) in `lies` receives an altered message; a client that refuses it is finished."""
     result = Outcome(Play(made, made.server(), clients_of(made), made.vectors()))
     scene, inbox = result.scene, dict.fromkeys(made.ids, b"")
     for stage in stages(made.parameters):
@@ -146,7 +146,7 @@ def fooled_clients(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
 
 
 def finished(client: Client, keys: Keys, stage: str, message: bytes) -> bool:
-    """Whether it answers nothing more, not even to what would have been right, and has forgotten its secrets."""
+    """Whether the client refuses even the unaltered `message` and holds none of its secrets any more."""
     vector = np.zeros(client.parameters.length, f"u{client.parameters.bits // 8}")
     arguments = (message, vector) if stage == "mask" else (message,)
     with pytest.raises(MessageError, match="out of turn: this client is finished"):

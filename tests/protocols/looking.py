@@ -1,4 +1,4 @@
-"""Everything that an object holds, as bytes: what a search for secrets goes through."""
+"""All bytes reachable from an object, to search them for secrets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-_CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)  # what a program is made of, and no data of an object
+_CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)  # code, not the data of an object
 _SEPARATOR = bytes.fromhex("a5" * 7)
 
 
 def everything(root: object) -> Iterator[object]:
-    """The object and whatever hangs on it, through attributes, slots, containers, views, closures: all the collector knows."""
+    """The object and every object reachable from it through attributes, slots, containers, views and closures."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:
@@ -34,9 +34,9 @@ def _closes_over(thing: object) -> bool:
 
 
 def _inside(thing: object) -> list[object]:
-    if isinstance(thing, FunctionType):  # its globals are a module's
+    if isinstance(thing, FunctionType):  # not its globals, which belong to a module
         return [cell.cell_contents for cell in thing.__closure__ or ()]
-    if isinstance(thing, np.ndarray):  # the collector does not know what an array is a view of
+    if isinstance(thing, np.ndarray):  # the garbage collector does not know the base of an array
         return [thing.base, *(thing.ravel().tolist() if thing.dtype.hasobject else ())]
     if isinstance(thing, memoryview):
         return [thing.obj]
@@ -44,9 +44,10 @@ def _inside(thing: object) -> list[object]:
 
 
 def contents(root: object) -> bytes:
-    """All bytes, arrays, numbers and private keys that hang on an object, one after the other.
+    """All bytes, strings, arrays, numbers and private keys reachable from an object, joined by a separator.
 
-    Numbers in a container appear in a row, as words of 4 and of 8 bytes; large ones as 33 bytes, in both orders.
+    Integers in a container are packed together as words of 4 and of 8 bytes; large integers appear as 33 bytes, in both byte
+    orders.
     """
     parts: list[bytes] = []
     for thing in everything(root):
@@ -55,7 +56,7 @@ def contents(root: object) -> bytes:
 
 
 def remains(error: BaseException | None) -> list[dict[str, object]]:
-    """The local variables of `protocols` that an error keeps alive, and those of the errors that it came from."""
+    """The local variables of frames of `protocols` that an error and its causes keep alive."""
     found = []
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -1,6 +1,7 @@
-"""How likely uniform random words would look as odd as these do: one p-value a statistic, and one of all together.
+"""Tests of the uniformity of words: one p-value for each statistic, and one for all statistics together.
 
-Words are independent and uniform under the hypothesis, so every statistic's law is known. Meant for 2^18 words or more.
+Under the null hypothesis words are independent and uniform, so every statistic's distribution is known. Meant for 2^18 words or
+more.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from scipy import stats
 
 Words = NDArray[Any]  # uint32 or uint64
 
-# The tests judge about thirty vectors that are uniform, so that fewer than one run in ten million fails by chance.
+# The tests check about thirty uniform vectors, so fewer than one run in ten million fails by chance.
 CHANCE, SURELY = 1e-9, 1e-12
 LAGS = (1, 2, 3, 4, 8, 64, 1024, 32768)
 BLOCK = 16  # bytes of the cipher
 
 
 def p_values(words: Words) -> dict[str, float]:
-    """One for each statistic; a constant vector has zeros."""
+    """The p-value of each statistic. A constant vector has zeros among them."""
     octets = words.view(np.uint8)
     return {
         "bytes": _counts(octets, 256),
@@ -36,7 +37,7 @@ def p_values(words: Words) -> dict[str, float]:
 
 
 def p_value(words: Words) -> float:
-    """Of all statistics together (Bonferroni): of uniform words it is below p with a probability of p at the most."""
+    """The p-value of all statistics together (Bonferroni): for uniform words it is below p with probability at most p."""
     return _all(p_values(words).values())
 
 
@@ -50,7 +51,7 @@ def _counts(values: NDArray[Any], bins: int) -> float:
 
 
 def _bits(words: Words) -> float:
-    """At each place about half are ones: the sum of the squared deviations, in standard deviations, is chi-square."""
+    """Ones at each bit position: the sum of the squared standardised deviations from one half has a chi-square distribution."""
     bits = 8 * words.itemsize
     ones = np.array([int(((words >> words.dtype.type(place)) & words.dtype.type(1)).sum()) for place in range(bits)])
     deviations = (2 * ones - len(words)) / np.sqrt(len(words))
@@ -58,14 +59,14 @@ def _bits(words: Words) -> float:
 
 
 def _serial(words: Words) -> float:
-    """The correlation with what stands so many places on is about normal, with variance 1 / n."""
+    """The correlation of words `lag` places apart is approximately normal, with variance 1 / n."""
     return _all(_correlated(words[:-lag], words[lag:]) for lag in LAGS)
 
 
 def _correlated(first: Words, second: Words) -> float:
     width = 2.0 ** (8 * first.itemsize)
     left, right = (part.astype(np.float64) / width - 0.5 for part in (first, second))
-    # of independent uniform numbers the mean product has variance (1/12)^2 / n
+    # the mean product of n independent pairs of centred uniform numbers has variance (1/12)^2 / n
     return float(2 * stats.norm.sf(abs(left @ right) / len(left) * 12 * np.sqrt(len(left))))
 
 
@@ -76,13 +77,13 @@ def _half(words: Words, which: int) -> NDArray[Any]:
 
 
 def _top(halves: NDArray[Any]) -> NDArray[Any]:
-    """Their highest 16 bits."""
+    """The highest 16 bits of each half."""
     top: NDArray[Any] = (halves >> halves.dtype.type(8 * halves.itemsize - 16)).astype(np.uint16)
     return top
 
 
 def _repeats(octets: NDArray[np.uint8]) -> float:
-    """Of n blocks of 16 bytes, two are the same with a probability of at most n^2 / 2^129."""
+    """Among n uniform blocks of 16 bytes two are equal with probability at most n^2 / 2^129."""
     halves = octets[: len(octets) // BLOCK * BLOCK].view("<u8").reshape(-1, 2)
     order = np.lexsort(halves.T)
     same = (halves[order[1:]] == halves[order[:-1]]).all(axis=1).any()

@@ -1,7 +1,7 @@
-"""Golden sessions: fixed keys and every message, and what becomes of each message with one byte changed.
+"""Golden sessions: fixed keys, every message, and the outcome of a replay in which one byte of a message is changed.
 
-`python -m tests.protocols.recording` writes `tests/vectors/secure_aggregation.json` anew; do so only when the protocol's
-version changes.
+`python -m tests.protocols.recording` rewrites `tests/vectors/secure_aggregation.json`; run it only when the protocol's version
+changes.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def clients_of(session: Session, made: Cast) -> dict[int, Client]:
 
 
 class Replay:
-    """A session played again. What is random in it, the shares, is taken from the recording; all else is made anew.
+    """A replay of a session. The shares, which are random, are copied from the recording; everything else is computed again.
 
-    `change` is what to do to one message: direction ("said" or "told"), stage, client, place, and what to combine the byte
-    there with by exclusive or. Stops at the first refusal, which `outcome` names.
+    `change` alters one byte of one message. It names the direction ("said" by a client, "told" by the server), the stage, the
+    client, the place of the byte (`at`) and the value to combine it with by exclusive or (`xor`). The replay stops at the first
+    refusal, which `outcome` names.
     """
 
     def __init__(self, session: Session, change: Mapping[str, Any] | None = None) -> None:
@@ -135,7 +136,7 @@ HEADER = [
 
 
 def fields(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[tuple[str, int, int]]:
-    """Name, place and size of every field, of a table its count and its first entry; written by hand from the format."""
+    """Name, place and size of every field; of a table, its count and first entry. Written by hand from the message format."""
     p = made.parameters
     keys = [
         ("channel", 32),
@@ -168,12 +169,12 @@ def fields(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[t
     if (direction, stage) == ("said", "unmask"):
         at = 52 + struct.unpack_from("<I", message, 48)[0] * 37
         yield "count of keys", at, 4
-        if len(message) > at + 4:  # it has a neighbour that dropped
+        if len(message) > at + 4:  # a neighbour dropped out: a share of its mask key follows
             yield from (("owner of a key", at + 4, 4), ("share of a key", at + 8, 33))
 
 
 def second(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[tuple[str, int, int]]:
-    """What an active session's messages have behind the first table, or behind the words."""
+    """The fields of an active session's messages after the first table, or after the words."""
     p = made.parameters
     if (direction, stage) == ("said", "mask"):
         yield "signature", len(message) - 64, 64
@@ -186,7 +187,7 @@ def second(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[t
 
 
 def changes(session: Session) -> Iterator[dict[str, Any]]:
-    """One bit of every field of the first and the last message of every stage, each way."""
+    """One changed bit in every field of the first and the last message of every stage, in both directions."""
     made = cast_of(session)
     for direction in ("said", "told"):
         for stage in stages(made.parameters):

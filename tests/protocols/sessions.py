@@ -28,7 +28,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Cast:
-    """Parameters that suit each other. `corrupt` and `window` are what every client's policy expects."""
+    """Clients and consistent parameters of a session. `corrupt` and `window` are the assumptions of every client's policy."""
 
     count: int = 5
     neighbours: int | None = None
@@ -46,7 +46,7 @@ class Cast:
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
-        return tuple(range(3, 3 + 2 * self.count, 2))  # neither from zero nor without gaps
+        return tuple(range(3, 3 + 2 * self.count, 2))  # ids neither start at zero nor are consecutive
 
     @cached_property
     def public(self) -> dict[int, bytes]:
@@ -58,7 +58,7 @@ class Cast:
 
     @property
     def least(self) -> int:
-        """More than half of all, where clients choose their neighbours."""
+        """The least number of survivors: more than half of all clients where clients choose their neighbours."""
         return max(self.survivors, self.count // 2 + 1) if self.chosen else self.survivors
 
     @cached_property
@@ -126,7 +126,10 @@ def unaltered(stage: str, client: int, message: bytes) -> bytes:
 
 @dataclass
 class Play:
-    """What happened: the server, the clients, their errors, and every message by (stage, client)."""
+    """A session so far: the server, the clients, their errors, and every message by (stage, client).
+
+    `told` are the messages that clients receive, `said` the messages that they send.
+    """
 
     cast: Cast
     server: Server
@@ -137,7 +140,7 @@ class Play:
     errors: dict[int, ProtocolError] = field(default_factory=dict)
 
     def act(self, stage: str, client: int, message: bytes) -> bytes:
-        """What one client answers."""
+        """The client's answer to the message."""
         arguments = () if stage == "advertise" else (message,)
         last = (self.vectors[client],) if stage == "mask" else ()
         answer: bytes = getattr(self.clients[client], METHODS[stage])(*arguments, *last)
@@ -162,11 +165,11 @@ def play(
     server: Server | None = None,
     after: Play | None = None,
 ) -> Play:
-    """Go through all stages, or stop before the clients act in stage `until`.
+    """Play all stages, or stop before the clients act in stage `until`.
 
-    `silent[stage]` say nothing from that stage on. `tell` and `say` may put another message in the place of one on its way down
-    or up. A client that raises is silent from then on; what the server raises is raised. `after` is a play that was stopped,
-    to go on from there.
+    Clients in `silent[stage]` send nothing from that stage on. `tell` may replace messages to clients, and `say` messages from
+    clients. A client that raises an error sends nothing more; the server's errors are raised. `after` is a stopped play to
+    continue.
     """
     scene = after or Play(cast, server or cast.server(), clients or cast.clients(), cast.vectors(seed))
     now = scene.server.stage

@@ -1,7 +1,7 @@
-"""The protocol once more, from its description, slow and plain: no line of the package is used, and no numpy.
+"""A second implementation of the protocol from its description, slow and plain, without the package and without numpy.
 
-Curve, cipher, authenticator, derivation and interpolation are written out in Python's integers; of `cryptography` there is one
-block of AES at a time, and Ed25519's check.
+Curve, cipher, authenticator, derivation and interpolation are written out in Python's integers. `cryptography` serves only for
+single blocks of AES and for the verification of Ed25519 signatures.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def unsealed(key: bytes, sealed: bytes, associated: bytes) -> bytes:
 
 
 def mask(secret: bytes, length: int, bits: int) -> list[int]:
-    """AES-256 of 0, 1, 2, ... in 16 bytes, the first highest; read as little-endian words."""
+    """AES-256 of the counters 0, 1, 2, ... (16 bytes, big-endian), read as little-endian words."""
     size, words = bits // 8, list[int]()
     for counter in range(-(-length * size // 16)):
         encryptor = Cipher(algorithms.AES(secret), modes.ECB()).encryptor()
@@ -119,7 +119,7 @@ def interpolated(shares: Mapping[int, bytes]) -> bytes:
 
 
 def rebuilt(shares: Mapping[int, bytes], threshold: int) -> set[bytes]:
-    """What every set of `threshold` shares gives."""
+    """The values at zero that all sets of `threshold` shares interpolate to."""
     return {interpolated({one: shares[one] for one in chosen}) for chosen in combinations(shares, threshold)}
 
 
@@ -132,7 +132,7 @@ def signed(identity: bytes, signature: bytes, purpose: str, session: bytes, body
 
 
 def choices(seed: bytes, clients: list[int], chooser: int, count: int) -> list[int]:
-    """One of the others after the other, until there are enough; words that would favour some are left out."""
+    """`count` different other clients, in the order that the keystream of `seed` draws them; biased words are skipped."""
     others, found = sorted(one for one in clients if one != chooser), list[int]()
     for word in stream_words(seed):
         one = others[word % len(others)]
@@ -151,7 +151,7 @@ def stream_words(key: bytes) -> Iterator[int]:
 
 
 def session_number(cast: Mapping[str, Any], ids: list[int], identities: Mapping[int, bytes]) -> bytes:
-    """Of the parameters that `tests.protocols.sessions.Cast` makes."""
+    """The session number of the parameters that `tests.protocols.sessions.Cast` makes."""
     registry = bytes(32)
     active = int(cast.get("active", False))
     if active:
@@ -167,7 +167,7 @@ def session_number(cast: Mapping[str, Any], ids: list[int], identities: Mapping[
 
 
 def table(body: bytes, width: int) -> tuple[dict[int, bytes], bytes]:
-    """A table at the front of a message's body, and what follows it."""
+    """The table at the start of a message's body, and the bytes after it."""
     count, entries = struct.unpack_from("<I", body)[0], dict[int, bytes]()
     for at in range(4, 4 + count * (4 + width), 4 + width):
         entries[struct.unpack_from("<I", body, at)[0]] = body[at + 4 : at + 4 + width]

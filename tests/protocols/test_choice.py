@@ -1,4 +1,4 @@
-"""The choice of neighbours and threshold, against exact counting and against chance itself."""
+"""The choice of neighbours and threshold, compared with exact counting and with simulated random draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARES = [(corrupt, dropout) for corrupt in (0.0, 0.1, 0.2) for dropout in (0.0,
 
 
 def exact(population: int, marked: int, drawn: int, least: int) -> Fraction:
-    """P[H >= least], counted in whole numbers."""
+    """P[H >= least] of the hypergeometric H, in exact arithmetic."""
     ways = sum(
         math.comb(marked, x) * math.comb(population - marked, drawn - x) for x in range(max(least, 0), drawn + 1)
     )
@@ -43,7 +43,7 @@ def test_tails_are_those_of_exact_counting(population: int, marked: int, drawn: 
 
 
 def of_a_ring(choice: Choice, *, corrupt: int, missing: int) -> tuple[Fraction, Fraction]:
-    """`failure` and `abort` by their definitions, counted in whole numbers."""
+    """`failure` and `abort` of a ring by their definitions, in exact arithmetic."""
     n, k, left = choice.clients, choice.neighbours, choice.survivors
     failure = exact(left - 1, corrupt, min(k, left - 1), choice.corrupt + 1) + exact(
         left, corrupt, k // 2, choice.window + 1
@@ -53,7 +53,7 @@ def of_a_ring(choice: Choice, *, corrupt: int, missing: int) -> tuple[Fraction, 
 
 
 def of_choices(choice: Choice, *, corrupt: int, missing: int) -> tuple[Fraction, Fraction]:
-    """The same where clients choose: a from the partners asked for, and every s, term by term."""
+    """`failure` and `abort` where clients choose: a follows from `choice.partners`, and the terms for all s are added up."""
     n, k, m, left = choice.clients, choice.neighbours, choice.neighbours // 2, choice.survivors
     most = next(c for c in range(m + 1) if n * exact(n - 1, corrupt, m, c + 1) <= Fraction(1, 2**42))
     failure = n * exact(n - 1, corrupt, k, choice.corrupt + 1) + n * exact(n - 1, corrupt, m, most + 1)
@@ -147,7 +147,7 @@ def test_no_smaller_ring_would_do() -> None:
 
 
 def test_the_choice_for_a_thousand_is_this_one() -> None:
-    """Noted when the rules were settled, so that a change of them is seen."""
+    """Golden values, so that a change of the rules is noticed."""
     passive = choose(1000, corrupt=0.1, dropout=0.1, active=False)
     assert (passive.neighbours, passive.threshold, passive.corrupt, passive.window) == (96, 40, 39, 27)
     active = choose(1000, corrupt=0.1, dropout=0.1, active=True)
@@ -169,7 +169,7 @@ def test_more_to_withstand_takes_more_neighbours(active: bool) -> None:
 
 
 def most(row: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
-    """(trials,) the largest number marked in any `width` consecutive places; row is (trials, places) of 0 and 1."""
+    """(trials,) the largest number of ones in any `width` consecutive places; row is (trials, places) of 0 and 1."""
     around = np.concatenate([row, row[:, : width - 1]], axis=1)
     counts: np.ndarray[Any, Any] = np.lib.stride_tricks.sliding_window_view(around, width, axis=1).sum(-1)
     largest: np.ndarray[Any, Any] = counts.max(-1)
@@ -177,7 +177,10 @@ def most(row: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
 
 
 def test_the_corrupt_exceed_c_and_window_as_seldom_as_promised() -> None:
-    """Chance against the bound, where both are large enough to see: on the least roster, all corrupt among those who came."""
+    """Simulated draws against the bound, with security low enough to observe failures.
+
+    The ring has only the least number of survivors, and all corrupt clients are among them.
+    """
     choice = choose(120, corrupt=0.15, dropout=0.1, active=False, neighbours=30, threshold=17, security=5)
     source, trials = np.random.default_rng(1), 4000
     bad, came = 18, choice.survivors
@@ -190,7 +193,7 @@ def test_the_corrupt_exceed_c_and_window_as_seldom_as_promised() -> None:
     share = exceeded.mean()
     assert 0 < share <= choice.failure <= 2**-5
     tight = (holders > choice.corrupt - 2).any(1) | (most(row, half) > choice.window - 2)
-    assert tight.mean() > 2**-5  # and c and window are no larger than they have to be
+    assert tight.mean() > 2**-5  # c and window are not larger than necessary
 
 
 def test_rounds_abort_as_seldom_as_promised() -> None:
@@ -203,13 +206,13 @@ def test_rounds_abort_as_seldom_as_promised() -> None:
         aborted += left < choice.threshold or not graph.holds_together(alive, choice.window)
     assert choice.survivors == 48
     assert 0 < aborted / trials <= choice.abort + 3 * math.sqrt(choice.abort / trials)
-    assert choice.abort < 60 * aborted / trials  # the union bound is above the truth by no more than what is united
+    assert choice.abort < 60 * aborted / trials  # the union bound over 60 clients is below 60 times the frequency
 
 
 def lost(choice: Choice, gone: int, source: np.random.Generator) -> bool:
-    """Whether a round aborts in which clients choose and so many are missing, from whichever stage on."""
+    """Whether a round aborts where clients choose and `gone` clients are missing, from whichever stage on."""
     n, m = choice.clients, choice.neighbours // 2
-    alive = np.arange(n) < n - gone  # whom the others have chosen is by chance: so may the missing be the last ones
+    alive = np.arange(n) < n - gone  # choices are uniform, so the missing may as well be the last ones
     for member in range(n - gone):
         others = source.choice(n - 1, choice.neighbours, replace=False)
         stays = alive[others + (others >= member)]
@@ -227,7 +230,10 @@ def test_where_clients_choose_rounds_abort_as_seldom_as_promised() -> None:
 
 
 def test_an_early_loss_costs_no_session() -> None:
-    """500 clients, half a per cent or a tenth of them gone before the graph is there: in a joint draw one would be enough."""
+    """500 clients, of which 0.5% or 10% are lost before the graph exists.
+
+    If all clients drew the graph jointly, a single loss would end the session.
+    """
     choice, source = choose(500, corrupt=0.1, dropout=0.1, active=True), np.random.default_rng(5)
     assert choice.neighbours < 499
     assert not any(lost(choice, gone, source) for gone in [source.binomial(500, 0.005) for _ in range(20)] + [50] * 5)
@@ -239,7 +245,7 @@ def test_given_neighbours_and_threshold_are_kept_to() -> None:
     small = choose(1000, corrupt=0.1, dropout=0.1, active=True, neighbours=50)
     assert small.neighbours == 50
     assert small.failure <= 2**-40
-    assert small.abort > ABORT  # said, and left to whoever asked for it
+    assert small.abort > ABORT  # reported, and accepted since the caller fixed the neighbours
     assert choose(50, corrupt=0.1, dropout=0.1, active=False, threshold=34).threshold == 34
     for all_others in (49, 50, 1000):
         assert choose(50, corrupt=0.1, dropout=0.1, active=False, neighbours=all_others).neighbours == 49
@@ -274,7 +280,7 @@ def test_what_cannot_be_is_refused(clients: int, changes: dict[str, Any], says: 
 
 @every("clients", [3, 4, 7, 10, 25, 100, 333])
 def test_the_remedies_are_remedies(clients: int) -> None:
-    """Whatever share is named as low enough is low enough, and two clients more would be too many."""
+    """A share that the error recommends is accepted, and a share larger by two clients is refused."""
     refused = 0
     for corrupt in (0.0, 0.1, 0.3, 0.5):
         for dropout in (0.1, 0.4, 0.6, 0.7):
@@ -291,13 +297,13 @@ def test_the_remedies_are_remedies(clients: int) -> None:
                 share = float(text.split(f"lower {name} to at most ")[1].split(",")[0])
                 given: dict[str, Any] = {"corrupt": corrupt, "dropout": dropout, "active": True}
                 choose(clients, **(given | {name: share}))
-                too_much = (share * clients + 2.01) / clients  # the three digits may have cost one client
+                too_much = (share * clients + 2.01) / clients  # rounding to three digits may have cost one client
                 with pytest.raises(ParameterError):
                     choose(clients, **(given | {name: too_much}))
     assert refused
 
 
 def test_shares_are_the_decimals_they_are_written_as() -> None:
-    """0.29 in binary is a little less, and 100 times that would be 28 clients."""
+    """The binary fraction nearest 0.29 is slightly smaller, and 100 times it would round down to 28 clients."""
     choice = choose(100, corrupt=0.29, dropout=0.29, active=False, neighbours=99)
     assert (choice.corrupt, choice.survivors) == (29, 71)

@@ -1,4 +1,4 @@
-"""Every lie that a server could tell a client, and that the client believes none: no vector, no share, no second answer."""
+"""A client refuses every false message of a server, and then sends no vector, no share and no second answer."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CHOSEN = {"count": 14, "neighbours": 4, "threshold": 3, "active": True}
 
 
 def at(stage: str, **options: Any) -> Play:
-    """A session in which everybody is about to act in that stage."""
+    """A session stopped before the clients act in this stage."""
     return play(cast(**options), until=stage)
 
 
 def refused(scene: Play, stage: str, message: bytes, error: type[ProtocolError], match: str) -> ProtocolError:
-    """The victim refuses the message, and everything after it, even what would have been right."""
+    """Check that the victim refuses the message, and then even the true message. Returns the first error."""
     with pytest.raises(error, match=match) as caught:
         scene.act(stage, VICTIM, message)
     with pytest.raises(MessageError, match="out of turn: this client is finished"):
@@ -53,7 +53,7 @@ def lied(scene: Play, adverts: Mapping[int, Advertise]) -> bytes:
 
 
 def fresh(owner: int, scene: Play) -> Advertise:
-    """Keys that the server made for somebody, signed by an identity that is not registered."""
+    """An advertisement with keys that the server made, in an active session signed by an unregistered identity."""
     advert = Advertise(AgreementKey.new().public, AgreementKey.new().public)
     if not scene.cast.active:
         return advert
@@ -181,7 +181,10 @@ def test_a_roster_of_the_same_session_from_before_a_restart() -> None:
 
 
 def chosen_at(stage: str, **options: Any) -> tuple[Play, tuple[int, ...], tuple[int, ...]]:
-    """A session in which clients choose; whom the victim chose, and who chose the victim without being chosen by it."""
+    """A session in which clients choose, the choices of the victim, and its choosers.
+
+    The choosers have the victim among their first two choices, and the victim has not chosen them.
+    """
     while True:
         scene = at(stage, **(CHOSEN | options))
         seeds = {me: scene.clients[me]._advert.choice for me in scene.cast.ids}
@@ -303,7 +306,7 @@ def test_a_ciphertext_that_was_changed() -> None:
 
 
 def between(scene: Play, sender: int, receiver: int) -> bytes:
-    """What one sealed for the other."""
+    """The shares that `sender` sealed for `receiver`."""
     return Delivery.from_bytes(scene.told["mask", receiver], scene.cast.parameters).sealed[sender]
 
 
@@ -371,7 +374,7 @@ def test_a_coordinate_beyond_the_bound(value: int) -> None:
 
 
 def listing(scene: Play, survivors: Collection[int]) -> bytes:
-    """With the signatures that those near the victim have sent, if the session is active."""
+    """A list of these survivors; in an active session with the signatures of the clients near the victim."""
     around = near(VICTIM, scene.clients[VICTIM]._graph, survivors) if scene.cast.active else ()
     statements = {me: scene.server._statements[me] for me in around}
     return Survivors(tuple(sorted(survivors)), statements).to_bytes(scene.cast.parameters)
@@ -395,13 +398,13 @@ def test_a_survivor_that_masked_by_another_list_of_those_who_dealt() -> None:
 
 
 def test_survivors_among_whom_somebody_is_left_with_too_few_it_chose_to_mask_with() -> None:
-    """The victim itself, and whoever's shares it holds: two of three are said to be gone."""
+    """The list omits two of the three first choices of the victim, or of an owner whose shares the victim holds."""
     for whose in ("its own", "an owner's"):
         scene, _, choosers = chosen_at("consistency", neighbours=6, threshold=4, partners=2)
         one = VICTIM if whose == "its own" else choosers[0]
         gone = [me for me in scene.clients[VICTIM]._graph.firsts(one) if me != VICTIM][:2]  # type: ignore[union-attr]
         message = listing(scene, set(scene.cast.ids) - set(gone))
-        # Whichever is met first: others, too, may have chosen both.
+        # The error names the first client found: others may have chosen both as well.
         refused(scene, "consistency", message, Aborted, r"1 of the neighbours that client \d+ chose are left")
 
 
@@ -426,7 +429,7 @@ def test_a_list_of_survivors(lie: str, active: bool) -> None:
     sessions = scene.clients[VICTIM]._sessions
     caught = refused(scene, stage, listing(scene, made(scene.cast)), error, match)
     assert caught.protected == "this client's vector stays under its masks, since it has opened no share"
-    sessions.claim(scene.cast.parameters.session)  # nothing had been claimed
+    sessions.claim(scene.cast.parameters.session)  # succeeds, since the refused list claimed nothing
 
 
 def test_a_list_with_too_few_holders_of_its_shares() -> None:
@@ -443,7 +446,7 @@ def test_a_survivor_that_never_dealt_its_shares() -> None:
 
 
 def test_survivors_that_fall_into_two_parts() -> None:
-    """Two windows of the ring, on either side, are said to have dropped: each half would have a sum of its own."""
+    """The list omits two windows on opposite sides of the ring, so that each half would have its own sum."""
     scene = at("unmask", count=16, neighbours=4, threshold=1, survivors=2)
     order = scene.clients[VICTIM]._graph.order
     place = order.index(VICTIM)
@@ -504,7 +507,7 @@ def told(scene: Play, signatures: Mapping[int, bytes]) -> bytes:
 
 
 def test_two_clients_that_were_given_different_lists() -> None:
-    """The victim is told that client 13 dropped, the others that it did not: so the others signed another list."""
+    """In the victim's list client 13 dropped out, in the others' it did not, so the others signed another list."""
     made = cast(count=6, threshold=4, active=True)
 
     def tell(stage: str, client: int, message: bytes) -> bytes:
@@ -535,7 +538,7 @@ def test_a_signature_over_the_list(lie: str) -> None:
         "another signer": signatures[7],
         "another session": confirmations(other)[5],
     }[lie]
-    assert signatures[7] == signed(scene, ids, 7)  # the forgeries are as good as can be
+    assert signatures[7] == signed(scene, ids, 7)  # `signed` makes true signatures, so the lie is the only fault
     refused(scene, "unmask", told(scene, signatures), Tampering, "client 5 has not signed the list")
 
 
@@ -556,7 +559,7 @@ def test_where_clients_choose_all_are_asked_and_not_the_holders_alone() -> None:
 
 
 def test_a_list_is_signed_once_even_by_a_copy_or_after_a_restart(tmp_path: Path) -> None:
-    """Two signatures of honest clients over different lists could make two lists pass."""
+    """If honest clients signed two different lists, both lists could get enough signatures."""
     made = cast(active=True, threshold=3)
     kept = {me: made.client(me, sessions=OnDisk(tmp_path / str(me))) for me in made.ids}
     scene = play(made, clients=kept, until="consistency")
@@ -657,7 +660,7 @@ def test_a_step_out_of_turn_finishes_the_client(options: dict[str, Any]) -> None
                 scene.act(stage, VICTIM, message)
 
 
-# --- what a client asks of the session itself
+# --- a client's requirements on the session
 
 
 def test_parameters_weaker_than_the_policy() -> None:

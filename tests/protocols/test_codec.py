@@ -1,4 +1,4 @@
-"""The codec: exact headroom, honest rounding, refusals by name, and round trips."""
+"""The codec: exact headroom, unbiased rounding, errors that name the value, and round trips."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ CASES = [
 
 
 def up(count: int) -> NDArray[np.float64]:
-    """The draws with which everything that is not on the grid is rounded up."""
+    """Draws that round up every value that is not on the grid."""
     return np.zeros(count)
 
 
 def down(count: int) -> NDArray[np.float64]:
-    """The largest number below 1: what rounds down if anything does."""
+    """Draws of the largest number below 1, which round down if any draw does."""
     return np.full(count, math.nextafter(1, 0))
 
 
 def exponents(codec: FixedPoint) -> list[int]:
-    """All k for which 2^k would do, by the definition and in fractions, of those near and far."""
+    """All k from -60 to 139 for which 2^k is a valid scale, by the definition, in fractions."""
     limit, bound = 2 ** (codec.bits - 1) - 1, Fraction(codec.bound)
     fits = []
     for k in range(-60, 140):
@@ -58,7 +58,7 @@ def test_the_scale_is_the_largest_power_of_two_that_leaves_room(bits: int, bound
 
 @every(("bits", "bound", "clients"), CASES)
 def test_all_clients_at_the_bound_do_not_wrap_around(bits: int, bound: float, clients: int) -> None:
-    """However they round: the sum of the words, modulo 2^bits, is that of the integers."""
+    """With any rounding, the sum of the words modulo 2^bits encodes the sum of the integers."""
     codec = FixedPoint(bits, bound, clients)
     ends = np.array([bound, -bound, math.nextafter(bound, 0), -math.nextafter(bound, 0)])
     for uniform in (None, up, down):
@@ -72,7 +72,7 @@ def test_all_clients_at_the_bound_do_not_wrap_around(bits: int, bound: float, cl
 
 
 def test_one_client_more_is_too_many_for_a_grid_twice_as_fine() -> None:
-    """The limit is not merely safe: at twice the scale, the sum of all at the bound is another one."""
+    """The limit is tight: at twice the scale, the sum of all clients at the bound would wrap around."""
     for bits, clients in ((32, 1000), (32, 64), (64, 4096), (64, 2**20)):
         codec = FixedPoint(bits, 1.0, clients)
         assert clients * int(2 * codec.scale) > 2 ** (bits - 1) - 1
@@ -133,14 +133,14 @@ def test_the_most_clients_that_32_bits_carry() -> None:
 def test_what_is_out_of_range_is_named_and_not_sent(value: float, place: int, uniform: Any) -> None:
     values = np.zeros(7)
     values[place] = value
-    values[6] = value  # the first is named
+    values[6] = value  # the error names the first
     with pytest.raises(RangeError) as caught:
         FixedPoint(32, 1.0, 5).encode(values, uniform)
     assert str(caught.value) == f"coordinate {place} is {value}, above the largest that can be sent, 1.0"
 
 
 def test_a_float32_above_the_bound_is_above_it() -> None:
-    """0.1 in float32 is more than 0.1, and so is 0.1 once it is compared in float32."""
+    """0.1 in float32 is more than 0.1. A comparison in float32 would round the bound up as well, and accept the value."""
     with pytest.raises(RangeError, match=r"0.1"):
         FixedPoint(32, 0.1, 1).encode(np.array([0.1], np.float32))  # type: ignore[arg-type]
 
@@ -152,7 +152,7 @@ def test_nearest_goes_to_the_even_one_on_a_tie() -> None:
 
 
 def test_stochastic_rounding_is_right_on_average() -> None:
-    """Over an even grid of all draws, the mean is the number itself; a rounding to the nearest is not."""
+    """Over an even grid of draws the mean of the rounded values is the value itself; with rounding to the nearest it is not."""
     codec = FixedPoint(32, 4.0, 3)
     even = (np.arange(1024) + 0.5) / 1024
     for ticks in (0.25, -0.25, 7.75, -1000.125, 0.0, 3.0, -3.0, 1 / 1024, 1023 / 1024, -1 / 1024):
@@ -177,7 +177,7 @@ def test_stochastic_rounding_draws_once_for_every_coordinate() -> None:
     assert sum(asked) == 200_000
     assert abs(found.mean() - 0.3) < 6 * (0.21 / 200_000) ** 0.5
     neighbours = found[:-1] * found[1:]
-    assert abs(neighbours.mean() - 0.09) < 6 * (0.09 / 200_000) ** 0.5  # not one draw for several
+    assert abs(neighbours.mean() - 0.09) < 6 * (0.09 / 200_000) ** 0.5  # independent: no draw serves two coordinates
 
 
 @given(
@@ -188,7 +188,7 @@ def test_stochastic_rounding_draws_once_for_every_coordinate() -> None:
     st.booleans(),
 )
 def test_sums_come_back(bits: int, bound: float, parts: list[list[float]], seed: int, stochastic: bool) -> None:
-    """To within the rounding of every client, and the last bit of what float64 holds."""
+    """A decoded sum is exact up to every client's rounding and the last bit of a float64."""
     codec = FixedPoint(bits, bound, len(parts))
     generator = np.random.default_rng(seed)
     vectors = [np.clip(np.array(part) * bound, -bound, bound) for part in parts]
@@ -262,7 +262,7 @@ def test_what_is_no_word_is_not_centred(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [">u4", ">u8"])
 def test_words_of_a_message_are_read_in_their_own_order(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with the other byte order than a message has: the two then differ."""
+    """Simulates a machine whose own byte order is not the little-endian order of messages."""
     monkeypatch.setattr(codec, "_WORDS", (np.dtype(dtype),))
     words = np.array([1, 2 ** (8 * np.dtype(dtype).itemsize) - 3], dtype)
     assert centred(words).tolist() == [1, -3]

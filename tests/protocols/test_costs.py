@@ -1,4 +1,4 @@
-"""What a session costs: the closed forms against the bytes of real sessions, message by message."""
+"""The cost of a session: the closed forms against the bytes of real sessions, message by message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SESSIONS = [
 
 
 def measured(scene_of: Cast) -> dict[str, set[Traffic]]:
-    """By stage, what the clients were told and said. Before the first stage they are told the parameters."""
+    """By stage, the different sizes of the clients' messages. In the first stage, `down` is the size of the parameters."""
     scene = play(scene_of)
     assert scene.errors == {}
     assert scene.server.total().tolist() == scene.expected().tolist()
@@ -42,7 +42,7 @@ def test_every_client_sends_and_is_sent_what_is_foretold(options: dict[str, Any]
 
 
 def test_where_clients_choose_the_mean_is_what_is_foretold() -> None:
-    """Exactly, but for who is near a client, of which the expectation is given."""
+    """`traffic` gives exact means, and expectations where a message's size depends on how many clients are near a client."""
     scene = play(cast(count=40, neighbours=12, active=True, corrupt=1))
     foretold, many = traffic(scene.cast.parameters), len(scene.clients)
     for stage, cost in foretold.items():
@@ -77,7 +77,7 @@ def test_the_vector_is_all_that_grows_with_its_length() -> None:
 def test_on_a_ring_what_a_client_sends_does_not_grow_with_the_clients() -> None:
     few, many = (traffic(cast(count=count, neighbours=4, active=True).parameters) for count in (10, 60))
     assert {stage: cost.up for stage, cost in few.items()} == {stage: cost.up for stage, cost in many.items()}
-    assert many["share"].down - few["share"].down < 4 * 164  # those chosen and those who chose, never all
-    assert many["mask"].down - few["mask"].down == 50 * 36  # everybody's choice
+    assert many["share"].down - few["share"].down < 4 * 164  # the client's choices and its choosers, never all clients
+    assert many["mask"].down - few["mask"].down == 50 * 36  # every client's choice
     complete_few, complete_many = (traffic(cast(count=count).parameters) for count in (10, 60))
     assert complete_many["share"].up == complete_few["share"].up + 50 * 86

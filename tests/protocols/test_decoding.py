@@ -1,4 +1,4 @@
-"""Unique decoding: against every set of t values; each number of liars that it bears, wherever they are, however they lie."""
+"""Unique decoding: compared with every set of t values, and with every tolerated number, position and kind of lies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.cells import chosen
 RAW = bytes(range(7, 39))
 SIZES = [(2, 1), (3, 1), (5, 3), (6, 5), (7, 4), (8, 4), (12, 5), (20, 14), (31, 17), (98, 72)]
 
-Lie = Callable[[int, int], int]  # from a place and its share
+Lie = Callable[[int, int], int]  # the wrong share, from the place and the right share
 
 
 def fits(secret: Secret) -> bool:
@@ -36,13 +36,13 @@ def at_random(place: int, share: int) -> int:
 
 
 def together(threshold: int) -> Lie:
-    """All of one other polynomial of the same degree: as many lies as can be agree with each other."""
+    """Lies on one other polynomial of the same degree, so that all of them agree with each other."""
     other = [secrets.randbelow(PRIME) for _ in range(threshold)]
     return lambda place, share: sum(one * place**power for power, one in enumerate(other)) % PRIME
 
 
 def near(honest: Collection[int], threshold: int) -> Lie:
-    """Of one other polynomial that t - 1 of the honest shares are of as well: none is nearer."""
+    """Lies on one other polynomial that also passes through t - 1 honest shares: no other is nearer to the shared one."""
     common = sorted(honest)[: threshold - 1]
     return lambda place, share: (share + math.prod(place - holder - 1 for holder in common)) % PRIME
 
@@ -54,7 +54,7 @@ def told(shares: Mapping[int, bytes], liars: Collection[int], lie: Lie) -> dict[
 
 
 class Nothing:
-    """In the place of chance: whoever needs it has not decoded."""
+    """Replaces the random generator: rebuilding fails if it tries random sets instead of decoding."""
 
     def sample(self, population: Sequence[int], count: int) -> list[int]:
         raise RuntimeError("sets are tried at random")
@@ -77,7 +77,7 @@ def test_every_number_of_liars_up_to_the_radius_is_named(
 def test_what_is_no_share_takes_nothing_from_the_radius_of_the_others_but_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twelve at threshold 5: two that are no numbers leave ten, of which two may be wrong."""
+    """12 shares at threshold 5: without two that encode no number, ten are left, of which (10 - 5) // 2 = 2 may be wrong."""
     monkeypatch.setattr(shamir, "_CHANCE", Nothing())
     for liars in itertools.combinations(range(2, 12), 2):
         wrong = told(split(Secret(RAW), 5, range(12)), liars, together(5)) | {0: b"", 1: b"\xff" * SHARE}
@@ -88,7 +88,7 @@ def test_what_is_no_share_takes_nothing_from_the_radius_of_the_others_but_its_pl
     ("count", "threshold"), chosen([(3, 2), (6, 3), (7, 4), (12, 5), (20, 14), (98, 72)], [(3, 2), (7, 4)])
 )
 def test_beyond_the_radius_no_wrong_secret_is_accepted(count: int, threshold: int) -> None:
-    """With liars enough to make their own polynomial the nearest one, too."""
+    """This includes so many liars that their own polynomial is the nearest one."""
     shares = split(Secret(RAW), threshold, range(count))
     for number in range((count - threshold) // 2 + 1, count + 1):
         liars = random.sample(range(count), number)
@@ -105,16 +105,16 @@ def test_beyond_the_radius_no_wrong_secret_is_accepted(count: int, threshold: in
 def test_a_majority_that_agrees_on_another_secret_is_found_out_by_the_commitment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seven at threshold 3. Four liars are as many as can be found out; of five, the polynomial is what decoding gives.
+    """Seven shares at threshold 3. At most four liars can be identified; with five, decoding returns the liars' polynomial.
 
-    Of the sets of three one in 35 is without a liar: it is among those that this seed has tried.
+    With four liars, one of the 35 sets of three shares has no liar; with this seed it is among the sets tried.
     """
     monkeypatch.setattr(shamir, "_CHANCE", random.Random(0))
     shares = split(Secret(RAW), 3, range(7))
     four, five = told(shares, (0, 1, 2, 4), together(3)), told(shares, (0, 1, 3, 5, 6), together(3))
     assert Rebuilder().rebuild(four, 3, fits) == (Secret(RAW), frozenset({0, 1, 2, 4}))
     values = {holder + 1: int.from_bytes(share, "little") for holder, share in five.items()}
-    assert misplaced(Interpolation(sorted(values)), 3, values) == frozenset({3, 5})  # the honest are blamed
+    assert misplaced(Interpolation(sorted(values)), 3, values) == frozenset({3, 5})  # decoding blames the honest shares
     with pytest.raises(Tampering, match="no 3 of 7"):
         Rebuilder().rebuild(five, 3, fits)
 
@@ -133,7 +133,7 @@ def test_no_more_than_two_secrets_are_judged_within_the_radius() -> None:
 
 
 def on_one(values: Mapping[int, int], believed: Sequence[int]) -> frozenset[int]:
-    """The places whose values are not of the polynomial through the believed ones, by Lagrange's formula in fractions."""
+    """The places whose values are not on the polynomial through the believed places, by Lagrange's formula in fractions."""
     off = set()
     for point in values.keys() - set(believed):
         total = 0
@@ -149,7 +149,7 @@ def on_one(values: Mapping[int, int], believed: Sequence[int]) -> frozenset[int]
 
 @given(st.data())
 def test_it_is_the_nearest_polynomial_of_all_if_that_is_near_enough(data: st.DataObject) -> None:
-    """Values from so few that by chance many are of one polynomial; against the polynomials through every t of them."""
+    """A comparison with the polynomials through every t values. Few different values occur, so many lie on one polynomial."""
     places = sorted(data.draw(st.sets(st.integers(1, 9) | st.integers(1, 2**33), min_size=1, max_size=7)))
     threshold = data.draw(st.integers(1, len(places)))
     numbers = st.sampled_from([0, 0, 0, 1, PRIME - 1]) | st.integers(0, PRIME - 1)
@@ -160,5 +160,5 @@ def test_it_is_the_nearest_polynomial_of_all_if_that_is_near_enough(data: st.Dat
 
 
 def test_a_recurrence_longer_than_the_radius_says_nothing_even_if_its_roots_are_places() -> None:
-    """f_1 = 0 and f_2 = 1 at threshold 1: the one syndrome is 1, which is a place, but either may be wrong."""
+    """Values 0 and 1 at places 1 and 2, threshold 1: the recurrence has the root 1, a place, but either value may be wrong."""
     assert misplaced(Interpolation((1, 2)), 1, {1: 0, 2: 1}) is None

@@ -1,4 +1,4 @@
-"""Errors: one readable sentence, an exit status, and the way through a process pool."""
+"""Errors: one readable sentence, an exit status, and pickling for process pools."""
 
 from __future__ import annotations
 

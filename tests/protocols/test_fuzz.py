@@ -1,7 +1,7 @@
-"""Whatever the bytes, of a decoder only `MessageError` escapes, at a cost bounded by the size of the bytes.
+"""On any bytes a decoder raises only `MessageError`, at a cost bounded by the number of bytes.
 
-The messages are those of real sessions, changed in all the ways of `tests.fuzz.mutations`. `tests/fuzz/decoders.py` does the
-same guided by coverage, for as long as one likes.
+The inputs are messages of real sessions, altered in all the ways of `tests.fuzz.mutations`. `tests/fuzz/decoders.py` does the
+same guided by coverage, without a limit on its time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ every_cast = pytest.mark.parametrize("name", CASTS)
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """How many lines of our code have run: time that is the same on every machine."""
+    """Counts the executed lines of the package: a measure of time that is the same on every machine."""
     lines = [0]
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -67,7 +67,7 @@ def written(decoded: Any, parameters: Parameters, sender: int) -> bytes:
 
 
 def judged(kind: int, data: bytes, parameters: Parameters, sender: int) -> bool:
-    """Whether the bytes were taken. Nothing but `MessageError` escapes, and what is taken is what would be written."""
+    """Whether the decoder accepts the bytes. It may raise only `MessageError`; accepted bytes equal their own re-encoding."""
     try:
         decoded = read(kind, data, parameters, sender)
     except MessageError:
@@ -103,7 +103,7 @@ COUNTS = [*range(3), *range(2**31 - 2, 2**31 + 3), *range(2**32 - 8, 2**32), 2**
 @every_cast
 @pytest.mark.parametrize("size", [0, 4, 400, 40_000])
 def test_the_cost_of_a_message_is_bounded_by_its_size(name: str, size: int) -> None:
-    """Real ones, and their headers before bodies with wrong counts in all places where a count could be."""
+    """The messages are real ones, and their headers before bodies with wrong counts in all places where a count could be."""
     scene = recorded(name)
     for message in {message[5]: message for message in messages(scene)}.values():
         bodies = [message[48:], bytes(size), bytes(range(256)) * (size // 256)]
@@ -118,8 +118,8 @@ def cheap(kind: int, data: bytes, parameters: Parameters, sender: int) -> None:
         judged(kind, data, parameters, sender)
     assert lines[0] < 500 + 5 * len(data)
     allowed = 20_000 + 60 * len(data)
-    # Memory is counted for all threads, and a test runner's own may receive something meanwhile: what a decoder takes, it
-    # takes every time.
+    # The peak includes all threads, and a thread of the test runner may allocate memory meanwhile. A decoder's own memory is
+    # the same each time, so one measurement below the limit is enough.
     assert any(memory_peak(kind, data, parameters, sender) < allowed for _ in range(3))
 
 
@@ -143,7 +143,7 @@ def test_lines_are_counted() -> None:
 
 
 def believed(reader: Reader) -> int:
-    """A decoder that makes room for as many entries as the message claims."""
+    """A broken `Reader.count` that allocates as many entries as the message claims."""
     number = int.from_bytes(reader.view(4), "little")
     bytearray(min(4 * number, 2**24))
     return number

@@ -1,4 +1,4 @@
-"""Sessions in which messages are changed on their way: what is refused harms nobody else, and no secret is left behind."""
+"""Sessions with messages altered in transit: a refused message harms no other party and leaves no secret behind."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def test_a_client_is_finished_after_what_it_refused(
     assert result.finished
     if result.believed:
         return
-    assert all(isinstance(error, Aborted) for error in result.honestly)  # too few are left, and nothing else is wrong
+    assert all(isinstance(error, Aborted) for error in result.honestly)  # only: too few clients are left
     if result.done:
         assert result.scene.server.total().tolist() == result.scene.expected().tolist()
 
 
 def fooled_often(name: str, fooled: Callable[..., Outcome]) -> Counter[str]:
-    """What becomes of sixty sessions with one lie each."""
+    """The counted outcomes of sixty sessions with one altered message each."""
     made, rng, ends = recorded(name).cast, random.Random(5), Counter[str]()
     for _ in range(60):
         lies = {(rng.choice(stages(made.parameters)), rng.choice(made.ids))}
@@ -86,15 +86,15 @@ def fooled_often(name: str, fooled: Callable[..., Outcome]) -> Counter[str]:
 @every_cast
 @pytest.mark.parametrize("fooled", chosen([fooled_server, fooled_clients], [fooled_server]))
 def test_lies_are_mostly_refused_and_sometimes_believed(name: str, fooled: Callable[..., Outcome]) -> None:
-    """So the two tests above do see both."""
+    """So the two tests above cover refused and accepted messages."""
     ends = fooled_often(name, fooled)
     assert ends["refused"] > 20
-    assert ends["believed"] > 0 or recorded(name).cast.active  # where everything is signed, random lies are hardly ever
+    assert ends["believed"] > 0 or recorded(name).cast.active  # active: signatures refuse nearly all random changes
     assert ends["done"] > 20
 
 
 def hasty(server: Server, sender: int, message: Buffer) -> None:
-    """Counts a client as heard before it has read what it says."""
+    """A broken `Server.receive` that stops waiting for a client before it has read the client's message."""
     if sender not in server._waiting:
         raise MessageError("has sent its message already")
     server._waiting.discard(sender)
@@ -118,7 +118,7 @@ def test_a_server_that_counts_before_it_reads_is_caught(monkeypatch: pytest.Monk
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_messages_and_closings_in_any_order(name: str, data: st.DataObject) -> None:
-    """A server is sent what was said in a session, by anybody, at any time."""
+    """A server receives the messages of a session from any client at any time; before the end it releases no sum."""
     scene = recorded(name)
     server, said = scene.cast.server(), list(scene.said.items())
     for _ in range(data.draw(st.integers(1, 40))):
@@ -153,11 +153,11 @@ def test_the_steps_of_a_client_in_any_order(name: str, order: list[str]) -> None
             failed = True
 
 
-# --- what a reader found
+# --- faults that a reviewer found
 
 
 def shifted(made: Cast, liar: int) -> Callable[[str, int, bytes], bytes]:
-    """The liar opens such shares of mask keys that, with those of the next two holders, they give the key and one more."""
+    """The liar opens shares of mask keys that, with the shares of the next two holders, interpolate to the key plus one."""
     basis = [me + 1 for me in made.ids[:3]]
     weight = math.prod(place * pow(place - basis[0], -1, PRIME) for place in basis[1:])
 
@@ -175,7 +175,7 @@ def shifted(made: Cast, liar: int) -> Callable[[str, int, bytes], bytes]:
 
 
 def test_a_share_that_gives_an_equivalent_key_puts_the_blame_on_nobody_else() -> None:
-    """X25519 ignores the lowest bits of a key, so this one has the same public key."""
+    """X25519 ignores the lowest bits of a private key, so the key plus one has the same public key."""
     made = cast(count=7, threshold=3)
     scene = play(made, silent={"mask": made.ids[-1:]}, say=shifted(made, made.ids[0]))
     assert scene.server.suspects == {made.ids[0]}
@@ -183,7 +183,7 @@ def test_a_share_that_gives_an_equivalent_key_puts_the_blame_on_nobody_else() ->
 
 
 def all_wrong(made: Cast, owner: int) -> Callable[[str, int, bytes], bytes]:
-    """Everybody opens a wrong share of one owner's seed."""
+    """All clients but the owner open a wrong share of the owner's seed."""
 
     def say(stage: str, client: int, message: bytes) -> bytes:
         if stage != "unmask" or client == owner:
@@ -197,7 +197,7 @@ def all_wrong(made: Cast, owner: int) -> Callable[[str, int, bytes], bytes]:
 
 
 def test_the_error_of_a_session_without_a_sum_keeps_no_seed_alive() -> None:
-    """Whoever keeps or logs the error with its frames' variables has the seeds that were rebuilt before it was raised."""
+    """An error keeps its frames' variables alive, and a log may print them: they must not contain rebuilt seeds."""
     made = cast(count=7, threshold=3)
     clients, server = clients_of(made), made.server()
     seeds = [client._keys.seed.reveal() for client in clients.values() if client._keys is not None]

@@ -1,4 +1,4 @@
-"""The ring: its law, its sameness everywhere, its neighbours, and that it holds together whenever it says so."""
+"""The ring: its distribution, its equality on every machine, its neighbours, and the guarantee of `holds_together`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seed(number: int) -> bytes:
 
 
 def naive_order(members: Collection[int], key: bytes) -> list[int]:
-    """Fisher and Yates, word by word from one long keystream."""
+    """The shuffle of Fisher and Yates, word by word from one long keystream."""
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(64 * len(members) + 64))
     words = iter(int.from_bytes(stream[at : at + 4], "little") for at in range(0, len(stream), 4))
     order = sorted(members)
@@ -44,7 +44,7 @@ def naive_neighbours(order: Collection[int], k: int, member: int) -> list[int]:
 
 
 def connected(graph: Graph, members: Collection[int]) -> bool:
-    """Whether a search over `neighbours` reaches all of them without leaving them."""
+    """Whether the members are connected through `neighbours` without passing other clients."""
     left = set(members)
     if not left:
         return False
@@ -75,7 +75,7 @@ def test_the_order_does_not_depend_on_how_members_are_given() -> None:
 
 
 def test_every_order_is_equally_likely() -> None:
-    """Chi-square with 23 degrees of freedom over 24 orders: beyond 60 with a probability of 4e-5, and these seeds are fixed."""
+    """Chi-square over 24 orders, with 23 degrees of freedom: above 60 with probability 4e-5, and the seeds are fixed."""
     count = 9600
     seen = Counter(ring(range(4), 2, seed(number)).order for number in range(count))
     assert len(seen) == 24
@@ -129,7 +129,7 @@ def test_unusable_rings_are_refused() -> None:
 
 
 def corrupt_sets(order: tuple[int, ...], half: int, window: int) -> list[set[int]]:
-    """Every set with at most `window` in any `half` consecutive places."""
+    """Every set with at most `window` members in any `half` consecutive places."""
     count = len(order)
     windows = [{order[(start + step) % count] for step in range(half)} for start in range(count)]
     subsets = (set(chosen) for size in range(count + 1) for chosen in itertools.combinations(order, size))
@@ -137,7 +137,7 @@ def corrupt_sets(order: tuple[int, ...], half: int, window: int) -> list[set[int
 
 
 def test_no_corrupt_set_cuts_a_ring_that_holds_together() -> None:
-    """Exhaustive: eight places, every set of alive ones, every corrupt set within the window."""
+    """Exhaustive: eight places, every set of alive members, every corrupt set that the window allows."""
     answers = Counter[bool]()
     for k, window in ((4, 0), (4, 1), (6, 0), (6, 1), (6, 2)):
         graph = ring(range(8), k, SEED)
@@ -152,7 +152,7 @@ def test_no_corrupt_set_cuts_a_ring_that_holds_together() -> None:
 
 
 def test_it_says_no_exactly_if_a_window_could_be_corrupt_throughout() -> None:
-    """A naive count, window by window; and a no is never for nothing: one more corrupt, or one place fewer, and it is cut."""
+    """A comparison with a naive count, window by window."""
     source = random.Random(5)
     answers = Counter[bool]()
     for _ in range(600):
@@ -170,7 +170,7 @@ def test_it_says_no_exactly_if_a_window_could_be_corrupt_throughout() -> None:
 
 
 def test_a_greedy_adversary_does_not_cut_it() -> None:
-    """It takes as many as the window allows in every window, from a random place on, those alive in preference."""
+    """Around the ring from a random place on, the adversary corrupts every alive member that `window` still allows."""
     source = random.Random(6)
     held = 0
     for _ in range(400):

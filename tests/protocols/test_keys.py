@@ -1,4 +1,4 @@
-"""Keys: what they compute, what they are bound to, what they refuse, and that secrets show themselves nowhere."""
+"""Keys: their results, their binding to session and purpose, the inputs they refuse, and secrets that are never printed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def traces(raw: bytes) -> list[str]:
 
 
 def printed(thing: Any) -> list[str]:
-    """What a program prints of a thing by accident."""
+    """All texts in which a program may print a thing by accident."""
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError(thing)
     told = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
@@ -102,7 +102,7 @@ def test_secrets_are_equal_by_content_and_not_hashed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(hmac, "compare_digest", noted)
     assert Secret(RAW) == Secret(RAW)
-    assert compared == [RAW, RAW]  # by the comparison that takes the same time wherever they differ
+    assert compared == [RAW, RAW]  # compared in constant time
     assert Secret(RAW) != Secret(RAW[:-1] + b"\0")
     assert Secret(RAW) != Secret(RAW[:-1])
     assert Secret(RAW) != RAW
@@ -151,8 +151,9 @@ def test_agreement_is_x25519() -> None:
     assert AgreementKey.from_secret(one.private).public == one.public
 
 
-# The curve's points are a cyclic group of 8 times a prime and its twist's one of 4 times a prime: so the u of a point whose
-# order divides 8 is 0, 1, -1 or one of two more. Each has two encodings of 256 bits, of which the highest is ignored, or four.
+# The points of the curve form a cyclic group of order 8 times a prime, the points of its twist one of order 4 times a prime. So
+# a point whose order divides 8 has u = 0, 1, -1 or one of two other values. Each u has two encodings of 256 bits, since the
+# highest bit is ignored, or four.
 LOW_ORDER = (
     0,
     1,
@@ -164,7 +165,7 @@ ENCODINGS = sorted({u + p + high for u in LOW_ORDER for p in (0, P) for high in 
 
 
 def test_the_list_of_low_orders_is_right() -> None:
-    """A scalar of zeros is 2^254 after clamping: it takes no other points to the one at infinity."""
+    """A scalar of zeros is 2^254 after clamping: it maps only points of low order to the point at infinity."""
     assert len(set(LOW_ORDER)) == 5
     assert len(ENCODINGS) == 14
     assert [u for u in (*LOW_ORDER, 2, 9, P - 2) if ladder(bytes(32), u) == bytes(32)] == list(LOW_ORDER)
@@ -178,7 +179,7 @@ def test_keys_of_small_order_are_refused(u: int) -> None:
 
 
 def test_a_key_in_another_encoding_is_the_same_key() -> None:
-    """As RFC 7748 has it. Whoever asks that keys be different compares points, not bytes."""
+    """As RFC 7748 specifies. A check that keys differ must compare points, not bytes."""
     mine, other = AgreementKey.new(), AgreementKey.new()
     again = bytes([*other.public[:31], other.public[31] | 128])
     assert again != other.public
@@ -194,7 +195,7 @@ def test_what_is_no_public_key_is_refused(length: int) -> None:
 
 
 def test_a_private_key_is_known_by_every_one_of_its_bits() -> None:
-    """X25519 ignores five of them: whoever accepts the public key alone accepts 32 private ones."""
+    """X25519 ignores five bits, so a check of the public key alone accepts 32 private keys."""
     for _ in range(20):
         key = AgreementKey.new()
         assert belongs(key.private, key.public)
@@ -239,7 +240,7 @@ USES: list[tuple[bytes, str, tuple[int, ...]]] = [
 def test_no_two_uses_have_a_key_in_common() -> None:
     assert len({derive(Secret(RAW), *use[:2], *use[2]).reveal() for use in USES}) == len(USES)
     joined = {session + f"{purpose}{''.join(map(str, ids))}".encode() for session, purpose, ids in USES}
-    assert len(joined) < len(USES)  # a derivation that strings its parts together confuses some of them
+    assert len(joined) < len(USES)  # concatenation without lengths confuses some uses
     assert derive(Secret(RAW), SESSION, "mask", 1, 2) != derive(Secret(RAW[::-1]), SESSION, "mask", 1, 2)
 
 
@@ -272,14 +273,14 @@ def test_a_signature_with_any_bit_changed_is_none() -> None:
 
 
 def doubled(y: int) -> int:
-    """y of twice a point of the curve -x^2 + y^2 = 1 + d x^2 y^2, by its addition law."""
+    """The y of twice the point with this y, by the addition law of the curve -x^2 + y^2 = 1 + d x^2 y^2."""
     d = -121665 * pow(121666, -1, P)
     squared = (y * y - 1) * pow(d * y * y + 1, -1, P)  # of x
     return (y * y + squared) * pow(1 - d * squared * y * y, -1, P) % P
 
 
 def test_the_identities_without_a_holder_are_those_whose_order_divides_eight() -> None:
-    """(0, 1) is the curve's neutral element, so y = 1 after three doublings; there are eight such points, of five y."""
+    """(0, 1) is the curve's neutral element, so y = 1 after three doublings. Eight points have this property, with five y."""
     assert len(keys._SMALL_ORDER) == 5
     assert {doubled(doubled(doubled(y))) for y in keys._SMALL_ORDER} == {1}
     ours = int.from_bytes(Identity.new().public, "little") % 2**255
@@ -289,7 +290,7 @@ def test_the_identities_without_a_holder_are_those_whose_order_divides_eight() -
 @every("top", [0, 2**255])
 @every("y", sorted({y + p for y in keys._SMALL_ORDER for p in (0, P) if y + p < 2**255}))
 def test_nobody_signs_for_an_identity_of_small_order(y: int, top: int) -> None:
-    """The signature of nothing by nobody, R = neutral and S = 0, is one whenever 8 divides the hash."""
+    """The signature R = neutral element, S = 0, made without a key, is valid whenever 8 divides the hash."""
     public, forged = (y + top).to_bytes(32, "little"), (1).to_bytes(64, "little")
     taken = False
     for number in range(100):
@@ -300,7 +301,7 @@ def test_nobody_signs_for_an_identity_of_small_order(y: int, top: int) -> None:
         except (InvalidSignature, ValueError):
             pass
         assert not verify(public, forged, "roster", SESSION, body)
-    assert taken  # by whoever does not ask
+    assert taken  # by Ed25519 without the check for small order
 
 
 @given(st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=40))

@@ -1,4 +1,4 @@
-"""Masks: the full cipher's stream, word by word, wherever a piece or a thread begins; and that nothing of it repeats."""
+"""Masks equal the cipher's keystream word by word, wherever a piece or a thread begins, and no part of them repeats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cells import every
 
 SESSION = bytes(range(32))
 KEY = bytes(range(32))
-PIECE = 64  # bytes, in most tests here: many borders in short vectors
+PIECE = 64  # bytes of a piece in most tests here, so that short vectors have many borders
 WORDS = [np.uint32, np.uint64]
 every_word = pytest.mark.parametrize("dtype", WORDS, ids=lambda dtype: dtype.__name__)
 
@@ -34,14 +34,14 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keystream(key: bytes, size: int, start: int = 0) -> bytes:
-    """Block by block: AES-256 of the counter, 128 bits from zero on, big-endian."""
+    """Bytes of the keystream, block by block: AES-256 of a big-endian counter of 128 bits that starts at zero."""
     cipher = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
     blocks = range(start // 16, -(-(start + size) // 16))
     return b"".join(cipher.update(block.to_bytes(16, "big")) for block in blocks)[start % 16 :][:size]
 
 
 def naive(vector: Sequence[int], masks: Sequence[tuple[Secret, int]], width: int) -> list[int]:
-    """One word after the other, in Python's integers."""
+    """The vector with its masks added, word by word in Python's integers."""
     out = list(vector)
     for secret, sign in masks:
         stream = keystream(secret.reveal(), width * len(out))
@@ -59,7 +59,7 @@ def masks(count: int) -> list[tuple[Secret, int]]:
 
 
 def test_the_stream_is_that_of_nist() -> None:
-    """SP 800-38A, F.5.5: the cipher of its counter block, and the same by our oracle's way of making a block."""
+    """SP 800-38A, F.5.5: `keystream`, the oracle of these tests, encrypts the counter block as NIST lists it."""
     key = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
     block = int("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff", 16)
     assert keystream(key, 16, 16 * block).hex() == "0bdf7df1591716335e9a8b15c860c502"
@@ -94,7 +94,7 @@ def test_the_borders_of_real_pieces(dtype: Any, past: int) -> None:
 @every_word
 @pytest.mark.usefixtures("small_pieces")
 def test_a_range_may_begin_at_any_block(dtype: Any) -> None:
-    """A thread's first piece need not be one that a single thread would make."""
+    """A thread's first piece may begin where no piece of a single thread would begin."""
     width = np.dtype(dtype).itemsize
     whole = np.frombuffer(keystream(KEY, 1600), dtype)
     for start in range(0, 400, 16):
@@ -114,7 +114,7 @@ def test_the_counter_carries_beyond_32_bits() -> None:
 @every_word
 @pytest.mark.usefixtures("small_pieces")
 def test_threads_share_the_vector_out_between_them(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte once, whatever the number of threads; each range begins at a piece."""
+    """With any number of threads the ranges cover every byte once, and each begins at a multiple of a piece."""
     width = np.dtype(dtype).itemsize
     seen: list[tuple[int, int]] = []
     lock = threading.Lock()
@@ -138,7 +138,7 @@ def test_threads_share_the_vector_out_between_them(dtype: Any, monkeypatch: pyte
 
 @pytest.mark.parametrize(("words", "expected"), [(2**18, 1), (2**20 - 1, 1), (2**20, 2), (2**21, 2)])
 def test_threads_are_used_where_there_is_work(words: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 4 MiB of keystream on, one for each of two cores."""
+    """From 4 MiB of keystream on, one thread for each of two cores."""
     monkeypatch.setattr(masking, "cores", lambda: 2)
     ranges: list[int] = []
     monkeypatch.setattr(masking, "_add", lambda part, masks, start: ranges.append(start))
@@ -226,13 +226,13 @@ def test_a_vector_that_cannot_be_written_is_refused() -> None:
 
 
 def alike(one: bytes, other: bytes) -> float:
-    """How far the share of equal bits is from one half, in standard deviations of two independent streams."""
+    """The distance of the share of equal bits from one half, in standard deviations for independent streams."""
     equal = 8 * len(one) - (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).bit_count()
     return abs(equal - 4 * len(one)) / (2 * len(one)) ** 0.5
 
 
 def test_streams_of_other_keys_sessions_and_pairs_have_nothing_in_common() -> None:
-    """No word in common, at whatever offset, and half of the bits at the same one; each bit of a key changes the stream."""
+    """Two streams share no word, at any offset, and agree in about half of their bits; each bit of a key changes the stream."""
     agreed = Secret(KEY)
     secrets = [
         *(
@@ -255,7 +255,7 @@ def test_streams_of_other_keys_sessions_and_pairs_have_nothing_in_common() -> No
 
 
 def test_all_256_bits_of_a_key_count() -> None:
-    """A mask that were keyed with a part of the secret, or a digest of 32 bits, would repeat among these."""
+    """Masks keyed with only a part of the secret would repeat among these."""
     firsts = set()
     for bit in range(256):
         stream = np.zeros(2, np.uint64)
@@ -271,9 +271,9 @@ def test_a_secret_of_another_length_is_refused(length: int) -> None:
 
 
 def test_a_masked_vector_is_uniform() -> None:
-    """Chi-squared of its bytes, on 255 degrees of freedom, within three standard deviations; that of the vector is not.
+    """Chi-squared of the masked bytes, with 255 degrees of freedom, is within three standard deviations; unmasked it is above.
 
-    The keys are fixed, so that it holds or it does not.
+    The keys are fixed, so every run gives the same result.
     """
 
     def chi_squared(words: NDArray[Any]) -> float:
@@ -337,7 +337,7 @@ def test_an_unaligned_vector_is_masked_in_place(dtype: Any) -> None:
 @every_word
 @pytest.mark.usefixtures("small_pieces")
 def test_the_stream_is_little_endian_whatever_the_vector_is(dtype: Any) -> None:
-    """As on a machine with the other byte order: the same numbers are added."""
+    """On a vector of the other byte order, as another machine has, the same numbers are added."""
     before, chosen = vector(77, dtype), masks(3)
     turned = before.astype(before.dtype.newbyteorder(">"))
     masking._add(turned, chosen, 0)
@@ -345,7 +345,7 @@ def test_the_stream_is_little_endian_whatever_the_vector_is(dtype: Any) -> None:
 
 
 def test_not_all_streams_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What AES keeps of a key is counted, since it is not traced: a server takes off as many masks as there are pairs."""
+    """A server may remove as many masks as there are pairs. Open ciphers are counted, since tracemalloc misses their memory."""
     alive: list[int] = []
     most, real = 0, masking._keystream
 

@@ -1,4 +1,4 @@
-"""Every message: written and read back, strict to the byte, and whatever the bytes, nothing escapes but `MessageError`."""
+"""Every message: encoded and decoded, strict to the byte; on any bytes decoding raises only `MessageError`."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_message_of_another_client_is_refused() -> None:
         Confirm.from_bytes(EXAMPLES[Confirm], CHOSEN, 13)
 
 
-TABLES: dict[type, tuple[int, int]] = {  # where the first table is counted, and how wide its entries are
+TABLES: dict[type, tuple[int, int]] = {  # offset of the first table's count, size of its entries
     Shares: (80, 86),
     Opened: (48, 37),
     Roster: (48, 164),
@@ -242,7 +242,7 @@ def test_an_error_names_the_message_and_who_sent_it() -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_whatever_the_bytes_only_the_typed_error_escapes(kind: type, data: st.DataObject) -> None:
-    """Noise, noise behind a good header, and good messages that are cut, spliced and changed in places."""
+    """Noise, noise after a valid header, and valid messages that are cut, spliced and changed in places."""
     good = EXAMPLES[kind]
     noise = data.draw(st.binary(max_size=300))
     at = data.draw(st.integers(0, len(good)))
@@ -254,6 +254,6 @@ def test_whatever_the_bytes_only_the_typed_error_escapes(kind: type, data: st.Da
             continue
         if kind is Masked:
             assert frame(read.vector.tolist())[: -len(read.signature)] + read.signature == candidate
-        else:  # what is accepted is exactly what would be written
+        else:  # accepted bytes equal their own re-encoding
             server = kind in (Roster, Delivery, Survivors, Confirmations)
             assert (read.to_bytes(CHOSEN) if server else read.to_bytes(CHOSEN, SENDER)) == candidate

@@ -1,4 +1,4 @@
-"""Keys that a process with all clients computes once for both ends: the same keys, and gone with the session."""
+"""A process with all clients computes a pair's keys once for both ends: they are the same, and deleted with the session."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Silent = Mapping[str, list[int]]
 
 
 def fixed(client: int) -> Keys:
-    """The same in every session, and 32 bytes of the client's number for the choice."""
+    """A client's secrets, the same in every session."""
     raws = [Secret(random.Random(f"{client} {name}").randbytes(32)) for name in Keys.__dataclass_fields__]
     return Keys(AgreementKey.from_secret(raws[0]), AgreementKey.from_secret(raws[1]), *raws[2:])
 
 
 def played(made: Cast, silent: Silent, agreements: Agreements | None, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """A session in which nothing is left to chance."""
+    """A session with fixed keys and fixed random numbers for the shares."""
     drawn = random.Random(0)
     monkeypatch.setattr(shamir.secrets, "randbelow", drawn.randrange)
     clients = {me: made.client(me, agreements=agreements, _keys=fixed(me)) for me in made.ids}
@@ -58,7 +58,7 @@ def test_a_session_is_the_same_to_the_byte(kind: str, monkeypatch: pytest.Monkey
 
 
 def agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[frozenset[bytes]]:
-    """How often the two of a pair of public keys agree, from either end."""
+    """The number of agreements for each pair of public keys, from either end."""
     seen: Counter[frozenset[bytes]] = Counter()
     agree = AgreementKey.agree
 
@@ -76,7 +76,7 @@ def test_a_pair_agrees_once_for_both_ends_and_twice_without(monkeypatch: pytest.
     played(made, {}, None, monkeypatch)
     assert set(seen.values()) == {2}
     pairs = len(seen)
-    assert pairs == 12 * 11  # channels, and as many masks
+    assert pairs == 12 * 11  # 66 pairs, each with a channel and a mask
     seen.clear()
     together = OneProcess()
     with together.session(made.parameters.session):
@@ -125,7 +125,7 @@ def reachable(start: object) -> list[Secret]:
 
 @pytest.mark.parametrize("session", [None, OTHER])
 def test_outside_its_session_nothing_is_kept(session: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that was invited to another session than the one that is played is alone."""
+    """Outside a session, or for another session than the open one, each client computes its keys alone."""
     seen, together = agreed(monkeypatch), OneProcess()
     one, other = fixed(1).mask, fixed(2).mask
 
@@ -144,13 +144,13 @@ def test_outside_its_session_nothing_is_kept(session: bytes | None, monkeypatch:
 
 
 def test_who_was_shown_another_key_than_its_peer_s_shares_nothing_with_it() -> None:
-    """A lying server that puts a key of its own between two clients: each end has what it would have on its own."""
+    """A server puts its own key between two clients: each end still gets the keys that it would compute alone."""
     one, other, liar = (fixed(client).mask for client in (1, 2, 3))
     together = OneProcess()
     with together.session(SESSION):
         first = together.masks(one, {2: liar.public}, SESSION, 1)
         second = together.masks(other, {1: one.public}, SESSION, 2)
-        third = together.masks(liar, {1: one.public}, SESSION, 4)  # under a number that is not the one shown
+        third = together.masks(liar, {1: one.public}, SESSION, 4)  # as client 4; client 1 saw this key as client 2's
         assert first == Alone().masks(one, {2: liar.public}, SESSION, 1)
         assert second == Alone().masks(other, {1: one.public}, SESSION, 2)
         assert third == Alone().masks(liar, {1: one.public}, SESSION, 4)

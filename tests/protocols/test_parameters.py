@@ -1,4 +1,4 @@
-"""What a session may be, and that its number stands for all of it."""
+"""The limits of a session's parameters, and a session number that depends on all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOLDEN = "f2fe2555ddfbc6096fa0759bb0ab092f4246f754b7191e9ad8dbb0edba7d3960"
 
 
 def session_of(**changes: Any) -> Parameters:
-    """A usable session of ten on a complete graph: nine holders, threshold six; whatever is given instead."""
+    """A usable session of ten clients on a complete graph (nine holders, threshold six), with these changes."""
     given: dict[str, Any] = {
         "run": "run",
         "round": 3,
@@ -88,11 +88,11 @@ CHANGES: dict[str, tuple[Any, ...]] = {
 
 
 def varied(name: str, value: Any) -> Parameters:
-    """A session that differs from another in that one field; those that say `active` differ from an active one."""
+    """A session with this value in this field. It differs from `session_of()`, or if it sets a registry, from `active_of()`."""
     threshold = {"threshold": 4} if name == "neighbours" and value == 4 else {}
     if name in ("active", "partners"):
         base = replace(session_of())
-        object.__setattr__(base, name, value)  # alone: no usable session differs in that one field
+        object.__setattr__(base, name, value)  # set directly, since no usable session differs in this field alone
         return base
     if name == "registry":
         return active_of(registry=value)

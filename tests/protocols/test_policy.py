@@ -1,4 +1,4 @@
-"""What a client refuses, whatever the server says."""
+"""The sessions that a client's policy refuses, whatever the server proposes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEN = tuple(range(10))
 
 
 def session_of(**changes: Any) -> Parameters:
-    """A usable session of ten on a complete graph: nine holders, threshold six; whatever is given instead."""
+    """A usable session of ten clients on a complete graph (nine holders, threshold six), with these changes."""
     given: dict[str, Any] = {
         "run": "run",
         "round": 3,
@@ -63,7 +63,7 @@ def test_a_passive_session_needs_more_than_the_corrupt_holders() -> None:
 
 @every("neighbours", [4, 6, 8, 9, 10, 50])
 def test_an_active_session_needs_twice_the_threshold_over_holders_and_corrupt(neighbours: int) -> None:
-    """h is the number of holders, of which there are never more than the others, whatever `neighbours` says."""
+    """h is the number of holders: at most the number of other clients, however large `neighbours` is."""
     h = min(neighbours, 9)
     seen = set()
     for threshold in range(h // 2 + 1, h + 1):
@@ -77,7 +77,7 @@ def test_an_active_session_needs_twice_the_threshold_over_holders_and_corrupt(ne
 
 
 def test_why_the_rule_of_an_active_session_is_that() -> None:
-    """Two lists of survivors: honest holders answer one each, corrupt ones both. Exactly the rule keeps one below t."""
+    """Of two lists honest holders answer one, corrupt holders both: both lists can get t answers exactly if 2 t <= h + c."""
     for holders in range(1, 12):
         for corrupt in range(holders + 1):
             for threshold in range(1, holders + 1):
@@ -115,14 +115,14 @@ def test_an_active_session_is_of_the_identities_that_the_client_has_registered()
         policy_of(identities=foreign).check(active_of())
     with pytest.raises(ParameterError, match="client 0 has no registered identity"):
         policy_of(identities={}).check(active_of())
-    policy_of(identities=IDENTITIES | {77: bytes(32)}).check(active_of())  # who is not invited does not matter
+    policy_of(identities=IDENTITIES | {77: bytes(32)}).check(active_of())  # identities of uninvited clients are ignored
 
 
 def test_a_window_that_guards_nothing_is_refused() -> None:
     ring = session_of(clients=tuple(range(20)), neighbours=8, survivors=15)
     policy_of(corrupt=3, window=3).check(ring)
     policy_of().check(ring)
-    policy_of(corrupt=3).check(session_of())  # a complete graph has no need of a window
+    policy_of(corrupt=3).check(session_of())  # a complete graph needs no window
     with pytest.raises(ParameterError, match="set window"):
         policy_of(corrupt=3).check(ring)
     with pytest.raises(ParameterError, match="4 corrupt in 4 consecutive"):
@@ -153,7 +153,7 @@ def test_where_clients_choose_a_policy_asks_for_partners_and_for_one_list() -> N
 
 
 def test_two_lists_of_survivors_cannot_both_be_signed_by_enough() -> None:
-    """Every corrupt client signs both, an honest one only one. Exactly the rule leaves too few for one of them."""
+    """A corrupt client signs both lists, an honest client one. Both get enough signatures exactly if 2 survivors <= n + C."""
     for clients in range(2, 12):
         for corrupt in range(clients + 1):
             for survivors in range(1, clients + 1):

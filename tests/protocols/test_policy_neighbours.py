@@ -1,4 +1,4 @@
-"""A policy is worked out for one graph: a server that could choose another would choose one with more colluders in it."""
+"""A policy is computed for one number of neighbours: a server free to choose it would choose a graph with more colluders."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def test_who_expects_corrupt_clients_in_an_active_session_has_to_name_a_number()
             assert accepts(policy_of(corrupt=corrupt, partners=int(neighbours < 9), neighbours=neighbours), parameters)
     with pytest.raises(ParameterError, match="sets no number of neighbours: set neighbours"):
         policy_of(corrupt=1, window=1).check(active_of(threshold=9, survivors=10))
-    policy_of(corrupt=1, window=1).check(session_of())  # the rule of a passive session goes by no number of holders
+    # A passive session's rule does not depend on the number of holders.
+    policy_of(corrupt=1, window=1).check(session_of())
 
 
 def test_nothing_is_sent_on_another_graph() -> None:
-    """The refusal is where the client's side of a session is made: there are no keys to send yet."""
+    """The constructor of `Client` raises the error, before there are any keys to send."""
     identities = [Identity.new() for _ in range(10)]
     public = {client: identity.public for client, identity in enumerate(identities)}
     told = {"neighbours": 9, "threshold": 9, "survivors": 10, "registry": registry_digest(public, tuple(range(10)))}
@@ -66,8 +67,8 @@ def test_nothing_is_sent_on_another_graph() -> None:
 def test_a_graph_on_which_the_colluders_would_read_a_vector_is_refused(
     clients: int, corrupt: float, dropout: float
 ) -> None:
-    """Where clients choose, c counts colluders among few neighbours. Were everybody a neighbour, all that there are would hold
-    shares: at the threshold that c asks for, half of the honest and all colluders make two lists of survivors."""
+    """Where clients choose, c bounds the colluders among few neighbours. On a complete graph all colluders would hold shares:
+    at the threshold required for c, all colluders and half of the honest clients suffice for each of two lists of survivors."""
     choice = choose(clients, corrupt=corrupt, dropout=dropout, active=True)
     identities = {client: client.to_bytes(32) for client in range(clients)}
     policy = Policy(choice.threshold, 2, choice.corrupt, choice.window, True, identities, neighbours=choice.neighbours)

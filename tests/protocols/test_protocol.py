@@ -1,4 +1,4 @@
-"""Whole sessions: the sum is the plain sum bit for bit or there is none, whoever drops out when, and nobody sees more."""
+"""Whole sessions: with any dropouts at any stage the result is the plain sum bit for bit or none, and no party learns more."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_who_drops_after_its_vector_is_out_is_in_the_sum(stage: str, active: boo
 
 
 def schedule(made: Cast, rng: random.Random) -> dict[str, set[int]]:
-    """Each client vanishes at some stage with a probability that differs from schedule to schedule."""
+    """The clients that drop out at each stage. Each drops out with a probability that differs between schedules."""
     share = rng.choice([0.05, 0.15, 0.4])
     silent: dict[str, set[int]] = {}
     for client in made.ids:
@@ -89,7 +89,7 @@ def schedule(made: Cast, rng: random.Random) -> dict[str, set[int]]:
 
 
 def finishes(made: Cast, silent: Mapping[str, set[int]]) -> set[int] | None:
-    """On a complete graph: who survives, None if the session must abort. Counting alone decides."""
+    """The survivors on a complete graph, by counting alone; None if the session must abort."""
     left, survivors, least = set(made.ids), set[int](), max(made.survivors, made.parameters.threshold + 1)
     for stage in stages(made.parameters):
         left -= silent.get(stage, set())
@@ -97,14 +97,14 @@ def finishes(made: Cast, silent: Mapping[str, set[int]]) -> set[int] | None:
             survivors = set(left)
         if len(left) < least and stage not in ("consistency", "unmask"):
             return None
-        spare = 1 if left & survivors else 0  # one that speaks is no holder of its own shares
+        spare = 1 if left & survivors else 0  # a client does not hold its own shares
         if stage in ("consistency", "unmask") and len(left) - spare < made.parameters.threshold:
             return None
     return survivors
 
 
 def tried(made: Cast, silent: Mapping[str, set[int]], seed: int) -> Play | None:
-    """None if it aborted; then the server must hold nothing."""
+    """The finished session; None if it aborted, after a check that the server holds no sum."""
     server = made.server()
     try:
         return play(made, silent=silent, seed=seed, server=server)
@@ -119,7 +119,7 @@ def tried(made: Cast, silent: Mapping[str, set[int]], seed: int) -> Play | None:
 
 
 def dropouts(name: str, count: int, seed: int) -> tuple[int, int]:
-    """How many random schedules ended with a sum and how many without; each is judged."""
+    """The numbers of random schedules that ended with a sum and without one. Each result is checked."""
     made, rng = cast(**CASTS[name], length=3) if "bits" not in name else cast(**CASTS[name]), random.Random(seed)
     done = aborted = 0
     for turn in range(count):
@@ -144,14 +144,13 @@ def test_random_dropouts_at_every_stage(name: str) -> None:
 
 
 def test_a_client_whose_neighbours_are_gone_does_not_take_the_session_with_it() -> None:
-    """On a ring, so many of its neighbours drop before their shares are out that too few are left to hold its own."""
+    """On a ring, so many of a client's neighbours drop out before they deal shares that too few are left to hold its own."""
     made, rng = cast(count=40, neighbours=12, threshold=6), random.Random(4)
     asked = play(made, until="share")
     keys = {me: client._keys for me, client in asked.clients.items()}
-    graph = asked.server._graph  # of the roster: the same keys give it again
-    for _ in range(
-        5000
-    ):  # over places on the ring, whoever the keys have put there: what is found is the same in every run
+    graph = asked.server._graph  # it depends only on the roster: the same keys give the same graph
+    # Dropouts are drawn by place on the ring, not by id, so every run finds the same places, whatever the keys.
+    for _ in range(5000):
         silent = {one for one in graph.order if rng.random() < 0.35}
         left = core(graph, set(made.ids) - silent, 6)
         if len(silent) + len(left) < 40 and left and graph.holds_together(left, 0):
@@ -163,7 +162,7 @@ def test_a_client_whose_neighbours_are_gone_does_not_take_the_session_with_it() 
 
 
 def naive_core(graph: Graph, members: set[int], threshold: int) -> set[int]:
-    """Throw out one at a time until nobody has too few."""
+    """Remove one member at a time until each has at least `threshold` neighbours."""
     left = set(members)
     while short := [one for one in left if len(left & set(graph.neighbours(one))) < threshold]:
         left.remove(short[0])
@@ -184,13 +183,13 @@ def test_the_core_is_what_is_left_when_the_lonely_are_taken_out_one_by_one() -> 
 
 
 def uniform(data: bytes) -> bool:
-    """Whether the bytes are neither further from equally frequent nor nearer to it than chance would have them."""
+    """Whether the frequencies of bytes differ from uniform neither more nor less than chance allows."""
     counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
     return bool(CHANCE < stats.chisquare(counts).pvalue < 1 - CHANCE)
 
 
 def masked(length: int = 20_000) -> tuple[Play, int, NDArray[Any]]:
-    """A session up to the end of the masks, a victim in it, and the victim's masked vector."""
+    """A session played until the masked vectors are sent, one client as the victim, and the victim's masked vector."""
     made = cast(count=6, threshold=4, length=length)
     scene = play(made, until="unmask")
     victim = made.ids[2]
@@ -198,7 +197,7 @@ def masked(length: int = 20_000) -> tuple[Play, int, NDArray[Any]]:
 
 
 def unmask_with(scene: Play, victim: int, keys: Mapping[int, Keys], vector: NDArray[Any]) -> NDArray[Any]:
-    """The victim's masked vector less the pair masks that these clients know."""
+    """The victim's masked vector, from which the pair masks that these clients know are removed in place."""
     session = scene.cast.parameters.session
     public = scene.clients[victim]._advert.mask
     masks = [pair_mask(known.mask, public, session, client, victim) for client, known in keys.items()]
@@ -226,7 +225,7 @@ def test_a_masked_vector_is_uniform_to_a_server_with_the_secrets_of_fewer_than_t
 
 
 def test_pair_masks_alone_do_not_hide_what_everybody_else_would_tell() -> None:
-    """That the tests above can fail: with the pair masks gone, the self mask alone hides the vector; then nothing does."""
+    """The tests above can fail: without pair masks the self mask alone hides the vector, and without both nothing does."""
     scene, victim, vector = masked()
     naked = unmask_with(scene, victim, colluders(scene, victim), vector)
     assert uniform(naked.tobytes())
@@ -237,7 +236,7 @@ def test_pair_masks_alone_do_not_hide_what_everybody_else_would_tell() -> None:
 
 
 def reachable(thing: object, seen: set[int]) -> Iterator[object]:
-    """Whatever hangs on an object: its attributes, what its containers hold."""
+    """The object and all objects reachable from it through attributes and containers."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
@@ -252,7 +251,7 @@ def reachable(thing: object, seen: set[int]) -> Iterator[object]:
 
 
 def large(server: Server, least: int) -> list[object]:
-    """Everything of at least so many bytes that a server holds."""
+    """All arrays and byte strings of at least `least` bytes that a server holds."""
     held = reachable(server, set())
     return [
         part for part in held if isinstance(part, np.ndarray | bytes | bytearray | memoryview) and _size(part) >= least
@@ -292,7 +291,7 @@ def test_fresh_keys_for_every_client_and_session() -> None:
 
 
 def test_choices_are_uniform_and_depend_on_the_seed_alone() -> None:
-    """Every ordered pair of others is equally often chosen, and the longer choice begins as the shorter one does."""
+    """All ordered pairs of other clients are equally frequent, and a longer choice begins with the shorter one."""
     clients, rng = (2, 5, 6, 9, 11), random.Random(5)
     seen: Counter[tuple[int, ...]] = Counter()
     for _ in range(3_000):

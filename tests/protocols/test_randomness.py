@@ -1,4 +1,4 @@
-"""The statistics that call a vector uniform notice what is not, and what they cannot notice is a mask of a small seed."""
+"""The statistics of uniformity detect vectors that are not uniform, but not a pseudorandom mask with a small seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def twister(state: np.random.RandomState, seed: int, count: int) -> NDArray[np.u
 
 
 def fitting(masked: NDArray[np.uint32], seeds: Iterable[int]) -> list[int]:
-    """With which seeds the first words under the mask are small numbers."""
+    """The seeds whose masks, subtracted from the first words, leave small numbers."""
     state, start = np.random.RandomState(), masked[:16]
     return [
         seed
@@ -32,7 +32,7 @@ def fitting(masked: NDArray[np.uint32], seeds: Iterable[int]) -> list[int]:
 
 
 def test_a_mersenne_twister_of_a_small_seed_is_found_by_trying() -> None:
-    """It looks uniform. 2^14 seeds take a third of a second here, so the 2^32 of such masks take some hours of one core."""
+    """It looks uniform. Trying 2^14 seeds takes a third of a second here, so trying all 2^32 takes about a day of one core."""
     rng = np.random.default_rng(11)
     vector = rng.integers(-1000, 1001, 1 << 18).astype(np.int32).view(np.uint32)
     seed = random.SystemRandom().randrange(2**14)
@@ -46,7 +46,7 @@ def test_a_mersenne_twister_of_a_small_seed_is_found_by_trying() -> None:
 
 
 def masked_here() -> NDArray[np.uint32]:
-    """A mask of this protocol on zeros."""
+    """Zeros under a mask of this protocol."""
     words = np.zeros(64, np.uint32)
     add_masks(words, [(Secret.new(), 1)])
     return words
@@ -87,7 +87,7 @@ def test_the_entropy_of_the_operating_system_passes(kind: type) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("vectors", "below_a_hundredth", "below_a_half"), [(40, 8, 38), (200, 15, 150)])
 def test_uniform_words_fail_as_seldom_as_is_said(vectors: int, below_a_hundredth: int, below_a_half: int) -> None:
-    """One in a hundred is below 0.01, and if the p-values were too small many would be. So many have a chance below 1e-8."""
+    """One p-value in a hundred is below 0.01, many more if p-values are too small. Reaching a limit has a chance below 1e-8."""
     found = [p_value(uniform_words(1 << 16)) for _ in range(vectors)]
     assert sum(value < 0.01 for value in found) < below_a_hundredth
     assert sum(value < 0.5 for value in found) < below_a_half

@@ -1,4 +1,4 @@
-"""A session is unmasked once: whatever is killed, and whoever races."""
+"""A session is unmasked at most once, in spite of kills and simultaneous claims."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def session(number: int) -> bytes:
 
 
 def is_spent(sessions: Sessions, number: int) -> bool:
-    """Whether a claim is refused; one that is not has been made by asking."""
+    """Whether a claim is refused. If it is not, this call has made it."""
     try:
         sessions.claim(session(number))
     except Spent:
@@ -99,7 +99,7 @@ def test_the_file_is_a_header_and_the_sessions(tmp_path: Path) -> None:
 
 
 def test_a_kill_at_any_byte_forgets_no_claim_that_returned(tmp_path: Path) -> None:
-    """Cut the file at every length: what lies whole before the cut is spent, the rest can be claimed, and then is spent too."""
+    """The file is cut at every length: complete entries are spent; other sessions can be claimed, and then are spent too."""
     whole = HEADER + b"".join(session(number) for number in range(3))
     path = tmp_path / "sessions"
     for length in range(len(whole) + 1):
@@ -111,7 +111,7 @@ def test_a_kill_at_any_byte_forgets_no_claim_that_returned(tmp_path: Path) -> No
 
 
 def test_a_tail_of_zeros_is_no_harm(tmp_path: Path) -> None:
-    """Some file systems lengthen a file before its data are there."""
+    """Some file systems lengthen a file before its data are written."""
     path = tmp_path / "sessions"
     for zeros in (1, 31, 32, 40, 64):
         path.write_bytes(HEADER + session(0) + bytes(zeros))
@@ -128,7 +128,7 @@ def test_an_entry_is_no_part_of_two_others(tmp_path: Path) -> None:
 
 
 def test_the_claim_is_on_disk_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File and folder are synced, in this order, after the entry is whole."""
+    """File and folder are synced, in this order, after the entry is complete."""
     path, synced = tmp_path / "sessions", list[str]()
     fsync = os.fsync
 

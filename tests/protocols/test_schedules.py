@@ -1,4 +1,4 @@
-"""Two thousand random sessions in which clients vanish at any stage: the plain sum of the survivors, or nothing at all."""
+"""Two thousand random sessions in which clients drop out at any stage: the result is the survivors' plain sum, or no sum."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from protocols.server import Server
 from tests.protocols.crowds import Session, agreement, foretold
 from tests.protocols.looking import contents, remains
 
-BLOCKS, SCHEDULES, FEW = 20, 100, 30  # blocks run beside each other
+BLOCKS, SCHEDULES, FEW = 20, 100, 30  # blocks can run in parallel
 
 
 def found(session: Session, held: bytes) -> list[str]:
-    """Which secrets these bytes hold. A sum that was released is none, even where no mask was needed for it."""
+    """The names of the secrets that these bytes contain. A value equal to the released sum is not a secret."""
     total = session.server.total().tobytes() if session.server.stage == "done" else None
     return [name for name, form in session.secrets() if form in held and form != total]
 
 
 def judge(session: Session) -> str:
-    """Go through a session and judge what came of it. "sum", or the stage that aborted it."""
+    """Play a session and check its result. Returns "sum", or the stage in which it aborted."""
     done, server = session.run(), session.server
     held = contents((server, remains(session.error)))
     assert found(session, held) == []
     assert (set(server.survivors) if done else None) == foretold(session)
     if done:
         assert server.total().tobytes() == session.plain().tobytes()
-        assert server.total().tobytes() in held  # the search does find what is there
+        assert server.total().tobytes() in held  # the search finds bytes that the server holds
         return "sum"
     assert server.stage == "aborted"
     assert session.error is not None
@@ -58,7 +58,7 @@ def judged(seeds: range) -> Counter[str]:
 
 
 def enough(outcomes: Counter[str], count: int) -> None:
-    """Both kinds of end are frequent, and sessions abort in many stages."""
+    """Check that sums and aborts are both frequent, and that sessions abort in many stages."""
     assert count / 4 < outcomes["sum"] < 3 * count / 4, outcomes
     assert len(outcomes) >= 5, outcomes
 
@@ -124,7 +124,7 @@ def test_a_machine_that_keeps_or_miscounts_something_is_caught(
 
 
 def test_the_search_goes_everywhere() -> None:
-    """A needle in every place where an object can keep one is found, and no needle where there is none."""
+    """Bytes in any place where an object can keep them are found, and bytes that are not there are not."""
     words, key = np.arange(1, 9, dtype=np.uint32), agreement(random.Random(1))
     needle, other = words.tobytes(), key.private.reveal()
 

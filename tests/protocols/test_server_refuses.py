@@ -1,4 +1,4 @@
-"""What clients may not do to a server: it refuses, names them, stays as it was, and the others get their sum."""
+"""A server refuses a client's false messages, names the client and keeps its state, and the others get their sum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def snapshot(server: Server) -> str:
 
 
 def stopped(stage: str, **options: Any) -> Play:
-    """A session in which everybody is about to act in that stage."""
+    """A session stopped before the clients act in this stage."""
     return play(cast(**options), until=stage)
 
 
@@ -76,7 +76,7 @@ def test_a_message_that_is_cut_or_longer_or_of_another_session(stage: str, optio
     other = play(replace(scene.cast, run="earlier"), until=stage)
     for lie in (b"", message[:-1], message + b"\0", answer(other, stage, 3)):
         refused(scene.server, 3, lie, MessageError, "message: ")
-    scene.server.receive(3, message)  # none of it stood in the way
+    scene.server.receive(3, message)  # the refused messages do not block the true one
 
 
 @every_stage
@@ -182,7 +182,10 @@ def test_other_shares_than_the_list_calls_for() -> None:
 
 
 def spoiled(*liars: int, count: int = 7) -> tuple[Cast, Callable[[str, int, bytes], bytes]]:
-    """Some clients open random shares of everybody. (Lies that are alike may cancel where secrets are, at zero.)"""
+    """A cast, and a function that replaces all shares that the liars open by random bytes.
+
+    Lies are random since equal lies may cancel at zero, where the secret is.
+    """
     made = cast(count=count, threshold=3)
 
     def say(stage: str, client: int, message: bytes) -> bytes:
@@ -214,7 +217,7 @@ def test_wrong_shares_of_too_many_leave_no_sum() -> None:
 
 
 def test_a_seed_that_was_not_committed_to_leaves_no_sum() -> None:
-    """Client 3 commits itself to another seed than it shares: nobody's share is wrong, and nothing fits."""
+    """Client 3 commits to another seed than it shares: no holder's share is wrong, and no rebuilt seed fits the commitment."""
     made = cast()
 
     def say(stage: str, client: int, message: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Secret sharing: against Lagrange's formula in fractions, for every subset; what too few shares say; who lied."""
+"""Secret sharing: compared with Lagrange's formula in fractions for every subset; secrecy of too few shares; liars named."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def miller_rabin(number: int, bases: int) -> bool:
 
 
 def test_the_modulus_is_the_least_prime_above_two_to_the_256() -> None:
-    """By Miller and Rabin's test: a composite number passes it for a random base with a probability of 1/4 at most."""
+    """By Miller and Rabin's test: a composite number passes it for a random base with probability at most 1/4."""
     assert PRIME == 2**256 + 297
     assert miller_rabin(PRIME, 64)
     assert not any(miller_rabin(2**256 + above, 8) for above in range(1, 297, 2))
-    assert not miller_rabin(561, 2)  # Carmichael's number, which a test of Fermat's would pass
+    assert not miller_rabin(561, 2)  # a Carmichael number, which passes Fermat's test
 
 
 def test_any_threshold_of_shares_gives_the_secret() -> None:
@@ -75,7 +75,7 @@ def test_any_threshold_of_shares_gives_the_secret() -> None:
 
 
 def test_the_polynomial_has_the_degree_that_the_threshold_says() -> None:
-    """One share fewer gives another secret, and there are no two polynomials of the same coefficients."""
+    """One share fewer gives another secret, and no two polynomials have the same coefficients."""
     shares = split(Secret(RAW), 4, range(6))
     for chosen in itertools.combinations(range(6), 3):
         assert naive({holder: shares[holder] for holder in chosen}) != int.from_bytes(RAW, "little")
@@ -90,7 +90,7 @@ def test_the_extreme_secrets_come_back(raw: bytes) -> None:
 
 
 def test_fewer_shares_than_the_threshold_are_equally_likely_for_every_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the integers modulo 7, with every coefficient: behind any t - 1 shares stands each secret, once."""
+    """Over the integers modulo 7, with every coefficient: any t - 1 shares occur once with each secret."""
     monkeypatch.setattr(shamir, "PRIME", 7)
     for holders in itertools.combinations(range(6), 2):
         seen: Counter[tuple[int, ...]] = Counter()
@@ -143,7 +143,7 @@ def test_a_secret_of_another_length_is_refused(length: int) -> None:
 
 @pytest.mark.parametrize("liars", [{0}, {6}, {0, 6}, {1, 2}, {0, 1, 2}, {4, 5, 6}])
 def test_wrong_shares_are_found_and_their_holders_named(liars: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 35 sets one may be without a liar: it is among those that this seed has tried."""
+    """With three liars one of the 35 sets of four shares has no liar; with this seed it is among the sets tried."""
     monkeypatch.setattr(shamir, "_CHANCE", random.Random(0))
     shares = split(Secret(RAW), 4, range(7))
     wrong = shares | {liar: shifted(shares[liar], secrets.randbits(200)) for liar in liars}
@@ -161,7 +161,7 @@ def test_every_bit_of_a_share_counts(bit: int) -> None:
 
 @pytest.mark.parametrize("liar", [0, 4])
 def test_a_share_has_one_encoding(liar: int) -> None:
-    """Of another length, or p larger, it stands for the same number and is wrong all the same."""
+    """A share of another length, or larger by p, is wrong even if it encodes the same number."""
     shares = split(Secret(RAW), 3, range(5))
     number = int.from_bytes(shares[liar], "little")
     for other in (shares[liar] + b"\0", (number + PRIME).to_bytes(34, "little")[:33], b"", shares[liar][:-1]):
@@ -180,7 +180,7 @@ def test_shares_that_nothing_fits_are_somebodys_lie() -> None:
 
 
 def test_a_seeded_generator_neither_steers_the_attempts_nor_is_moved() -> None:
-    """Else liars could know which sets are tried, and a program's own draws would depend on them."""
+    """Otherwise colluding clients could predict the sets tried, and the caller's random numbers would depend on this call."""
     shares = {holder: secrets.token_bytes(32) + b"\0" for holder in range(10)}  # so that every set gives another secret
     state, tried = random.getstate(), []
     try:
@@ -198,7 +198,7 @@ def test_a_seeded_generator_neither_steers_the_attempts_nor_is_moved() -> None:
 
 
 def attempts(shares: Mapping[int, bytes], threshold: int) -> int:
-    """How many secrets are judged before nothing is found to fit."""
+    """The number of secrets that are tried before rebuilding fails."""
     tried: list[Secret] = []
     with pytest.raises(Tampering):
         Rebuilder().rebuild(shares, threshold, lambda secret: bool(tried.append(secret)))
@@ -210,9 +210,9 @@ def test_attempts_are_bounded() -> None:
 
 
 def test_attempts_that_cannot_succeed_are_not_made() -> None:
-    """Where all shares agree, every set gives the same; of many holders, hardly any set is without one of that many liars.
+    """If all shares agree, every set gives the same secret. With many holders and liars, hardly any set has no liar.
 
-    What decoding leaves is one attempt more, if it is another polynomial than that of the holders with the smallest numbers.
+    Decoding adds one attempt if its polynomial differs from the polynomial of the holders with the smallest numbers.
     """
     assert attempts(split(Secret(RAW), 5, range(10)), 5) == 1
     assert attempts(split(Secret(RAW), 5, range(5)), 5) == 1
@@ -223,7 +223,7 @@ def test_attempts_that_cannot_succeed_are_not_made() -> None:
 
 
 def test_a_number_that_no_secret_is_does_not_reach_the_judge() -> None:
-    """From 2^256 to p - 1: 297 values that a polynomial can have at zero and 32 bytes cannot."""
+    """A polynomial can have the 297 values from 2^256 to p - 1 at zero, and 32 bytes cannot encode them."""
     judged: list[Secret] = []
     shares = {holder: (2**256 + 5).to_bytes(SHARE, "little") for holder in range(3)}
     with pytest.raises(Tampering):
@@ -245,7 +245,7 @@ def test_what_cannot_be_rebuilt_is_refused(threshold: int, more: dict[int, bytes
 
 
 def test_one_rebuilder_serves_sets_of_holders_and_thresholds_in_any_order() -> None:
-    """What it keeps from one set is not used for another: against fresh ones, over secrets that share some of their holders."""
+    """Its state for one set of holders is not used for another: compared with fresh rebuilders, over overlapping sets."""
     chance, kept = random.Random(5), Rebuilder()
     for _ in range(150):
         holders = sorted(chance.sample(range(8), chance.choice((4, 5, 5, 6))))
@@ -259,7 +259,7 @@ def test_one_rebuilder_serves_sets_of_holders_and_thresholds_in_any_order() -> N
 
 
 def framed(shares: Mapping[int, bytes], liars: tuple[int, int], basis: tuple[int, ...]) -> dict[int, bytes]:
-    """Two lies that leave the secret of the basis as it is, so that whoever believes it blames all others."""
+    """Shares with two lies that leave the secret of `basis` unchanged, so that trusting the basis means blaming all others."""
     ones = {holder: shifted(bytes(SHARE), int(holder == liars[0])) for holder in basis}
     others = {holder: shifted(bytes(SHARE), int(holder == liars[1])) for holder in basis}
     lies = {liars[0]: naive(others), liars[1]: -naive(ones)}
@@ -274,7 +274,7 @@ def test_liars_who_agree_on_a_lie_that_fits_cannot_blame_the_others() -> None:
 
 
 def test_where_the_liars_are_too_many_the_secret_is_still_right() -> None:
-    """Five holders at threshold 4, two liars: one share is left over, and who lied cannot be told."""
+    """Five holders at threshold 4, two liars: with one redundant share the liars cannot be identified."""
     shares = split(Secret(RAW), 4, range(5))
     found, wrong = Rebuilder().rebuild(framed(shares, (1, 2), (0, 1, 2, 3)), 4, is_secret(RAW))
     assert found == Secret(RAW)
@@ -282,7 +282,7 @@ def test_where_the_liars_are_too_many_the_secret_is_still_right() -> None:
 
 
 def test_lies_that_cancel_in_a_sum_are_found() -> None:
-    """Whoever adds up the differences, unweighted, sees nothing: what weighs them is drawn at random."""
+    """An unweighted sum of the differences would be zero; the audit weighs them at random."""
     shares = split(Secret(RAW), 3, range(9))
     wrong = shares | {5: shifted(shares[5], 1), 6: shifted(shares[6], -2), 7: shifted(shares[7], 1)}
     assert Rebuilder().rebuild(wrong, 3, is_secret(RAW)) == (Secret(RAW), frozenset({5, 6, 7}))
@@ -339,7 +339,7 @@ def test_a_seed_and_a_mask_key_are_shared_as_one_by_one(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("point", [1, 2, 1023, 2**16 + 1, 2**32 - 1, 2**64 - 1])
 @pytest.mark.parametrize("degree", [0, 1, 7, 130])
 def test_polynomials_in_one_integer_do_not_run_into_each_other(point: int, degree: int) -> None:
-    """At the largest coefficients, at every size of point, and over several remainders."""
+    """This includes the largest coefficients, points of every size, and several reductions modulo p."""
     drawn = random.Random(degree)
     polynomials = [
         [PRIME - 1] * (degree + 1),

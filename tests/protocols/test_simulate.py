@@ -1,4 +1,4 @@
-"""The simulation: what it reports is what happened."""
+"""The reports of the simulation agree with the sessions that it plays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_everybody_stays_and_the_sum_is_exact_at_the_promised_cost(options: dict
     assert (report.exact, report.aborted, report.tamper) == (True, None, None)
     assert (report.survivors, report.dropped, report.well) == (asked.clients, 0, True)
     promised = traffic(asked.parameters(()))
-    chosen = asked.parameters(()).chosen  # who is near a client is by chance
+    chosen = asked.parameters(()).chosen  # then the number of clients near a client is random
     for stage in report.stages:
         up, down = promised[stage.name]
         assert (stage.bytes_up, stage.bytes_down) == (up, pytest.approx(down, rel=0.15 if chosen else 0))
@@ -65,7 +65,7 @@ def test_with_dropouts_a_complete_graph_always_finishes(dropout: float, active: 
 
 
 def test_the_exact_sum_is_that_of_python_s_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients' vectors and the server's total are read on the way, and compared here."""
+    """The clients' vectors and the server's total are recorded during the session, and compared here."""
     vectors: dict[int, list[int]] = {}
     totals: list[tuple[tuple[int, ...], list[int]]] = []
     mask, total = Client.mask, Server.total
@@ -131,7 +131,7 @@ def test_departures_are_spread_over_the_stages_and_differ_from_run_to_run(option
 
 @pytest.mark.nightly
 def test_of_five_hundred_clients_some_vanish_before_the_first_shares_are_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An active session, half a per cent before every stage from the very first on."""
+    """In an active session clients drop out before every stage, from the first on."""
     gone = {"advertise": [3, 4, 5], "share": [77, 78, 79], "mask": [100, 200], "consistency": [300], "unmask": [400]}
     monkeypatch.setattr(module, "departures", lambda parameters, count: gone)
     report = simulate(simulation(clients=500, dim=4, dropout=0.02, active=True))
@@ -141,7 +141,7 @@ def test_of_five_hundred_clients_some_vanish_before_the_first_shares_are_dealt(m
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_an_early_loss_leaves_the_sum_of_the_others(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first stage, and in the one after: of an active session, where no stage needs everybody."""
+    """Two clients drop out in the first or the second stage of an active session: no stage needs all clients."""
     monkeypatch.setattr(module, "departures", lambda parameters, count: {stages(parameters)[place]: [0, 7]})
     report = simulate(simulation(**RING, dropout=0.1, active=True))
     assert report.exact, report.aborted
@@ -155,7 +155,7 @@ def test_what_is_given_is_kept_to_and_the_rest_is_chosen() -> None:
     assert (parameters.neighbours, parameters.threshold, parameters.survivors) == (10, 8, 22)
     chosen = simulation(clients=40, dropout=0.2)
     assert (chosen.choice.survivors, chosen.parameters(()).survivors) == (32, 32)
-    assert simulation(clients=40).choice.survivors == 36  # a tenth is foreseen where nobody drops out
+    assert simulation(clients=40).choice.survivors == 36  # a tenth may be missing even if dropout is 0
     assert simulation(clients=40, dropout=0.2, tamper="early-drop").choice.survivors == 31
 
 

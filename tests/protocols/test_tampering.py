@@ -1,4 +1,4 @@
-"""Every lie is noticed by who should notice it, when it should be; and by nobody once the check that does it is gone."""
+"""Every lie is noticed by the right party in the right stage, and by nobody once the check against it is removed."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MODES: dict[str, dict[str, Any]] = {
     "ring": {"clients": 16, "neighbours": 8, "corrupt": 0.0},
     "chosen": {"clients": 16, "neighbours": 8, "corrupt": 0.0, "active": True},
 }
-WIDER = {"clients": 24, "neighbours": 10}  # where some may drop out, who is left has to have neighbours enough
+WIDER = {"clients": 24, "neighbours": 10}  # with dropouts, the remaining clients still need enough neighbours
 EVERYWHERE = ("passive", "active", "ring", "chosen")
 SIGNED = ("active", "chosen")
 
-# Kind -> who notices, in which stage, with which words; "roster" and "survivors" are the stages in which these are shown.
+# Kind -> the party that notices, the stage, the words of its error. "roster" and "survivors": the stages that show these.
 NOTICED: dict[str, tuple[str, str, str]] = {
     "weak-masks": ("server", "unmask", "a coordinate of the sum is beyond"),
     "beyond-bound": ("server", "unmask", "a coordinate of the sum is beyond"),
@@ -88,7 +88,7 @@ SIGNED_ONLY = {
     *("split-survivors", "forged-signatures", "hidden-choice", "withheld-delivery", "changed-choice"),
 }
 RING_ONLY = {"surround", "other-choice", "hidden-choice", "changed-choice", "cut-ring"}
-# The others get their sum, or all who are not lied to do.
+# Kinds of lies that do not cost the other clients, or the clients that received no lie, their sum.
 EXACT = {
     *(
         "clear-metadata",
@@ -110,7 +110,7 @@ def modes(kind: str) -> list[str]:
     return [mode for mode in offered if kind not in RING_ONLY or "neighbours" in MODES[mode]]
 
 
-# By whether a kind takes a ring, and whether it takes signatures.
+# The modes of the quick tests, by (needs a ring, needs signatures).
 MOST_CHECKED = {
     **{(False, False): ("passive", "chosen"), (False, True): ("active", "chosen")},
     **{(True, False): ("ring", "chosen"), (True, True): ("chosen",)},
@@ -186,14 +186,14 @@ LONG: dict[str, Any] = {
     "dim": 16,
     "neighbours": 4,
     "corrupt": 0.0,
-    "threshold": 1,  # or those cut off with one neighbour would complain of that
-}  # a ring of which four may go before a sum is too small
+    "threshold": 1,  # otherwise clients left with one neighbour would refuse for that reason
+}  # a ring from which four clients may drop out before a sum is too small
 
 
 def test_a_long_list_that_isolates_one_client_or_cuts_the_ring_is_refused_for_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No check but the one of the neighbourhood, or of the ring, stands in the way."""
+    """Only the check of the holders, or of the ring's connection, refuses the list."""
     for kind, words in (
         ("isolated", "0 holders of this client's shares survive"),
         ("cut-ring", "cut into separate sums"),
@@ -208,7 +208,7 @@ def test_a_long_list_that_isolates_one_client_or_cuts_the_ring_is_refused_for_th
     assert not told.caught
 
 
-# --- with the check gone
+# --- with the check removed
 
 
 def nothing(*arguments: object, **options: object) -> None:
@@ -220,13 +220,13 @@ def points_alone(owner: int, advert: Any) -> tuple[int, int]:
 
 
 def trusting(delivery: Any, inbound: Any, session: bytes, me: int) -> Any:
-    """`collect` without a look at whose shares they are."""
+    """`collect` without the check of the shares' owners."""
     sealed = {owner: one for owner, one in delivery.sealed.items() if owner in inbound}
     return protocols.dealing.collect(type(delivery)(sealed), inbound, session, me)
 
 
 def all_or_nothing(graph: Any, members: Any, *least: int) -> Any:
-    """`core` of a protocol in which whoever drops early takes the session with it."""
+    """`core` of a protocol in which one early dropout aborts the session."""
     if len(members) < len(graph.order):
         raise Aborted("somebody dropped out")
     return frozenset(members)
@@ -240,7 +240,7 @@ def believing(*arguments: object) -> bool:
     return True
 
 
-# Kind, mode, and what of the protocol is replaced by what.
+# Kind, mode, and the parts of the protocol to replace: owner, name, replacement.
 Patches = Sequence[tuple[Any, str, Any]]
 REMOVED: list[tuple[str, str, Patches]] = [
     *(
@@ -322,7 +322,7 @@ def test_one_that_believes_is_enough_for_a_lie_to_have_gone_through(monkeypatch:
 
 
 def test_the_wrong_one_noticing_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients that refuse whatever they are told, with another error, have not caught the lie."""
+    """Clients that refuse every message, with another error, have not caught the lie."""
 
     def refuses(self: Client, message: bytes) -> bytes:
         raise Aborted("no reason")

@@ -1,6 +1,6 @@
-"""A masked vector is uniform to whoever lacks one of its masks, and the border is where the threshold says.
+"""A masked vector is uniform to a party that lacks one of its masks; as many colluders as the threshold remove all masks.
 
-What is not uniform fails by far; what is hardly ever fails by chance (see `randomness`).
+Vectors that are not uniform fail by far; uniform vectors hardly ever fail by chance (see `randomness`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BYTES = 1 << 21
 
 @dataclass(frozen=True)
 class Constant(Cast):
-    """Everybody's vector is this number in every coordinate."""
+    """A cast in which every coordinate of every client's vector is `value`."""
 
     value: int = 0
 
@@ -44,18 +44,18 @@ def constant(value: int = 0, bits: int = 32, size: int = BYTES, **options: Any) 
 
 @cache
 def large() -> View:
-    """Zeros under masks; the last client has dealt its shares and sends no vector."""
+    """A session with vectors of zeros; the last client deals its shares and sends no vector."""
     made = constant()
     return session(made, silent=made.ids[-1:])
 
 
 def added(vectors: Sequence[Words]) -> Words:
-    """Modulo 2^bits."""
+    """The sum modulo 2^bits."""
     total: Words = np.sum(vectors, axis=0, dtype=vectors[0].dtype)
     return total
 
 
-# --- uniform to the server, and to the server with fewer than the threshold
+# --- uniform to the server, alone or with fewer colluders than the threshold
 
 
 @pytest.mark.parametrize(("bits", "value"), [(32, 0), (64, 2**64 - 1)])
@@ -68,7 +68,7 @@ def test_a_masked_vector_is_uniform(bits: int, value: int) -> None:
 
 
 def test_before_anything_is_opened_fewer_than_the_threshold_cannot_take_the_masks_off() -> None:
-    """Their pair masks are gone; what their shares of the victim's secrets give is nothing, and takes nothing off."""
+    """The colluders' pair masks are removed; the values that their shares interpolate to remove no other mask."""
     view, victim = large(), large().ids[0]
     colluders = view.ids[1:THRESHOLD]
     words = view.masked(victim)
@@ -81,9 +81,9 @@ def test_before_anything_is_opened_fewer_than_the_threshold_cannot_take_the_mask
 
 
 def test_after_all_is_opened_they_have_the_sum_of_the_honest_and_of_no_part_of_them() -> None:
-    """The server rebuilds all seeds and the mask key of the one that dropped; t - 1 clients give it all of theirs.
+    """The server rebuilds all seeds and the mask key of the client that dropped out; t - 1 clients give it all their secrets.
 
-    Three honest clients are left, the victim among them. Every sum of one or two of them is uniform still.
+    Three honest clients are left. The sum of the vectors of one or two of them is still uniform.
     """
     view = large()
     survivors, dropped, colluders = view.ids[:-1], view.ids[-1], view.ids[3 : 2 + THRESHOLD]
@@ -104,18 +104,18 @@ def test_after_all_is_opened_they_have_the_sum_of_the_honest_and_of_no_part_of_t
 
 
 def test_either_of_its_two_secrets_hides_a_vector() -> None:
-    """With its mask key known, its own mask hides it. Of a victim without one the same adversary sees everything."""
+    """With the mask key known, the self mask hides the vector. Without a self mask the same adversary reads the vector."""
     view, victim = large(), large().ids[0]
     words = view.masked(victim)
     view.strip_all(words, victim, view.keys[victim].mask)
     assert p_value(words) > CHANCE
-    add_masks(words, [(view.keys[victim].seed, -1)])  # as if it had left it out
+    add_masks(words, [(view.keys[victim].seed, -1)])  # as if the victim had added no self mask
     assert p_value(words) < SURELY
     assert not words.any()
 
 
 def test_shares_below_the_threshold_are_uniform_whatever_they_are_shares_of() -> None:
-    """Each, and what they give at zero. One more, and they are no longer independent of the secret."""
+    """Each of two shares is uniform, and so is their interpolation at zero. With a third share it is the secret."""
     secret, holders = Secret(bytes(32)), (3, 8, 20)
     dealt = [split(secret, 3, holders) for _ in range(8_192)]
     for holder in holders[:2]:
@@ -129,7 +129,7 @@ def numbers(parts: Sequence[bytes]) -> Words:
     return np.frombuffer(b"".join(parts), np.uint32)
 
 
-# --- the border
+# --- at the threshold
 
 
 def small() -> Cast:
@@ -138,7 +138,7 @@ def small() -> Cast:
 
 @pytest.mark.parametrize("count", range(1, COUNT))
 def test_colluders_read_a_vector_from_the_threshold_on(count: int) -> None:
-    """Nobody lies: the shares that they hold are of both secrets, and as many as the threshold give both."""
+    """Nobody lies: each colluder holds shares of both secrets, and as many colluders as the threshold rebuild both."""
     view = session(small())
     victim, colluders = view.ids[0], view.ids[1 : 1 + count]
     words = view.masked(victim)
@@ -153,11 +153,11 @@ CLAIMS = [(c, lied) for c in range(THRESHOLD) for lied in range(COUNT - c)]
 
 @pytest.mark.parametrize(("corrupt", "lied"), CLAIMS)
 def test_a_server_that_lies_in_a_passive_session_needs_the_threshold_twice(corrupt: int, lied: int) -> None:
-    """It tells some honest clients that the victim dropped, the others that it did not, and so gets shares of both secrets.
+    """It tells `lied` honest clients that the victim dropped out, the others that it did not, and gets shares of both secrets.
 
-    c colluders hold both. With c + lied >= t shares of the key and h - lied >= t of the seed it reads the vector, which is why
-    only an honest server is promised anything in a passive session. Where 2 t > h + c it cannot have both, as active sessions
-    require.
+    The c colluders hold shares of both. With c + lied >= t shares of the key and h - lied >= t shares of the seed the server
+    reads the vector, so passive sessions protect only against an honest server. Where 2 t > h + c, as active sessions require,
+    it cannot get both.
     """
     view = session(small())
     victim, colluders, honest = view.ids[0], view.ids[1 : 1 + corrupt], view.ids[1 + corrupt :]
@@ -189,7 +189,7 @@ def test_the_claims_above_have_all_outcomes() -> None:
 
 
 def test_masks_used_twice_show_the_difference_of_two_vectors() -> None:
-    """The same keys in the same session again. In another round they give other masks, as does a new session's own keys."""
+    """The same keys are used twice in the same session. In another session they give other masks, and so do new keys."""
     made, later = constant(3, size=1 << 20), constant(5, size=1 << 20)
     keys = {me: Keys.new() for me in made.ids}
     victim = made.ids[1]

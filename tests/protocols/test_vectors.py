@@ -1,4 +1,4 @@
-"""Golden sessions: judged by a verifier that shares no code with the package, played again by it, and tampered with."""
+"""Golden sessions: verified by code that shares nothing with the package, replayed by the package, and tampered with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ every_session = pytest.mark.parametrize("session", RECORDED, ids=lambda session:
 
 
 class Reading:
-    """One recorded session, read with the slow verifier's own eyes."""
+    """One recorded session, decoded by the slow verifier."""
 
     def __init__(self, recorded: Session) -> None:
         self.recorded, self.cast = recorded, recorded["cast"]
@@ -43,7 +43,7 @@ class Reading:
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
-        """By client, whom it chose, in that order; all others where nobody chooses."""
+        """The choices of each client, in order; all other clients where clients do not choose."""
         if not self.chooses:
             return {me: [other for other in self.ids if other != me] for me in self.ids}
         return {me: slow.choices(self.key(me, "choice"), self.ids, me, self.cast["neighbours"]) for me in self.ids}
@@ -57,13 +57,13 @@ class Reading:
 
     @cached_property
     def dealt(self) -> bytes:
-        """The digest of the list of those who have dealt shares: here all, each with its choice."""
+        """The digest of the list of the clients that dealt shares: here all clients, each with its choice."""
         entries = (struct.pack("<I", me) + (self.key(me, "choice") if self.chooses else b"") for me in self.ids)
         return hashlib.sha256(b"".join(entries)).digest()
 
     @cached_property
     def shares(self) -> dict[int, dict[int, bytes]]:
-        """By owner and holder: the share of the seed and that of the mask key."""
+        """By owner and holder: the shares of the owner's seed and mask key, concatenated."""
         return {me: {other: self.unsealed(me, other) for other in self.chosen[me]} for me in self.ids}
 
     def unsealed(self, sender: int, receiver: int) -> bytes:
@@ -73,7 +73,7 @@ class Reading:
         return slow.unsealed(channel, sealed[receiver], self.session + struct.pack("<II", sender, receiver))
 
     def masked(self, me: int) -> list[int]:
-        """y_i, from everybody's keys."""
+        """The masked vector y_i, from all clients' keys."""
         total = list(self.recorded["vectors"][str(me)])
         masks = [(1, self.key(me, "seed"))]
         for other in self.partners[me]:

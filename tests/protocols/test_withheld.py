@@ -1,8 +1,9 @@
-"""A server that withholds deliveries, to have edges counted as masks that are none, and what it could read of one client.
+"""An attack on one client's vector: the server withholds deliveries, so that some edges of the graph carry no mask.
 
-Everybody is honest but the server. It tells the victim that half of its partners have not dealt shares, so the victim does not
-mask with them, and tells everybody else in the end that the other half dropped out, so their masks with the victim can be taken
-off. What is left on the victim's vector is its own mask. Both lists are long enough, and everybody has the holders it needs.
+All clients are honest. The server tells the victim that half of its partners have not dealt shares, so the victim shares no
+masks with them. At the end it tells all other clients that the other half dropped out, so that their masks with the victim can
+be removed. Only the self mask is left on the victim's vector. Both lists are long enough, and every client has the holders it
+needs.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ CAST: dict[str, Any] = {"count": 40, "neighbours": 8, "threshold": 5, "active": 
 
 
 class Server:
-    """One that lies from the deliveries on. `opened` are the shares of seeds and of mask keys that clients have handed out."""
+    """A server that lies from the deliveries on. `opened`: by client, the shares of seeds and mask keys that it has opened."""
 
     def __init__(self) -> None:
         while not self._begun():
-            pass  # until somebody's partners can be halved: the choices are the clients' own
+            pass  # until some client's partners can be halved: the server has no influence on the choices
 
     def _begun(self) -> bool:
         self.scene: Play = play(cast(**CAST), until="mask")
@@ -43,9 +44,9 @@ class Server:
         return False
 
     def _borne(self, made: Cast, gone: set[int]) -> bool:
-        """Whether nobody left complains that these are missing, and every secret can still be rebuilt."""
+        """Whether no remaining client refuses because `gone` are missing, and every secret can still be rebuilt."""
         left = set(made.ids) - gone
-        signing = left - {self.victim}  # its list of survivors is another one, so nobody is shown its signature
+        signing = left - {self.victim}  # the victim signs another list: its signature is shown to nobody
         for me in made.ids:
             if len(signing.intersection(self.graph.holders(me))) < made.parameters.threshold:
                 return False
@@ -54,7 +55,7 @@ class Server:
         return len(signing) >= max(made.parameters.survivors, made.parameters.signers)
 
     def attack(self) -> tuple[dict[int, ProtocolError], np.ndarray[Any, Any] | None]:
-        """Who refused, and the victim's vector if that can be had."""
+        """The errors of the clients that refused, and the victim's vector if the server can compute it."""
         errors: dict[int, ProtocolError] = {}
 
         def ask(stage: str, messages: dict[int, bytes]) -> dict[int, bytes]:
@@ -90,7 +91,7 @@ class Server:
         return errors, self._read(vectors[self.victim].vector.copy(), opened)
 
     def _read(self, words: np.ndarray[Any, Any], opened: dict[int, Opened]) -> np.ndarray[Any, Any] | None:
-        """The victim's vector from its own seed, and the mask keys of those who are said to have dropped."""
+        """The victim's vector, from its seed and the mask keys of the clients listed as dropped out; None if one is missing."""
         parameters, session = self.scene.cast.parameters, self.scene.cast.parameters.session
         server = self.scene.server
 
@@ -127,7 +128,7 @@ def test_a_server_that_withholds_deliveries_reads_nobody() -> None:
 def test_it_would_read_the_victim_if_nobody_asked_by_which_list_the_others_masked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every other check passes: edges of the graph are there, survivors are many, enough have signed one list."""
+    """Every other check passes: the graph has its edges, survivors are enough, and enough clients have signed one list."""
     monkeypatch.setattr(protocols.client, "check_statements", lambda *of: None)
     server = Server()
     errors, found = server.attack()

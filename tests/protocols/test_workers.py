@@ -1,4 +1,4 @@
-"""Clients played by processes: the same sessions, the same errors, and no process that stays behind."""
+"""Clients in separate processes: the same sessions, the same errors, and no process left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def workers() -> Workers:
 
 @dataclass(frozen=True)
 class Waited:
-    """A client elsewhere, whose every answer is waited for."""
+    """A client in another process; every call waits for its answer."""
 
     played: Any
 
@@ -63,7 +63,7 @@ def test_a_session_gives_the_sum_of_the_survivors(kind: str, workers: Workers) -
 
 
 def test_errors_are_those_of_a_client_in_this_process(workers: Workers) -> None:
-    """Their type, and all that they say."""
+    """The errors agree in type and in all attributes."""
     made = cast(count=6, threshold=3, bound=5)
     first, second = made.ids[:2]
     vectors = {**made.vectors(), first: made.vectors()[first] + 100}
@@ -92,7 +92,7 @@ def test_a_session_too_small_is_aborted_and_a_policy_is_kept(workers: Workers) -
 
 
 def test_no_session_is_opened_twice(workers: Workers) -> None:
-    """A client's record of what it opened outlives the session."""
+    """A client's record of opened sessions outlives the session."""
     made = cast(count=6, run="opened twice")
     played(made, workers)
     with pytest.raises(Aborted):

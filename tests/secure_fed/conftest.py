@@ -115,7 +115,7 @@ STATEMENT = {
 
 
 def make_private(run: dict[str, Any], **terms: Any) -> None:
-    """The hand-made run with noise on sums, and what `terms` changes in its statement."""
+    """Turns the hand-made run into a private one with noise on sums; `terms` override entries of its privacy statement."""
     run["config"]["privacy"] = {"unit": "client", "epsilon": 3.0, "noise": "central"}
     run["config"]["evaluation"]["per_client"] = False
     run["config"]["federation"]["sampling"] = "poisson"
@@ -160,9 +160,9 @@ _DRAWN: dict[str, str] = {}
 
 @pytest.fixture(scope="module")
 def drawn_once() -> Iterator[dict[str, str]]:
-    """The same numbers are drawn once: nearly all the time of a report goes into its drawings, and most runs here are alike.
+    """Caches plots by their arguments: plots take nearly all of a report's time, and most runs here have the same numbers.
 
-    The value is what has been drawn. Where it matters that equal numbers give equal drawings, clear it.
+    The value is the cache. A test that checks that equal numbers give equal plots must clear it.
     """
 
     def remembering(draw: Callable[..., str]) -> Callable[..., str]:
@@ -182,7 +182,7 @@ def drawn_once() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def never_drawn() -> Iterator[None]:
-    """In place of each drawing, all that it would be made of: pages differ where drawings would."""
+    """Replaces each plot by the text of its arguments: two pages differ where their plots would."""
 
     def noting(name: str) -> Callable[..., str]:
         return lambda title, *args, **named: f'<svg aria-label="{title}">{html.escape(repr((name, args, named)))}</svg>'
@@ -195,13 +195,13 @@ def never_drawn() -> Iterator[None]:
 
 @pytest.fixture
 def private_edit() -> Callable[..., Callable[[dict[str, Any]], None]]:
-    """An `edit` for `run_folder`: `private_edit(epsilon=20.0)` is of a run whose statement says so."""
+    """Makes an `edit` for `run_folder`: `private_edit(epsilon=20.0)` makes the run private with a stated epsilon of 20."""
     return lambda **terms: lambda run: make_private(run, **terms)
 
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> RunFolder:
-    """Writes a run directory of `rounds` finished rounds, after `edit` has changed what it will hold."""
+    """Writes a run directory of `rounds` finished rounds, after `edit` has changed its content."""
 
     def write(
         rounds: int = 12,

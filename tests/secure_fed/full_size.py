@@ -16,7 +16,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-NEWS_20 = 20  # classes of 20Newsgroup; the GLUE tasks have two or three, which no printed digit tells apart
+NEWS_20 = 20  # classes of 20Newsgroup; GLUE tasks have two or three, a difference too small for the printed digits
 
 
 ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "pad_token_id": 1}
@@ -55,7 +55,7 @@ def distilbert() -> nn.Module:
 
 
 def llama_7b() -> nn.Module:
-    return LlamaForCausalLM(LlamaConfig())  # transformers' default is this very model
+    return LlamaForCausalLM(LlamaConfig())  # transformers' default configuration is LLaMA-7B
 
 
 def llama_13b() -> nn.Module:

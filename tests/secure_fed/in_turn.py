@@ -1,4 +1,4 @@
-"""Small federations whose clients take part in turn, and ways to look at the noise of a whole run."""
+"""Small federations whose clients take part in turn, and helpers that extract the noise of a whole run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Matrix = NDArray[np.float64]
 CLIP = NOISE["privacy.clip_norm"]
 SIZES = (5, 8, 11, 4, 6, 7)
 IN_TURN: dict[str, Any] = {**NOISE, "federation.sampling": "schedule", "federation.cohort": 2, "federation.rounds": 6}
-BANDED: dict[str, Any] = {  # six clients: gaps of 3
+BANDED: dict[str, Any] = {  # six clients, two a round: each takes part every 3 rounds
     **IN_TURN,
     "privacy.correlation": "banded",
     "privacy.band": 3,
-    "method.rank": 6,  # for more numbers
+    "method.rank": 6,  # for more parameters
 }
 
 
@@ -32,12 +32,12 @@ def federation(settings: Mapping[str, Any], seed: int | None = None, **own: Any)
 
 
 class Killed(BaseException):
-    """What stands for a kill where a process of its own would show no more."""
+    """Stands in for SIGKILL in tests that need no separate process."""
 
 
 @dataclass
 class Zeros:
-    """A transport whose clients contribute zeros, so that what is released is noise. dies_in: round in which it is killed."""
+    """A transport whose clients contribute zeros, so that releases are pure noise. dies_in: the round in which it is killed."""
 
     inner: Any
     dies_in: int | None = None
@@ -53,7 +53,7 @@ class Zeros:
 
 
 def of_zeros(built: Federation, dies_in: int | None = None) -> tuple[Zeros, Watched]:
-    """The federation with such clients from now on: their transport, and what its method is given."""
+    """Makes the clients of the federation contribute zeros. Returns their transport, and the method that records its means."""
     assembly = built.assembly
     zeros, watched = Zeros(assembly.transport, dies_in), Watched(assembly.server.method)
     built.assembly = replace(assembly, transport=zeros, server=replace(assembly.server, method=watched))
@@ -61,9 +61,9 @@ def of_zeros(built: Federation, dies_in: int | None = None) -> tuple[Zeros, Watc
 
 
 def sums(built: Federation, watched: Watched) -> Matrix:
-    """(rounds, numbers) what the server released, before it was divided; nothing of lost rounds, which have no noise.
+    """(rounds, numbers) the server's releases before division by the cohort; without lost rounds, which have no noise.
 
-    With momentum, what its optimizer made of that.
+    With server momentum, the steps of the server's optimizer in their place.
     """
     rows = [flat(means["change"]) for means, std in watched.seen if std]
     return np.array(rows) * built.assembly.sampler.expected

@@ -1,4 +1,4 @@
-"""The hand-made run of `conftest` behind masks, with every kind of privacy."""
+"""The hand-made run of `conftest` with secure aggregation, for every kind of privacy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROUND = {"client_seconds": 0.4, "server_seconds": 0.0095, "survivors": 3}
 
 
 def masked(case: str, **facts: Any) -> Callable[[dict[str, Any]], None]:
-    """An `edit` for `run_folder`; `facts` change what its result says of secure aggregation."""
+    """An `edit` for `run_folder`; `facts` override the entries on secure aggregation in its result."""
 
     def edit(run: dict[str, Any]) -> None:
         if case not in _BARE:

@@ -1,4 +1,4 @@
-"""The federation of `toys` under differential privacy, and naive versions of what it should do."""
+"""The federation of `toys` under differential privacy, and naive computations of its expected results."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tests.secure_fed import toys
 LR = 0.05
 CLIENT: dict[str, Any] = {"privacy.unit": "client", "privacy.clip_norm": 0.1, "privacy.delta": 1e-3}
 TARGET = {**CLIENT, "privacy.epsilon": 8.0, "federation.cohort": 2}
-NOISE = {**CLIENT, "privacy.noise_multiplier": 1.0, "federation.cohort": 3}  # everybody takes part: exact and quick
+NOISE = {**CLIENT, "privacy.noise_multiplier": 1.0, "federation.cohort": 3}  # all clients take part: exact and quick
 EXAMPLE: dict[str, Any] = {"privacy.unit": "example", "privacy.clip_norm": 0.1, "privacy.delta": 1e-3}
 
 
 def federation(
     settings: Mapping[str, Any], seed: int | None = None, *, sizes: Sequence[int] = (5, 8, 11), **own: Any
 ) -> Federation:
-    """With noise and coins of the operating system, or with a seed that a test can repeat."""
+    """The toy federation with noise and coins from the operating system, or from `seed` if given."""
     entropy: Entropy | None = None if seed is None else SeededEntropy(seed)
     return toys.federation(settings, sizes=sizes, entropy=entropy, **own)
 
 
 class Nobody(Poisson):
-    """Coins of which none lands."""
+    """A sampler that draws no client."""
 
     def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
         return []
@@ -45,7 +45,7 @@ class Nobody(Poisson):
 
 @dataclass(frozen=True)
 class Watched:
-    """A method that notes what it is given to apply."""
+    """A method that records the means and the noise level passed to `apply`."""
 
     inner: Any
     seen: list[tuple[Mapping[str, Tensors], float]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Watched:
 
 @dataclass
 class Round:
-    """One round outside a run, and everything that was to be seen of it from inside."""
+    """One round made outside a run, with the mean given to its method, its exchanges and its charges."""
 
     federation: Federation
     after: State
@@ -73,7 +73,7 @@ class Round:
 
 
 def one_round(built: Federation, start: State | None = None, **changed: Any) -> Round:
-    """`changed`: of the server."""
+    """Makes one round. changed: fields of the server that are replaced."""
     charged: list[tuple[int, str]] = []
     watched, recording = Watched(built.assembly.server.method), Recording(built.assembly.transport)
     server = replace(
@@ -88,7 +88,7 @@ def one_round(built: Federation, start: State | None = None, **changed: Any) -> 
 
 
 def dense(tensors: Tensors) -> dict[str, Tensor]:
-    """In float64, products formed."""
+    """The tensors in float64, with low-rank products multiplied out."""
     return {
         name: member.left.double() @ member.right.double() if isinstance(member, LowRank) else member.double()
         for name, member in tensors.items()
@@ -96,13 +96,13 @@ def dense(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def noise(tensors: Mapping[str, Tensor], std: float, seed: int, *label: str | int) -> dict[str, Tensor]:
-    """What a stream of that label gives to these tensors, one after the other in the order of their names."""
+    """The noise for these tensors from the stream with that label, drawn in the order of their names."""
     stream = SeededEntropy(seed).stream(*label)
     return {name: std * torch.from_numpy(stream.normal(tuple(tensors[name].shape))) for name in sorted(tensors)}
 
 
 def charges(ledger: Ledger | Path) -> list[tuple[str, int]]:
-    """(who, releases) of every charge there is, in order."""
+    """(who, releases) of every charge in the ledger, in order."""
     opened = ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
     return [(row.body["who"], row.body["releases"]) for row in opened.rows() if row.kind == "charge"]
 
@@ -113,5 +113,5 @@ def own_ledger(run: Path) -> Ledger:
 
 
 def charged(run: Path) -> int:
-    """The releases charged to the ledger inside a run directory, whoever makes them."""
+    """The number of releases charged to the ledger inside a run directory, summed over everyone charged."""
     return sum(releases for _, releases in charges(own_ledger(run)))

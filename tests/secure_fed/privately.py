@@ -1,4 +1,4 @@
-"""Private local training of one client, and mechanisms and coins that a test can look into."""
+"""Private local training of one client, with a mechanism that tests can inspect and coins that they can set."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def train_privately(
     phantoms: Sequence[Any] = (),
     ways: Ways | None = None,
 ) -> Trained:
-    """The job by itself, with private steps."""
+    """Trains one job by itself, with private steps."""
     private = PrivateSteps(mechanism, clip_norm, steps, stream, groups, group_examples, phantoms)
     return train_together(objective, [replace(job, private=private)], ways)[0]
 
 
 @dataclass(frozen=True)
 class Noted(Gaussian):
-    """Adds no noise, and notes the sums that noise would be added to."""
+    """A mechanism that adds no noise and records the sums to which it would be added."""
 
     sums: list[dict[str, Tensor]] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Noted(Gaussian):
 
 
 class Landing(Stream):
-    """Coins that land for those named, and no noise."""
+    """A stream whose coins draw the units numbered in `present`, for mechanisms that draw no noise."""
 
     def __init__(self, present: Sequence[int] = ()) -> None:
         super().__init__(bytes(32))

@@ -1,4 +1,4 @@
-"""Classifiers of every architecture the tests name, small, random and made in milliseconds."""
+"""Small random classifiers of every architecture that the tests name, made in milliseconds."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
 
 
 def make(architecture: str, seed: int = 0) -> nn.Module:
-    """The same weights for the same seed, dropout off."""
+    """The classifier in evaluation mode, without dropout; equal seeds give equal weights."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     return ARCHITECTURES[architecture]().eval()
 
 
 def head_of(model: nn.Module) -> list[str]:
-    """What a classifier brings beside its base model; BERT's pooler too, which masked language models leave out."""
+    """The parameters of a classifier outside its base model, and BERT's pooler, which masked language models leave out."""
     base = f"{getattr(model, 'base_model_prefix', '')}."
     return [name for name, _ in model.named_parameters() if not name.startswith(base) or ".pooler." in name]
 

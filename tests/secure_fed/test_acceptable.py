@@ -1,4 +1,4 @@
-"""A client trains on no request that an honest server of its run would not send, in the open and behind masks."""
+"""A client refuses each request that an honest server of its run would not send, with and without secure aggregation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LR = 0.05
 
 
 def with_first(value: float) -> Callable[[Request], Request]:
-    """The first number of the first tensor sent."""
+    """Sets the first number of the first tensor of a request to `value`."""
 
     def changed(request: Request) -> Request:
         name = next(iter(request.tensors))
@@ -65,7 +65,7 @@ def test_a_client_in_the_open_refuses_in_one_sentence_and_trains_nothing(what: s
 
 @pytest.mark.parametrize("what", LIES)
 def test_what_was_acceptable_before_does_not_excuse_a_lie(what: str) -> None:
-    """Content that passed once is not looked at again; any other content is."""
+    """A client does not check content again that passed once; it checks all other content."""
     federation = toys.federation({"method.name": "fedlora"})
     request, bounds = request_of(federation, lr=LR), federation.assembly.clients[0]._setup.acceptable
     assert bounds.fault(request) == bounds.fault(request) == ""
@@ -85,7 +85,7 @@ def test_all_clients_behind_masks_refuse_alike_before_anybody_trains(what: str) 
 
 
 def test_a_later_round_may_start_from_any_bounded_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client can compute it: `docs/lying_servers.md` says what a server makes of that."""
+    """No client can compute the state of a later round: `docs/lying_servers.md` says how a server can exploit that."""
     federation = toys.federation()
     request = with_first(0.3)(request_of(federation, round_=1, lr=LR))
     assert federation.assembly.clients[0].handle(request).contribution.is_finite()

@@ -33,7 +33,7 @@ RUN = {
 
 
 def run(name: str, model: Path | str, data: Path, out: Path, **settings: Any) -> trained.Trained:
-    """Two rounds of the method, read back."""
+    """Trains two rounds with the method, and reads the finished run back."""
     files = {"model.name": str(model), "data.train": str(data / "train.jsonl"), "data.test": str(data / "test.jsonl")}
     chosen = {**files, **RUN, **settings}
     config = config_of(name).replace({tuple(key.split(".", 1)): value for key, value in chosen.items()})  # type: ignore[misc]
@@ -79,7 +79,7 @@ def test_a_run_is_exported_and_loaded(name: str, small_model: Path, small_data: 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, small_model: Path, small_data: Path) -> Path:
-    """The folder of an adapter, trained beside the small model."""
+    """The folder of an exported adapter, trained on the small model."""
     folder = tmp_path_factory.mktemp("exported")
     return run("adapter_pfeiffer", small_model, small_data, folder / "run").export(folder / "out")
 
@@ -128,7 +128,7 @@ def test_a_model_of_ones_own(name: str, tmp_path: Path) -> None:
 
 
 def test_a_model_of_ones_own_that_is_published(small_model: Path, tmp_path: Path) -> None:
-    """Its labels are the model's own, and its positions may be few."""
+    """The loaded model keeps the labels of the model given in Python, which may have few positions."""
     labels = {0: "no", 1: "perhaps", 2: "yes"}
     model = AutoModelForSequenceClassification.from_pretrained(small_model, id2label=labels)
     settings = {"method.name": "adapter_pfeiffer", "method.modules_to_save": [], "method.rank": 8}
@@ -190,7 +190,7 @@ def test_torn_tensors_are_refused(exported: Path, tmp_path: Path) -> None:
 
 
 def test_another_base_model_is_refused(exported: Path, small_model: Path, tmp_path: Path) -> None:
-    """Of the same sizes with other weights, of other sizes, and of another architecture."""
+    """Three models: of the same sizes with other weights, of other sizes, and of another architecture."""
     shutil.copytree(small_model, tmp_path / "model")
     weights = load_file(tmp_path / "model" / "model.safetensors")
     name = next(name for name in weights if name.endswith("query.weight"))

@@ -1,4 +1,4 @@
-"""The file that docs/adding_a_mechanism.md shows is a mechanism, as it stands there."""
+"""The code of docs/adding_a_mechanism.md, executed unchanged, is a working mechanism."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LAPLACE: type[Mechanism] = executed().Laplace
 
 
 class Liar(LAPLACE):  # type: ignore[misc, valid-type]
-    """States the noise of its name, and adds none."""
+    """States Laplace noise, and adds none."""
 
     def noised(self, total: Named, clip_norm: float, stream: Any) -> dict[str, torch.Tensor]:
         return dict(total)
@@ -74,12 +74,12 @@ def test_the_page_is_short_and_its_file_passes_the_checks(tmp_path: Path) -> Non
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# What a run does with it.
+# A run with the mechanism.
 
 
 @pytest.mark.parametrize("method", ["fedlora", "fra_lora"])
 def test_it_runs_and_is_named(method: str, tmp_path: Path) -> None:
-    """In the result, the statement and an export; nothing of it claims to be Gaussian."""
+    """The result, the statement and an export name Laplace; none of them says Gaussian."""
     built = federation({**TARGET, "method.name": method}, mechanism=LAPLACE)
     result = built.run(tmp_path / "run")
     said, plan = result.summary, built.assembly.protection.plan
@@ -112,7 +112,7 @@ def test_the_ledger_is_charged_with_its_own_event(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedlora", "fra_lora"])
 @pytest.mark.parametrize("lr", [1e-4, 10.0])
 def test_contributions_keep_to_the_l1_bound(method: str, lr: float) -> None:
-    """Low-rank products too; as long as the bound where training went beyond it. The L2 bound would let through more."""
+    """Also for low-rank products. Longer ones are scaled to the bound; an L2 bound would let larger L1 norms through."""
     settings = {**NOISE, "method.name": method, "training.lr": lr, "privacy.clip_norm": 0.05}
     sent = [dense(reply.contribution) for _, reply in one_round(federation(settings, 1, mechanism=LAPLACE)).exchanges]
     lengths = [sum(float(one.abs().sum()) for one in tensors.values()) for tensors in sent]
@@ -133,7 +133,7 @@ def test_what_is_not_finite_contributes_zeros() -> None:
 
 
 def test_the_noise_is_of_its_law_and_scale() -> None:
-    """On every coordinate of the sum; other scales and a Gaussian of the same variance are rejected."""
+    """Every coordinate's noise is Laplace of the stated scale; other scales and a Gaussian of equal variance are rejected."""
     total = {"a": torch.zeros(50, 100), "b": torch.full((3000,), 7.0)}
     noised = LAPLACE(1.5).noised(total, C, SeededEntropy(0).stream("laplace"))
     noise = np.concatenate([(noised[name].double() - total[name]).flatten().numpy() for name in total])
@@ -149,7 +149,7 @@ def test_the_noise_is_of_its_law_and_scale() -> None:
 
 
 def test_the_noise_is_added_once_and_by_the_server() -> None:
-    """A round's mean is the clipped contributions', plus the noise of one stream, over the expected cohort."""
+    """A round's mean is the sum of clipped contributions, plus the noise of one stream, over the expected cohort."""
     found = one_round(federation({**NOISE, "privacy.noise_multiplier": 2.0}, 5, mechanism=LAPLACE))
     names = sorted(found.mean)
     total = {name: sum(dense(reply.contribution)[name] for _, reply in found.exchanges) for name in names}
@@ -160,13 +160,13 @@ def test_the_noise_is_added_once_and_by_the_server() -> None:
     assert found.noise_std == pytest.approx(math.sqrt(2) * 2 * C / 3)
 
 
-# What it costs.
+# Its privacy cost.
 
 
 def naive_delta(rate: float, z: float, count: int, epsilon: float, shift: Sequence[float] = (1.0,)) -> float:
-    """The larger hockey-stick divergence of sampled Laplace sums, by adding up a grid of what is released.
+    """The larger hockey-stick divergence of sampled Laplace sums, by summation over a grid of released values.
 
-    shift: of each coordinate, in units of the bound. `count` of them at once is what `count` releases are.
+    shift: of each coordinate, in units of the bound. `count` releases are computed as one joint release.
     """
     step, reach = (0.01, 14 * z + 2) if len(shift) * count == 1 else (0.02, 9 * z + 2)
     x = np.arange(-reach, reach, step)
@@ -194,7 +194,7 @@ def test_epsilon_is_that_of_a_naive_computation(rate: float, z: float, count: in
 @pytest.mark.parametrize("epsilon", [0.0, 0.2, 0.4])
 @pytest.mark.parametrize("rate", [1.0, 0.4])
 def test_a_shift_of_several_coordinates_costs_no_more_than_one_by_their_sum(rate: float, epsilon: float) -> None:
-    """What lets one event stand for all coordinates, as the page says. By the L2 norm it would not: that shift is longer."""
+    """Hence one event stands for all coordinates, as the page says. An L2 bound would not do: it allows longer L1 shifts."""
     one = naive_delta(rate, 1.0, 1, epsilon)
     for share in (0.1, 0.3, 0.5):
         assert naive_delta(rate, 1.0, 1, epsilon, (share, 1 - share)) < one
@@ -214,7 +214,7 @@ def test_noise_is_calibrated_to_just_below_the_target(rate: float, target: float
 
 
 def test_a_ledger_by_renyi_orders_is_charged_no_less_than_without_sampling() -> None:
-    """dp_accounting knows no divergences of sampled Laplace noise; unsampled ones bound them: Mironov's proposition 6."""
+    """dp_accounting has no Renyi divergences of sampled Laplace noise; unsampled ones (Mironov, proposition 6) bound them."""
     z, order = 2.0, 8.0
     plan = for_sums(Target(None, z, DELTA), Poisson(100, 0.1), 10, made=LAPLACE)
     weights = (order / (2 * order - 1), (order - 1) / (2 * order - 1))
@@ -246,7 +246,7 @@ def test_neither_replaced_members_nor_several_passes_have_an_event() -> None:
 
 
 def test_what_a_mechanism_states_is_what_is_accounted_for() -> None:
-    """A mechanism that adds no noise at all costs what it says: nothing finds out, as the page and the statement say."""
+    """A mechanism without noise is accounted at its stated noise: nothing detects it, as the page and the statement say."""
     settings = {**NOISE, "federation.rounds": 1}
     liar, honest = (federation(settings, mechanism=one).run().summary for one in (Liar, LAPLACE))
     assert liar["epsilon"] == honest["epsilon"]
@@ -255,13 +255,13 @@ def test_what_a_mechanism_states_is_what_is_accounted_for() -> None:
 
 
 def test_a_gaussian_of_ones_own_is_the_usual_run() -> None:
-    """The way of a mechanism of one's own through a run is that of the usual one: to the bit."""
+    """A run with `Gaussian` given in Python has the bits of a run with the built-in mechanism."""
     own, usual = (federation(TARGET, 3, **given).run() for given in ({"mechanism": Gaussian}, {}))
     assert toys.same(own.state.tensors, usual.state.tensors)
     assert own.summary["epsilon"] == usual.summary["epsilon"]
 
 
-# Where it does not run.
+# Settings that refuse a mechanism of one's own.
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("privacy.unit = 'none'", {"privacy.unit": "none"}),
@@ -288,7 +288,7 @@ def test_elsewhere_it_is_refused_in_one_sentence(found: str, settings: dict[str,
 
 
 class InL2(LAPLACE):  # type: ignore[misc, valid-type]
-    """What a mechanism is that forgets its norm."""
+    """Stands in for a mechanism that does not set its norm: the default order is 2."""
 
     order = 2.0
 
@@ -336,7 +336,7 @@ class Negative(LAPLACE):  # type: ignore[misc, valid-type]
 
 @every("mechanism", [Longer, Unmeasured, Negative])
 def test_a_scale_that_bounds_nothing_is_refused(mechanism: Any) -> None:
-    """At the first contribution that is longer than the clip norm."""
+    """The run ends at the first contribution that is longer than the clip norm."""
     with pytest.raises(
         ConfigError, match=rf"{mechanism.__name__}\.scale makes contributions longer than the clip norm"
     ):

@@ -1,4 +1,4 @@
-"""What is wrong with the input is said in one sentence, and nothing is left behind."""
+"""Bad input ends a command with one sentence that names the fault, and leaves no files behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 @pytest.fixture
 def training(refused: Refused, small_model: Path, small_data: Path) -> Refused:
-    """`refused`, for `train` on a small model and small data, but for the settings given."""
+    """`refused` for `train` on a small model and small data, changed by the given settings."""
 
     def run(*settings: str, options: tuple[str, ...] = ()) -> str:
         files = {

@@ -1,4 +1,4 @@
-"""Clients divided among devices; here all of them are names of the processor, each with a model of its own."""
+"""Clients divided among devices, each with its own copy of the model; here every device is a name of the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CPU, ALSO = torch.device("cpu"), torch.device("cpu:0")
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[Objective, int]:
-    """How many examples each objective was given."""
+    """The number of examples whose loss each objective computed."""
     counts: dict[Objective, int] = {}
     losses = Objective.losses
 
@@ -69,7 +69,7 @@ def test_which_device_trains_a_client_moves_no_bit(devices: int, seen: dict[Obje
 
 
 def test_each_has_its_own_model(seen: dict[Objective, int]) -> None:
-    """An evaluation that loads tensors into the first one does not reach the trainings of the others."""
+    """Each device has its own model: tensors that are loaded into one model do not change trainings on the others."""
     setting = wide()
     setting.objective.beside = copies_on(setting.objective, [ALSO])
     before = trained(setting, range(2), public=True)
@@ -116,7 +116,7 @@ def test_a_private_run_on_two_devices(
 ) -> None:
     still = shutil.copytree(
         small_model, tmp_path / "still"
-    )  # without dropout, whose draws are a pass's and not a client's
+    )  # without dropout, which is drawn for each pass and not for each client
     known = json.loads((still / "config.json").read_text())
     known |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (still / "config.json").write_text(json.dumps(known))

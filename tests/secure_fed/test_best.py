@@ -1,4 +1,4 @@
-"""The model of the best evaluation is kept, and a run that gets no better ends."""
+"""Keeping the model of the best evaluation, and ending a run that stops improving."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_run_is_stalled_after_so_many_evaluations_that_are_no_better() -> None
 
 
 def measuring(values: Sequence[float]) -> Callable[..., dict[str, float]]:
-    """Metrics that give these accuracies, one after the other."""
+    """A metrics function that returns these accuracies one after the other."""
     left = iter(values)
     return lambda model, batches: {"accuracy": next(left), "loss": 1.0}
 

@@ -1,4 +1,4 @@
-"""`secure-fed budget`: what it prints, what it refuses and with which exit status."""
+"""`secure-fed budget`: its output, its errors and its exit status."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Told = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Runs `secure-fed budget`: exit status, standard output, standard error."""
+    """Runs `secure-fed budget`; returns its exit status, standard output and standard error."""
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
@@ -90,7 +90,7 @@ def test_a_target_is_turned_into_noise(told: Told) -> None:
             ("1", LARGE, "10", "fine", (50, 100, 200, 400)),
             ("1", LARGE, "1000", "hard", (50, 100, 200, 400)),
         ],
-        [("2", SMALL, "100", "hopeless", (1, 2, 4, 8))],  # whose costs another test has asked for
+        [("2", SMALL, "100", "hopeless", (1, 2, 4, 8))],  # another test computes the same costs
     ),
 )
 def test_a_plan_says_in_words_whether_there_is_hope(
@@ -142,7 +142,7 @@ def test_the_plan_says_what_everybody_sends_by_coins_of_their_own(told: Told) ->
 
 @every(
     "cohort, dim, noise, correlation",
-    [(6, 1, "distributed", "none"), (6, 1000, "central", "banded"), (2, 1, "central", "banded")],  # no masks over two
+    [(6, 1, "distributed", "none"), (6, 1000, "central", "banded"), (2, 1, "central", "banded")],  # two: no masks
 )
 def test_the_recommended_settings_make_the_noise_that_was_promised(
     cohort: int, dim: int, noise: str, correlation: str
@@ -154,7 +154,7 @@ def test_the_recommended_settings_make_the_noise_that_was_promised(
     assert (way.sampling, way.noise, way.correlation) == ("schedule", noise, correlation)
 
     pasted = tomllib.loads(shown_ways.settings(setting, way, asked))
-    assert "clip_norm" not in pasted["privacy"]  # a run chooses a better one than any that is asked about
+    assert "clip_norm" not in pasted["privacy"]  # a run chooses a better clip norm by itself
     config = RunConfig.from_dict(pasted | {"method": {"name": "ffa_lora"}})
     names = [*"abcdefghijklmnopqrst"]
     built = protect(config, Card("toy", "", "", True), names, [5] * 20, cohort_sampler(config, 20), passes=1)
@@ -362,7 +362,7 @@ def test_a_plan_of_an_own_loop_is_that_of_dp_sgd(told: Told) -> None:
     assert facts["noise_std"] == pytest.approx(facts["noise_multiplier"] / 100)
     status, out, _ = told("plan", *LOOP, "--steps", "60", "--noise-multiplier", facts["noise_multiplier"])
     assert status == 0
-    assert f"{facts['epsilon']:.4g} against who sees the models only" in out
+    assert f"{facts['epsilon']:.4g} against readers of the models" in out
 
 
 def test_a_plan_says_which_options_its_unit_takes(told: Told) -> None:

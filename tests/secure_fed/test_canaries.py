@@ -1,4 +1,4 @@
-"""What is planted, in whom, and where it is refused."""
+"""Canaries: their content, the units that get them, and the data for which they are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_mislabelled_examples_differ_in_their_label_alone_and_it_is_always_anoth
         assert (one.name, one.client) == (other.name, other.client)
         assert changed(one.examples[0], other.examples[0]) == ["labels"]
         assert 0 <= other.examples[0]["labels"] < 3
-    assert before[0].examples[0]["labels"] == 0  # what was given is left alone
+    assert before[0].examples[0]["labels"] == 0  # the input is not modified
 
 
 def test_wrong_labels_are_uniform_over_the_other_classes() -> None:
@@ -41,7 +41,7 @@ def test_wrong_labels_are_uniform_over_the_other_classes() -> None:
 
 @pytest.mark.parametrize("kind", ["mislabelled", "rare_token"])
 def test_what_is_planted_goes_by_name_and_seed_alone(kind: str) -> None:
-    """So a run that goes on finds the same, and another seed others; with labels, whatever other units there are."""
+    """So a resumed run plants the same canaries, and another seed plants others. Wrong labels do not depend on other units."""
     all_of_them = planted(kind, units(30, 2), CONTEXT)
     again = planted(kind, list(reversed(units(30, 2))), CONTEXT)
     for one, other in zip(all_of_them, reversed(again), strict=True):

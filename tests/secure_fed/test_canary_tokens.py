@@ -1,4 +1,4 @@
-"""Rare tokens: no two units the same, and nothing but ordinary tokens replaced."""
+"""Rare-token canaries: no two units share their tokens, and only ordinary tokens are replaced."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_text_without_room_keeps_its_tokens() -> None:
 
 
 def test_in_language_modelling_what_is_learned_is_replaced_with_its_label() -> None:
-    """The prompt and the labels that do not count stay."""
+    """The prompt and the ignored labels stay unchanged."""
     ids = np.arange(10, 20)
     item = {"input_ids": ids.astype(np.int32), "labels": np.where(np.arange(10) < 5, IGNORED, ids)}
     for i in range(20):

@@ -1,4 +1,4 @@
-"""The task's numbers, held against scikit-learn's and PyTorch's own."""
+"""The losses and metrics of classification, compared with scikit-learn's and PyTorch's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cells import every
 
 
 class Told(nn.Module):
-    """Answers with the scores that stand in the batch."""
+    """A model that returns the scores in the batch as its logits."""
 
     def __init__(self, wrap: bool = False) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ def batches(scores: Tensor, labels: Tensor, size: int) -> Iterator[dict[str, Ten
 
 
 def drawn(seed: int, classes: int, labelled: int) -> tuple[Tensor, Tensor]:
-    """37 examples whose labels are among the first `labelled` of the classes."""
+    """Scores and labels of 37 examples, whose labels are among the first `labelled` classes."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(37, classes, generator=generator), torch.randint(labelled, (37,), generator=generator)
 

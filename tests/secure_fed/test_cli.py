@@ -1,4 +1,4 @@
-"""The command line where all is well: what is printed, what is written, and that both say the same."""
+"""The command line without errors: printed output, written files, and that both agree."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Told = Callable[..., str]
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Told:
-    """Runs a command that must succeed: what it prints on standard output."""
+    """Runs a command that must succeed; returns its standard output."""
 
     def run(*arguments: str | Path) -> str:
         capsys.readouterr()
@@ -55,13 +55,13 @@ def settings(small_model: Path, small_data: Path) -> list[str]:
         f"data.test={small_data / 'test.jsonl'}",
     ]
     small = ["federation.clients=4", "federation.cohort=2", "federation.rounds=3", "training.lr=0.02"]
-    small.append("training.lr_schedule=constant")  # which a run raised to more rounds keeps
+    small.append("training.lr_schedule=constant")  # stays the same if a resumed run gets more rounds
     return [part for setting in files + small for part in ("--set", setting)]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, settings: list[str]) -> tuple[Path, str]:
-    """A finished run and what `train --json` printed of it."""
+    """The folder of a finished run, and the output of its `train --json`."""
     out = tmp_path_factory.mktemp("runs") / "first"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -92,7 +92,7 @@ def test_a_run_directory_holds_what_the_run_did(finished: tuple[Path, str]) -> N
 
 
 def test_poisson_cohorts_keep_the_schema_too(told: Told, settings: list[str], tmp_path: Path, small_data: Path) -> None:
-    # 49 (1 / 49) is not 1 in floating point, and the schema wants a whole number of clients.
+    # 49 * (1 / 49) is not 1 in floating point, and the schema requires a whole number of clients.
     own = (small_data / "train.jsonl").read_text(encoding="utf-8") + (small_data / "test.jsonl").read_text(
         encoding="utf-8"
     )
@@ -115,7 +115,7 @@ def test_a_person_gets_a_table_and_the_places(told: Told, settings: list[str], t
 def test_what_to_do_next_is_a_command_that_can_be_pasted(
     finished: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a folder with a space: a run that was not audited, one that has not ended, and one without a finished round."""
+    """The folder has a space in its name; its run has no audit, then no result, then no finished round."""
     run_dir = tmp_path / "a run"
     shutil.copytree(finished[0], run_dir)
     assert main(["audit", str(finished[0]), "--beside", str(run_dir)]) == 2
@@ -405,7 +405,7 @@ def test_predict_of_nothing_is_nothing(told: Told, finished: tuple[Path, str], m
 
 @pytest.fixture(scope="module")
 def paired(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Path:
-    """A run that labels pairs."""
+    """The folder of a run that labels pairs of texts, and of its training file."""
     folder = tmp_path_factory.mktemp("pairs")
     rows = [{"text": f"word{n}", "text_2": ("calm", "wild")[n % 2], "label": n % 2} for n in range(20)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

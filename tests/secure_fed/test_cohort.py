@@ -1,4 +1,4 @@
-"""Trainings in common passes, against the same trainings one after the other, which are the definition."""
+"""Clients that share passes get the result of training one after the other, which is the definition."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")
 USUAL = TrainingConfig(batch_size=4, lr=0.02, epochs=2)
-SIZES = (9, 4, 1, 0, 14, 6)  # steps of unlike numbers and sizes; one has nothing to train on
+SIZES = (9, 4, 1, 0, 14, 6)  # unequal numbers and sizes of steps; one client has no examples
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A model, and what trains in it."""
+    """A model and the names of its trainable parameters."""
 
     objective: Objective
     names: Sequence[str]
@@ -51,7 +51,7 @@ class Setting:
         collate: Callable[[Sequence[Any]], Any] | None = None,
         falling: Falling | None = None,
     ) -> list[Job]:
-        """The same ones at every call, each from a place of its own, where no gradient vanishes."""
+        """The same jobs at every call; each starts from its own random tensors, where no gradient vanishes."""
         start, generator = read(self.objective.model, self.names), torch.Generator().manual_seed(0)
         return [
             Job(
@@ -74,14 +74,14 @@ class Setting:
     def both(
         self, settings: TrainingConfig = USUAL, ways: Ways | None = None, **own: Any
     ) -> tuple[list[Trained], list[Trained]]:
-        """Together, and one after the other."""
+        """The results of training together, and of training one after the other."""
         own["settings"] = settings
         together = train_together(self.objective, self.jobs(**own), ways)
         return together, [train(self.objective, job) for job in self.jobs(**own)]
 
 
 def texts(seed: int, count: int) -> list[dict[str, Any]]:
-    """Of 2 to 9 words."""
+    """Texts of 2 to 9 words."""
     rng = np.random.default_rng([7, seed])
     return [
         {"input_ids": rng.integers(2, small_models.VOCABULARY, 2 + (5 * i + seed) % 8), "labels": int(rng.integers(3))}
@@ -117,7 +117,7 @@ def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> Non
     settings = replace(USUAL, optimizer="sgd", lr=0.1)
     together, alone = setting.both(settings, ways)
     reasons = [trial.why_not for trial in ways.trials.values()]
-    if architecture == "deberta_v3":  # its adapted layers read positions too, which all examples share
+    if architecture == "deberta_v3":  # its adapted layers also read position embeddings, which all examples share
         assert ["not each has its part" in reason for reason in reasons] == [True]
     else:
         assert reasons == [""], "they shared passes"
@@ -129,7 +129,7 @@ def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> Non
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_where_the_rate_falls_each_client_is_as_far_as_its_own_steps(optimizer: str) -> None:
-    """They make 6, 2, 2, 0, 8 and 4 steps."""
+    """The clients make 6, 2, 2, 0, 8 and 4 steps."""
     setting, ways = toy(), Ways()
     settings = replace(USUAL, optimizer=optimizer, lr=0.05, head_factor=3.0, weight_decay=0.1)
     together, alone = setting.both(settings, ways, falling=Falling(replace(settings, lr_schedule="linear"), 0, 1))
@@ -143,7 +143,7 @@ def test_where_the_rate_falls_each_client_is_as_far_as_its_own_steps(optimizer: 
 
 @pytest.mark.parametrize("kept", ["bias", "weight"])
 def test_the_transposed_layers_of_gpt2_may_train_themselves(kept: str) -> None:
-    """Their products are `addmm`, whether biases train or the weights."""
+    """These layers compute with `addmm`, whether their biases or their weights train."""
     setting, ways = adapted("gpt2"), Ways()
     named = dict(setting.objective.model.named_parameters())
     own = [name for name in named if ".attn.c_attn." in name and name.endswith(f"base_layer.{kept}")]
@@ -167,11 +167,11 @@ def test_the_transposed_layers_of_gpt2_may_train_themselves(kept: str) -> None:
     ],
 )
 def test_optimisers_are_each_ones_own(changed: Mapping[str, Any]) -> None:
-    """Those who have run out of steps sit passes out: with momentum or AdamW they would still move."""
+    """A client that has made all its steps takes no part in later passes: with momentum or AdamW it would still move."""
     setting, ways = adapted("bert"), Ways()
     together, alone = setting.both(replace(USUAL, **changed), ways)
     assert ways.why_not == ""
-    # AdamW's first steps are nearly the signs of gradients, so where one is next to nothing rounding shows.
+    # AdamW's first steps are nearly the signs of gradients, so rounding shows where a gradient is close to zero.
     require_equal(together, alone, 2e-4 if changed["optimizer"] == "adamw" else 1e-5)
 
 
@@ -193,7 +193,7 @@ def test_kinds_that_train_unlike_tensors_share_no_pass() -> None:
 
 
 def toy(dropout: float = 0.0, loss: Any = None, seen: Callable[[Tensor], Tensor] = lambda x: x) -> Setting:
-    """`toys.Toy` on the counts of words."""
+    """The setting of `toys.Toy` on the counts of words."""
     model = toys.model(dropout=dropout)
     forward = model.forward
 
@@ -207,13 +207,13 @@ def toy(dropout: float = 0.0, loss: Any = None, seen: Callable[[Tensor], Tensor]
 
 
 def mean_over_the_batch(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Examples coupled: what fills a batch up would count."""
+    """A loss that couples examples: examples that only pad a batch would change it."""
     losses = classification.loss(model, batch)
     return losses * losses.mean()
 
 
 def by_any(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Control flow where no is the wrong answer."""
+    """A loss whose control flow depends on the whole batch."""
     losses = classification.loss(model, batch)
     return losses * 2 if (batch["attention_mask"] == 0).any() else losses
 
@@ -223,7 +223,7 @@ def by_number(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def drawing(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """A coin for the whole batch."""
+    """A loss that draws one coin for the whole batch."""
     losses = classification.loss(model, batch)
     return losses * (2 if torch.rand(()) < 0.5 else 1)
 
@@ -248,12 +248,12 @@ def test_a_collate_without_rows_is_no_error() -> None:
     setting, ways = toy(), Ways()
     padded = setting.collate
     setting = replace(setting, collate=lambda items: {**padded(items), "attention_mask": torch.ones(1, 9).long()})
-    with pytest.raises(RuntimeError):  # as it is by itself, of course
+    with pytest.raises(RuntimeError):  # which training one after the other raises too
         setting.both(USUAL, ways)
 
 
 def test_forced_through_a_coupled_loss_would_be_seen() -> None:
-    """The comparison of this file can fail."""
+    """Shows that the comparison in this file can fail."""
     setting = toy(loss=mean_over_the_batch)
     ways = Ways({setting.jobs()[0].kind: Trial()})
     together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.01), ways)
@@ -285,7 +285,7 @@ def test_buffers_are_left_as_they_were_and_the_model_in_training_mode() -> None:
 
 
 def test_a_step_of_few_examples_is_divided_all_the_same_so_that_cores_share_it() -> None:
-    """Into passes of like numbers of tokens, which hold every example once."""
+    """The passes have similar numbers of tokens, and hold every example once."""
     entries = [(number % 3, {"input_ids": [1] * tokens}) for number, tokens in enumerate([64] * 8 + [9, 30])]
     room = Room.of(torch.device("cpu"), 1000)
     assert room.tokens > 8 * 64 + 39, "one pass would hold them all"

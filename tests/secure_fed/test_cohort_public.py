@@ -1,4 +1,4 @@
-"""Under a guarantee for clients, what a client trains is its own affair to the bit, on any number of threads."""
+"""Under client-level privacy, no bit of a client's training depends on other clients or on the number of threads."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SETTINGS = replace(USUAL, epochs=1)
 
 
 def texts(seed: int, count: int) -> list[dict[str, Any]]:
-    """Of 2 to 40 words."""
+    """Texts of 2 to 40 words."""
     rng = np.random.default_rng([7, seed])
     lengths = rng.integers(2, 40, count)
     return [{"input_ids": rng.integers(2, small_models.VOCABULARY, n), "labels": int(rng.integers(3))} for n in lengths]
 
 
 def trained(setting: Setting, rows: Sequence[int], *, public: bool) -> list[bytes]:
-    """The jobs of these rows, trained together."""
+    """The trained tensors of the jobs of these rows, trained together."""
     jobs = setting.jobs(SIZES, settings=SETTINGS)
     jobs = [replace(job, examples=texts(row, SIZES[row])) for row, job in enumerate(jobs)]
     found = train_together(setting.objective, [jobs[row] for row in rows], Ways(), public=public)
@@ -45,7 +45,7 @@ def trained(setting: Setting, rows: Sequence[int], *, public: bool) -> list[byte
 
 
 def wide_model() -> nn.Module:
-    """Of a width at which the order of sums in matrix products shows."""
+    """A BERT of a width at which the summation order in matrix products changes bits."""
     config = BertConfig(
         vocab_size=small_models.VOCABULARY,
         hidden_size=96,
@@ -77,7 +77,7 @@ def test_who_else_trains_moves_no_bit(bert: Setting) -> None:
 
 
 def test_tight_passes_would_move_bits(bert: Setting) -> None:
-    """So the test above can fail."""
+    """Shows that the test above can fail."""
     everybody = trained(bert, range(6), public=False)
     assert trained(bert, [3, 0], public=False) != [everybody[3], everybody[0]]
 
@@ -108,7 +108,7 @@ def test_dropout_is_repeated_on_any_number_of_threads() -> None:
 
 
 def test_dropout_is_noticed_after_an_evaluation() -> None:
-    """Or it would be drawn from the process's generator, and no run could be repeated."""
+    """Otherwise dropout would be drawn from the process's generator, and no run could be repeated."""
     setting, ways = toy(dropout=0.5), Ways()
     setting.objective.eval()
     train_together(setting.objective, setting.jobs(SIZES, settings=SETTINGS), ways)
@@ -116,7 +116,7 @@ def test_dropout_is_noticed_after_an_evaluation() -> None:
 
 
 def test_a_model_whose_copy_works_on_the_first_one_is_not_spread() -> None:
-    """`toy` puts a forward into the model that goes on calling the first one's."""
+    """A copy of `toy`'s model has a `forward` that still calls the `forward` of the first model."""
     setting, ways = toy(), Ways()
     torch.set_num_threads(2)
     try:
@@ -143,7 +143,7 @@ def test_an_error_in_a_pass_comes_out_and_threads_end(monkeypatch: pytest.Monkey
 
 
 def contributions(built: Any, clients: Sequence[int]) -> dict[int, bytes]:
-    """What these clients contribute to the first pass, asked together."""
+    """The contributions of these clients to the first pass, requested together."""
     server, initial = built.assembly.server, built.assembly.initial
     plan = server.plan(initial)
     request = server.request(initial, plan, plan.passes[0], built.assembly.config.training.lr, {})
@@ -161,7 +161,7 @@ def test_a_contribution_under_client_privacy_is_the_clients_own_to_the_bit() -> 
         config = contracts.settings("ffa_lora", "client", **own)
         train = [
             [{**one, "input_ids": one["input_ids"][:16]} for one in texts(row, SIZES[row])] for row in range(6)
-        ]  # of few widths, each of which is tried out
+        ]  # of few widths, since each width is tried out
         return Federation(config, model=wide_model(), train=train, test=texts(9, 2), entropy=SeededEntropy(1))
 
     everybody = contributions(built(), range(6))

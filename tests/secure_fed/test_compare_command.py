@@ -1,4 +1,4 @@
-"""`secure-fed compare`: what it prints and writes, what it refuses and with which exit status."""
+"""`secure-fed compare`: its output, its files, its errors and its exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Told = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Runs `secure-fed compare`: exit status, standard output, standard error."""
+    """Runs `secure-fed compare`; returns its exit status, standard output and standard error."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
@@ -36,7 +36,7 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def configs(small_model: Path, small_data: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """Two files, of one round each."""
+    """Two configuration files, of one round each."""
     shared = f"""
         [model]
         name = {json.dumps(str(small_model))}

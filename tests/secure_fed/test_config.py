@@ -1,4 +1,4 @@
-"""Settings: what they default to, how they are read, and what is refused."""
+"""Settings: their defaults, how they are read, and which values are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise of a whole run against theory, over interruptions, and the secret keys that it is made of."""
+"""Correlated noise over a whole run: against theory, across interruptions, and the secret keys it is drawn from."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ UNLIKELY = 1e-4
 
 @pytest.fixture(autouse=True)
 def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operating system's numbers, the same in every test, so that nothing fails by chance."""
+    """Makes the operating system's random numbers the same in every test, so that no test fails by chance."""
     stream = SeededEntropy(3).stream("os")
     monkeypatch.setattr("privacy.entropy.os.urandom", lambda count: stream.words(-(-count // 8)).tobytes()[:count])
 
 
 def white(rows: Matrix, made: Correlation, *, std: float = CLIP) -> Matrix:
-    """C times what was released: independent standard normals, in theory."""
+    """The matrix C of the correlation times the releases, over `std`: independent standard normals in theory."""
     return dense(made, len(rows)) @ rows / std
 
 
 def plausible(found: Matrix) -> float:
-    """The p-value of independent standard normals: their law, their size, and every pair of rounds."""
+    """The least p-value of tests for independent standard normals: distribution, variance, correlation of two rounds."""
     rounds, count = found.shape
     squares = float(np.sum(found**2))
     size = 2 * min(stats.chi2.cdf(squares, found.size), stats.chi2.sf(squares, found.size))
@@ -46,7 +46,7 @@ def plausible(found: Matrix) -> float:
 
 
 def noise(settings: dict[str, Any], seed: int | None = None) -> tuple[Federation, Matrix, list[float]]:
-    """A run of noise alone: what it released, and what its method was told of the noise."""
+    """A run whose releases are pure noise: the federation, the releases, and the noise level given to its method each round."""
     built = federation({**BANDED, "federation.rounds": 12, **settings}, seed)
     _, watched = of_zeros(built)
     built.run()
@@ -55,7 +55,7 @@ def noise(settings: dict[str, Any], seed: int | None = None) -> tuple[Federation
 
 @pytest.mark.parametrize("seed", chosen([None, 5], [None]), ids=lambda seed: "injected" if seed else "own keys")
 def test_the_noise_over_all_rounds_has_the_covariance_of_theory(seed: int | None) -> None:
-    """(z C)^2 (C^T C)^-1, with z of the plan; and no other size, no other band, no independent rounds."""
+    """(z C)^2 (C^T C)^-1, with the plan's z; other scales, other bands and independent rounds are rejected."""
     built, steps, _ = noise({"federation.server_optimizer": "momentum", "federation.server_momentum": 0.5}, seed)
     rows = steps - 0.5 * np.concatenate([np.zeros_like(steps[:1]), steps[:-1]])
     plan = built.assembly.protection.plan
@@ -90,7 +90,7 @@ def test_epsilon_is_that_of_one_gaussian_release_and_holds_against_everybody_who
 
 
 def interrupted(settings: dict[str, Any], path: Path, dies_in: int) -> Matrix:
-    """What was released before the kill."""
+    """The releases before the kill in round `dies_in`."""
     built = federation(settings)
     _, watched = of_zeros(built, dies_in)
     with pytest.raises(Killed):
@@ -106,7 +106,7 @@ def resumed(settings: dict[str, Any], path: Path) -> tuple[Matrix, list[int], An
 
 
 def test_a_resumed_run_goes_on_with_the_very_same_noise(tmp_path: Path) -> None:
-    """Killed in three rounds, which are lost; all others are rows of one C^-1 Z, with Z of the keys on disk."""
+    """The run is killed in three rounds, which are lost; all others are rows of one C^-1 Z, with Z from the keys on disk."""
     settings, lost, rows = {**BANDED, "federation.rounds": 12}, (3, 7, 11), []
     for start, round_ in enumerate(lost):
         built = federation(settings)
@@ -152,7 +152,7 @@ def test_no_key_makes_noise_of_two_rounds_and_each_start_has_its_own(tmp_path: P
 
 
 def test_a_directory_put_back_does_not_make_the_same_noise_twice(tmp_path: Path) -> None:
-    """Its ledger has been put back too, so nothing tells that the round was made before; but its noise is another."""
+    """The ledger is put back too, so nothing shows that the round was made before; but the second noise differs."""
     import shutil
 
     settings = {**BANDED, "federation.rounds": 8}
@@ -188,7 +188,7 @@ def test_charges_without_keys_are_refused_in_one_sentence(tmp_path: Path, conten
 
 
 def test_a_run_that_has_ended_can_be_asked_again_without_its_keys(tmp_path: Path) -> None:
-    """Also one that its budget ended early, which can begin no round any more."""
+    """Also a run that its budget ended early, which can begin no further round."""
     settings = {**BANDED, "privacy.epsilon": 3.8, "privacy.on_exhausted": "stop"}
     said = federation(settings).run(tmp_path / "run").summary
     assert said["rounds"] == said["releases"] == 3
@@ -211,7 +211,7 @@ def test_a_run_that_has_ended_can_be_asked_again_without_its_keys(tmp_path: Path
     ids=lambda changed: " ".join(changed),
 )
 def test_another_length_momentum_band_or_order_is_refused_on_resume(tmp_path: Path, changed: dict[str, Any]) -> None:
-    """The noise on disk is of the plan that the run was begun with."""
+    """The noise keys on disk belong to the plan with which the run was started."""
     if not (tmp_path.parent / "begun").exists():
         interrupted(BANDED, tmp_path.parent / "begun", 2)
     before = (tmp_path.parent / "begun" / "private" / NOISE_KEY).read_bytes()

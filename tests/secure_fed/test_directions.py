@@ -1,4 +1,4 @@
-"""That a direction has its law, and that its units go through what others go through."""
+"""The distribution of canary directions, and that their units are clipped, sampled and noised like all others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_direction_has_unit_norm_and_is_its_units_alone() -> None:
 
 
 def test_a_direction_is_uniform_on_the_sphere() -> None:
-    """Against the exact law of a coordinate of a uniform point in a few dimensions, where a normal law would be noticed."""
+    """Against the exact law of a coordinate of a uniform point in five dimensions, where a normal law is rejected."""
     layout = Layout((("a", (2, 2)), ("b", (1,))))
     drawn = np.stack([layout.flatten(direction(f"unit {i}", 0, layout)).numpy() for i in range(3000)])
     fixed = np.array([0.5, -0.5, 0.1, 0.7, 0.0])
@@ -116,7 +116,7 @@ def weights(target: Objective) -> Tensors:
 
 
 def summed(target: Objective, items: Sequence[Any], groups: Sequence[Sequence[int]], most: int | None) -> Tensors:
-    """The clipped sum at the model's own weights: what the noise of a step would be added to."""
+    """The sum of clipped gradients at the model's own weights, to which the noise of a step would be added."""
     before, noted = weights(target), Noted(1.0)
     settings = TrainingConfig(batch_size=100, microbatch=most)
     examples = [items[i] for group in groups for i in group]
@@ -154,7 +154,7 @@ def test_a_group_of_a_direction_moves_it_by_no_more() -> None:
 
 
 def trained(items: Sequence[Any], noise: float, batch_size: int, seed: int = 0) -> tuple[Tensors, Tensors]:
-    """One private step of gradient descent, and where it began."""
+    """The tensors before and after one private step of gradient descent."""
     target = Objective(toys.model(), classification.loss, CPU)
     before = weights(target)
     done = train_privately(
@@ -208,4 +208,4 @@ def test_an_example_of_a_direction_is_subject_to_sampling() -> None:
 def test_a_client_whose_examples_all_have_directions_trains() -> None:
     items = [Pointing(item, f"unit {i}", 0) for i, item in enumerate(toys.examples(1, 4))]
     before, after = trained(items, noise=0.0, batch_size=4)
-    assert (after - before).norm() == pytest.approx(LR * CLIP / 2, rel=0.15)  # four nearly orthogonal ones over four
+    assert (after - before).norm() == pytest.approx(LR * CLIP / 2, rel=0.15)  # a mean of four nearly orthogonal ones

@@ -1,4 +1,4 @@
-"""Files written in one step: whole whoever else writes, for the owner alone where asked, and nothing left of what failed."""
+"""Atomic writes: whole files under concurrent writers, private ones for the owner alone, no remains of failed writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from secure_fed.runs.durable import atomic_write, clear_parts, part_of
 
 
 def test_of_two_who_write_at_once_each_writes_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is stopped with its file open until the other has opened its own: under one name, one would write into both."""
+    """Each writer waits with its file open until the other has opened its own: with one name, both would write to one file."""
     both = threading.Barrier(2, timeout=10)
     monkeypatch.setattr(durable, "crash_point", lambda name: both.wait())
     contents, failed = [b"a" * 300_000, b"b" * 200_000], []
@@ -102,7 +102,7 @@ def test_only_what_a_writer_names_so_is_taken_for_its(name: str, becomes: str) -
 def test_what_a_killed_writer_leaves_has_such_a_name_and_can_be_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is looked at where a kill would leave it."""
+    """The folder is listed at each point where a kill would leave a file."""
     kept = []
     monkeypatch.setattr(durable, "crash_point", lambda name: kept.extend(file.name for file in tmp_path.iterdir()))
     atomic_write(tmp_path / "a", "content")

@@ -1,4 +1,4 @@
-"""The round: its order, its sums, its bytes, and what happens to clients that send nonsense."""
+"""The round: its order, its sums, its bytes, and how it handles clients that send invalid updates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.cells import every
 from tests.secure_fed import toys
 
 LR = 0.5
-TOYS_LR = 0.05  # of the configuration of `toys.federation`
+TOYS_LR = 0.05  # training.lr of `toys.federation`
 CHANGES = {0: 1.0, 1: 2.0, 2: 4.0, 3: 9.0}
 
 
@@ -222,7 +222,7 @@ def test_an_empty_cohort_changes_nothing_and_the_run_goes_on() -> None:
 
 
 class Nobody(Poisson):
-    """Coins of which none lands."""
+    """A sampler that draws no client."""
 
     def draw(self, uniform: Uniform, round_: int = 0) -> list[int]:
         return []
@@ -230,7 +230,7 @@ class Nobody(Poisson):
 
 @pytest.mark.parametrize("method", toys.METHODS)
 def test_an_empty_cohort_leaves_the_model_what_it_was(method: str) -> None:
-    """FRA may split the same product anew; the product, and so the model, is the same."""
+    """FRA may factor the product differently, but the product, and so the model, is the same."""
     federation = toys.federation({"method.name": method})
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     start, _ = run_round(
@@ -341,7 +341,7 @@ def test_a_client_refuses_a_layout_that_is_not_its_own() -> None:
 
 @dataclass
 class Weighing:
-    """A transport that really serialises what passes by."""
+    """A transport that serialises all requests and replies, and counts their bytes by round."""
 
     inner: Any
     up: dict[int, int] = field(default_factory=dict)
@@ -471,7 +471,7 @@ def test_frozen_tensors_never_move(method: str) -> None:
 
 
 def test_one_client_in_fedavg_is_centralised_training() -> None:
-    """With one client, every round goes on where the last one ended."""
+    """With one client, every round continues from the end of the round before."""
     settings = {"training.optimizer": "sgd", "training.steps": None, "training.batch_size": 100}
     federation = toys.federation(settings, sizes=(9,))
     result = federation.run()

@@ -1,4 +1,4 @@
-"""Errors of settings say what they are about, as attributes."""
+"""A `ConfigError` has its setting, value and limit as attributes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def files() -> list[Path]:
 
 
 def test_every_one_raised_here_has_its_setting() -> None:
-    """`ConfigError(..., setting=...)`, or `ConfigError(...).about(setting, value, limit)`."""
+    """Each is raised as `ConfigError(..., setting=...)` or as `ConfigError(...).about(setting, value, limit)`."""
     bare, all_ = [], 0
     for file in files():
         tree = ast.parse(file.read_text(encoding="utf-8"))

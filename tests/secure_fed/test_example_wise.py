@@ -1,4 +1,4 @@
-"""Per-example gradients of layers of ours: one batched backward pass, equal to plain autograd on every example."""
+"""Per-example gradients of the project's own layers: one batched backward pass equals plain autograd on every example."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Cubed(ExampleWise):
-    """x -> x + (x W)^3 s, with two tensors of its own that meet in a product."""
+    """x -> x + (x W)^3 s, with two parameters that are multiplied with each other."""
 
     def __init__(self, width: int, shared: bool = False) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Cubed(ExampleWise):
 
 
 class Net(nn.Module):
-    """The layer twice, with linear ones around it."""
+    """A `Cubed` layer, used twice between two linear layers."""
 
     def __init__(self, shared: bool = False) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_one_pass_gives_what_autograd_gives_example_by_example() -> None:
 
 
 def test_the_gradient_is_taken_where_the_tensors_were_in_that_pass() -> None:
-    """The model's own values are others: those of the pass count."""
+    """The model's own parameters have other values; the gradient is taken at the values of the pass."""
     objective, collate, placed, items = setting()
     with torch.no_grad():
         for parameter in objective.model.parameters():

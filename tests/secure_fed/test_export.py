@@ -1,4 +1,4 @@
-"""Exported folders compute what the trained model does: in the hands of PEFT and transformers alone, or of `load_adapter`."""
+"""Exported folders compute the same as the trained model, loaded by PEFT and transformers alone or by `load_adapter`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.secure_fed import small_models
 
 ROUNDS = 3
 
-# What makes each method small, and lets it do in three rounds all that it ever does.
+# Options that make each method small, and let three rounds cover all its phases.
 SMALL: dict[str, Any] = {
     **{"rank": 2, "alpha": 8.0, "switch_round": 1, "oversampling": 2},
     **{"final_rank": 1, "warmup_rounds": 0, "final_rounds": 1},
@@ -57,17 +57,17 @@ LORA_SHAPED = [name for name in METHODS if isinstance(build(config_of(name)), Lo
 OTHERS = [name for name in METHODS if name not in LORA_SHAPED]
 SELECTIVE = ("head", "bitfit", "fedft")  # train parameters that the base model has anyway
 
-# LLaMA has no biases; the others take no keys and values of tokens before the text.
+# LLaMA has no biases to train; the other three do not accept keys and values of a prefix.
 NOWHERE = {("bitfit", "llama"), *(("prefix_tuning", other) for other in ("distilbert", "deberta", "deberta_v3"))}
 
 
 def fitting(names: Iterable[str], architectures: Iterable[str]) -> list[tuple[str, str]]:
-    """The methods with the architectures that they have a place in."""
+    """The pairs of a method and an architecture to which it can be applied."""
     return [pair for pair in itertools.product(names, architectures) if pair not in NOWHERE]
 
 
 def train(method: Method, initial: Tensors, rounds: int = ROUNDS) -> State:
-    """A few rounds of a federation of one whose training is chance."""
+    """The state after a few rounds with one client, whose training adds random numbers."""
     state = State(initial)
     generator = torch.Generator().manual_seed(1)
     for _ in range(rounds):
@@ -84,7 +84,7 @@ def train(method: Method, initial: Tensors, rounds: int = ROUNDS) -> State:
 
 
 def adapted(config: RunConfig, model: nn.Module, head: list[str], base_model: str = "", **said: Any) -> Adapted:
-    """What an export of a trained model is given."""
+    """Trains the model with random numbers, and returns the input of its export."""
     method = build(config)
     initial = method.prepare(model, head, seed=config.federation.seed)
     state = train(method, initial)
@@ -105,7 +105,7 @@ def equal(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def compare_with_peft(config: RunConfig, architecture: str, out: Path) -> PeftModel:
-    """PEFT's model of the export, which must compute what the trained model does."""
+    """Returns PEFT's model of an export, after checking that its logits are those of the trained model."""
     model = small_models.make(architecture)
     untrained = small_models.logits(model)
     base_folder = saved_base(model, out / "base")
@@ -153,7 +153,7 @@ def test_peft_computes_the_same_by_every_rule(rule: str, tmp_path: Path) -> None
 
 
 def test_ranks_that_are_gone_are_not_exported(tmp_path: Path) -> None:
-    """Three rounds of FedARA halve the ranks, so that its folder holds matrices of several."""
+    """Three rounds of FedARA halve the ranks, so the folder holds matrices of several ranks."""
     compare_with_peft(config_of("fedara", rank=4, target_modules="all-linear"), "bert", tmp_path)
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8"))
     assert len(set(config["rank_pattern"].values()) - {4}) > 1
@@ -161,7 +161,7 @@ def test_ranks_that_are_gone_are_not_exported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rslora", [False, True])
 def test_ranks_of_their_own_keep_the_scale(rslora: bool, tmp_path: Path) -> None:
-    """Layers of one, two and five ranks, one left out, and names that end like others'."""
+    """Layers of ranks one, two and five, a layer without an adapter, and names that end like other names."""
     model = nested()
     head = ["head.weight"]
     method = LoraAdapter(2, 8.0, rslora=rslora, target_modules="all-linear")
@@ -204,7 +204,7 @@ def nested() -> nn.Module:
 
 @pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
 def test_targets_among_the_heads_namesakes(architecture: str, tmp_path: Path) -> None:
-    """all-linear with heads that hold layers called like the base model's ("dense")."""
+    """all-linear, with heads whose layers are called like layers of the base model ("dense")."""
     compare_with_peft(config_of("fedlora", target_modules="all-linear"), architecture, tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_load_adapter_computes_the_same(name: str, architecture: str, tmp_path: 
     model, base = small_models.make(architecture), small_models.make(architecture)
     head = small_models.head_of(model)
     with torch.no_grad():
-        for parameter in head:  # as whoever loads a base model has it
+        for parameter in head:  # a loaded base model has a random head too
             base.get_parameter(parameter).normal_()
     exported = adapted(config_of(name), model, head)
     want = small_models.logits(model)
@@ -341,7 +341,7 @@ def numbered(layers: int = 14) -> nn.Sequential:
 
 @pytest.mark.parametrize("head_layer", [13, 3])
 def test_a_plain_module(head_layer: int, tmp_path: Path) -> None:
-    """Names that end alike ("3" and "13") are told apart, which PEFT's modules_to_save cannot do."""
+    """Names that end alike ("3" and "13") are distinguished, which PEFT's modules_to_save cannot do."""
     model, head = numbered(), [f"{head_layer}.weight", f"{head_layer}.bias"]
     exported = adapted(config_of("fedlora", target_modules="all-linear"), model, head)
     write_adapter(tmp_path / "out", exported)
@@ -355,7 +355,7 @@ def test_a_plain_module(head_layer: int, tmp_path: Path) -> None:
 
 
 def tied(architecture: str) -> tuple[nn.Module, str, dict[str, torch.Tensor]]:
-    """A model, its embedding that another module has too, and inputs: GPT-2 ties its scores to it, T5 both its halves."""
+    """A model, the name of its shared embedding, and inputs: GPT-2 ties its output layer to it, T5 its encoder and decoder."""
     torch.manual_seed(0)
     ids = torch.arange(4, 12).view(1, 8)
     if architecture == "gpt2":
@@ -370,7 +370,7 @@ def tied(architecture: str) -> tuple[nn.Module, str, dict[str, torch.Tensor]]:
 def test_a_trained_module_whose_weight_is_another_modules_too(
     architecture: str, targets: list[str], tmp_path: Path
 ) -> None:
-    """PEFT would train a copy of it, which the other module would not follow."""
+    """PEFT would train a copy of the weight, and the other module would keep the old weight."""
     model, shared, inputs = tied(architecture)
     base = copy.deepcopy(model)
     head = [shared, *(name for name, _ in model.named_parameters() if "classification_head" in name)]

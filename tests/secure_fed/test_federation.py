@@ -65,7 +65,7 @@ UNPROTECTED_OR_NOT = [{}, {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1
 
 
 class Squares(Dataset[dict[str, Any]]):
-    """A data set with a length and items, and nothing else of a list."""
+    """A data set with only a length and items, without a list's other methods."""
 
     def __init__(self, seed: int, count: int) -> None:
         self.examples = toys.examples(seed, count)
@@ -113,7 +113,7 @@ def test_a_tensor_data_set_with_collate_and_loss(settings: dict[str, Any]) -> No
 
 
 def texts(seed: int, count: int) -> list[dict[str, Any]]:
-    """Token ids of unequal lengths; the label is whether a certain token is there."""
+    """Token ids of unequal lengths; the label says whether a certain token occurs."""
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for number in range(count):
@@ -146,11 +146,11 @@ def test_the_trained_model_is_there_to_use() -> None:
     assert result.summary["accuracy"] == pytest.approx(float((guess == labels).double().mean()))
 
 
-# What is told.
+# Callbacks and measurements.
 
 
 class Listener:
-    """Keeps the news, and what the run directory held when it came."""
+    """Records the calls of a callback, and checks that the run directory already holds the round or the result."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -201,7 +201,7 @@ def test_comparing_clients_needs_an_accuracy() -> None:
         toys.federation({"evaluation.per_client": True}, metrics=lambda model, batches: {"error": 1.0}).run()
 
 
-# What stays at home.
+# Personal tensors, which stay with their clients.
 
 
 @pytest.mark.parametrize("method", toys.METHODS)
@@ -226,7 +226,7 @@ def test_a_personal_head_never_travels_and_differs_between_clients(method: str, 
 
 
 def test_a_client_is_measured_with_its_own_head() -> None:
-    """With labels that each client numbers in its own way, only a head of its own can be right."""
+    """Each client numbers the labels differently, so only a personal head can be right."""
 
     def shifted(client: int) -> list[dict[str, Any]]:
         return [item | {"labels": (item["labels"] + client) % 3} for item in toys.examples(client + 1, 40)]
@@ -243,7 +243,7 @@ def test_a_client_is_measured_with_its_own_head() -> None:
 
 
 def test_the_test_set_measures_own_models_where_heads_stay_with_clients() -> None:
-    """The shared head is that of the start. Under privacy it is measured all the same, since no own model is released."""
+    """The shared head is untrained. Under privacy it is measured all the same, since no personal model is released."""
     settings = {"method.personal": ["classifier"], "federation.rounds": 8, "training.steps": 5}
     federation = toys.federation(settings)
     result = federation.run()
@@ -265,7 +265,7 @@ def test_the_test_set_measures_own_models_where_heads_stay_with_clients() -> Non
     assert evaluated(private.assembly, state)["accuracy"] == pytest.approx(right(state.tensors))
 
 
-# What is refused.
+# Refused objects and settings.
 
 
 @pytest.mark.parametrize("missing", ["model", "train", "test"])
@@ -329,7 +329,7 @@ def test_resuming_needs_a_directory(tmp_path: Path) -> None:
 
 
 def test_resuming_what_never_started_starts(tmp_path: Path) -> None:
-    """A run killed before its first file is resumed too; whoever resumes in Python says all the settings anyway."""
+    """A run killed before its first file can be resumed too: in Python, the caller gives all the settings anyway."""
     resumed = toys.federation().run(tmp_path / "run", resume=True)
     assert toys.same(resumed.state.tensors, toys.federation().run().state.tensors)
 

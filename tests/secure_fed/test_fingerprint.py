@@ -1,4 +1,4 @@
-"""Digests of who belongs to which unit: equal if and only if two divisions have the same neighbours."""
+"""Digests of a division of rows into units: equal if and only if two divisions have the same neighbouring data sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from secure_fed.learning.data import division, fingerprint, sources
 from secure_fed.learning.data.rows import Rows
 from secure_fed.runs.budget_terms import unit_name
 
-# Few texts and few units, so that equal ones are common.
+# Few texts and few units, so that equal divisions are common.
 divided = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=6)
 Divided = list[tuple[str, int, int]]
 
@@ -32,7 +32,7 @@ def digest(rows: Divided) -> str:
 
 
 def naive(rows: Divided) -> Any:
-    """The bag of bags of rows."""
+    """The multiset of units, each a multiset of rows."""
     bags = (frozenset(Counter(rows[index][:2] for index in block).items()) for block in blocks(rows) if block)
     return Counter(bags)
 
@@ -51,7 +51,7 @@ def test_neither_order_nor_the_names_of_units_count(rows: Divided, rng: Any, nam
 
 @pytest.fixture
 def ward(tmp_path: Path) -> Path:
-    """Eight patients at four sites, two doctors, two notes each."""
+    """A data file of eight patients with two notes each, at four sites, with two doctors."""
     rows = [
         {"text": f"note {n}", "label": "ab"[n % 2], "patient": f"p{n % 8}", "doctor": f"d{n % 2}", "site": f"s{n % 4}"}
         for n in range(16)
@@ -62,7 +62,7 @@ def ward(tmp_path: Path) -> Path:
 
 
 def unit(data: Path, **settings: Any) -> tuple[str, str]:
-    """What a ledger would call the unit, and its digest."""
+    """The unit's name in a ledger, and its digest."""
     usual = {"data.train": str(data), "data.test": str(data), "privacy.noise_multiplier": 1.0, "federation.clients": 2}
     chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
     config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What a run says of its privacy: the same numbers in words and as data, before it starts and when it has ended."""
+"""The privacy statement of a run: the same numbers in words and as data, before the run starts and after it has ended."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_a_program_can_tell_where_the_noise_is(settings: dict[str, Any], place: 
 
 
 def told(text: str) -> tuple[float, float]:
-    """Epsilon, and that of participants, as the words have them."""
+    """Epsilon and the participants' epsilon, read from the text of a statement."""
     found = re.search(r"\(([\d.]+), 0\.001\)-differential privacy against (.*?)\. Unit", text)
     assert found is not None
     beside = re.search(r"Against observers who see which clients take part, epsilon is ([\d.]+)\.", text)
@@ -298,7 +298,7 @@ def test_a_run_says_at_its_end_what_it_planned(place: str, tmp_path: Path) -> No
 
 
 def test_resuming_compares_the_numbers_of_a_guarantee_and_not_its_words(tmp_path: Path) -> None:
-    """A run that an earlier version began, with sentences of its own, goes on. With another noise it does not."""
+    """A run started by an earlier version with other wording can be resumed; with another noise multiplier it cannot."""
     federation(NOISE).run(tmp_path)
     facts = json.loads((tmp_path / "run.json").read_text())
     reworded = dict.fromkeys(PROSE, "as an earlier version worded it")
@@ -311,7 +311,7 @@ def test_resuming_compares_the_numbers_of_a_guarantee_and_not_its_words(tmp_path
 
 
 def test_what_is_planned_and_not_released_is_not_refunded(tmp_path: Path) -> None:
-    """Of two clients who each take part in one round of two, either might have taken part in both."""
+    """Each of two clients takes part in one of two rounds; either might have taken part in both, so epsilon counts both."""
     settings = {**LOCAL, "federation.cohort": 1, "federation.rounds": 2, "privacy.participations": 2}
     said = federation(settings, sizes=(4, 4)).run(tmp_path / "run").summary
     while said["releases"] == 2:
@@ -323,7 +323,7 @@ def test_what_is_planned_and_not_released_is_not_refunded(tmp_path: Path) -> Non
 
 
 def test_what_stays_at_a_client_is_told_apart() -> None:
-    """Tensors that never leave are trained without noise where contributions are noised, and with it where gradients are."""
+    """Tensors that stay with clients are trained without noise if contributions are noised, with noise if gradients are."""
     for settings, told in ((NOISE, True), (LOCAL, True), ({**EXAMPLE, **Z}, False)):
         personal = stated(federation({**settings, "method.personal": ["classifier"]}))
         plain = stated(federation(settings))
@@ -355,7 +355,7 @@ def test_an_export_carries_the_statement(tmp_path: Path) -> None:
 
 
 def test_an_export_after_a_round_was_made_again(tmp_path: Path) -> None:
-    """It cost more than was planned, and nothing that leaves the run says less."""
+    """The repeated round costs more than planned, and the export must not state a smaller epsilon."""
     for number in range(2):
         built = federation(NOISE)
         transport = built.assembly.transport
@@ -377,7 +377,7 @@ def test_an_export_after_a_round_was_made_again(tmp_path: Path) -> None:
 
 
 def test_where_many_take_part_participants_learn_more() -> None:
-    """Amplification is against those who cannot see the cohort, and only against them."""
+    """Amplification by sampling holds only against observers who cannot see the cohort."""
     said = federation({**NOISE, "federation.cohort": 1, "privacy.delta": 1e-3}, sizes=[3] * 10).run().summary
     assert said["epsilon"] < 0.5 * said["epsilon_participants"]
     assert said["epsilon_participants"] == accounting.epsilon(accounting.unamplified(1.0), 3, 1e-3)

@@ -1,4 +1,4 @@
-"""Who trains and who is held out: fair, of whole units, and nobody else's affair."""
+"""Which units train and which are held out: fair coins for whole units, independent of the other units."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_members_train_and_the_others_are_gone() -> None:
     for unit, member in zip(found.units, found.members, strict=True):
         assert (content(unit.examples[0]) in trained) is bool(member)
     pooled = {content(unit.examples[0]) for unit in found.units}
-    assert {content(item) for own in whole for item in own} - pooled <= trained  # the rest always trains
+    assert {content(item) for own in whole for item in own} - pooled <= trained  # outside the pool, all train
 
 
 def test_the_order_of_what_trains_is_that_of_the_data() -> None:
@@ -82,7 +82,7 @@ def test_copies_share_their_lot_and_are_not_asked_about() -> None:
     assert len(federation.assembly.audit_pool.copies) == 2 * counts.count(0)
     alone = held(WIDE, whole)
     for unit, member in zip(alone.units, alone.members, strict=True):
-        assert (content(unit.examples[0]) in trained) is bool(member)  # a copy more changes nothing for the first
+        assert (content(unit.examples[0]) in trained) is bool(member)  # an added copy changes no other coin
 
 
 def test_coins_are_fair_and_differ_between_seeds() -> None:
@@ -112,13 +112,13 @@ def test_with_privacy_for_clients_whole_clients_are_held_out() -> None:
     assert (federation.assembly.sampler.rate, federation.assembly.sampler.expected) == (
         10 / 60,
         10.0,
-    )  # as of all clients, whoever is held out
+    )  # computed from all 60 clients, also those held out
     for unit in found.units:
         assert [content(item) for item in unit.examples] == [content(item) for item in train[int(unit.name[-2:])]]
 
 
 def test_the_mean_is_over_the_cohort_that_was_asked_for_whoever_is_held_out() -> None:
-    """A client that is held out leaves an empty place: nobody's share of the mean is larger for it."""
+    """The mean still divides by the cohort: a held-out client does not increase the share of any other client."""
     settings = {**WIDE, **private_toys.NOISE, "federation.cohort": 60}  # every place is drawn
     built = private_toys.federation(settings, 5, train=numbered((2,) * 60))
     stay = len(built.assembly.clients)
@@ -136,7 +136,7 @@ def test_the_mean_is_over_the_cohort_that_was_asked_for_whoever_is_held_out() ->
 
 @pytest.mark.parametrize(("settings", "cohort"), chosen(itertools.product([{}, HIDDEN], [50, 60]), [({}, 50)]))
 def test_masks_are_of_those_who_are_there(settings: dict[str, Any], cohort: int) -> None:
-    """Where more would be expected than the coins leave: nobody waits for a client that is held out."""
+    """The cohort is larger than the number of clients that train: no round waits for a held-out client."""
     masks = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}
     chosen = {**WIDE, **private_toys.NOISE, **masks, **settings, "federation.cohort": cohort, "federation.rounds": 1}
     built = private_toys.federation(chosen, 5, train=numbered((2,) * 60))

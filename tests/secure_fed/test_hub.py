@@ -1,4 +1,4 @@
-"""What is pushed to the Hub, to whom it shows, and what a push that fails says; the Hub is played."""
+"""Pushes to the Hub: the files, their visibility, and the messages of failed pushes. The Hub is a fake."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from secure_fed.commands.cli import main
 
 
 class Played:
-    """A Hub with some repositories, by whether they are private."""
+    """A fake Hub; `private` says of each repository whether it is private."""
 
     def __init__(self) -> None:
         self.private = {"me/open": False}

@@ -1,4 +1,4 @@
-"""Models from a folder: encoders and decoders, what of them is head, and what computes in which precision."""
+"""Models loaded from a folder: encoders and decoders, the parameters of the head, and the precision of computations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from secure_fed.learning.tasks import build
 LABELS = ("calm", "wild", "other")
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 DISTILLED = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
-# Pre-trained class, its shape, the head that a classifier of the family has, and whether it is a decoder.
+# Pre-trained class, its shape, and the head that a classifier of the family has.
 FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "bert": ("BertForMaskedLM", SHAPE, ("bert.pooler.dense", "classifier")),
     "roberta": ("RobertaForMaskedLM", SHAPE, ("classifier.dense", "classifier.out_proj")),
@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 def saved(folder: Path, family: str, tokenizer: Any) -> Path:
-    """What pre-training leaves of that family, in `folder`: no classifier."""
+    """Saves a pre-trained model of the family, without a classifier, and its tokenizer in `folder`; returns `folder`."""
     name, shape, _ = FAMILIES[family]
     kind = getattr(transformers, name)
     special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
@@ -105,7 +105,7 @@ def test_bfloat16_trains_a_round_and_the_state_stays_float32(
     assert record["rejected"] == []
     for state in (federation.assembly.initial, result.state):
         assert {state.tensors.tensor(name).dtype for name in state.tensors} == {torch.float32}
-    # A change smaller than bfloat16 resolves survives: it was made and kept in float32.
+    # A change smaller than bfloat16 resolves survives, because it is computed and stored in float32.
     changed = [result.state.tensors.tensor(name) for name in federation.assembly.problem.head]
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in changed)
 
@@ -139,7 +139,7 @@ def test_only_the_cpus_generator_is_used(small_model: Path, monkeypatch: pytest.
     usual = load(small_model, seed=4).model.classifier.weight
     monkeypatch.setattr(torch.cuda, "manual_seed_all", refused)
     monkeypatch.setattr(torch.mps, "manual_seed", refused)
-    with torch.device("meta"):  # as somebody's default device
+    with torch.device("meta"):  # as a user's default device
         assert torch.equal(load(small_model, seed=4).model.classifier.weight, usual)
 
 
@@ -189,7 +189,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path, small_token
 def test_weights_under_a_name_that_the_architecture_does_not_read_are_named(
     tmp_path: Path, small_tokenizer: Any
 ) -> None:
-    """transformers' Llama for question answering reads `transformer.`, and Llamas are stored as `model.`."""
+    """LlamaForQuestionAnswering reads weights named `transformer.`, but Llama checkpoints name them `model.`."""
     folder = saved(tmp_path, "llama", small_tokenizer)
     with pytest.raises(
         ModelError, match=r"under 'model\.', and transformers' LlamaForQuestionAnswering .* 'transformer\.'"

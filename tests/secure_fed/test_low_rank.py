@@ -66,7 +66,7 @@ def test_the_factored_path_forms_no_matrix(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_truncated_promises(
     rows: int, columns: int, live: int, inner: int, rank: int, dense: bool, seed: int
 ) -> None:
-    """For any shape, any true rank down to zero, and any rank asked for."""
+    """For any shape, any true rank including zero, and any requested rank."""
     rank, live = min(rank, rows, columns), min(live, inner, rows, columns)
     matrix = product(rows, columns, inner, seed)
     matrix = LowRank(matrix.left * (torch.arange(inner) < live), matrix.right)
@@ -95,7 +95,10 @@ def test_what_truncated_promises(
 def test_tangent_is_what_a_change_of_the_factors_can_make(
     rows: int, columns: int, inner: int, live: int, seed: int
 ) -> None:
-    """Against least squares over all X A + B Y, one column of it for each entry of X and of Y; also where B is poor in rank."""
+    """`tangent` is the least-squares fit by all X A + B Y, also if B has deficient rank.
+
+    `reach` has one column for each entry of X and of Y.
+    """
     made = product(rows, columns, inner, seed)
     made = LowRank(made.left * (torch.arange(inner) < live), made.right)
     step = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
@@ -155,7 +158,7 @@ def test_balanced_shares_the_size() -> None:
 
 
 def test_rounding_noise_is_not_a_direction() -> None:
-    """A float32 matrix of true rank 2 has singular values 3.. at its rounding; these count as none."""
+    """In a float32 matrix of true rank 2, the singular values from the third on are rounding errors and count as zero."""
     noisy = product(50, 50, 2, seed=4).dense()
     assert int((truncated(noisy, 5).s > 0).sum()) == 2
 
@@ -175,7 +178,7 @@ def test_a_rank_the_matrix_cannot_have_is_refused() -> None:
 
 @pytest.mark.parametrize("scale", [1.0, 1e-20, 0.0])
 def test_recompressed_is_the_same_matrix(scale: float) -> None:
-    """Also where the rank is below the inner size, and where there is nothing."""
+    """Also if the rank is below the inner size, and for the zero matrix."""
     generator = torch.Generator().manual_seed(3)
     left, right = torch.randn(20, 4, generator=generator), torch.randn(4, 15, generator=generator)
     product = LowRank(torch.cat([left, left], 1) * scale, torch.cat([right, 2 * right], 0))
@@ -189,7 +192,7 @@ def test_recompressed_is_the_same_matrix(scale: float) -> None:
 @every("inner", [20, 120, 200])
 @every("dense", [False, True])
 def test_large_matrices_are_not_decomposed_in_full(inner: int, dense: bool) -> None:
-    """In factors, in factors too many for their QR, and formed: the best approximation, within float32's rounding."""
+    """The best approximation within float32's rounding, for few factors, factors too many for a QR, and dense matrices."""
     made = product(300, 320, inner, seed=inner)
     matrix = LowRank(made.left * 0.9 ** torch.arange(inner), made.right)
     want = exactly(matrix)

@@ -1,5 +1,5 @@
-"""Noise of the clients' own against a server that lies: whatever it asks, no client lets out more noised contributions than it
-has charged."""
+"""Local noise against a server that lies: whatever it requests, no client sends more noised contributions than it has charged
+to its account."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PASSES = ("sketch", "change")
 
 @dataclass
 class Account:
-    """What one client charged and what it noised: (round, releases) and (round, pass)."""
+    """Records one client's charges, as (round, releases), and its noised contributions, as (round, pass)."""
 
     charged: list[tuple[int, int]] = field(default_factory=list)
     noised: list[tuple[int, str]] = field(default_factory=list)
@@ -58,7 +58,7 @@ def build(settings: dict[str, Any], most: int = 10**9) -> tuple[Federation, Clie
 
 
 def ask(built: Federation, round_: int, pass_name: str) -> Request:
-    """What an honest server asks; the mean of the first pass is some mean."""
+    """The request of an honest server, with a made-up mean of the first pass."""
     state = replace(built.assembly.initial, round=round_)
     plan = built.assembly.server.plan(state)
     means: dict[str, Tensors] = {}
@@ -76,7 +76,7 @@ def under(*passes: str) -> Callable[[Request], Request]:
 @pytest.mark.parametrize("passes", [("change", "x"), ("x", "change"), ("x", "y"), ("change", "change"), ()], ids=str)
 @pytest.mark.parametrize("pass_name", ["change", "x"])
 def test_no_pass_is_answered_under_a_plan_that_is_not_the_method_s(passes: tuple[str, ...], pass_name: str) -> None:
-    """The client would train in what is called the first pass, and forget in what is called the last."""
+    """Otherwise the client would train in the pass that the plan lists first, and forget the training after the last."""
     built, client, account = build(ONE)
     for _ in range(3):
         with pytest.raises(MethodError, match="another plan of passes than fedlora"):
@@ -98,7 +98,7 @@ def test_a_plan_that_trains_something_else_is_refused() -> None:
 
 
 def test_without_the_check_one_charge_buys_any_number_of_noises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their mean is the contribution."""
+    """The server could average the noise away: the mean of the answers approaches the contribution."""
     monkeypatch.setattr(Client, "_require_due", lambda self, request: None)
     built, client, account = build(ONE)
     client.handle(under("change", "x")(ask(built, 0, "change")))
@@ -161,7 +161,7 @@ LIES: list[Callable[[Request], Request]] = [
 @pytest.mark.parametrize("seed", chosen(range(4), [0]))
 @pytest.mark.parametrize("settings", [ONE, TWO], ids=["one pass", "two passes"])
 def test_no_sequence_of_requests_makes_more_noise_than_was_charged(settings: dict[str, Any], seed: int) -> None:
-    """Rounds and passes in any order, some of them such that training or contributing breaks in the middle."""
+    """Requests for rounds and passes in any order, some of which make training or contributing fail halfway."""
     built, client, account = build(settings, most=40)
     rng = np.random.default_rng(seed)
     answered = 0
@@ -170,7 +170,7 @@ def test_no_sequence_of_requests_makes_more_noise_than_was_charged(settings: dic
         request = lie(ask(built, int(rng.integers(3)), PASSES[rng.integers(2)] if settings is TWO else "change"))
         try:
             reply = client.handle(request)
-        except Exception:  # whatever breaks
+        except Exception:  # any failure
             continue
         finally:
             assert len(account.noised) <= account.releases <= 40

@@ -1,4 +1,4 @@
-"""A head that reads the mean over tokens: what it computes, what of it trains, and that others can load what was trained."""
+"""A head that reads the mean over tokens: its scores, its trainable parameters, and loading of the exported model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.secure_fed.test_loading import FAMILIES, saved
 from tests.secure_fed.test_per_example import adapted, check, texts, without_dropout
 
 LABELS = ("calm", "wild", "other")
-IDS = torch.tensor([[2, 4, 6, 7, 3], [2, 5, 3, 0, 0]])  # the second padded
+IDS = torch.tensor([[2, 4, 6, 7, 3], [2, 5, 3, 0, 0]])  # the second text is padded
 
 
 def load(folder: Path, seed: int = 0, **settings: Any) -> loading.Loaded:
@@ -48,7 +48,7 @@ def scores(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_scores_are_a_linear_layer_on_the_mean(family: str, tmp_path: Path, small_tokenizer: Any) -> None:
-    """Of each text by itself, in a loop over its tokens, by the base model that transformers loads."""
+    """Expected: transformers' base model on each text by itself, with the mean formed in a loop over its tokens."""
     folder = saved(tmp_path, family, small_tokenizer)
     loaded = load(folder)
     assert loaded.head == ("classifier.weight", "classifier.bias")
@@ -74,7 +74,7 @@ def test_the_head_is_drawn_from_the_seed_alone(small_model: Path) -> None:
 def test_every_method_trains_it_and_others_load_what_it_writes(
     method: str, small_model: Path, small_data: Path, tmp_path: Path
 ) -> None:
-    """By the lines of the README, for the adapter and for the whole model."""
+    """The exported README's lines load the adapter, and its scores are those of the trained model."""
     done = trained(small_model, small_data, tmp_path / "run", f"method.name={method}")
     want = scores(done.model)
     folder = done.export(tmp_path / "out")
@@ -100,7 +100,7 @@ def trained(model: Path, data: Path, out: Path, *settings: str) -> Any:
 
 
 def shown(readme: str, folder: Path) -> nn.Module:
-    """The model that the README's lines make."""
+    """The model that the README's code makes."""
     scope: dict[str, Any] = {}
     exec(readme.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder)), scope)
     model: nn.Module = scope["model"]
@@ -167,7 +167,7 @@ def test_the_gradients_of_single_examples_are_right(method: str, small_model: Pa
 
 
 def test_its_numbers_may_be_halved(small_model: Path, small_data: Path, tmp_path: Path) -> None:
-    """And doubled again: a folder is loaded in the type asked for, whatever it was saved in."""
+    """A folder is loaded in the requested dtype, whatever dtype it was saved in."""
     done = trained(small_model, small_data, tmp_path / "run", "model.dtype=bfloat16")
     assert {parameter.dtype for parameter in done.model.parameters()} >= {torch.bfloat16}
     folder = done.export(tmp_path / "whole", merged=True)
@@ -189,7 +189,7 @@ def test_a_loss_is_there_for_who_asks(small_model: Path) -> None:
 
 
 def test_it_is_loaded_as_models_of_transformers_are(small_model: Path) -> None:
-    """Settings of the configuration and of the base model, in evaluation mode, and with its base's name for PEFT."""
+    """`from_pretrained` takes settings of configuration and base model; the model evaluates and names its base for PEFT."""
     given = {"id2label": {0: "calm", 1: "wild", 2: "other"}, "attn_implementation": "eager", "dtype": "bfloat16"}
     model = MeanPooledForSequenceClassification.from_pretrained(small_model, **given)
     assert model.config.id2label == given["id2label"]
@@ -202,7 +202,7 @@ def test_it_is_loaded_as_models_of_transformers_are(small_model: Path) -> None:
 
 
 def test_the_second_text_of_a_pair_is_told_from_the_first(small_model: Path) -> None:
-    """By the name of the argument, since transformers' Trainer leaves out columns that `forward` does not name."""
+    """`forward` names `token_type_ids`, since transformers' Trainer drops columns that `forward` does not name."""
     model = load(small_model).model.eval()
     kinds = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
     assert "token_type_ids" in inspect.signature(model.forward).parameters
@@ -241,7 +241,7 @@ def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path, small_tokenizer: A
 def test_who_takes_a_sentence_encoder_is_told(
     noted: object, told: bool, small_model: Path, small_data: Path, tmp_path: Path
 ) -> None:
-    """As sentence-transformers notes it, in its older and its newer form."""
+    """sentence-transformers writes the pooling into a folder in an older and a newer format."""
     folder = shutil.copytree(small_model, tmp_path / "model")
     if noted is not None:
         (folder / "1_Pooling").mkdir()
@@ -257,7 +257,7 @@ def test_who_takes_a_sentence_encoder_is_told(
 def test_an_audit_knows_which_head_an_adapter_was_trained_with(
     small_model: Path, small_data: Path, tmp_path: Path
 ) -> None:
-    """PEFT would go on with new layers where a model has none of the adapter's names, and the audit would find no leak."""
+    """If the model had none of the adapter's names, PEFT would continue with new layers, and the audit would find no leak."""
     done = trained(small_model, small_data, tmp_path / "run")
     folder, texts_of = done.export(tmp_path / "out"), small_data / "train.jsonl"
     asked = Asked(str(small_model), texts_of, None, DataConfig(train=str(texts_of)), adapter=folder, max_length=32)

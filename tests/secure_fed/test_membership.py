@@ -1,4 +1,4 @@
-"""What every run says of membership, beside its accuracy."""
+"""The membership inference figure that every run reports beside its accuracy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_model_that_knows_its_examples_by_heart_is_caught() -> None:
 
 
 class Wide(torch.nn.Module):
-    """Room enough to learn random labels by heart."""
+    """A model wide enough to memorise random labels."""
 
     def __init__(self) -> None:
         super().__init__()

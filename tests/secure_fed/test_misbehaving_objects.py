@@ -1,4 +1,4 @@
-"""A user's model, metrics and batches that do odd things: the run says so, or is none the worse for it."""
+"""Misbehaving models, metrics and batches of a user: the run reports them or is unaffected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_no_dict_of_numbers_is_refused(value: Any) -> None:
 
 
 class Counting(toys.Toy):
-    """Lets how often it was called in training change what it computes."""
+    """A model whose output depends on the number of calls in training mode."""
 
     def __init__(self) -> None:
         super().__init__()

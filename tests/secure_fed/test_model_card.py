@@ -1,4 +1,4 @@
-"""The README of an export: what it says of privacy."""
+"""The README of an export: its statements on privacy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRIVATE: dict[str, Any] = {"privacy.unit": "client", "privacy.noise_multiplier":
 
 
 def readme(federation: Any, out: Path) -> str:
-    """What is exported before anything was trained: the plan's words."""
+    """The README of an export before training, with the planned privacy statement."""
     return (federation.export(federation.assembly.initial, out) / "README.md").read_text(encoding="utf-8")
 
 

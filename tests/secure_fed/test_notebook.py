@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: the public part, as a small table without scripts, and a figure."""
+"""A result in a notebook: its public part as a small table without scripts, and a figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def words(html: str) -> str:
 
 
 def curves(figure: Figure) -> dict[str, dict[str, list[float]]]:
-    """The lines of each panel: by label, their values."""
+    """For each panel, the values of its lines by their labels."""
     return {
         axes.get_ylabel(): {str(line.get_label()): list(line.get_ydata()) for line in axes.get_lines()}  # type: ignore[arg-type]
         for axes in figure.axes

@@ -31,7 +31,7 @@ def test() -> Rows:
 
 
 def _said(site: Site, text: str) -> str:
-    """This visit's entry, without its mark, in lower case."""
+    """The entry of the current visit, in lower case, without its mark."""
     for line in text.lower().removesuffix(".").split(site.separator):
         if site.mark_last and line.endswith(f" ({site.current})"):
             return line.removesuffix(f" ({site.current})")
@@ -54,7 +54,7 @@ def _patterns(name: str) -> list[tuple[int, re.Pattern[str]]]:
 
 
 def _rule(name: str, text: str) -> set[int]:
-    """Every class one of whose sentences this visit's entry is."""
+    """The classes that have the current visit's entry among their sentences."""
     said = _said(SITE[name], text)
     return {label for label, pattern in _patterns(name) if pattern.fullmatch(said)}
 
@@ -90,7 +90,7 @@ def test_a_rule_that_reads_the_entry_is_right_but_for_the_stated_noise(split: st
     found = [_rule(name, text) for name, text in zip(rows.client, rows.text, strict=True)]
     assert all(len(classes) == 1 for classes in found)
     wrong = sum(label not in classes for label, classes in zip(rows.label, found, strict=True))
-    # Three standard deviations of a share of 500.
+    # Three standard deviations of a share of 500 rows.
     assert abs(wrong / 500 - notes.LABEL_NOISE) < 3 * (notes.LABEL_NOISE / 500) ** 0.5
 
 

@@ -1,4 +1,4 @@
-"""Exports and imports of before the files moved: `old_exports` holds two folders as they were written then, but for tensors."""
+"""Exports and import paths from before the files moved. `old_exports` holds two export folders of then, without tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def scores(model: nn.Module) -> torch.Tensor:
 
 
 def exported(name: str, out: Path) -> torch.Tensor:
-    """A folder as it was: its tensors are made anew, every other file that `old_exports` holds is the old one."""
+    """Writes an old export with new tensors and the old files of `old_exports`; returns the scores of its model."""
     built = Federation(RunConfig.from_dict({**CONFIG, "method": METHODS[name]}))
     result = built.run()
     built.export(result.state, out)

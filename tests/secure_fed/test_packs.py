@@ -1,4 +1,4 @@
-"""Whoever is drawn with an example, its share of a private step is the same: by brute force, through local training."""
+"""A unit's share of a private step does not depend on the other drawn units: by brute force, through local training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sums(
     groups: Sequence[Any] | None = None,
     microbatch: int | None = None,
 ) -> Sums:
-    """Units that are drawn -> the sum of clipped gradients of one step at `before`."""
+    """A function from the drawn units to the sum of clipped gradients of one step at `before`."""
     ways = Ways()
 
     def of(present: Sequence[int]) -> dict[str, Tensor]:
@@ -73,7 +73,7 @@ def sums(
 
 
 def check_shares(of: Sums, units: int, companies: int) -> None:
-    """In companies of any size and order a unit moves the sum by at most C, and by what it moves an empty one by."""
+    """In drawn sets of any size and order, a unit moves the sum by at most C, and as much as when it is drawn alone."""
     rng = np.random.default_rng(5)
     alone = [of([unit]) for unit in range(units)]
     assert max(map(norm, alone)) > 0.999 * CLIP
@@ -87,14 +87,14 @@ def check_shares(of: Sums, units: int, companies: int) -> None:
 
 
 def texts(count: int) -> list[dict[str, Any]]:
-    """Of 3 to 30 tokens."""
+    """Texts of 3 to 30 tokens."""
     rng = np.random.default_rng(3)
     lengths = [3 + (7 * i) % 28 for i in range(count)]
     return [{"input_ids": rng.integers(2, small_models.VOCABULARY, n), "labels": i % 3} for i, n in enumerate(lengths)]
 
 
 def adapted(dtype: torch.dtype) -> tuple[Objective, Tensors]:
-    """A small BERT without dropout, with adapters, all of them away from zero."""
+    """A small BERT without dropout, and its adapters, all moved away from zero."""
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -117,7 +117,7 @@ def adapted(dtype: torch.dtype) -> tuple[Objective, Tensors]:
     ids=["examples", "groups"],
 )
 def test_a_units_share_does_not_depend_on_who_else_is_drawn(groups: list[int] | None, dtype: torch.dtype) -> None:
-    """Padded to the longest text drawn, shares move by up to 2e-7 C in float32 and 6e-4 C in bfloat16 on this model."""
+    """With padding to the longest drawn text, shares would move by up to 2e-7 C in float32 and 6e-4 C in bfloat16 here."""
     objective, before = adapted(dtype)
     of = sums(objective, before, texts(13), Collate(0), groups)
     check_shares(of, len(set(groups)) if groups else 13, 3)
@@ -125,15 +125,15 @@ def test_a_units_share_does_not_depend_on_who_else_is_drawn(groups: list[int] | 
 
 
 def shapes(objective: Objective) -> list[Shapes]:
-    """Those of passes of each kind."""
+    """The shapes of passes, one for each kind of example."""
     return [way for key, way in objective.ways.items() if key[0] == "cohort"]  # type: ignore[index]
 
 
-# Layers that couple examples where a batch is full.
+# Layers that couple the examples of a full batch.
 
 
 class Room(nn.Module):
-    """Has room for four examples of a batch, those that score best; what is beyond passes by."""
+    """A layer with room for the four examples of a batch that score best; it does not change the others."""
 
     def __init__(self, room: int = 4) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Room(nn.Module):
 
 
 class ToyRouter(Room):
-    """The same, named as transformers names such layers."""
+    """A `Room` that is named like such layers in transformers."""
 
 
 def with_room(layer: nn.Module) -> tuple[Objective, Tensors]:
@@ -160,7 +160,7 @@ def with_room(layer: nn.Module) -> tuple[Objective, Tensors]:
 
 
 def test_a_layer_with_room_for_four_examples_is_refused() -> None:
-    """A trial of three examples took it, and one example more moved the sum by up to 2.4 C."""
+    """A trial of three examples accepted this layer, and one example more moved the sum by up to 2.4 C."""
     objective, before = with_room(Room())
     with pytest.raises(ModelError, match="has room for so many of them"):
         sums(objective, before, toys.examples(1, 12), default_collate)([0])
@@ -173,7 +173,7 @@ def test_a_layer_with_room_for_four_examples_is_refused() -> None:
 def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_examples_own(
     layer: nn.Module, microbatch: int | None, units: int, sizes: tuple[int, ...]
 ) -> None:
-    """In passes of four at most; one by one, which a layer gets by its name; and where a trial sees what is too large."""
+    """Three cases: passes of at most four; one by one, because of the layer's name; a trial that rejects passes too large."""
     objective, before = with_room(layer)
     check_shares(sums(objective, before, toys.examples(1, units), default_collate, microbatch=microbatch), units, 4)
     assert [(found.sizes, found.untried) for found in shapes(objective)] == [(sizes, 0)]
@@ -181,7 +181,7 @@ def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_example
 
 @pytest.mark.parametrize("dropped", range(12))
 def test_whichever_example_a_large_pass_has_no_room_for_a_trial_sees_it(dropped: int) -> None:
-    """Examples in the middle were in passes of twelve alone, all of which dropped the same ones."""
+    """Examples in the middle were tried only in passes of twelve, all of which dropped the same examples."""
 
     def gradients(items: Sequence[int]) -> dict[str, Tensor]:
         kept = [0.0 if item == dropped and len(set(items)) > 10 else item + 1.0 for item in items]
@@ -191,7 +191,7 @@ def test_whichever_example_a_large_pass_has_no_room_for_a_trial_sees_it(dropped:
 
 
 def test_passes_that_draw_random_numbers_are_not_used() -> None:
-    """Only large ones here, in which whoever is drawn with an example could be coupled by what was drawn."""
+    """Only large passes draw random numbers here; the drawn numbers could couple the examples of a pass."""
 
     def gradients(items: Sequence[int]) -> dict[str, Tensor]:
         return {
@@ -226,14 +226,14 @@ def test_a_size_that_a_larger_trial_finds_wrong_is_given_up(
     assert [(found.sizes, found.untried) for found in shapes(objective)] == [(sizes, 0)]
 
 
-# The largest passes are tried out when they are wanted.
+# The largest passes are tried out when they are first needed.
 
 
 @pytest.mark.parametrize(("from_size", "sizes"), [(None, (1, 2, 3, 12, 48)), (13, (1, 2, 3, 12)), (3, (3, 12, 48))])
 def test_gradients_have_the_same_bits_before_and_after_large_passes_are_tried(
     from_size: int | None, sizes: tuple[int, ...]
 ) -> None:
-    """from_size: from which size of a pass on the model computes in another way. Where the small sizes differ all are tried."""
+    """from_size: the pass size from which the model computes differently. If the small sizes differ, all sizes are tried."""
     torch.manual_seed(0)
     layer = nn.Linear(6, 3)
 
@@ -258,7 +258,7 @@ def test_gradients_have_the_same_bits_before_and_after_large_passes_are_tried(
     assert (after.sizes, after.untried) == (sizes, 0)
 
 
-# Kinds, and what they are tried on.
+# Kinds of examples, and the examples that they are tried on.
 
 
 def test_a_kind_is_a_matter_of_the_example_alone() -> None:
@@ -273,7 +273,7 @@ def test_a_kind_is_a_matter_of_the_example_alone() -> None:
             Padded(56, 47, False),
         ),
         *(Padded(56, 47, False), Padded(96, 79, False), Padded(100, 95, False), Padded(100, 95, False)),
-        Padded(100, 99, True),  # of the greatest length, so nothing is padded
+        Padded(100, 99, True),  # of the maximum length, so nothing is padded
     ]
     assert all(a != b for a, b in pairwise(dict.fromkeys(widths)))
     masked = {"input_ids": [1] * 100, "attention_mask": [1] * 99 + [0], "labels": 0}
@@ -293,7 +293,7 @@ def test_a_collate_whose_shapes_go_by_company_is_refused() -> None:
 
 
 def test_a_model_is_tried_out_on_nobodys_texts() -> None:
-    """Of the data the trial reads lengths and the names of columns."""
+    """The trial reads only the lengths and the column names of the data."""
     objective, before = adapted(torch.float32)
     seen: list[Tensor] = []
     taken = objective.loss
@@ -314,7 +314,7 @@ def test_examples_that_are_too_few_are_varied() -> None:
 
 
 def test_a_width_that_the_model_has_no_positions_for_is_not_tried() -> None:
-    """Of a model that does not say how many it has: its texts fit, and the width that they would be padded to does not."""
+    """The model does not state its number of positions: texts fit, but the width to which they would be padded does not."""
 
     class Nine(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a federation is put together from: which parts there are, which are refused, and where they lie."""
+"""The parts of a federation: their defaults, which parts are refused, and the paths of files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_paths_hold_in_every_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert found.data.train == (str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), "missing.csv")
     assert found.data.test == str(tmp_path / "a.csv")
     assert with_absolute_paths(found) == found
-    assert with_absolute_paths(RunConfig()) == RunConfig()  # what is built in stays so, whatever folders there are
+    assert with_absolute_paths(RunConfig()) == RunConfig()  # built-in names stay, even if folders have these names
 
 
 DATA = toys.examples(1, 6)
@@ -129,7 +129,7 @@ def test_a_text_the_tokenizer_does_not_know_is_said(small_model: Path, tmp_path:
 def test_an_unknown_token_that_ends_texts_too_is_not_counted(
     small_model: Path, small_tokenizer: Any, tmp_path: Path
 ) -> None:
-    """As GPT-2's, which knows every text."""
+    """As with GPT-2's tokenizer, which knows every text."""
     shutil.copytree(small_model, tmp_path / "model")
     tokenizer = copy.deepcopy(small_tokenizer)
     tokenizer.eos_token = tokenizer.unk_token

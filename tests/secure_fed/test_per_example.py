@@ -1,4 +1,4 @@
-"""Per-example gradients against one backward pass an example, and which path is taken for which model."""
+"""Per-example gradients against one backward pass for each example, and which path is taken for which model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.secure_fed import small_models, toys
 CPU = torch.device("cpu")
 PAD_0 = Collate(0)
 METHODS = ("fedlora", "ffa_lora", "fra_lora")
-# Whose query, which PEFT adapts, also works on the position embeddings, which the examples share.
+# Architectures whose query layer, which PEFT adapts, also reads the position embeddings, which the examples share.
 SHARED_POSITIONS = ("deberta_v3",)
 
 
 def made(architecture: str, *, dropout: float | None = None) -> nn.Module:
-    """Float64, so that a wrong gradient cannot hide in rounding; dropout off unless asked for."""
+    """A small model of this architecture, in float32, without dropout unless it is requested."""
     torch.manual_seed(0)
     model = small_models.ARCHITECTURES[architecture]()
     return model if dropout else without_dropout(model)
@@ -51,7 +51,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 def adapted(model: nn.Module, method: str = "fedlora", **settings: Any) -> tuple[str, ...]:
-    """The adapters put in; the names that train."""
+    """Adds the adapters to the model, converts it to float64, and returns the names of the trainable parameters."""
     chosen = build(MethodConfig(name=method, rank=2, dropout=settings.pop("lora_dropout", 0.0), **settings))
     head = (
         small_models.head_of(model) if hasattr(model, "base_model_prefix") else ["classifier.weight", "classifier.bias"]
@@ -62,7 +62,7 @@ def adapted(model: nn.Module, method: str = "fedlora", **settings: Any) -> tuple
 
 
 def placed(model: nn.Module, trainable: Sequence[str]) -> Placed:
-    """Every tensor that trains away from zero."""
+    """The trainable tensors, all moved away from zero."""
     generator = torch.Generator().manual_seed(1)
     start = {name: model.get_parameter(name).detach().clone() for name in trainable}
     moving = {
@@ -73,7 +73,7 @@ def placed(model: nn.Module, trainable: Sequence[str]) -> Placed:
 
 
 def texts(count: int = 5, *, pairs: bool = False) -> list[dict[str, Any]]:
-    """Of unequal lengths, so that a batch is padded."""
+    """Texts of unequal lengths, so that a batch is padded."""
     rng = np.random.default_rng(3)
     items: list[dict[str, Any]] = []
     for i in range(count):
@@ -84,7 +84,7 @@ def texts(count: int = 5, *, pairs: bool = False) -> list[dict[str, Any]]:
 
 
 def by_hand(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
-    """The model itself, with the tensors in it, and `backward()` for each example."""
+    """The gradients of the model with the tensors loaded into it, from one `backward()` for each example."""
     found: dict[str, list[Tensor]] = {name: [] for name in where.moving}
     model = objective.model
     with torch.no_grad():
@@ -104,7 +104,7 @@ def by_hand(objective: Objective, collate: Any, where: Placed, items: Sequence[A
 
 
 def assert_equal(found: Gradients, expected: Gradients, tolerance: float = 1e-5) -> None:
-    """Every example's gradient of every tensor, relative to that example's gradient of all tensors."""
+    """Compares each example's gradient of each tensor, relative to the norm of its gradient over all tensors."""
     assert list(found) == list(expected)
     norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in expected.values()]).norm(dim=0)
     assert float(norms.min()) > 1e-3
@@ -115,7 +115,7 @@ def assert_equal(found: Gradients, expected: Gradients, tolerance: float = 1e-5)
 
 
 def check(model: nn.Module, trainable: Sequence[str], items: Sequence[Any], collate: Any = PAD_0) -> Path:
-    """The path taken gives what autograd gives; so does the slow one."""
+    """Checks that the path taken and the slow path both equal autograd; returns the path taken."""
     objective, where = Objective(model, classification.loss, CPU), placed(model, trainable)
     path = path_for(objective, collate, where, items)
     expected = by_hand(objective, collate, where, items)
@@ -135,7 +135,7 @@ def check(model: nn.Module, trainable: Sequence[str], items: Sequence[Any], coll
     ),
 )
 def test_every_model_with_every_method_takes_a_path_that_is_right(architecture: str, method: str) -> None:
-    """The quick one, unless the adapters also work on what the examples share."""
+    """The quick path, unless the adapters also read an input that the examples share."""
     model = made(architecture)
     path = one_by_one if architecture in SHARED_POSITIONS else by_layer
     assert check(model, adapted(model, method), texts()) is path
@@ -143,7 +143,7 @@ def test_every_model_with_every_method_takes_a_path_that_is_right(architecture: 
 
 @pytest.mark.parametrize("architecture", chosen(["deberta", "deberta_v3"], ["deberta_v3"]))
 def test_relative_positions_that_examples_share_take_the_slow_path(architecture: str) -> None:
-    """The query's adapter also works on the position embeddings, which have no batch dimension."""
+    """The query's adapter also reads the position embeddings, which have no batch dimension."""
     model = made(architecture)
     targets = ("query_proj", "value_proj") if architecture == "deberta_v3" else ("in_proj", "pos_q_proj")
     assert check(model, adapted(model, target_modules=targets), texts()) is one_by_one
@@ -221,7 +221,7 @@ def test_opacus_hooks_are_of_the_same_opinion(architecture: str) -> None:
 
 
 def test_a_layer_without_a_rule_takes_the_slow_path() -> None:
-    model = made("llama")  # its RMSNorm is its own
+    model = made("llama")  # its RMSNorm is a class of its own
     trained = [*adapted(model), "model.norm.weight"]
     model.get_parameter("model.norm.weight").requires_grad_(True)
     assert check(model, trained, texts()) is one_by_one
@@ -235,7 +235,7 @@ def test_position_embeddings_take_the_slow_path() -> None:
 
 
 class Reused(nn.Module):
-    """A layer that is used twice, one that is not used, one whose output is written over, one whose weight others use."""
+    """By kind: a layer is used twice, is not used, has its output overwritten, or has its weight used in another product."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ def test_half_precision_models_have_float32_gradients() -> None:
     assert {gradient.dtype for gradient in found.values()} == {torch.float32}
 
 
-# What is left behind.
+# Side effects.
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -333,7 +333,7 @@ def test_the_global_generator_is_left_alone_and_dropout_comes_back() -> None:
 
 
 def test_examples_have_masks_of_their_own_and_gradients_that_belong_to_them() -> None:
-    """The same example five times under dropout: by the masks of one pass, its gradients differ, and each fits its own loss."""
+    """One example five times under dropout: each copy has its own mask in the pass, so each gradient is of its own loss."""
     model = toys.model(dropout=0.5)
     trained = adapted(model)
     objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
@@ -353,7 +353,7 @@ def test_examples_have_masks_of_their_own_and_gradients_that_belong_to_them() ->
 
 
 def batch_mean(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
-    """Divided by the batch, as under a mean loss."""
+    """A wrong path: gradients divided by the batch size, as of a mean loss."""
     return {name: gradient / len(items) for name, gradient in one_by_one(objective, collate, where, items).items()}
 
 
@@ -364,7 +364,7 @@ def one_tensor_wrong(objective: Objective, collate: Any, where: Placed, items: S
 
 
 def summed(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
-    """Without the batch's length."""
+    """A wrong path: gradients summed over the batch."""
     return {
         name: gradient.sum(0, keepdim=True) for name, gradient in one_by_one(objective, collate, where, items).items()
     }

@@ -1,4 +1,4 @@
-"""Phantoms: audited units that are nobody's data. What a private run tells of membership is made of its releases alone."""
+"""Phantoms: audited units that are nobody's data. A private run's membership figure is made of its releases alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.secure_fed import private_toys, toys
 
 CLIENT = {**private_toys.CLIENT, "privacy.noise_multiplier": 1.0, "federation.cohort": 4}
 MASKED = {"secure_aggregation.enabled": True}
-# Where the noise is, and whether cohorts are of fixed size: every kind of neighbours that a guarantee for clients has.
+# Where the noise is added, and whether cohorts have a fixed size: every adjacency of a client-level guarantee.
 PLACES: dict[str, dict[str, Any]] = {
     "central": {},
     "masked": MASKED,
@@ -46,7 +46,7 @@ UNITS = {
 
 
 def built(settings: dict[str, Any], seed: int = 0, shift: int = 0, sizes: tuple[int, ...] = (4,) * 8) -> Federation:
-    """shift: of the seeds that everybody's data come from."""
+    """shift: added to the seeds of the clients' data."""
     train = [toys.examples(client + 1 + shift, size) for client, size in enumerate(sizes)]
     return toys.federation(settings, train=train, entropy=SeededEntropy(seed))
 
@@ -67,7 +67,7 @@ def test_in_a_private_run_all_data_train_and_phantoms_are_the_audit_pool() -> No
 
 @pytest.mark.parametrize("unit", chosen(UNITS, ["client"]))
 def test_the_figure_is_a_function_of_what_was_released(unit: str) -> None:
-    """Other clients' data, other noise and other secret coins, and the same releases: not a bit of it may change."""
+    """Two runs with other data, noise and secret coins but the same releases must have bit-identical figures."""
 
     def released(self: Server, intake: Any, state: State, pass_name: str) -> Tensors:
         layout = self.layout(state, pass_name)
@@ -81,7 +81,7 @@ def test_the_figure_is_a_function_of_what_was_released(unit: str) -> None:
 
 @pytest.mark.parametrize("place", chosen([*PLACES, "example"], ["hidden"]))
 def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
-    """Their coins all say no: clients, noise and divisor are as in a run without any, and so is what is released."""
+    """If no phantom is a member, clients, noise and divisor are as in a run without phantoms, and so is the release."""
     settings = UNITS["example"] if place == "example" else UNITS["client"] | PLACES[place]
 
     def nobody(*of: Any) -> AuditPool:
@@ -94,15 +94,15 @@ def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
     far = float((beside - alone).norm())
     if place in ("central", "fixed", "example"):
         assert far == 0
-    elif place in ("masked", "fixed and masked"):  # a sum of more places is rounded to another grid
+    elif place in ("masked", "fixed and masked"):  # a sum of more participants is rounded to another grid
         assert far < 1e-5
-    else:  # shares and grid are others', and phantoms add noise to what they send where everybody does
+    else:  # shares and grid differ, and with local noise phantoms add noise too
         noise = float((alone - built(settings).assembly.initial.tensors).norm())
         assert 0 < far < 4 * noise
 
 
 def sent_by(place: str, *, member: bool) -> list[Tensors]:
-    """What one phantom sends in the clear in all rounds."""
+    """The unmasked contributions of one phantom in all rounds."""
     federation = built({**UNITS["client"], **PLACES[place], "federation.cohort": 8})
     pool = federation.assembly.pools["phantoms"]
     who = len(federation.assembly.clients) + int(np.flatnonzero(pool.members == member)[0])
@@ -136,7 +136,7 @@ def test_with_noise_of_the_clients_own_a_phantom_that_is_no_member_sends_noise_a
 
 @pytest.mark.parametrize("place", chosen(["distributed", "hidden"], ["hidden"]))
 def test_shares_of_noise_are_brought_by_clients_alone_and_counted_among_them(place: str) -> None:
-    """As many as there are clients in the sums; and those count that are left if all that vanish or collude are clients."""
+    """Phantoms bring no shares; the guarantee counts those left if all dropouts and all colluders are clients."""
     federation = built({**UNITS["client"], **PLACES[place], "secure_aggregation.corrupt": 0.2}, sizes=(4,) * 16)
     shares, asked = federation.assembly.protection.shares, 16 if place == "hidden" else 4
     assert shares is not None
@@ -247,7 +247,7 @@ def test_as_many_as_cost_a_hundredth_and_none_where_that_would_be_too_few() -> N
 
 @pytest.mark.parametrize("place", ["sum", "shares", "contribution"])
 def test_the_cost_is_the_variance_that_phantoms_add(place: str) -> None:
-    """By drawing it: the variance of one coordinate of a sum of zeros, with phantoms over without."""
+    """By simulation: the variance that phantoms add to one coordinate of a sum of zeros, over the noise without phantoms."""
     clients, cohort, numbers, z, phantoms_ = 400, 100, 50, 0.3, 80
     local = place == "contribution"
     room = Room(clients, cohort, numbers, z, local)

@@ -1,4 +1,4 @@
-"""What a run may release: against naive counts, client by client."""
+"""The releases that a run may make: against naive counts for each client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from privacy.sampling import FixedSize, Poisson
 from privacy.target import Target
 
 DELTA = 1e-5
-UNITS = (8, 40, 300)  # of each client; a batch of 8 by coins, an epoch a round
+UNITS = (8, 40, 300)  # each client's examples; Poisson batches of 8, one epoch a round
 NAMES = [f"site-{units}" for units in UNITS]
 DRAWS = [Poisson(units, min(1.0, 8 / units)) for units in UNITS]
 STEPS = [-(-units // 8) for units in UNITS]
 
 
 def each(z: float, counts: Sequence[int]) -> list[float]:
-    """Every client's epsilon, one by one."""
+    """Each client's epsilon, computed one by one."""
     return [accounting.epsilon(draw.release(z), count, DELTA) for draw, count in zip(DRAWS, counts, strict=True)]
 
 
@@ -81,7 +81,7 @@ def test_both_make_epsilon_a_limit() -> None:
     assert stopped.epsilon() <= 3 < stopped.epsilon(stopped.releases + 1)
 
 
-# Every client for itself.
+# Each client by itself.
 
 
 def test_local_noise_is_counted_with_a_client_replaced() -> None:
@@ -123,7 +123,7 @@ def test_the_order_of_clients_does_not_matter(worst_last: bool) -> None:
 
 @pytest.mark.nightly
 def test_stopping_early_is_each_clients_own_affair_and_the_worst_of_them_is_told() -> None:
-    """Who was worst with all of its releases may be left with none, and is not the worst any more."""
+    """The client with the highest planned epsilon may be left with no release; then another client has the highest epsilon."""
     plan = for_gradients(Target(5.0, 0.8, DELTA, stop_early=True), NAMES, DRAWS, STEPS, participations=3)
     allowed, planned = [plan.limits[name] for name in NAMES], [3 * steps for steps in STEPS]
     at_first, epsilons = each(0.8, planned), each(0.8, allowed)
@@ -160,7 +160,7 @@ def test_few_clients_are_drawn_more_often_than_is_usual(rounds: int, rate: float
 
 
 def test_a_renyi_ledger_is_charged_for_whoever_costs_most_at_its_order() -> None:
-    """Who fares worst by epsilon at delta need not at an order: 17 examples against 65, in batches of 16."""
+    """The client with the highest epsilon at delta need not cost most at an order: 17 examples against 65, in batches of 16."""
     order, draws, steps = 18.0, [Poisson(17, 16 / 17), Poisson(65, 16 / 65)], [2, 5]
     plan = for_gradients(Target(None, 1.0, DELTA), ("small", "large"), draws, steps, 3)
     each = [accounting.rdp(draw.release(1.0), 3 * count, [order])[0] for draw, count in zip(draws, steps, strict=True)]

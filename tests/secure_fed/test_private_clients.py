@@ -1,4 +1,4 @@
-"""Privacy of clients by noise of their own, counted by client; and a clip norm that follows a quantile."""
+"""Client-level privacy by local noise, accounted for each client; and a clip norm that follows a quantile."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Notes:
 
 
 def test_the_mean_is_over_those_who_take_part() -> None:
-    """Two of three have a share left: their mean is a half of their sum, not a third."""
+    """Two of three clients have releases left: the mean is a half of their sum, not a third."""
     built = federation(LOCAL, 2)
     recording = Recording(built.assembly.transport)
     built.assembly = replace(built.assembly, transport=recording)
@@ -142,7 +142,7 @@ def test_the_clip_norm_moves_towards_the_quantile(tmp_path: Path, start: float, 
 
 
 def test_the_count_is_noised_with_the_sum_and_moves_the_clip_norm_as_published() -> None:
-    """C' = C exp(-0.2 (b - g)), with b of the noised count; the method sees neither the count nor less noise than accounted."""
+    """C' = C exp(-0.2 (b - g)), b from the noised count. The method gets no count, and at least the noise accounted for."""
     seed, z = 11, 1.0
     built = federation(ADAPTIVE, seed)
     seen = one_round(built)

@@ -1,4 +1,4 @@
-"""Privacy of clients with noise on the sum: what is bounded, what is noised, and what is not told."""
+"""Client-level privacy with noise on the sum: contributions are clipped, sums are noised, and cohort sizes stay secret."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Dense = dict[str, Tensor]
 
 
 def of(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """With that method; the changing one changes in the middle of few rounds."""
+    """The settings with `method`. By default fra_then_ffa switches in the middle of a short run."""
     return {**settings, "method.name": method}
 
 
@@ -85,11 +85,11 @@ def test_a_cohort_of_fixed_size_is_counted_without_replacement() -> None:
     assert said["noise_multiplier"] > 1.2 * poisson["noise_multiplier"], "who is replaced moves the sum by 2 C"
 
 
-# What a method sees.
+# The means that a method receives.
 
 
 def seed_of_cohort(size: int, clients: int = 3, rate: float = 2 / 3) -> int:
-    """A seed whose first draw has that many in it."""
+    """A seed whose first cohort has `size` clients."""
     sampler = Poisson(clients, rate)
     return next(
         seed for seed in range(100) if len(sampler.draw(SeededEntropy(seed).stream("cohort", 0).uniform)) == size
@@ -112,7 +112,7 @@ def test_a_method_sees_the_noised_sum_over_the_expected_size_of_the_cohort(metho
     assert close(mean, {name: tensor / 2 for name, tensor in noised.items()}, rounding)
     assert seen.noise_std == pytest.approx(z * C / 2)
     assert seen.charged == [(0, "change")]
-    # What would be caught: the size that was drawn; noise of another size; no noise.
+    # The comparison notices a division by the drawn size, noise of another scale, and no noise.
     if size != 2:
         assert not close(mean, {name: tensor / size for name, tensor in noised.items()}, rounding)
     for factor in (0.0, 0.9, 1.1):
@@ -142,7 +142,7 @@ def test_an_empty_cohort_is_charged() -> None:
     assert [record["cohort"] for record in result.records] == [2, 2, 2]
 
 
-# What a client sends.
+# Contributions of clients.
 
 
 @pytest.mark.parametrize("method", toys.METHODS)
@@ -186,11 +186,11 @@ def test_a_client_that_diverged_sends_zeros_and_nothing_is_told_of_it(method: st
     assert result.state.tensors.is_finite()
 
 
-# What a record tells.
+# Records.
 
 
 def _public(record: dict[str, Any]) -> dict[str, Any]:
-    """Without the time, and without what is computed from the state, which is public already."""
+    """The record without its time and without test metrics, which are computed from the public state."""
     return {name: record[name] for name in record if name not in ("seconds", "accuracy", "macro_f1", "loss")}
 
 

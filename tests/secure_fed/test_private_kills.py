@@ -1,7 +1,7 @@
-"""A private run killed at any instant: nothing is released that was not charged, and nothing is released twice.
+"""A private run killed at any instant: every release is charged before it is computed, and none is published twice.
 
-A process kills itself at every named instant between two durable steps of a run, those of its ledger among them, and the run
-is resumed. The transport notes what every round computed, on disk, so that it can be told what was made again.
+A process kills itself at a named instant between two durable steps of the run or of its ledger. Then the run is resumed.
+The transport notes every computed pass on disk, so that the tests can count repeated ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _files(*names: str) -> list[str]:
     return [f"{name}:{step}" for name in names for step in ("written", "synced", "replaced")]
 
 
-_LEDGER = ["appended", "committed"]  # a transaction of the ledger, one that only reads too
+_LEDGER = ["appended", "committed"]  # every transaction of the ledger, read-only ones included
 _START = [
     *_files("config.json", "facts.json", "run.json"),
     *("built", "linked", "created", *_LEDGER * 2),
@@ -53,14 +53,14 @@ def _round(number: int) -> list[str]:
 _ROUND = _round(1)
 POINTS = [*_START, *_round(1), *_round(2), *_round(3), *_LEDGER * 2, *_files("figures.json", "result.json")]
 CHARGED = len(_START) + 3  # the charge of the first round is on disk
-COMPUTED = len(_START) + len(_CHARGE)  # and that round's release is about to be
-KEPT = COMPUTED + 2  # and is
-_SHARED = [point for point in POINTS if not point.startswith("personal-")]  # where no tensors stay with clients
+COMPUTED = len(_START) + len(_CHARGE)  # the first round's release is computed, and not yet on disk
+KEPT = COMPUTED + 2  # the first round's release is on disk
+_SHARED = [point for point in POINTS if not point.startswith("personal-")]  # without personal tensors
 _SHARED_ROUND = len(_ROUND) - 3
 
 
 def central() -> Federation:
-    """Memory of the server, a clip norm that adapts, tensors that stay at home; as much as is asked for."""
+    """Server momentum, an adaptive clip norm and personal tensors; no limit on epsilon."""
     settings = {
         **NOISE,
         "federation.rounds": ROUNDS,
@@ -73,13 +73,13 @@ def central() -> Federation:
 
 
 def to_a_target() -> Federation:
-    """No more than epsilon 8, which these rounds use up."""
+    """A limit of epsilon 8, which the planned rounds use up."""
     settings = {**NOISE, "privacy.noise_multiplier": None, "privacy.epsilon": 8.0, "federation.rounds": ROUNDS}
     return federation(settings, 7)
 
 
 def local() -> Federation:
-    """Counted by client, with room for a round that is made again: of the three rounds each takes part in two."""
+    """Noise of the clients. Each is charged by itself and takes part in two of three rounds: one round may be repeated."""
     settings = {**NOISE, "privacy.noise": "local", "federation.rounds": ROUNDS, "federation.cohort": 2}
     return federation({**settings, "federation.seed": LOCAL_SEED}, 7)
 
@@ -90,7 +90,7 @@ SCENARIOS: dict[str, Callable[[], Federation]] = {f.__name__: f for f in (centra
 
 @dataclass
 class Noting:
-    """Leaves a line of every round that it was asked for, as somebody who saw it would."""
+    """A transport that adds a line to a file for every pass, as an observer of its messages could."""
 
     inner: Any
     path: Path
@@ -120,7 +120,7 @@ def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
         left -= 1
 
     durable.crash_point = database.crash_point = crash_point
-    with accounts.coarse():  # as in the process that goes on with the run
+    with accounts.coarse():  # as in the process that resumes the run
         run(scenario, path, resume=resume)
 
 
@@ -141,7 +141,7 @@ def instants(monkeypatch: pytest.MonkeyPatch, scenario: str, path: Path) -> list
 
 
 def asked(path: Path) -> int:
-    """How many passes were ever computed."""
+    """The number of passes computed by all processes of this run."""
     noted = path.with_suffix(".asked")
     return len(noted.read_text().splitlines()) if noted.exists() else 0
 
@@ -155,7 +155,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def assert_same_released(left: Path, right: Path) -> None:
-    """The same states and records, and no end of it."""
+    """Both folders hold the same state, settings, releases and records, apart from times."""
     kept = [file.name for file in (left / "private").glob("personal-*")]
     for name in ("checkpoint.safetensors", "config.json", "run.json", *(f"private/{one}" for one in (RELEASED, *kept))):
         assert (left / name).read_bytes() == (right / name).read_bytes(), name
@@ -166,7 +166,7 @@ def assert_same_released(left: Path, right: Path) -> None:
 
 
 def test_what_is_written_in_which_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reservation, then for each round a charge, the ledger's new end, the release, the line, the checkpoint."""
+    """A reservation, then in each round: the charge, the ledger's new head, the release, the record and the checkpoint."""
     passed: list[str] = []
     for module in (durable, database):
         monkeypatch.setattr(module, "crash_point", passed.append)
@@ -185,7 +185,7 @@ def test_what_is_written_in_which_order(tmp_path: Path, monkeypatch: pytest.Monk
     ids=lambda index: f"{index}-{POINTS[index]}",
 )
 def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Path, deadly: int) -> None:
-    """The same tensors to the bit, for the noise is injected; and a charge for all that was computed, no more than needed."""
+    """Injected noise makes tensors equal to the bit. Every computed pass is charged; a kill wastes at most one charge."""
     path = tmp_path / "run"
     kill_at("central", path, deadly)
     if asked(path):

@@ -43,7 +43,7 @@ def with_peft(**settings: Any) -> nn.Module:
     return inject_adapter_in_model(LoraConfig(r=2, **settings), model)
 
 
-# What can be seen in the layers.
+# Models that are refused for their layers.
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ def test_starts_without_data_are_not(start: bool | str) -> None:
     require_data_free_start(small_models.make("bert"))
 
 
-# What shows only on trial.
+# Models that are refused after a trial pass.
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def why_alone(model: nn.Module, loss: Loss, items: Sequence[Any], collate: Any) -> str:
-    """Why examples are computed one at a time, or "": after what is refused."""
+    """The reason for computing examples one at a time, or "". Raises where the model or its loss is refused."""
     objective = Objective(model, loss, CPU)
     before = Tensors((name, model.get_parameter(name).detach().clone()) for name in trainable(model))
     placed = Placed.of(before, list(before), CPU)
@@ -141,7 +141,7 @@ def test_a_loss_that_couples_examples_is_refused(loss: Loss) -> None:
 
 
 class OwnBatchNorm(nn.Module):
-    """Statistics of the batch when it trains, kept ones when it does not: on evaluation it looks innocent."""
+    """In training mode it subtracts half the batch mean (`couples`) or stores one (`keeps`); in evaluation mode, neither."""
 
     mean: Tensor
 
@@ -194,7 +194,7 @@ def test_attention_across_examples_is_refused() -> None:
 
 
 def test_padding_that_counts_is_refused() -> None:
-    """A model that reads no mask."""
+    """The model receives no attention mask."""
 
     def maskless(model: nn.Module, batch: Any) -> Tensor:
         return classification.loss(model, {name: value for name, value in batch.items() if name != "attention_mask"})
@@ -209,12 +209,12 @@ def test_random_numbers_of_a_models_own_are_no_reason_to_refuse() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x + torch.randn_like(x) if self.training else x)
 
-    # Whether a draw is each example's own cannot be seen from outside: one by one it is.
+    # A trial cannot show whether each example has its own random numbers. Computed one by one, it has.
     assert "random numbers" in why_alone(Noisy(), classification.loss, toys.examples(1, 5), default_collate)
 
 
 def test_a_gradient_that_couples_where_the_loss_does_not_goes_one_by_one() -> None:
-    """The value of x - mean + mean is x; its gradient, with one of the means detached, is not."""
+    """x - mean + mean equals x, but with one mean detached its gradient depends on the batch."""
 
     def sly(model: nn.Module, batch: Any) -> Tensor:
         h = model.value(model.query(batch["x"]).tanh())  # type: ignore[operator]
@@ -250,7 +250,7 @@ def test_training_refuses_before_it_draws() -> None:
 
 
 def causal(batch_mean: bool) -> Loss:
-    """The mean over an example's tokens; or, wrongly, over those of the batch, as shares that add up to its mean loss."""
+    """The mean loss of an example's tokens; for `batch_mean`, wrongly, its share of the mean over all tokens of the batch."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         shown = batch["attention_mask"][:, 1:]

@@ -1,4 +1,4 @@
-"""A private `secure-fed train`, killed for real: all that it released is paid for."""
+"""A private `secure-fed train`, killed as a process: every release was charged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.secure_fed.test_reliability import _kill_when
 
 @pytest.mark.nightly
 def test_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None:
-    """`train`, killed while it starts and at random instants, and resumed each time: all that it released is paid for."""
+    """`train`, killed during start-up and at random instants, and resumed each time: every release was charged."""
     settings = tmp_path / "run.toml"
     settings.write_text(
         f"""
@@ -45,7 +45,7 @@ def test_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None
     private_toys.Ledger.create(ledger, data_set="sites", epsilon=1000.0, delta=0.1)
     _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
     for number in range(4):
-        round_ = len(read_records(victim)) + rng.randint(2, 6)  # a loaded machine may have killed late
+        round_ = len(read_records(victim)) + rng.randint(2, 6)  # on a loaded machine the last kill may have been late
         command = ["train", str(settings)] if number == 0 else ["train"]
         _kill_when([*command, "--resume", "--out", str(victim)], f"round {round_}/", rng.uniform(0.0, 0.05))
         assert len(private_toys.charges(ledger)) >= len(read_records(victim))

@@ -1,4 +1,4 @@
-"""Going on with a private run: with the release that was kept, or another that is charged; never with another promise."""
+"""Resuming a private run: with the stored release, or with a new one that is charged; never with another guarantee."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from secure_fed.runs.evaluation import evaluated
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
 
-# Under noise that nobody can repeat.
+# With noise from the operating system, which no process can repeat.
 
 
-class Fault(Exception):  # noqa: N818 - it is no error of anything
+class Fault(Exception):  # noqa: N818 - an event
     pass
 
 
 def interrupted(path: Path, where: str, round_: int = 2, settings: dict[str, Any] = NOISE) -> None:
-    """A run with noise of the operating system, ended in that round: while its clients compute, or once it is released."""
+    """Runs with the operating system's noise until `round_` fails: while its clients compute, or after its release."""
     built = federation(settings)
     transport = built.assembly.transport
 
@@ -84,7 +84,7 @@ def test_a_release_made_again_is_charged_again_and_told(tmp_path: Path) -> None:
 
 
 def test_what_was_released_is_on_disk_before_anybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Charged before anything is computed, kept before it is evaluated, saved before it is told."""
+    """A round is charged before clients compute, stored before its evaluation, and saved before callbacks get it."""
     path, seen = tmp_path / "run", []
     built = federation(NOISE)
     transport = built.assembly.transport
@@ -186,11 +186,11 @@ def test_an_old_copy_or_another_ledger_in_its_place_is_refused(tmp_path: Path) -
         federation(NOISE).run(tmp_path / "run", resume=True)
 
 
-# A shared ledger with less room than was planned for.
+# A shared ledger with less room than the plan needs.
 
 
 def test_a_run_that_stops_early_goes_on_to_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed before it reserved or after, it gets what there is room for."""
+    """Killed before or after its reservation, the run gets the releases that the ledger has room for."""
     for number, deadly in enumerate(
         ("run.json:replaced", "budget.json:replaced", f"{RELEASED}:synced", f"{RELEASED}:replaced")
     ):

@@ -1,4 +1,4 @@
-"""Ways that a reviewer found around the guarantee, each now closed."""
+"""Ways around the guarantee that a review found. Each is closed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DROPOUT = {"method.dropout": 0.5}
 
 
 def sent(chosen: Federation, client: Client) -> Tensors:
-    """What a client trains to, before any noise."""
+    """The client's contribution, before any noise."""
     request = chosen.assembly.server.request(
         chosen.assembly.initial, chosen.assembly.server.plan(chosen.assembly.initial), "change", 0.05, {}
     )
@@ -29,7 +29,7 @@ def sent(chosen: Federation, client: Client) -> Tensors:
 
 
 def test_what_a_client_draws_in_training_is_secret_where_it_is_private() -> None:
-    """Drawn from the seed and the place, it would change for everybody when somebody in front of them leaves."""
+    """Draws from the seed and the client's position would change for every client behind one that leaves."""
     private, public = federation({**NOISE, **DROPOUT}), toys.federation(DROPOUT)
     assert not toys.same(sent(private, private.assembly.clients[0]), sent(private, private.assembly.clients[0]))
     assert toys.same(sent(public, public.assembly.clients[0]), sent(public, public.assembly.clients[0]))

@@ -1,4 +1,4 @@
-"""DP-SGD of many clients in common passes: what one unit moves, what it leaves alone to the bit, and a naive oracle."""
+"""DP-SGD of many clients in common passes: how far one unit moves each client's sum, and a naive oracle."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SETTINGS = TrainingConfig(batch_size=2, lr=0.05, optimizer="sgd")
 
 @dataclass
 class Clients:
-    """Clients of a model: with texts of 2 to 40 words where it is `wide`, at whose width the order of sums shows."""
+    """Three clients of a model. For the `wide` one, whose sums depend on their order, texts have 2 to 40 words."""
 
     setting: Setting
     grouped: bool = False
@@ -52,7 +52,7 @@ class Clients:
         return [replace(job, examples=texts(row, SIZES[row])) for row, job in enumerate(jobs)]
 
     def sums(self, present: dict[int, Sequence[int]]) -> dict[int, dict[str, Tensor]]:
-        """What these clients release before the noise, if those units of theirs are drawn in the only step."""
+        """Client -> its sum of clipped gradients, before noise, of one step that draws the units in `present`."""
         jobs, noted = self.jobs(), [Noted(1.0) for _ in SIZES]
         private = [
             replace(jobs[row], private=PrivateSteps(noted[row], CLIP, 1, Landing(drawn), self.groups(row)))
@@ -67,7 +67,7 @@ class Clients:
 
 @pytest.fixture(scope="module")
 def alone() -> Clients:
-    """Of examples."""
+    """Clients whose units are single examples."""
     return Clients(wide())
 
 
@@ -89,7 +89,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def worst(clients: Clients, victim: int, others: dict[int, Sequence[int]]) -> tuple[float, bool]:
-    """The most that the victim's sum moves when one of its units leaves, and whether the others' sums stay, to the bit."""
+    """How far the victim's sum moves at most when one of its units leaves; whether other clients' sums keep every bit."""
     everybody = range(clients.units(victim))
     whole = clients.sums({**others, victim: everybody})
     moved, stay = 0.0, True
@@ -116,13 +116,13 @@ def test_whoever_shares_the_passes_a_sum_is_the_clients_own_to_the_bit(clients: 
 
 
 def others_stay(clients: Clients) -> bool:
-    """Whether the sum of a client of one short text stays, to the bit, when another client's only draw, a long one, leaves."""
+    """Whether the sum of a client with a short text keeps every bit when another client's only draw, a long text, leaves."""
     long, nothing = clients.sums({0: [0], 2: [2]}), clients.sums({0: [], 2: [2]})
     return same(long[2], nothing[2])
 
 
 def test_in_tight_passes_others_would_move(alone: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the tests above can fail."""
+    """With passes of examples of like length, other clients' sums do move: the tests above can fail."""
     assert others_stay(alone)
     monkeypatch.setattr(cohort, "Public", lambda objective, collate, room, *more: Tight(collate, room))
     assert not others_stay(alone)
@@ -137,7 +137,7 @@ def test_a_unit_that_is_not_clipped_would_be_seen(alone: Clients, monkeypatch: p
 
 
 def private(job: Job, row: int, stream: Stream | None = None, groups: Sequence[int] | None = None, **own: Any) -> Job:
-    """The job with 3 to 5 noised steps, of a stream of its own, with a phantom, and with a direction in place of a text."""
+    """The job with 3 to 5 noised steps, its own stream, a phantom, and a direction in place of its last text."""
     marked = [*job.examples[:-1], Pointing(job.examples[-1], f"canary {row}", 1)]
     steps = PrivateSteps(
         Gaussian(0.5), CLIP, 3 + row, stream or SeededEntropy(row).stream("private"), groups, 2, [_phantom(row)]
@@ -156,7 +156,7 @@ def after(clients: Clients, rows: Sequence[int], settings: TrainingConfig = SETT
 
 
 def test_what_a_client_releases_is_its_own_to_the_bit(clients: Clients) -> None:
-    """On any number of threads, whoever trains with it."""
+    """On any number of threads, whichever clients train with it."""
     everybody = after(clients, range(3))
     assert [after(clients, [row])[0] for row in range(3)] == everybody
     torch.set_num_threads(3)
@@ -175,7 +175,7 @@ def test_a_stream_that_clients_share_would_be_seen(alone: Clients) -> None:
 
 
 def oracle(setting: Setting, job: Job) -> Tensors:
-    """The formula of `dp_sgd`, an example at a time."""
+    """The tensors after training by the formula of `dp_sgd`, one example at a time."""
     steps = job.private
     assert steps is not None
     moving = {name: job.before.tensor(name).clone().requires_grad_() for name in job.trainable}
@@ -226,7 +226,7 @@ def oracle(setting: Setting, job: Job) -> Tensors:
     ids=["fedprox", "adamw"],
 )
 def test_together_each_is_what_the_formula_says(small: Clients, settings: TrainingConfig) -> None:
-    """Of 3, 4 and 5 steps, with directions among texts, phantoms, and draws of nobody."""
+    """Clients train 3, 4 and 5 steps, with directions among the texts, phantoms, and empty draws."""
     for grouped in (False, True):
         small = replace(small, grouped=grouped)
         jobs = small.jobs(settings)
@@ -257,7 +257,7 @@ def test_clients_without_examples_and_without_steps_release_nothing(small: Clien
 
 
 def test_a_model_that_cannot_share_passes_trains_one_client_after_the_other(small: Clients) -> None:
-    """To the same end, by the paths of a client alone."""
+    """The result is equal up to rounding; each client takes the path of a client that trains alone."""
     jobs = small.jobs()
     found = train_together(small.setting.objective, [private(jobs[row], row) for row in range(3)], small.ways)
     again = [private(job, row) for row, job in enumerate(small.jobs())]
@@ -266,7 +266,7 @@ def test_a_model_that_cannot_share_passes_trains_one_client_after_the_other(smal
 
 
 def test_dropout_follows_the_clients_secret_seeds() -> None:
-    """Neither the process's generator nor the threads; examples of one pass have masks of their own."""
+    """Equal secret seeds give equal dropout masks, other seeds others; the process's generator is neither read nor moved."""
     setting = toy(dropout=0.5)
     ways = Ways()
 

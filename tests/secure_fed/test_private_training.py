@@ -1,4 +1,4 @@
-"""DP-SGD against its formula, its noise against its law, and its sensitivity by brute force."""
+"""DP-SGD against its formula, its noise against its distribution, and its sensitivity by brute force."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def clipped_by_hand(target: Objective, tensors: Tensors, units: Sequence[Sequenc
 
 
 def clipped(target: Objective, most: int | None = None, clip: float = CLIP) -> Callable[[Sequence[Any]], Gradients]:
-    """units -> sum of clipped gradients, at the model's own weights: what the noise of a step would be added to."""
+    """A function: units -> the sum of clipped gradients at the model's weights, to which a step would add noise."""
     ways = Ways()
 
     def over(units: Sequence[Sequence[Any]]) -> Gradients:
@@ -112,7 +112,7 @@ def difference(left: Gradients, right: Gradients) -> float:
 
 
 def full(**settings: Any) -> TrainingConfig:
-    """Everybody in every batch of up to a hundred."""
+    """Settings that draw every unit in every step, for up to 100 units."""
     return TrainingConfig(batch_size=100, **settings)
 
 
@@ -145,7 +145,7 @@ def test_without_clipping_or_noise_it_is_plain_training() -> None:
 
 
 def test_the_divisor_is_the_expected_size_whoever_is_drawn() -> None:
-    """Ten examples at rate .4 make 4, also for the batch in which all are and for that in which one is."""
+    """Ten examples at rate 0.4 give the divisor 4, for a batch of all ten and for a batch of one."""
     target, items = objective(), toys.examples(1, 10)
     for present in (range(10), [3]):
         before, done = trained(target, items, TrainingConfig(batch_size=4, **SGD), stream=Landing(present))
@@ -183,7 +183,7 @@ def test_nothing_else_moves_and_the_model_stays() -> None:
 
 
 def test_adapters_really_move_in_the_first_step() -> None:
-    """A too, whose gradient is zero at the usual start: its noise is not."""
+    """A moves too: its gradient is zero at the usual start, but its noise is not."""
     for method in ("fedlora", "ffa_lora", "fra_lora"):
         model = toys.model()
         chosen = build(MethodConfig(name=method, rank=2))
@@ -201,7 +201,7 @@ def test_adapters_really_move_in_the_first_step() -> None:
         assert not any(torch.equal(done.after.tensor(name), before.tensor(name)) for name in names)
 
 
-# Who is drawn.
+# Which examples are drawn.
 
 
 def test_steps_and_rates() -> None:
@@ -223,7 +223,7 @@ def test_units() -> None:
 
 @dataclass(frozen=True)
 class Seen(Gaussian):
-    """Notes which examples come in each step, by the passes that are made before the noise is drawn."""
+    """Notes the examples of each step, from the passes that precede its noise."""
 
     passes: list[list[int]] = field(default_factory=list)
     steps: list[list[int]] = field(default_factory=list)
@@ -242,7 +242,7 @@ class Seen(Gaussian):
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Seen]:
-    """Makes mechanisms that see what comes."""
+    """A function: noise multiplier -> a mechanism that notes the examples of each step."""
 
     def made(noise: float) -> Seen:
         mechanism = Seen(noise)
@@ -262,7 +262,7 @@ def named(count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_batches_are_poisson_and_come_from_the_stream_alone(seen: Callable[[float], Seen]) -> None:
-    """Two hundred steps of twelve examples at rate a quarter: sizes and pairs as by independent coins, whatever the seed."""
+    """Over 200 steps of 12 examples at rate 1/4, sizes and pairs are as for independent coins, whatever the seed."""
     found = []
     for seed, steps in ((0, 200), (1, 40)):
         mechanism = seen(0.0)
@@ -312,12 +312,12 @@ def test_a_client_with_one_example_and_one_with_none() -> None:
 
 
 def nothing(model: nn.Module, batch: Any) -> Tensor:
-    """A loss without a gradient, so that a step is its noise."""
+    """A loss whose gradient is zero, so that a step is its noise."""
     return classification.loss(model, batch) * 0.0
 
 
 def noise_of_steps(mechanism: Mechanism, stream: Stream) -> np.ndarray[Any, Any]:
-    """Every coordinate of one step, over what the noise multiplier 1.5 at clip norm .3 and 6 expected examples should give."""
+    """The coordinates of one step over their expected deviation: noise multiplier 1.5, clip norm 0.3, batch size 6."""
     target = objective(nothing)
     settings = TrainingConfig(batch_size=6, **SGD)
     before, done = trained(target, toys.examples(1, 10), settings, mechanism=mechanism, stream=stream, lr=1.0)
@@ -355,7 +355,7 @@ def test_noise_is_new_in_every_step_and_call() -> None:
 
 
 def worst(over: Callable[[Sequence[Any]], Gradients], units: Sequence[Any]) -> float:
-    """The most that the sum moves when one unit leaves."""
+    """How far the sum moves at most when one unit leaves."""
     whole = over(units)
     return max(difference(whole, over([*units[:i], *units[i + 1 :]])) for i in range(len(units)))
 
@@ -374,7 +374,7 @@ def test_an_example_below_the_clip_norm_is_not_scaled() -> None:
 
 
 def test_no_group_moves_the_sum_by_more_than_the_clip_norm() -> None:
-    """One of 40 examples, one of a single example, one of the same example 20 times."""
+    """Groups of 40 examples, of a single example, of the same example 20 times, and of 7."""
     items = toys.examples(1, 50)
     groups = [items[:40], items[40:41], [items[42]] * 20, items[43:50]]
     for most in (None, 3):
@@ -392,7 +392,7 @@ def skipped(factors: Tensor, name: str) -> Tensor:
 
 
 def test_the_brute_force_sees_clipping_that_skips_a_tensor() -> None:
-    """And clipping tensor by tensor, which bounds each by C and not all together."""
+    """It also sees clipping tensor by tensor, which bounds each tensor by C but not the whole gradient."""
     units = [[item] for item in toys.examples(1, 9)]
     target = objective()
     placed = Placed.of(weights(target.model), list(weights(target.model)), CPU)
@@ -433,7 +433,7 @@ def test_a_finite_gradient_whose_square_overflows_is_clipped() -> None:
 
 
 def test_gradients_that_are_not_one_an_example_are_refused() -> None:
-    """Summed over the batch they would be clipped as if one example's."""
+    """A gradient summed over the batch would be clipped as if it were one example's."""
 
     def summed(objective: Objective, collate: Any, placed: Placed, items: Sequence[Any]) -> Gradients:
         return {n: p.sum(0, keepdim=True) for n, p in by_layer(objective, collate, placed, items).items()}
@@ -444,7 +444,7 @@ def test_gradients_that_are_not_one_an_example_are_refused() -> None:
 
 
 def in_turn(target: Objective, path: Any) -> Callable[..., tuple[Tensors, Trained]]:
-    """Training that shares no passes, every kind of examples by this path."""
+    """Training without shared passes, which computes every kind of example by `path`."""
     made = Way(path, tuple(range(1, 101)))
     target.ways = defaultdict(lambda: made, {})
     kind = Job(weights(target.model), list(weights(target.model)), [], None, full(), LR, np.random.default_rng(0)).kind
@@ -503,7 +503,7 @@ def test_microbatches_change_nothing_but_memory(groups: list[int] | None, seen: 
 
 
 def test_all_ways_train_alike() -> None:
-    """In passes that clients can share, and by either path of a client alone."""
+    """The ways are passes that clients can share, and both paths of a client alone."""
     ways = [partial(trained, objective()), *(in_turn(objective(), path) for path in (by_layer, one_by_one))]
     settings = TrainingConfig(batch_size=4, **SGD)
     done = [way(toys.examples(1, 9), settings, noise=1.0, steps=3)[1].after for way in ways]

@@ -1,4 +1,4 @@
-"""Privacy of examples and of persons: every client counts its own steps, and the guarantee is that of the worst of them."""
+"""Privacy of examples and of persons: each client counts its own steps, and the largest epsilon is reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Z = {**EXAMPLE, "privacy.noise_multiplier": 1.0, "training.steps": 2}
 
 
 def naive(z: float, counts: dict[str, int], sizes: tuple[int, ...] = SIZES, delta: float = 1e-3) -> dict[str, float]:
-    """Every client's epsilon for so many steps, one client at a time."""
+    """Every client's epsilon after its `counts` of steps, computed one client at a time."""
     return {
         name: accounting.epsilon(Poisson(size, min(1.0, 4 / size)).release(z), count, delta)
         for size, (name, count) in zip(sizes, sorted(counts.items()), strict=True)
@@ -77,7 +77,7 @@ def test_every_method_trains_privately(method: str) -> None:
 
 
 def spent(built: Federation, path: Path) -> tuple[Result, list[list[float]], list[tuple[str, int]]]:
-    """The weights of the replies by round, and the charges."""
+    """Runs the federation: (its result, the weights of each round's replies, the ledger's charges)."""
     recording = Recording(built.assembly.transport)
     built.assembly = replace(built.assembly, transport=recording)
     result = built.run(path)
@@ -103,7 +103,7 @@ def test_a_client_whose_share_is_spent_sits_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_budget_that_ends_within_a_round_stops_a_client_there(tmp_path: Path) -> None:
-    """Three steps where a round has two: one round, half of another, and no more."""
+    """The budget allows three steps and a round has two: the client takes part in one round and in half of the next."""
     release = Poisson(5, 0.8).release(1.0)
     limit = 0.5 * sum(accounting.epsilon(release, count, 1e-3) for count in (3, 4))
     settings = {**Z, "privacy.epsilon": limit, "privacy.on_exhausted": "stop", "federation.rounds": 4}
@@ -120,7 +120,7 @@ def test_a_budget_that_ends_within_a_round_stops_a_client_there(tmp_path: Path) 
 
 
 def test_fewer_steps_are_fewer_steps() -> None:
-    """A client that may take one step of two ends where one step would have taken it."""
+    """A client that is allowed one of two steps ends with the result of a single step."""
     whole, short = federation({**Z, "training.steps": 1}, 3), federation(Z, 3)
     for built in (whole, short):
         for client in built.assembly.clients:
@@ -142,7 +142,7 @@ def test_personal_tensors_are_trained_privately_too(tmp_path: Path) -> None:
 
 @pytest.fixture
 def persons(tmp_path: Path) -> Path:
-    """Forty-eight notes of twelve patients, four each: one at each of four sites, two calm and two wild."""
+    """Forty-eight notes of twelve patients: each has one note at each of four sites, two calm and two wild."""
     rows = [
         {
             "text": f"word{row % 40} {('calm', 'wild')[row % 2]}",
@@ -193,13 +193,13 @@ def test_groups_are_the_units(small_model: Path, persons: Path) -> None:
 
 @pytest.mark.nightly
 def test_persons_of_many_sites_train_together_as_one_site_after_the_other(small_model: Path, persons: Path) -> None:
-    """To the bit: the same passes, the same coins, the same noise."""
+    """The results are equal to the bit: passes, coins and noise are the same."""
 
     def trained(together: int) -> Tensors:
         config = of_persons(small_model, persons, training__together=together, training__batch_size=3).config
         built = Federation(config, entropy=SeededEntropy(3))
         for module in built.assembly.objective.modules():
-            module.p = module.dropout_prob = 0.0  # type: ignore[assignment]  # which passes draw in an order of their own
+            module.p = module.dropout_prob = 0.0  # type: ignore[assignment]  # dropout off: shared passes draw it in another order
         return built.run().state.tensors
 
     assert toys.same(trained(8), trained(1))

@@ -1,4 +1,4 @@
-"""Products by oneDNN are those of `functional.linear` to rounding, with their derivatives; the rest is left to torch."""
+"""oneDNN's products and derivatives equal those of `functional.linear` up to rounding; torch computes all others."""
 
 from __future__ import annotations
 

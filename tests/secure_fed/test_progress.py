@@ -1,4 +1,4 @@
-"""What is told while a run is under way: every stage and every client, and nothing that has to stay secret."""
+"""Progress of a run: it reports every stage and client, and no number that has to stay secret."""
 
 from __future__ import annotations
 

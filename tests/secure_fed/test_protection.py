@@ -1,4 +1,4 @@
-"""What a configuration's privacy comes to: where the noise goes, who is counted, and what is refused."""
+"""The protection that a configuration gives: where noise is added, who is counted, and which settings are refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def protection(settings: dict[str, Any], card: Card | None = None, clients: int 
     return protect(config, card or Card("toy", "", "", True), names, [units] * clients, sampler, passes=1)
 
 
-# Where the noise goes.
+# Where noise is added.
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_unit_has_its_place_and_its_sampling(
 
 @pytest.mark.parametrize("settings", [CLIENT | {"privacy.epsilon": 4.0}, HIDDEN_TARGET], ids=["central", "hidden"])
 def test_nothing_that_is_planned_depends_on_how_many_the_coins_hold_out(settings: dict[str, Any]) -> None:
-    """The rate, what a mean is divided by, and the noise: as of all clients, who are in plain sight."""
+    """The sampling rate, the divisor of a mean and the noise are planned for all clients, whose number is public."""
     config = toys.config({**settings, "federation.cohort": 6})
     found = []
     for held_out in (0, 1, 7, 11):
@@ -100,7 +100,7 @@ def test_nothing_that_is_planned_depends_on_how_many_the_coins_hold_out(settings
 def test_shares_of_noise_are_those_of_whoever_stays_and_does_not_collude(
     settings: dict[str, Any], sampler: type, contributors: int
 ) -> None:
-    """Of five, one may vanish and one collude; of ten, three and two. Who takes part is no secret of the server's."""
+    """Of 5 clients 1 may vanish and 1 collude; of 10, 3 and 2. The server need not keep the cohort secret."""
     settings = {**settings, "federation.cohort": 5}
     found = protection(settings, clients=10)
     assert (found.placement.name, found.hides_cohort, found.hidden) == (
@@ -117,7 +117,7 @@ def test_shares_of_noise_are_those_of_whoever_stays_and_does_not_collude(
 
 
 def test_the_mechanism_on_contributions() -> None:
-    """Noise in the gradients leaves contributions as they are; elsewhere they are clipped."""
+    """With noise in the gradients, contributions stay unclipped; otherwise they are clipped."""
     assert isinstance(protection({}).contribution_mechanism, NoMechanism)
     assert isinstance(protection(EXAMPLE | Z).contribution_mechanism, NoMechanism)
     assert protection(EXAMPLE | Z).mechanism == Gaussian(1.0)
@@ -269,7 +269,7 @@ def test_a_plan_above_its_own_limit_is_refused_at_once() -> None:
 
 @pytest.mark.parametrize("settings", [NOISE, EXAMPLE | Z], ids=["client", "example"])
 def test_nothing_is_released_outside_a_run(settings: dict[str, Any]) -> None:
-    """A round asked for by hand has no budget to charge."""
+    """A call of run_round without Federation.run has no budget to charge."""
     built = federation(settings)
     with pytest.raises(PrivacyError, match=r"Federation\.run opens the budget"):
         run_round(built.assembly.initial, built.assembly.server, built.assembly.transport, 0.05)

@@ -1,7 +1,7 @@
-"""What a private run shows follows from what it released, from settings and from public data, and from nothing else.
+"""The public files of a private run depend only on its releases, its settings and public data.
 
-The main test is one of non-interference: two runs over different private data, with different coins and noise, in which the
-same is released. Every byte of their public parts, reports and exports must then be the same.
+The main test is one of non-interference: two runs over different private data, with different coins and noise, publish the
+same releases. Their public files, reports and exports must then be equal byte for byte.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SITES = [f"site-{letter}" for letter in "abcdef"]
 
 
 def rows(text: str, count: int, calm: int) -> Rows:
-    """For each site `count` rows, more at later sites where `count` is 0, of which the first `calm` have that label."""
+    """`count` rows for each site (4, 5, ... for a `count` of 0), of which the first `calm` have the label calm."""
     return [
         {"text": f"{text} word{row}", "label": "calm" if row < calm else "wild", "site": site}
         for number, site in enumerate(SITES)
@@ -51,14 +51,14 @@ MASKED = {"secure_aggregation.enabled": True, "privacy.noise": "distributed", "f
 SCENARIOS: dict[str, tuple[dict[str, Any], Rows]] = {
     "central": ({**CLIENT, "privacy.clip_quantile": 0.5, "evaluation.diagnostics": ["variation"]}, OTHER),
     "distributed": ({**CLIENT, **MASKED}, OTHER),
-    # How many examples a client has is public where these are what is protected.
+    # Where examples are protected, the number of a client's examples is public.
     "example": ({"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "federation.cohort": 3}, SAME_SIZES),
 }
 
 
 @dataclass
 class Played:
-    """A server that notes what it releases, or releases what another has noted; all else it does by itself."""
+    """A server that puts its releases on the tape, or returns the tape's instead. All else is the inner server's."""
 
     inner: Server
     tape: list[Tensors]
@@ -100,7 +100,7 @@ def write(data: Path, train: Rows) -> None:
 
 
 def run(chosen: RunConfig, place: Path, tape: list[Tensors], *, replays: bool) -> Federation:
-    """A run, its report and its export, in `place`."""
+    """Runs a federation in `place`, with report and export."""
     built = Federation(chosen)
     played: Any = Played(built.assembly.server, tape, replays)
     built.assembly = replace(built.assembly, server=played)
@@ -111,14 +111,14 @@ def run(chosen: RunConfig, place: Path, tape: list[Tensors], *, replays: bool) -
 
 
 def shown(place: Path) -> dict[str, bytes]:
-    """Everything there, but for what is private."""
+    """Path -> content of every file under `place` outside private folders."""
     files = [file for file in sorted(place.rglob("*")) if file.is_file() and "private" not in file.parts]
     return {str(file.relative_to(place)): file.read_bytes() for file in files}
 
 
 @pytest.mark.parametrize("scenario", chosen(SCENARIOS, ["central", "example"]))
 def test_what_is_shown_follows_from_what_was_released(scenario: str, small_model: Path, tmp_path: Path) -> None:
-    """Other texts, lengths, labels and (where private) numbers of rows; other coins and noise; the same releases."""
+    """The second run has other texts, lengths, labels, row counts (where private), coins and noise, but equal releases."""
     settings, other = SCENARIOS[scenario]
     tape: list[Tensors] = []
     place, data = tmp_path / "place", tmp_path / "data"
@@ -142,7 +142,7 @@ def test_what_is_shown_follows_from_what_was_released(scenario: str, small_model
 
 @pytest.fixture(scope="module")
 def held_out(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A private run whose test rows are those of whole clients that were held out, recorded, and with personal tensors."""
+    """A private run with recorded models that is tested on the rows of held-out clients."""
     place = tmp_path_factory.mktemp("held-out")
     write(place / "data", ONE)
     settings = {**CLIENT, "data.test": "", "data.test_fraction": 0.34, "evaluation.record": "models"}
@@ -151,7 +151,7 @@ def held_out(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_a_report_and_an_export_need_nothing_private(held_out: Path, tmp_path: Path) -> None:
-    """Without the private part they come out the same."""
+    """Both come out the same without the private folder."""
     before = shown(held_out)
     hidden = (held_out / "run" / "private").rename(tmp_path / "hidden")
     try:
@@ -176,7 +176,7 @@ def test_only_its_owner_opens_the_private_part(held_out: Path) -> None:
 
 
 def test_accuracy_on_rows_held_out_of_private_ones_is_not_passed_on(held_out: Path) -> None:
-    """They never train and are outside the guarantee; result.json says where they are from, and nothing else tells."""
+    """Held-out rows are outside the guarantee. result.json has the accuracy and their source; other public files omit it."""
     result = json.loads((held_out / "run" / "result.json").read_text())
     assert isinstance(result["accuracy"], float)
     assert result["test"] == {"from": "held out by client", "rows": None}
@@ -192,7 +192,7 @@ def test_accuracy_on_rows_held_out_of_private_ones_is_not_passed_on(held_out: Pa
 
 
 def test_a_digest_confirms_no_guess(held_out: Path, small_model: Path, tmp_path: Path) -> None:
-    """Of the same data two runs note different digests, and the public part has none of data."""
+    """Two runs over the same data store different digests, and public files contain no digest of data."""
     chosen = config({**CLIENT, "federation.rounds": 1}, small_model, held_out / "data")
     for name in ("one", "two"):
         Federation(chosen).run(tmp_path / name)
@@ -202,14 +202,14 @@ def test_a_digest_confirms_no_guess(held_out: Path, small_model: Path, tmp_path:
     plain = Federation(chosen).assembly.problem.facts["data_digest"]
     assert all(plain not in (tmp_path / "one" / name).read_text() for name in ("run.json", "result.json"))
     assert plain != notes[0]["data_digest"]
-    Federation(chosen).run(tmp_path / "one", resume=True)  # the same data are known again
+    Federation(chosen).run(tmp_path / "one", resume=True)  # the resumed run recognises its data
 
 
 # Every name.
 
 
 def names(value: Any, table: Table, at: str = "") -> list[str]:
-    """The names in a public file that follow from nothing that is public, or that no table has."""
+    """The names in a public file that no table lists, or that have a value where their table has no public source."""
     wrong = []
     for name, inner in value.items():
         rule = table.get(name, "unknown")

@@ -1,4 +1,4 @@
-"""A frozen encoder that reads each text once: what it keeps is what it would compute, and a function of the text alone."""
+"""A frozen encoder that reads each text once: a stored mean equals a computed one and depends on the text alone."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def plain(model: Any, given: dict[str, Tensor]) -> Tensor:
 
 
 def counting(model: Any) -> list[int]:
-    """The rows of every pass of the encoder from now on."""
+    """A list that receives the number of rows of every later pass of the encoder."""
     rows: list[int] = []
     model.encoder.register_forward_hook(
         lambda layer, args, kwargs, out: rows.append(len(kwargs["input_ids"])), with_kwargs=True
@@ -93,7 +93,7 @@ def counting(model: Any) -> list[int]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_scores_are_those_of_the_model_without_dropout(family: str, tmp_path: Path, small_tokenizer: Any) -> None:
-    """Whatever is read together, and from memory."""
+    """The scores are the same in any batch, and when means come from memory."""
     folder = saved(tmp_path, family, small_tokenizer)
     whole, other, some = objective(folder), loaded(folder), texts(20)
     want = torch.cat([plain(other, {"input_ids": text.unsqueeze(0)}) for text in some])
@@ -124,7 +124,7 @@ def test_a_text_is_read_once_whatever_it_is_padded_to(small_model: Path) -> None
 
 
 def test_a_mean_is_the_same_to_the_bit_in_any_company(small_model: Path) -> None:
-    """As a bound on what one text moves asks for: of 40 texts each, alone, in order and in reverse, in models of their own."""
+    """A bound on one text's influence needs this. Separate models read 40 texts alone, in order and in reverse."""
     some = texts(40)
     alone, whole, turned = (objective(small_model) for _ in range(3))
     each = torch.cat([means(alone, [text]) for text in some])
@@ -133,7 +133,7 @@ def test_a_mean_is_the_same_to_the_bit_in_any_company(small_model: Path) -> None
 
 
 def test_a_text_with_a_hole_or_padded_in_front_changes_no_other(small_model: Path) -> None:
-    """It is read as its own mask says, without dropout too."""
+    """Such a text is read under its own mask, and without dropout like the others."""
     whole_text = [5, 6, 7, 8, 9, 10]
     ids = torch.tensor([[5, 6, 7, 8, 9, 0], whole_text, [0, 0, 7, 8, 9, 10], whole_text])
     mask = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
@@ -146,7 +146,7 @@ def test_a_text_with_a_hole_or_padded_in_front_changes_no_other(small_model: Pat
 def test_a_text_that_fills_the_width_shares_no_pass_with_one_that_has_a_hole(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model computes otherwise where nothing of a batch is masked. Whatever a trial finds: here, that eight may share one."""
+    """A model takes another path where nothing of a batch is masked. The trial is replaced: it lets 8 texts share a pass."""
     monkeypatch.setattr(module, "sizes_that_agree", lambda gradients, probe, candidates, copied: (8,))
     ids = torch.stack([torch.arange(4, 4 + LONGEST), torch.arange(5, 5 + LONGEST)])
     mask = torch.ones_like(ids)
@@ -161,7 +161,7 @@ def test_a_text_that_fills_the_width_shares_no_pass_with_one_that_has_a_hole(
 
 
 def test_what_divides_the_products_of_a_pass_leaves_the_encoder_alone(small_model: Path) -> None:
-    """Else the bits of a mean would go by the pass in which its text was first seen."""
+    """Otherwise the bits of a mean would depend on the pass in which its text was first read."""
     whole, seen = objective(small_model), list[Any]()
 
     class Watching(TorchFunctionMode):
@@ -209,7 +209,7 @@ def test_other_weights_read_anew(small_model: Path) -> None:
 
 
 def test_only_the_objective_knows_what_was_read(small_model: Path) -> None:
-    """The model that somebody is given computes as it is: after a change of its weights, and when it is saved."""
+    """The means belong to the objective. The model itself follows a change of its weights and is saved without them."""
     whole, some = objective(small_model), texts(3)
     model: Any = whole.model
     scores(whole, batch(some))
@@ -259,7 +259,7 @@ def test_a_full_memory_keeps_no_more(small_model: Path, monkeypatch: pytest.Monk
 
 
 def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path) -> None:
-    """And no longer ones: they would not fit the width."""
+    """Texts longer than the width do not: they would not fit the pass."""
     whole, collate = objective(small_model), Collate(0)
     items = [{"input_ids": text.numpy(), "labels": 0} for text in [*texts(20), torch.full((LONGEST,), 5)]]
     kinds = Kinds.of(whole, collate)
@@ -288,7 +288,7 @@ def test_a_model_that_is_given_reads_as_its_owner_made_it(small_model: Path) -> 
 def test_what_changes_in_a_later_round_counts_from_the_first(
     small_model: Path, small_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A method may train the head alone in its first rounds, and an adapter after them."""
+    """A method may train the head alone in its first rounds and an adapter later: every tensor that ever trains counts."""
     asked: list[list[str]] = []
     monkeypatch.setattr(start, "read_once", lambda objective, names, most: asked.append(names))
     federation = configured(small_model, small_data, "method.name=rolora")
@@ -311,7 +311,7 @@ def test_a_part_of_the_encoder_that_trains_is_read_in_every_step(small_model: Pa
 def test_a_run_of_the_head_alone_reads_each_text_once(
     privacy: tuple[str, ...], small_model: Path, small_data: Path
 ) -> None:
-    """As many texts in one round as in six, where every text is in every step."""
+    """One round reads as many texts as six, where every step has every text."""
     one, six = (rows_read(small_model, small_data, f"federation.rounds={rounds}", *privacy) for rounds in (1, 6))
     assert one == six > 0
 

@@ -1,4 +1,4 @@
-"""What travels, kept for audits: only on request, only for the owner, and exactly what travelled."""
+"""Recordings of messages for audits: made only on request, readable only by the owner, equal to the messages."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_clears_what_a_kill_left_of_its_recording(tmp_path: P
     assert sorted(file.name for file in folder.iterdir()) == [f"round-{n:05d}.safetensors" for n in range(4)]
 
 
-# Whose recording it is.
+# Recordings and the runs that they belong to.
 
 HEAD_AT_HOME = {"method.personal": ["classifier.*"], "evaluation.record": "updates"}
 
@@ -195,7 +195,7 @@ def test_so_it_is_of_one_that_went_on(tmp_path: Path) -> None:
 
 
 def test_without_its_last_rounds_it_is_refused(tmp_path: Path) -> None:
-    """And with one more, as of a run that was resumed and killed between a recording and its checkpoint."""
+    """So is one with an extra round, as after a run that was resumed and killed between a recording and its checkpoint."""
     found, federation, result = recorded(tmp_path, UPDATES)
     names = federation.assembly.problem.names
     folder = tmp_path / "run" / "private" / recording.FOLDER

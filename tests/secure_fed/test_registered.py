@@ -1,4 +1,4 @@
-"""Federations of many registered clients, of which only the drawn ones exist."""
+"""Federations of many registered clients, of which only the drawn ones are built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENTS = 40
 
 
 class OnDemand(Sequence[Any]):
-    """Makes a client's examples when it is asked for them, and notes whose."""
+    """Builds a client's examples on access, and notes the client's index."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -64,7 +64,7 @@ def test_units_to_hold_out_are_not_to_be_had_of_clients_that_do_not_exist_yet(na
 def test_only_drawn_clients_are_asked_for_and_none_is_kept(unit: str) -> None:
     train = OnDemand()
     federation = toys.federation(settings(unit), train=train)
-    assert set(train.asked) <= {0}  # the first, to look at
+    assert set(train.asked) <= {0}  # the first client's examples may be inspected at the start
     train.asked.clear()
     federation.run()
     clients = federation.assembly.clients

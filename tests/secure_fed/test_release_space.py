@@ -1,4 +1,4 @@
-"""The methods by what they release: numbers counted by hand, and the way that suits each."""
+"""How many numbers each method releases, counted by hand, and the noise mechanism that suits each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed at any instant and resumed, a run ends in the same bits as one that was left alone.
+"""A run that is killed at any instant and resumed ends in the same bits as an uninterrupted one.
 
 First at every named instant between two durable steps, in a process that kills itself there; then five times in a row in
 a real `python -m secure_fed train`.
@@ -52,8 +52,8 @@ POINTS = (
     *(point for number in range(1, ROUNDS + 1) for point in _round(number)),
     *_files("result.json", "report.html"),
 )
-# A new interpreter for each of the hundred processes below would take minutes, so this one is forked: torch has threads of its
-# own, which a fork is without, only where it computes on an accelerator. There one is forked that has but loaded torch.
+# A new interpreter for each of the hundred processes below would take minutes, so this one is forked. A fork lacks torch's
+# own threads, which exist only where torch computes on an accelerator: there, a process that has only imported torch is forked.
 _WAYS = (*(() if torch.accelerator.is_available() else ("fork",)), "forkserver", "spawn")
 _PROCESSES = multiprocessing.get_context(next(way for way in _WAYS if way in multiprocessing.get_all_start_methods()))
 if _PROCESSES.get_start_method() == "forkserver":
@@ -61,7 +61,7 @@ if _PROCESSES.get_start_method() == "forkserver":
 
 
 def everything_at_once() -> Federation:
-    """Server memory, tensors that stay on clients, cohorts of any size, dropout, and a method that changes half-way."""
+    """Server memory, personal tensors, cohorts of any size, dropout, and a method that changes halfway."""
     settings = {
         "method.name": "fra_then_ffa",
         "method.switch_round": ROUNDS // 2,
@@ -79,7 +79,7 @@ def everything_at_once() -> Federation:
 
 
 def transformer() -> Federation:
-    """BERT as anybody would run it, its own dropout on."""
+    """BERT with common settings and its own dropout."""
     rng = random.Random(0)
     texts = [
         {"input_ids": [rng.randrange(2, 40) for _ in range(rng.randrange(4, 12))], "labels": rng.randrange(3)}
@@ -95,14 +95,12 @@ SCENARIOS: dict[str, Callable[[], Federation]] = {f.__name__: f for f in (everyt
 
 INSTANTS = {
     "everything_at_once": POINTS,
-    "transformer": tuple(
-        point for point in POINTS if not point.startswith("personal-")
-    ),  # where none stay with clients
+    "transformer": tuple(point for point in POINTS if not point.startswith("personal-")),  # without personal tensors
 }
 
 
 def run(scenario: str, path: Path, *, resume: bool = False, page: bool = False) -> None:
-    """What the command line does with a run directory; the report takes longer than the run, and is left out unless asked."""
+    """Runs a scenario as the command line does. The report takes longer than the run: it is written only for `page`."""
     torch.set_num_threads(1)
     SCENARIOS[scenario]().run(path, resume=resume)
     if page:
@@ -110,7 +108,7 @@ def run(scenario: str, path: Path, *, resume: bool = False, page: bool = False) 
 
 
 def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
-    """Run as far as that many-th named instant, counted from 0, and be killed there."""
+    """Runs up to the named instant with index `deadly`, from 0, and is killed there."""
     left = deadly
 
     def crash_point(name: str) -> None:
@@ -133,7 +131,7 @@ def kill_at(scenario: str, path: Path, deadly: int, *, resume: bool = False) -> 
 
 
 def instants(monkeypatch: pytest.MonkeyPatch, path: Path, *, resume: bool = False) -> list[str]:
-    """The names of the instants that a run passes."""
+    """The names of the instants that a run passes, in order."""
     passed: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(durable, "crash_point", passed.append)
@@ -143,7 +141,7 @@ def instants(monkeypatch: pytest.MonkeyPatch, path: Path, *, resume: bool = Fals
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every scenario's run directory, when nobody interferes."""
+    """Every scenario's run directory, without an interruption."""
     folders = {name: tmp_path_factory.mktemp("uninterrupted") / name for name in SCENARIOS}
     for name, folder in folders.items():
         run(name, folder)
@@ -151,7 +149,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def assert_same_run(left: Path, right: Path) -> None:
-    """The same files with the same bits in them, but for the time it took and the place (which the report has, too)."""
+    """Both folders have the same files, equal to the bit apart from times and paths. The report has both and is left out."""
     for part in ("", "private"):
         names = [{file.name for file in (path / part).iterdir()} - {".lock", "report.html"} for path in (left, right)]
         assert names[0] == names[1]
@@ -191,11 +189,11 @@ def test_the_scenario_exercises_what_it_says(uninterrupted: dict[str, Path]) -> 
 
 
 def _at(scenario: str, name: str, time: int = 0) -> tuple[str, int]:
-    """That many-th instant of the name, or with -1 the last."""
+    """(scenario, index of the `time`-th instant of that name), from 0; -1 is the last."""
     return scenario, [point for point, passed in enumerate(INSTANTS[scenario]) if passed == name][time]
 
 
-# One of every kind of write, before it is there and after, in the first, a middle and the last round; the others at night.
+# Every kind of write, before and after it takes effect, in the first, a middle and the last round. The others run at night.
 ON_EVERY_CHANGE = [
     *(_at("everything_at_once", name) for name in ("config.json:replaced", "result.json:written")),
     *(_at("everything_at_once", f"metrics.jsonl:{how}", 1) for how in ("torn", "appended")),
@@ -219,7 +217,7 @@ def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Pat
     assert_same_run(tmp_path / "run", uninterrupted[scenario])
 
 
-# Killed first at a line of metrics, at the first checkpoint, at the second.
+# The first kill is at a line of metrics, at the first checkpoint or at the second.
 @pytest.mark.parametrize(
     ("first", "seconds"), chosen([*((first, range(6)) for first in (10, 15, 22)), (15, (1, 4))], [(15, (1, 4))])
 )
@@ -253,11 +251,11 @@ def test_the_lock_of_the_dead_is_nobodys(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("*.part"))
 
 
-# Going on with a run that was not killed.
+# Resuming a run that was not killed.
 
 
 class Listener:
-    """Counts the news."""
+    """Notes the rounds and the number of ends that a callback gets."""
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
@@ -293,7 +291,7 @@ def test_rounds_may_be_raised_and_give_the_longer_run(tmp_path: Path) -> None:
 
 
 def test_a_rate_that_falls_goes_on_as_in_the_longer_run_where_rounds_are_raised(tmp_path: Path) -> None:
-    """The rounds that are done keep the rate that they had."""
+    """Finished rounds keep their learning rates."""
     falling = {"training.lr_schedule": "linear", "evaluation.record": "updates"}
     toys.federation({**falling, "federation.rounds": 2}).run(tmp_path / "grown")
     toys.federation({**falling, "federation.rounds": 4}).run(tmp_path / "grown", resume=True)
@@ -303,7 +301,7 @@ def test_a_rate_that_falls_goes_on_as_in_the_longer_run_where_rounds_are_raised(
 
 
 def test_a_failed_run_is_resumed_by_the_same_object(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
-    """What clients learned in the round that failed is forgotten, as a new process would."""
+    """Resuming in the same object drops the clients' state of the failed round, as a new process does."""
 
     class Fault:
         def on_round_end(self, record: dict[str, Any], state: Any) -> None:
@@ -333,12 +331,12 @@ class _Larger(toys.Toy):
         self.classifier = torch.nn.Linear(8, 4)
 
 
-# Real kills.
+# Kills of the command line's process.
 
 
 @pytest.mark.nightly
 def test_five_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None:
-    """`train`, killed while it starts and then at four random instants; the same command with --resume goes on each time."""
+    """`train`, killed during start-up and then at four random instants, and resumed with --resume each time."""
     settings = tmp_path / "run.toml"
     settings.write_text(
         f"""
@@ -366,7 +364,7 @@ def test_five_real_kills(small_model: Path, small_data: Path, tmp_path: Path) ->
     victim, untouched = tmp_path / "victim", tmp_path / "untouched"
     _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
     for number in range(4):
-        round_ = len(read_records(victim)) + rng.randint(2, 9)  # a loaded machine may have killed late
+        round_ = len(read_records(victim)) + rng.randint(2, 9)  # on a loaded machine the last kill may have been late
         command = ["train", str(settings)] if number == 0 else ["train"]
         _kill_when([*command, "--resume", "--out", str(victim)], f"round {round_}/", rng.uniform(0.0, 0.05))
     assert 5 <= len(read_records(victim)) < 60
@@ -376,7 +374,7 @@ def test_five_real_kills(small_model: Path, small_data: Path, tmp_path: Path) ->
 
 
 def _kill_when(arguments: list[str], line: str, later: float) -> None:
-    """Start the command line, and kill it that much after it said something that begins so."""
+    """Starts the command line and kills it `later` seconds after it prints a line that begins with `line`."""
     command = [sys.executable, "-m", "secure_fed", *arguments]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""The report as a file: what it says, what it escapes, and what it survives."""
+"""The report as a file: its words, its escaping, and the damaged or unusual runs that it copes with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RunFolder = Callable[..., Path]
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without drawings, which take most of the time."""
+    """Replaces the drawings, which take most of the time."""
     for name in ("lines", "bars", "scale"):
         monkeypatch.setattr(plots, name, lambda *args, **named: "<svg></svg>")
 
@@ -246,7 +246,7 @@ def test_an_unfinished_run_says_how_far_it_is_and_how_to_go_on(run_folder: RunFo
     assert "Not finished: 3 of 20 rounds done" in text
     assert "20 rounds, 3 of them done so far" in text
     assert "--resume" in text
-    assert "55.3 %" in text  # of the last finished round
+    assert "55.3 %" in text  # the accuracy after the last finished round
     assert "3.70 MB from the clients" in text
 
 
@@ -261,7 +261,7 @@ def test_a_run_before_its_first_round(run_folder: RunFolder) -> None:
     outline = written(folder)
     assert "Not finished: 0 of 5 rounds done" in outline.text
     assert "has not been evaluated on test examples" in outline.text
-    assert outline.tags.count("svg") == 4  # of protection and clients; nothing to draw over rounds
+    assert outline.tags.count("svg") == 4  # protection and clients only: there are no rounds to draw
 
 
 def test_a_run_of_one_round(run_folder: RunFolder, undrawn: None) -> None:

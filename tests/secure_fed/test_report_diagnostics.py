@@ -1,4 +1,4 @@
-"""What the report says of diagnostics: what was measured, and nothing of what was not."""
+"""The report's section on diagnostics: it shows the measured ones and no others."""
 
 from __future__ import annotations
 

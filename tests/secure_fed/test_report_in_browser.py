@@ -1,4 +1,4 @@
-"""The report in a real browser: what is drawn, what the console says, and what leaves the file.
+"""The report in a real browser: its drawings, the console's messages, and the requests that the page makes.
 
 Headless Chromium is driven through its DevTools protocol over two pipes: JSON messages that end in a zero
 byte. Nothing but Chromium itself is needed.
@@ -40,11 +40,11 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
-    "--hide-scrollbars",  # a picture has none, and the page must lie in the picture as it was measured
+    "--hide-scrollbars",  # a screenshot has none, so positions must be measured without them
     "--remote-debugging-pipe",
 )
-HUNG = 60  # seconds without an answer after which the browser counts as dead: a stop, not a measurement
-STARTS = 3  # on a full machine Chromium sometimes ends before its first answer; that says nothing of the page
+HUNG = 60  # seconds without an answer after which the browser counts as hung: a limit, not a measured time
+STARTS = 3  # on a loaded machine Chromium sometimes ends before its first answer, whatever the page
 
 DARK = (21, 24, 28)  # --page of page.css, dark and light
 LIGHT = (251, 250, 247)
@@ -62,7 +62,7 @@ def browser_program() -> str:
     )
     if os.environ.get("CI"):
         pytest.fail(why)
-    pytest.skip(why)  # a machine of one's own passes the tests without a browser
+    pytest.skip(why)  # outside CI, tests pass without a browser
 
 
 class BrowserError(Exception):
@@ -111,7 +111,7 @@ class Browser:
         return answer["result"].get("value")
 
     def requests(self) -> list[str]:
-        """The address of everything that the page asked for, itself included."""
+        """The URLs that the page requested, its own included."""
         return [
             event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"
         ]
@@ -122,7 +122,7 @@ class Browser:
         return [json.dumps(event["params"]) for event in self.events if event["method"] in console]
 
     def screen(self, *, width: int, scheme: str) -> None:
-        """A window of that width whose reader prefers a `light` or `dark` page."""
+        """Sets the window's width and the reader's preference for a `light` or `dark` page."""
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -134,7 +134,7 @@ class Browser:
         return np.rint(pixels[..., :3] * 255).astype(int)
 
     def whole_picture(self) -> np.ndarray:
-        """The pixels of all of the page."""
+        """The pixels of the whole page."""
         width, height = self.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
         return self.picture({"x": 0, "y": 0, "width": width, "height": height})
 
@@ -154,7 +154,7 @@ def running_browser(folder: Path) -> Iterator[Browser]:
     """A fresh Chromium with its profile in `folder`; it reads commands from descriptor 3, answers on 4."""
     theirs_in, commands = os.pipe()
     answers, theirs_out = os.pipe()
-    # Clear of 3 and 4, so that neither is overwritten before it is copied to its place.
+    # Descriptors above 4, so that neither is overwritten before it is copied to 3 or 4.
     sources = [fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 10) for pipe in (theirs_in, theirs_out)]
     log = os.open(folder / "chromium.log", os.O_WRONLY | os.O_CREAT)
     program = browser_program()
@@ -228,7 +228,7 @@ def assert_drawn(page: np.ndarray, drawing: dict[str, Any]) -> None:
     assert drawing["outside"] == [], name
     left, top, below_legend = int(box["x"]), int(box["y"]), int(box["y"] + 0.17 * box["height"])
     pixels = page[below_legend : int(top + box["height"]), left : int(left + box["width"])]
-    # The data are the only thing in colour; words, axes and ground are grey or nearly so.
+    # Only data are coloured; words, axes and ground are grey or nearly so.
     coloured = (pixels.max(axis=-1) - pixels.min(axis=-1) > 40).sum()
     assert coloured >= 8, f"{name} shows no data"
 

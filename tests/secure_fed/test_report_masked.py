@@ -1,4 +1,4 @@
-"""The report of runs behind masks: what the server saw and what not, what that took, and what stays secret."""
+"""The report of runs behind masks: what the server saw, the cost of the masks, and the numbers that stay secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Edit = Callable[[Run], None]
 
 
 def told(folder: Path) -> str:
-    """The words of the page."""
+    """The report's text, without markup."""
     page = write_report(folder).read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)))
 
@@ -87,7 +87,7 @@ def test_a_server_that_lies_is_named_only_where_that_is_covered(run_folder: RunF
     assert "may read single clients" not in active
     assert ("long enough to contain two honest clients" in active) is (
         case in ("central", "coins")
-    )  # where coins say who does
+    )  # where secret coins draw the cohort
     assert COINS not in active
     assert "may lie: clients check what they receive, and sign it" in active
 
@@ -152,7 +152,7 @@ def test_short_times_are_not_rounded_away(seconds: float, said: str) -> None:
 
 @pytest.mark.parametrize("case", ["central", "central fixed"])
 def test_no_secret_size_is_told(run_folder: RunFolder, case: str) -> None:
-    """Whatever the files hold: nothing that goes with how many took part is on the page."""
+    """The page shows no number that depends on the cohort size, even if the run's files contain some."""
 
     def with_secrets(run: Run) -> None:
         masked(case)(run)

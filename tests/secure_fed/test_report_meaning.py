@@ -1,4 +1,4 @@
-"""The guarantee in detail, on the page: the trade-off against closed forms, and who it holds against."""
+"""The report's guarantee in detail: the trade-off curve against closed forms, and the observers it holds against."""
 
 from __future__ import annotations
 

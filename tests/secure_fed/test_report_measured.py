@@ -1,4 +1,4 @@
-"""What a report says of each task's metrics."""
+"""The report's sentences and numbers for each task's metrics."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_was_not_measured_is_not_made_up() -> None:
 
 
 def test_accuracy_stands_beside_the_commonest_label() -> None:
-    """The report has its share, and a sentence on a model that is no better; entities come before words."""
+    """The report shows that label's share, and says if the model is no better. For entities, F1 precedes accuracy."""
     common = {"commonest": {"share": 0.5, "of": 400}}
     worse, better = (
         replace(record("classification", {"accuracy": accuracy}), result={**common, "accuracy": accuracy})

@@ -1,4 +1,4 @@
-"""What a run's own report and terminal table say of membership, and the way to its audit."""
+"""Membership inference in a run's report and terminal table, and the report's link to its audit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def page(folder: Path) -> str:
 
 
 def told(folder: Path) -> str:
-    """The words of the page."""
+    """The report's text, without markup and drawings."""
     words = re.sub(r"<style>.*?</style>|<svg.*?</svg>|<[^>]*>", " ", page(folder), flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(words))
 
@@ -66,7 +66,7 @@ def test_membership_stands_beside_accuracy(run_folder: RunFolder) -> None:
         "members caught at 0.1 % false accusations not stated: 903 held out are too few for a rate of 0.1 %" in section
     )
     assert "no sign of privacy" in section
-    assert text.count("membership AUC (a coin: 0.5) 0.531 (0.505 to 0.558)") == 2  # in short, and in its section
+    assert text.count("membership AUC (a coin: 0.5) 0.531 (0.505 to 0.558)") == 2  # in the summary, and in its section
     assert text.count("membership AUC 0.531 (0.505 to 0.558)") == 1  # in the result
 
 
@@ -110,7 +110,7 @@ def test_an_unfinished_run_has_none_either(run_folder: RunFolder) -> None:
 
 
 def audited(folder: Path, told: str) -> None:
-    """Lays an audit beside a run."""
+    """Writes an audit into a run's folder; `told` becomes its audit.json."""
     (folder / "private").mkdir(exist_ok=True)
     (folder / "private" / "audit.html").write_text("an audit", encoding="utf-8")
     (folder / "private" / "audit.json").write_text(told, encoding="utf-8")
@@ -141,7 +141,7 @@ def test_the_audit_is_linked_where_there_is_one(run_folder: RunFolder, edit: Cal
     ],
 )
 def test_an_audit_of_another_state_is_not_the_audit_of_this_run(run_folder: RunFolder, told: str) -> None:
-    """As of a run that was audited and then went on."""
+    """A run that is resumed after its audit has such an audit."""
     folder = run_folder(5, planned=5, edit=measured())
     audited(folder, told)
     assert "audit.html" not in page(folder)
@@ -165,7 +165,7 @@ def test_values_that_no_run_writes_are_one_sentence(run_folder: RunFolder, chang
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
-    """The words of a result's table on a terminal of 80 columns."""
+    """A function: run folder -> its result as printed on a terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def show(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The two pictures of a report's first screen: what each observer may learn, and who sees what."""
+"""The two pictures of a report's first screen: the limit for each observer, and what each party sees."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_bar_is_as_long_as_its_epsilon() -> None:
     drawn = pictures.limits("bars", names)
     two, four, *beyond = bars(drawn)
     assert four == pytest.approx(2 * two)
-    assert beyond == [pytest.approx(5 * two - 6)] * 2  # the whole axis, less the tip of the arrow
+    assert beyond == [pytest.approx(5 * two - 6)] * 2  # the whole axis, without the tip of the arrow
     assert drawn.count("var(--warn)") == 2
 
 

@@ -1,4 +1,4 @@
-"""The report's section on privacy: what it promises, what it refuses to promise, and for whom."""
+"""The report's section on privacy: the guarantee, its limits, and the observers it holds against."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = dict[str, Any]
 
 
 def told(folder: Path) -> str:
-    """The words of the page."""
+    """The report's text, without markup."""
     page = write_report(folder).read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)))
 

@@ -1,4 +1,4 @@
-"""Numbers as the report says them."""
+"""How the report formats numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/result.schema.json says what result.json is."""
+"""docs/result.schema.json describes every result.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def check(result: dict[str, Any]) -> None:
-    """As `jsonschema.validate`, which looks at the schema itself first, every time."""
+    """Validates `result` as `jsonschema.validate` does, which also checks the schema at every call."""
     error = jsonschema.exceptions.best_match(VALIDATOR.iter_errors(result))
     if error is not None:
         raise error

@@ -145,11 +145,11 @@ def test_the_interval_is_scipys(auc: float, n: int, decimals: int) -> None:
         (members, non_members), area, n_resamples=40_000, method="BCa", rng=np.random.default_rng(0), batch=500
     ).confidence_interval
     found = roc.rank(members, non_members, resamples=40_000).auc_interval
-    assert found == pytest.approx((theirs.low, theirs.high), abs=0.006)  # what chance leaves of 40,000 resamples
+    assert found == pytest.approx((theirs.low, theirs.high), abs=0.006)  # the random error of 40,000 resamples
 
 
 def test_groups_are_resampled_apart() -> None:
-    """Members with outliers upwards keep their number: the spread is that of each group by itself."""
+    """Each resample keeps the number of members. The spread follows from each group's own variance."""
     members, non_members = binormal(0.7, 50, np.random.default_rng(3))
     drawn = roc_interval.resampled(members, non_members, np.random.default_rng(0), 4000)
     above = members[:, None] > non_members[None, :]
@@ -165,7 +165,7 @@ def test_groups_are_resampled_apart() -> None:
 @every("n", [1, 5, 40, 1000])
 def test_separate_scores_have_an_exact_interval(auc: float, n: int) -> None:
     low, high = roc.rank(np.full(n, auc), np.full(n, 1 - auc)).auc_interval
-    edge = 0.0125 ** (1 / n)  # none of n pairs lost, at a quarter of five per cent
+    edge = 0.0125 ** (1 / n)  # the exact limit for 0 of n pairs lost, at a tail of 0.05 / 4
     assert (low, high) == pytest.approx((edge, 1.0) if auc else (0.0, 1 - edge))
 
 
@@ -175,7 +175,7 @@ def test_equal_scores_show_an_area_about_a_half() -> None:
 
 
 def test_resamples_that_are_all_alike_show_little() -> None:
-    """Half the members below everybody, half above: no resample of non-members changes anything, few of members do."""
+    """All scores are equal, so that every resample has the same area, and BCa has no interval."""
     interval = roc_interval.bca(np.zeros(20), np.zeros(20), 0.95, np.random.default_rng(0), 200)
     assert interval is None
 
@@ -183,7 +183,7 @@ def test_resamples_that_are_all_alike_show_little() -> None:
 @pytest.mark.parametrize("steps", [2, 3, 100])
 @pytest.mark.parametrize("n", [3, 9])
 def test_few_units_have_an_interval_that_holds(steps: int, n: int) -> None:
-    """Whatever ties there are."""
+    """The scores may have ties."""
     rng, covered = np.random.default_rng(steps), 0
     values = np.arange(steps)
     law = (values + 1.0) / (values + 1).sum()
@@ -198,7 +198,7 @@ def test_few_units_have_an_interval_that_holds(steps: int, n: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("n", [10, 15])
 def test_the_interval_holds_for_few_units_near_one(n: int) -> None:
-    """Where samples fall on either side of what can be resampled."""
+    """At this area some samples are separate, with an exact interval, and others are resampled."""
     rng, covered = np.random.default_rng(n), 0
     for seed in range(400):
         low, high = roc.rank(*binormal(0.97, n, rng), seed=seed, resamples=300).auc_interval
@@ -211,7 +211,7 @@ def test_a_thousand_of_each_are_ranked_with_all_that_is_said() -> None:
     members, non_members = rng.normal(0.5, 1, 1000), rng.normal(0, 1, 1000)
     found = roc.rank(members, non_members)
     spread = math.sqrt(roc.shares_below(members, non_members).var() + roc.shares_below(non_members, members).var())
-    half = 1.96 * spread / math.sqrt(1000)  # DeLong's, which is right for as many
+    half = 1.96 * spread / math.sqrt(1000)  # DeLong's interval, accurate for 1,000 of each
     assert found.auc_interval == pytest.approx((found.auc - half, found.auc + half), abs=0.003)
     assert (found.members, found.non_members) == (1000, 1000)
     assert list(found.at) == [0.01, 0.001]
@@ -260,7 +260,7 @@ def test_what_cannot_be_ranked_is_refused() -> None:
 
 
 def naive_band(members: Floats, non_members: Floats, at: Floats, tail: float) -> list[tuple[float, float]]:
-    """The limits at some false-positive rates, one threshold after the other."""
+    """The band's limits at the false-positive rates `at`, computed one threshold at a time."""
     n, limits = len(non_members), []
     for k, score in enumerate(sorted(non_members, reverse=True)):
         strictly, loosely = (
@@ -286,12 +286,12 @@ def test_the_band_is_what_it_says(decimals: int) -> None:
     assert np.c_[band.low, band.high] == pytest.approx(np.array(expected))
     assert (band.low <= tpr).all()
     assert (tpr <= band.high).all()
-    assert band.low[fpr < 4 / 60].max() == 0  # what so few cannot show
+    assert band.low[fpr < 4 / 60].max() == 0  # 60 non-members give no positive lower limit here
     assert "95%" in band.meaning
 
 
 def test_the_band_holds_at_every_rate_and_needs_both_groups() -> None:
-    """Binormal, whose true curve is Phi(d + Phi^-1(x)). A band that takes the false positives as they are does not hold."""
+    """The true curve is Phi(d + Phi^-1(x)). A band that takes observed false-positive rates as exact misses it too often."""
     rng, shift, runs = np.random.default_rng(0), math.sqrt(2) * stats.norm.ppf(0.7), 400
     at = np.array([0.01, 0.05, 0.2, 0.5, 0.9])
     truth = stats.norm.cdf(shift + stats.norm.ppf(at))

@@ -1,4 +1,4 @@
-"""Runs and the ledgers they pay from: what is reserved, what is refused, and that a refusal leaves nothing behind."""
+"""Runs and the ledgers they pay from: reservations, refusals, and that a refusal leaves no files behind."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.secure_fed.private_toys import EXAMPLE, NOISE, charges, federation
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
 
-EPSILON = 7.2079947054028235  # of three rounds of NOISE at z = 0.9, everybody taking part
+EPSILON = 7.2079947054028235  # three rounds of NOISE at z = 0.9, with all clients in every round
 Z = {**NOISE, "privacy.noise_multiplier": 0.9}
 
 
 def made(path: Path, epsilon: float | None = 20.0, delta: float | None = 0.1, **options: Any) -> dict[str, Any]:
-    """The settings that draw on a new ledger."""
+    """Creates a ledger and returns the settings of a run that pays from it."""
     Ledger.create(path, data_set="wards", epsilon=epsilon, delta=delta, **options)
     return {**Z, "privacy.ledger": str(path)}
 
@@ -97,7 +97,7 @@ def test_renyi_ledgers_are_given_what_they_add_up(tmp_path: Path) -> None:
     assert said[1]["epsilon_cumulative"] < 2 * said[0]["epsilon_cumulative"], "Renyi privacy composes better"
 
 
-# Refused, with nothing left behind.
+# Refusals, which leave no files behind.
 
 
 def test_a_plan_above_what_is_left_is_refused(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_ledger_that_is_missing_is_no_fresh_budget(tmp_path: Path) -> None:
 
 
 def test_neither_units_nor_neighbours_are_mixed_in_one_ledger(tmp_path: Path) -> None:
-    """Naming the data set does not help: it says that the rows are the same, not whom an epsilon is about."""
+    """Naming the data set does not help: it declares equal rows, not the unit that an epsilon protects."""
     settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None) | {"privacy.data_set": "wards"}
     federation(settings).run(tmp_path / "first")
     before = everything(tmp_path)
@@ -158,12 +158,12 @@ def test_neither_units_nor_neighbours_are_mixed_in_one_ledger(tmp_path: Path) ->
 
 
 def dealt(rows: list[Any], clients: int) -> list[list[Any]]:
-    """Every so-many-th row to the same client: other companions for the same rows with another number to start from."""
+    """The rows, dealt to the clients in turn: client i gets rows i, i + clients, ..."""
     return [rows[client::clients] for client in range(clients)]
 
 
 def test_objects_dealt_to_others_are_other_units(tmp_path: Path) -> None:
-    """Eight patients of four rows, then the same rows as those of eight doctors with four each; order alone is nothing."""
+    """The same rows are those of eight patients, then of eight doctors, four each. A change of order alone is accepted."""
     settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None) | {"federation.rounds": 1}
     rows = toys.examples(1, 32)
     patients, doctors = dealt(rows, 8), [rows[start : start + 4] for start in range(0, 32, 4)]
@@ -174,7 +174,7 @@ def test_objects_dealt_to_others_are_other_units(tmp_path: Path) -> None:
 
 
 class Opaque:
-    """An example without a content that we know."""
+    """An example whose content cannot be read from outside."""
 
     def __init__(self, item: toys.Item) -> None:
         self.item = item
@@ -241,7 +241,7 @@ def test_an_older_copy_of_a_ledger_is_noticed_by_a_run_that_starts_anew(tmp_path
     assert refused.value.exit_code == 2
     assert everything(tmp_path) == before
     other = {**settings, "privacy.ledger_heads": str(tmp_path / "other.sqlite")}
-    federation(other).run(tmp_path / "third")  # on a machine that has never seen the ledger nothing is known
+    federation(other).run(tmp_path / "third")  # a file of heads that has never seen the ledger cannot tell
 
 
 def test_a_ledger_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_ledger_of_other_data_is_refused_by_name(tmp_path: Path) -> None:
     federation({**settings, "privacy.data_set": "wards"}).run(tmp_path / "run")
 
 
-# Stopping when it is spent.
+# Stopping when the budget is spent.
 
 
 def test_a_run_may_stop_when_the_ledger_is_spent(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_ledger_with_room_for_nothing_stops_nothing(tmp_path: Path) -> None:
     assert everything(tmp_path) == before
 
 
-# What a run noted.
+# The run's own note of its ledger.
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"run": 7}', "[]", '{"run": "x", "ledger": "y", "head": {"row": 1}}'])
@@ -318,7 +318,7 @@ def test_a_ledger_that_is_gone_is_missed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def train(small_model: Path, small_data: Path, tmp_path: Path) -> Any:
-    """`secure-fed train` of six sites, one short round, with these settings."""
+    """A function that runs `secure-fed train` for six sites and one short round, with these settings."""
 
     def run(*settings: str, out: str = "run") -> int:
         usual = {

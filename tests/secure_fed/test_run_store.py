@@ -1,4 +1,4 @@
-"""The run directory: what is refused, and in which words."""
+"""The run directory: what is stored, what is refused, and the messages of the refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PERSONAL = {0: Tensors({"head": torch.ones(2)}), 12: Tensors({"head": torch.zero
 
 @pytest.fixture
 def held(tmp_path: Path) -> Path:
-    """A directory that holds a run of three rounds, one of them done."""
+    """A run directory with one of three rounds done."""
     store = RunStore(tmp_path / "run")
     store.begin(toys.config(), FACTS)
     store.save(STATE, PERSONAL, {"round": 1}, {})
@@ -60,7 +60,7 @@ def begin(path: Path, settings: dict[str, Any] | None = None, facts: dict[str, A
         store.close()
 
 
-# What is written is what is read.
+# Files are read as they were written.
 
 
 def test_a_state_comes_back_bit_for_bit(held: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_state_comes_back_bit_for_bit(held: Path) -> None:
 
 
 def test_what_is_read_does_not_hang_on_the_file(held: Path) -> None:
-    """Tensors that were views of the file could neither be replaced on every system nor be computed with alike."""
+    """Views of the file would keep it from being replaced on some systems, and unaligned views may compute other bits."""
     checkpoint = read_checkpoint(held)
     assert checkpoint is not None
     for part in checkpoint.state.tensors.parts().values():
@@ -90,7 +90,7 @@ def test_facts_and_configuration_are_readable_json(held: Path) -> None:
 
 
 def test_a_run_of_an_earlier_version_keeps_what_was_done_then(held: Path) -> None:
-    """One rate for all; C2A with the context of a batch and the clients' class shares."""
+    """One learning rate for all tensors; for C2A, the context of a batch and the clients' class shares."""
     tables = json.loads((held / "config.json").read_text())
     del tables["training"]["head_factor"], tables["method"]["context"], tables["method"]["class_shares"]
     for name, ways in (("ffa_lora", ("text", "uniform")), ("c2a", ("batch", "client"))):
@@ -105,7 +105,7 @@ def test_no_part_files_are_left(held: Path) -> None:
     assert not list(held.glob("*.part"))
 
 
-# Whose directory it is.
+# Which run a directory belongs to.
 
 
 def test_another_configuration_is_refused_with_every_difference_named(held: Path) -> None:
@@ -248,7 +248,7 @@ def test_only_what_was_being_written_to_a_run_is_cleared_away(tmp_path: Path) ->
 
 
 def test_a_configuration_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
-    """What a kill between the first two files leaves."""
+    """A kill between the first two files leaves such a directory."""
     begin(tmp_path)
     (tmp_path / "run.json").unlink()
     begin(tmp_path)
@@ -307,11 +307,11 @@ def test_metrics_that_lack_a_finished_round_are_refused(held: Path) -> None:
     store.close()
 
 
-# A disk that refuses.
+# A full disk.
 
 
 class FullDisk:
-    """`os.fsync` of a disk that was full when the data came to be written."""
+    """Replaces `os.fsync`: after `after` calls the disk is full."""
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -349,7 +349,7 @@ Start = Callable[[], int]
 
 @pytest.fixture
 def command(small_model: Path, small_data: Path, tmp_path: Path) -> list[str]:
-    """A run of two short rounds, for the command line."""
+    """The arguments of `secure-fed train` for a run of two short rounds."""
     toml = tmp_path / "run.toml"
     toml.write_text(
         f"""
@@ -370,7 +370,7 @@ def command(small_model: Path, small_data: Path, tmp_path: Path) -> list[str]:
 
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was said on standard error, which is the error and no traceback."""
+    """The error on standard error, which is one sentence and no traceback."""
     told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("round ")]
     assert len(told) <= 2, told
     assert told[-1].startswith("secure-fed: ")
@@ -384,12 +384,12 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
     out = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setattr(durable.os, "fsync", FullDisk(writes))
-        # Syncing a folder is a courtesy that may fail; it must not use up the count.
+        # Syncing a folder is optional and may fail; it must not count as a write.
         patched.setattr(durable, "sync_folder", lambda folder: None)
         assert cli.main([*command, "--out", str(out)]) == 1
     said = sentence(capsys)
     assert "No space left on device" in said
-    begun, ended = writes > 0, writes > 7  # the configuration comes first, and after the result the report
+    begun, ended = writes > 0, writes > 7  # config.json is written first, and the report after the result
     assert ("train --resume --out" in said) == (begun and not ended)
     assert cli.main([*command, "--out", str(out), "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == 2

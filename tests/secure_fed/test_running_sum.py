@@ -1,4 +1,4 @@
-"""Estimates from the sum of all means, and the noise that a server's steps and their sum carry, against naive versions."""
+"""Estimates from the sum of all means, and the noise of a server's steps and of their sum, against naive versions."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FRA = {"method.name": "fra_lora", "method.rank": 2, "method.denoise": "shrink"}
 
 @pytest.fixture(autouse=True)
 def repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operating system's numbers, the same in every test, so that nothing fails by chance."""
+    """Replaces the operating system's random numbers with a fixed stream, so that no test fails by chance."""
     stream = SeededEntropy(3).stream("os")
     monkeypatch.setattr("privacy.entropy.os.urandom", lambda count: stream.words(-(-count // 8)).tobytes()[:count])
 
 
 def played(deviations: list[float], made: Correlation, lr: float, momentum: float) -> tuple[Matrix, Matrix]:
-    """What each Z_j is multiplied by in the last step and in the sum, by a server that adds up round after round."""
+    """The factor of each Z_j in the server's last step, and in the sum of its steps, computed round by round."""
     weights = made.weights(len(deviations))
     moment = total = step = np.zeros(len(deviations))
     for round_, deviation in enumerate(deviations):
@@ -68,7 +68,7 @@ def test_the_noise_of_a_step_and_of_the_sum(deviations: list[float], made: Corre
 
 
 def given(settings: dict[str, Any], path: Path | None = None, dies_in: int | None = None) -> tuple[Federation, Matrix]:
-    """What a method gets of noise alone, the same in all runs; the standard deviations that it is told in the first column."""
+    """Clients send zeros, and runs have equal noise: (federation, a row per round of stated deviation and noised sum)."""
     built = federation({**BANDED, **FRA, "method.rank": 6, **settings}, seed=5)
     _, watched = of_zeros(built, dies_in)
     if dies_in is None:
@@ -94,7 +94,7 @@ def test_under_correlated_noise_a_method_gets_the_sums_and_their_noise(more: dic
 
 @pytest.mark.parametrize("more", [{}, MOMENTUM], ids=["mean", "momentum"])
 def test_a_lost_round_and_a_resumed_run_leave_sum_and_noise_right(more: dict[str, Any], tmp_path: Path) -> None:
-    """The noise of the lost round is taken back later though it was never released, and the noise is higher for it."""
+    """Later rounds subtract the lost round's noise, which was never released, so the sum carries more noise."""
     if not more:
         _, rows = given({"method.denoise_over": "mean"})
     _, before = given(more, tmp_path / "run", dies_in=2)
@@ -117,7 +117,7 @@ SWITCHED = {"method.name": "fra_then_ffa", "method.switch_round": 6, "method.den
     "settings", [FRA, FEDERA, {**SWITCHED, "federation.rounds": 7}], ids=["fra", "federa", "switch"]
 )
 def test_a_model_is_made_of_the_start_and_the_shrunk_sum(settings: dict[str, Any]) -> None:
-    """Clients train; against dense matrices. Shrunk by the noise of one mean it would be another model."""
+    """Clients train, and dense matrices are the reference. Shrinking by the noise of one mean gives another model."""
     settings = {**IN_TURN, "method.rank": 2, "privacy.noise_multiplier": 0.05, **settings}
     built, states = federation(settings, seed=5), list[State]()
     assembly, watched = built.assembly, Watched(built.assembly.server.method)
@@ -133,7 +133,7 @@ def test_a_model_is_made_of_the_start_and_the_shrunk_sum(settings: dict[str, Any
 
 
 def oracle(start: State, totals: Tensors, std: float, pair: Pair, assembly: Assembly) -> Tensor:
-    """best(B A + shrunk(the sum)), densely."""
+    """best(B A + shrunk(the sum)), as a dense matrix."""
     u, s, vt = torch.linalg.svd(totals.tensor(f"{pair.module}.delta").double(), full_matrices=False)
     kept = shrunk(s, (u.shape[0], vt.shape[1]), std)[:2]
     scaling = assembly.method.adapter.scaling  # type: ignore[attr-defined]
@@ -141,7 +141,7 @@ def oracle(start: State, totals: Tensors, std: float, pair: Pair, assembly: Asse
 
 
 def test_no_sum_is_kept_where_none_is_needed() -> None:
-    """Two rounds of FRA, then one of FFA; sketches; each mean; and rounds without noise."""
+    """The cases: two rounds of FRA before one of FFA, shrinking of each mean, sketches, and rounds without noise."""
     for settings in (
         {**NOISE, **SWITCHED, "method.switch_round": 2},
         {**NOISE, **FRA, "method.denoise_over": "mean"},

@@ -1,4 +1,4 @@
-"""Clients in turn by a public order: who takes part, what clients refuse, what is charged, and what one client can move."""
+"""Clients in turn by a public order: cohorts, refusals by clients, charges, and how far one client moves a sum."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def order_of(built: Federation) -> PublicOrder:
     return built.assembly.sampler
 
 
-# Who takes part.
+# Cohorts.
 
 
 def test_cohorts_are_turns_and_records_may_tell_their_sizes() -> None:
@@ -97,7 +97,7 @@ def test_phantoms_are_in_the_sums_in_turn() -> None:
 
 
 def test_by_default_there_is_a_phantom_in_every_masked_sum_or_none_at_all() -> None:
-    """Of 5,000 clients in cohorts of 10, 500 phantoms fit: enough for one in each of 500 rounds, and not of 501."""
+    """Beside 5,000 clients in cohorts of 10 there is room for 500 phantoms: one in each of 500 rounds, too few for 501."""
     config, room = toys.config(), Room(5000, 10, 100_000, 1.0)
     assert count(config, room).phantoms == count(config, replace(room, fewest=500)).phantoms == 500
     none = count(config, replace(room, fewest=501))
@@ -139,7 +139,7 @@ def test_a_lazy_federation_takes_turns_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(set(taken)) == 12, "each at most once in ten rounds"
 
 
-# What a client refuses.
+# Refusals by clients.
 
 
 def request(built: Federation, round_: int) -> Request:
@@ -200,7 +200,7 @@ def test_a_request_of_another_round_than_its_session_s_is_refused() -> None:
     assert seen.trained == []
 
 
-# What is charged.
+# Charges.
 
 
 @pytest.mark.parametrize(("method", "passes"), [("fedlora", 1), ("fedask", 2)])
@@ -224,7 +224,7 @@ def test_a_round_is_charged_whole_and_an_interrupted_one_is_not_repeated(
 
 
 def test_all_passes_of_all_turns_are_one_release() -> None:
-    """Two turns of two passes: one Gaussian of z / 2."""
+    """Two turns of two passes are four releases, which compose to one Gaussian of noise multiplier z / 2."""
     asked_for = {**IN_TURN, "method.name": "fedask", "method.oversampling": 1}
     plan = federation({**asked_for, "privacy.noise_multiplier": None, "privacy.epsilon": 3.0}).assembly.protection.plan
     assert plan is not None
@@ -236,7 +236,7 @@ def test_all_passes_of_all_turns_are_one_release() -> None:
 
 
 def test_a_plan_that_was_cut_is_not_gone_beyond_where_a_round_was_lost(tmp_path: Path) -> None:
-    """The passes that a lost round did not make are no room for another round."""
+    """The passes that a lost round did not make leave no room for another round."""
     asked_for = {
         **{**IN_TURN, "method.name": "fedask", "method.oversampling": 1},
         **{"privacy.epsilon": 5.5, "privacy.on_exhausted": "stop"},
@@ -275,7 +275,7 @@ def test_two_processes_that_take_themselves_for_one_run_do_not_both_make_a_round
         two.charge(2, "change")
     with pytest.raises(TurnPassed, match="round 3 has made its 1 releases"):
         one.charge(2, "change")
-    two.account.releases = lambda who="": 2  # type: ignore[method-assign] # as it was when both looked
+    two.account.releases = lambda who="": 2  # type: ignore[method-assign] # the count before one.charge, as if both processes had read it then
     with pytest.raises(BudgetExhausted, match="another process of this run has charged"):
         two.charge(2, "change")
 
@@ -307,11 +307,11 @@ def test_where_no_guarantee_counts_on_turns_an_interrupted_round_is_made_again(
     assert [turn for turn, _ in zeros.asked] == [1, 2]
 
 
-# What one client can move.
+# How far one client moves a sum.
 
 
 def totals(built: Federation, state: State, absent: int | None) -> dict[str, torch.Tensor]:
-    """The sum of a round before noise, where that client contributes zeros."""
+    """The sum of a round before noise; client `absent` contributes zeros."""
     server = built.assembly.server
     if built.assembly.attendance is not None:
         built.assembly.attendance.begin(None)
@@ -329,7 +329,7 @@ def totals(built: Federation, state: State, absent: int | None) -> dict[str, tor
 
 @pytest.mark.parametrize("how", [{}, MASKED, SHARES], ids=["open", "masked", "shares"])
 def test_without_its_data_a_client_moves_its_own_rounds_by_the_clip_norm_and_no_other(how: Mapping[str, Any]) -> None:
-    """Through training, clipping, codec, packing and masks, at the states of one run. Shares of noise are seeded."""
+    """The sums go through training, clipping, codec, packing and masks, from equal states. Shares of noise are seeded."""
     asked_for = {**IN_TURN, **how}
     whole, less = federation(asked_for, 3, sizes=TWELVE), federation(asked_for, 3, sizes=TWELVE)
     if whole.assembly.masks is not None:
@@ -344,7 +344,7 @@ def test_without_its_data_a_client_moves_its_own_rounds_by_the_clip_norm_and_no_
         state = replace(state, round=turn + 1)
     own = [order_of(whole).has_turn(4, turn) for turn in range(6)]
     bound, shares = CLIP, whole.assembly.protection.shares
-    if shares is not None:  # rounded to a grid, on which the noise is made for a longer norm
+    if shares is not None:  # contributions are rounded to a grid; the noise is for their longer norm
         grid = shares.grid(sum(part.numel() for part in with_it.values()))
         bound *= grid.bound / grid.unit
     assert [0 < far <= bound for far in moved] == own
@@ -371,7 +371,7 @@ def test_a_vanished_client_leaves_its_place_empty_and_the_divisor_alone() -> Non
 
 
 def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
-    """Of a client whose training diverged, zeros arrive: in the record they are as large as anybody's factors."""
+    """A client whose training diverged sends zeros, which have the same size in the record as any other factors."""
     asked_for = {**IN_TURN, "method.name": "fra_lora", "federation.rounds": 3}
     train = [toys.examples(client + 1, size) for client, size in enumerate(SIZES)]
     bad = [
@@ -384,7 +384,7 @@ def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
     ]
 
 
-# What is refused, and plans.
+# Refusals and plans.
 
 
 @every(
@@ -426,7 +426,7 @@ def test_an_order_with_rounds_too_empty_for_masks_is_refused_at_the_start(settin
 
 @pytest.mark.parametrize(("rounds", "fits"), [(6, 3), (4, 3), (3, 3)])
 def test_a_cut_plan_costs_what_its_rounds_expose(rounds: int, fits: int) -> None:
-    """Two turns of a client lie in six rounds, one in the first three; an exposure of one costs epsilon 3.1."""
+    """A client has two turns in six rounds, and one in the first three. An exposure of one costs epsilon 3.1."""
     asked_for = {**BANDED, "privacy.epsilon": 3.2, "privacy.on_exhausted": "stop", "federation.rounds": rounds}
     plan = federation(asked_for).assembly.protection.plan
     assert plan is not None
@@ -441,7 +441,7 @@ def test_a_cut_plan_costs_what_its_rounds_expose(rounds: int, fits: int) -> None
 def test_a_shared_ledger_with_room_for_fewer_rounds_shortens_a_correlated_run(
     tmp_path: Path, composition: Any, fits: int
 ) -> None:
-    """The fourth round is the first of somebody's second turn, and exposes the first number of a second column."""
+    """The fourth round begins the second turns: it exposes the first number of a second column."""
     Ledger.create(tmp_path / "l.sqlite", data_set="d", epsilon=4.5, delta=1e-3, composition=composition)
     asked_for = {**BANDED, "privacy.ledger": str(tmp_path / "l.sqlite"), "privacy.on_exhausted": "stop"}
     said = federation(asked_for).run(tmp_path / "run").summary

@@ -1,7 +1,7 @@
-"""A run in turn with correlated noise, killed at any instant: no round is made twice, none goes unpaid, and the noise goes on.
+"""A run in turn with correlated noise, killed at any instant: rounds are computed once and charged, and the noise goes on.
 
-A process kills itself at a named instant between two durable steps, and another one goes on with the run. The transport notes
-on disk what every round computed. Noise is the operating system's, so the keys on disk are used.
+A process kills itself at a named instant between two durable steps, and another one resumes the run. The transport notes on
+disk every computed round. Noise is the operating system's, so a resumed run needs the keys on disk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SETTINGS = {**BANDED, "federation.rounds": ROUNDS, "privacy.band": 2, "evaluatio
 
 @dataclass
 class Noting:
-    """Leaves the number of every round that it was asked for."""
+    """A transport that adds the number of every requested round to a file."""
 
     inner: Any
     path: Path
@@ -83,7 +83,7 @@ def asked(path: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The named instants of a run, in their order."""
+    """The named instants of a run, in order."""
     passed: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
         for module in (durable, database, noise_key):
@@ -103,7 +103,7 @@ def test_keys_are_on_disk_before_the_first_charge_and_gone_after_the_result(poin
 
 
 def require_whole(path: Path) -> dict[str, Any]:
-    """Go on to the end: every round is charged once and made at most once."""
+    """Resumes the run to its end: every round is charged once and computed at most once. Returns the result."""
     before = asked(path)
     if before:
         assert charged(path) >= len(before)
@@ -120,7 +120,7 @@ def require_whole(path: Path) -> dict[str, Any]:
 
 
 def deadly(points: list[str]) -> dict[str, int]:
-    """The instants around the first charge, of the keys, and of the end."""
+    """Name -> index of an instant around the writing of the keys, the first charge, the second release and the end."""
     keys = at(points, "noise.key:written")
     released = at(points, f"{RELEASED}:written", 1)
     return {

@@ -1,4 +1,4 @@
-"""`secure-fed secagg`: what it prints, what it refuses and with which exit status."""
+"""`secure-fed secagg`: its output, its refusals and their exit status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Told = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Runs `secure-fed secagg`: exit status, standard output, standard error."""
+    """A function: arguments of `secure-fed secagg` -> (exit status, standard output, standard error)."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments: str) -> tuple[int, str, str]:
@@ -40,7 +40,7 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def words(out: str) -> str:
-    """What a table says, without its lines and line breaks."""
+    """A table's text, without rules and line breaks."""
     return " ".join("".join(" " if sign in "│┃" else sign for sign in out).split())
 
 

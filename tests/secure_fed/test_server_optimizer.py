@@ -28,7 +28,7 @@ def steps_of(optimizer: ServerOptimizer) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("kind", "lr"), [("mean", 1.0), ("momentum", 1.0), ("adam", 0.01)])
 def test_a_rate_that_is_left_open_goes_by_the_optimizer(kind: str, lr: float) -> None:
-    """Adam moves each number by about its rate, whatever the clients sent: at 1 no model survives a round."""
+    """Adam moves each number by about its learning rate, whatever the clients send: a rate of 1 destroys any model."""
     federation = toys.federation({"federation.server_optimizer": kind})
     assert federation.config.federation.server_lr == federation.assembly.server.optimizer.lr == lr
     assert ServerOptimizer.of(FederationConfig(server_optimizer=kind, server_lr=0.3)).lr == 0.3
@@ -54,7 +54,7 @@ def test_momentum_adds_up_with_decay() -> None:
 
 def test_adam_is_algorithm_two() -> None:
     expected = []
-    for numbers in CHANGES.T:  # each coordinate by itself
+    for numbers in CHANGES.T:  # one coordinate at a time
         m = v = 0.0
         column = []
         for number in numbers:

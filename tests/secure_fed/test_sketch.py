@@ -42,7 +42,7 @@ def first(found: list[LowRank], columns: int, seed: int = 1) -> Tensor:
 
 
 def both(found: list[LowRank], columns: int, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """What the two passes make of the mean, and what was sent first."""
+    """(the mean as the two passes find it, the mean sketch of the first pass)."""
     seen = first(found, columns, seed)
     second = torch.stack([sketch.projected(one, sketch.basis(seen)) for one in found]).mean(0)
     product = sketch.lifted(sketch.basis(seen), second)
@@ -50,7 +50,7 @@ def both(found: list[LowRank], columns: int, seed: int = 1) -> tuple[Tensor, Ten
 
 
 def squeezed(found: list[LowRank], columns: int, seed: int) -> float:
-    """By how much Omega shortens, at most, what the mean makes something of: 1 if not at all."""
+    """The smallest factor by which Omega scales a direction in the mean's row space: 1 if it shortens none."""
     _, values, rows = torch.linalg.svd(exact(found), full_matrices=False)
     rows = rows[values > 1e-6 * values[0]]
     directions = sketch.directions(rows.shape[1], columns, seed)[:, :columns]
@@ -58,7 +58,7 @@ def squeezed(found: list[LowRank], columns: int, seed: int) -> float:
 
 
 def gram_schmidt(columns: Tensor) -> Tensor:
-    """A basis by another road: every column less its share of those before it, twice, unless nothing is left of it."""
+    """A basis by another algorithm: each column, orthogonalised twice against earlier ones; zero if it depends on them."""
     kept: list[Tensor] = []
     largest = 0.0
     for column in columns.double().T:
@@ -92,7 +92,7 @@ def test_the_first_columns_are_orthogonal_and_of_one_length() -> None:
 
 
 def test_the_signs_of_the_first_columns_are_those_of_what_was_drawn() -> None:
-    """Not those that a machine's QR happens to choose."""
+    """They are not the signs that a machine's QR happens to choose."""
     for seed in range(5):
         omega = sketch.directions(30, 6, seed)[:, :6]
         drawn = torch.randn(30, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))[:, :6]
@@ -100,7 +100,7 @@ def test_the_signs_of_the_first_columns_are_those_of_what_was_drawn() -> None:
 
 
 def test_what_is_sent_first_is_as_long_as_the_change_on_average() -> None:
-    """And its two parts are so in proportion to their columns."""
+    """On average its squared norm is the change's, shared by its two parts in proportion to their columns."""
     (change,) = changes((12, 20), 3, 1)
     sent = torch.stack([sketch.sketched(change, 6, seed) for seed in range(400)])
     whole = change.square_norm()
@@ -135,7 +135,7 @@ def test_a_seed_tells_names_and_tensors_apart() -> None:
     seed=st.integers(0, 10_000),
 )
 def test_a_mean_that_fits_is_found_up_to_rounding(m: int, n: int, rank: int, clients: int, seed: int) -> None:
-    """Which is magnified by what Omega shortens; seldom by much, so that this is no excuse for much else."""
+    """Rounding grows by 1 / `squeezed`, which is seldom large: the bound stays tight."""
     found = changes((m, n), rank, clients, seed)
     made, seen = both(found, columns=12, seed=seed)
     allowed = 4e-6 / squeezed(found, 12, seed)
@@ -145,7 +145,7 @@ def test_a_mean_that_fits_is_found_up_to_rounding(m: int, n: int, rank: int, cli
 
 @pytest.mark.parametrize("apart", [1e-2, 1e-4, 1e-6, 1e-7, 1e-8, 0.0])
 def test_directions_that_look_alike_cost_nothing_else(apart: float) -> None:
-    """The mean makes nearly the same of the first two, so that the second is dropped; of the others all is kept."""
+    """The mean maps the first two directions to nearly the same, so the second is dropped. Nothing else is lost."""
     first_two = sketch.directions(30, 12, 1)[:, :2].T
     unseen = (first_two[1] - first_two[0]) / (first_two[1] - first_two[0]).norm()
     (one,) = changes((40, 30), 3, 1)
@@ -172,7 +172,7 @@ def test_one_column_too_few_is_seen() -> None:
 
 
 def test_changes_that_cancel_leave_nothing() -> None:
-    """Each is long, and lies in no basis that the mean gives."""
+    """Each change is long, and lies in no basis that their mean, zero, gives."""
     (one,) = changes((40, 30), 3, 1)
     made, seen = both([one, one * -1.0], columns=8)
     assert not seen.any()
@@ -188,7 +188,7 @@ def test_changes_that_nearly_cancel_leave_what_is_left() -> None:
 
 
 def test_of_a_mean_that_does_not_fit_the_best_of_those_columns_is_nearly_found() -> None:
-    """Ten clients of rank 8 and equal singular values, in 16 columns: 64 of 80 directions are lost, whoever chooses."""
+    """Ten clients of rank 8, with equal singular values, in 16 columns: any choice loses 64 of 80 directions."""
     found = flat(8, 10, (120, 100))
     made, _ = both(found, columns=16)
     lost = float((made - exact(found)).norm() / exact(found).norm())
@@ -197,7 +197,7 @@ def test_of_a_mean_that_does_not_fit_the_best_of_those_columns_is_nearly_found()
 
 @pytest.mark.parametrize("columns", chosen([16, 40, 72], [16]))
 def test_the_residual_is_about_the_true_one(columns: int) -> None:
-    """A few columns of one matrix guess it roughly; their squares are right on average."""
+    """The extra columns of one matrix estimate it roughly; the squared estimate is right on average."""
     found = flat(8, 10, (120, 100))
     truth, guessed = [], []
     for seed in range(40):
@@ -230,7 +230,7 @@ def test_of_noise_alone_the_residual_is_what_lies_outside_the_basis() -> None:
 
 @pytest.mark.parametrize("clients", [1, 2, 4])
 def test_the_basis_is_what_another_algorithm_finds(clients: int) -> None:
-    """Columns that hold nothing of the mean are zero, and so would be found on any machine; the sign is settled too."""
+    """Columns beyond the mean's rank are zero and signs are fixed, so that every machine finds the same basis."""
     seen = first(changes((40, 30), 3, clients), 12)
     found, want = sketch.basis(seen), gram_schmidt(seen[:, :12])
     assert (found - want).abs().max() < 1e-9
@@ -246,7 +246,7 @@ def test_equal_singular_values_leave_no_choice_either() -> None:
 
 
 def test_the_size_of_the_sketch_is_nothing_to_the_basis() -> None:
-    """As a server learning rate would change it, rounding included."""
+    """A server learning rate, for example, scales the sketch and changes its rounding."""
     found = changes((40, 30), 3, 4)
     seen = first(found, 12)
     made = [sketch.basis(seen * factor) @ sketch.basis(seen).T @ exact(found) * factor for factor in (0.3, 1e-9, 7e8)]
@@ -265,7 +265,7 @@ def test_the_order_of_clients_is_nothing_to_what_is_found() -> None:
 
 
 def test_factors_that_cancel_are_multiplied_exactly() -> None:
-    """B R, R^T A is no change; of what float32 keeps of it, the sketch must be that, and not the rounding of two halves."""
+    """(B R)(R^T A) is B A, so the change is float32 rounding. The sketch must be that change's, not its halves' rounding."""
     generator = torch.Generator().manual_seed(0)
     b, a, r = (torch.randn(shape, generator=generator) for shape in ((40, 4), (4, 30), (4, 4)))
     r, _ = torch.linalg.qr(r)

@@ -32,7 +32,7 @@ LAYOUT = Layout.of(contribution(0))
     weights=st.lists(st.floats(0, 100), min_size=8, max_size=8),
 )
 def test_total_is_the_weighted_sum(ranks: list[int], dense: list[bool], weights: list[float]) -> None:
-    """Factors and matrices in any order, few enough to stay factors or not."""
+    """Factors and dense matrices come in any order; the total may be factors or a dense matrix."""
     added, want = PlainSum(LAYOUT), torch.zeros(LAYOUT.size, dtype=torch.float64)
     for seed, rank in enumerate(ranks):
         given_ = contribution(seed, rank, dense=dense[seed])
@@ -63,7 +63,7 @@ def test_factors_are_stacked_while_they_are_small_and_formed_after() -> None:
 
 
 def test_the_factors_of_a_total_tell_of_the_sum_alone() -> None:
-    """Neither who came first nor how a sum is shared out over contributions is seen in them."""
+    """They show neither the order of contributions nor how the sum divides into contributions."""
     factors = []
     for order in ((1, 2, 3), (3, 1, 2)):
         added = PlainSum(LAYOUT)
@@ -144,13 +144,13 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
         PlainSum(LAYOUT).add(contribution(0), weight)
 
 
-LARGE = 300  # a matrix of so many rows is added by itself, not in the vector of small tensors
+LARGE = 300  # a matrix with this many rows is added separately, not in the vector of small tensors
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("where", ["d", "small", "large"])
 def test_a_contribution_that_is_not_finite_is_refused_and_leaves_the_sum(number: float, where: str) -> None:
-    """As the first one and as a later one, whichever tensor the number is in."""
+    """It may come first or later, and the number may be in any tensor."""
     good = Tensors({"d": contribution(1)["d"], "small": torch.ones(7), "large": torch.ones(LARGE, LARGE)})
     parts = {name: part.clone() for name, part in good.parts().items()}
     next(part for name, part in parts.items() if name.startswith(where)).view(-1)[-1] = number
@@ -169,7 +169,7 @@ def test_a_contribution_that_is_not_finite_is_refused_and_leaves_the_sum(number:
 
 
 def test_large_numbers_are_finite() -> None:
-    """Their sum overflows, and still none of them is infinite."""
+    """The sum of the four numbers overflows float32, although each is finite."""
     added = PlainSum(Layout((("x", (4,)),)))
     added.add(Tensors({"x": torch.full((4,), 2e38)}))
     assert added.count == 1
@@ -177,7 +177,7 @@ def test_large_numbers_are_finite() -> None:
 
 
 def test_one_vector_adds_as_each_tensor_by_itself() -> None:
-    """To the bit, in any type: sums keep float64 where they are given it, and are float32 at least."""
+    """The sums are equal to the bit. float64 tensors are summed in float64, all others in float32."""
     generator = torch.Generator().manual_seed(0)
     types = {"half": torch.float16, "single": torch.float32, "double": torch.float64}
     given_ = [

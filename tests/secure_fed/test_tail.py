@@ -1,4 +1,4 @@
-"""The mean of the last models: against the naive mean, through lost rounds and kills, and of products where factors turn."""
+"""The mean of the last models: against the naive mean, through lost rounds and kills, and of products B A."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.secure_fed.in_turn import Killed
 
 
 class Seen:
-    """Callback: the states of all rounds; `dies_in` a round once."""
+    """A callback that keeps the state after every round, and raises Killed after round `dies_in`."""
 
     def __init__(self, dies_in: int | None = None) -> None:
         self.states: list[State] = []
@@ -37,7 +37,7 @@ class Seen:
 
 
 def played(count: int, seen: Seen, out: Path | None = None, **more: Any) -> State:
-    """A run without privacy, so that two runs are the same to the bit."""
+    """The last state of a run without privacy, which a second run repeats to the bit."""
     built = toys.federation({"federation.rounds": 6, "federation.average_last": count, **more})
     built.callbacks.append(seen)
     return built.run(out, resume=out is not None and out.exists()).state
@@ -53,7 +53,7 @@ def mean(states: list[State]) -> Tensors:
 
 
 def test_the_run_ends_with_the_mean_of_its_last_models() -> None:
-    """And all rounds before are those of a run without a mean: clients never see it."""
+    """Clients never see the mean: all earlier rounds equal those of a run without one."""
     alone, beside = Seen(), Seen()
     last, averaged = (played(count, seen, **{"method.name": "ffa_lora"}) for count, seen in ((1, alone), (4, beside)))
     assert [state.tensors.to_bytes() for state in alone.states[:-1]] == [
@@ -81,7 +81,7 @@ def test_where_factors_turn_products_are_averaged(method: str) -> None:
 
 
 def test_where_one_factor_is_personal_the_other_is_averaged() -> None:
-    """The server's own B stays zero, and so would say nothing of a product."""
+    """The server's own B stays zero, so the product B A would be zero."""
     alone, personal = Seen(), {"method.name": "fedlora", "method.personal": ("*lora_B*",)}
     played(1, alone, **personal)
     averaged = played(3, Seen(), **personal)
@@ -90,7 +90,7 @@ def test_where_one_factor_is_personal_the_other_is_averaged() -> None:
 
 
 def test_a_killed_run_ends_in_the_same_mean(tmp_path: Path) -> None:
-    """Killed before the tail, at its beginning and in its midst."""
+    """The kills are before the tail, at its beginning and within it."""
     whole = played(3, Seen(), tmp_path / "whole")
     for dies_in in (3, 4, 5):
         out = tmp_path / str(dies_in)
@@ -136,7 +136,7 @@ def test_every_method_ends_with_a_mean_that_fits(name: str) -> None:
 
 @pytest.mark.parametrize("rounds", [7, 9])
 def test_a_tail_that_was_begun_for_other_rounds_is_dropped(rounds: int, tmp_path: Path) -> None:
-    """Killed after 5 of 6 rounds, and then resumed with more of them: only models that are left are averaged."""
+    """Killed after 5 of 6 rounds and resumed with 7 or 9: only models after round 5 are averaged."""
     frozen, seen = {"method.name": "ffa_lora", "training.lr_schedule": "constant"}, Seen(5)
     with pytest.raises(Killed):
         played(4, seen, tmp_path / "run", **frozen)
@@ -148,7 +148,7 @@ def test_a_tail_that_was_begun_for_other_rounds_is_dropped(rounds: int, tmp_path
 
 
 def test_a_run_that_goes_on_begins_a_new_mean(tmp_path: Path) -> None:
-    """From the mean that it had ended with; of the new rounds alone, if the tail is longer than these."""
+    """It starts from the mean of the finished run. A tail longer than the new rounds averages the new rounds alone."""
     frozen = {"method.name": "ffa_lora"}
     first = played(3, Seen(), tmp_path / "run", **{"federation.rounds": 4, **frozen})
     more = Seen()

@@ -1,4 +1,4 @@
-"""What a person reads on a terminal of 80 columns."""
+"""Results as printed on a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RunFolder = Callable[..., Path]
 
 @pytest.fixture
 def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
-    """The table of the result in a run directory."""
+    """A function: run directory -> the printed table of its result."""
     monkeypatch.setenv("COLUMNS", "80")
 
     def show(folder: Path) -> str:

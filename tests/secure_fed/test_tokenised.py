@@ -1,4 +1,4 @@
-"""Token ids of the built-in notes are made once a process, and those of anybody's own data whenever they are read."""
+"""Token ids of the built-in notes are computed once per process; those of a user's data, at every reading."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Weights & Biases and MLflow get the public records of a run, those of a private run at its end, and nothing else.
+"""Weights & Biases and MLflow get only a run's public records; those of a private run arrive at its end.
 
-Here stand-ins of the same interface play them; the last two tests run with the packages themselves where they are installed.
+Stand-ins with the same interface replace them. The last two tests use the packages themselves where they are installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PUBLIC_PRIVATE = {**private_toys.NOISE, "federation.rounds": 2}
 
 @dataclass
 class Wandb:
-    """A stand-in: what was begun, and all that it was given."""
+    """A stand-in that keeps the terms of every begun run and all logged values."""
 
     begun: list[dict[str, Any]] = field(default_factory=list)
     logged: list[tuple[int, dict[str, float]]] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Wandb:
 
 @dataclass
 class MLflow:
-    """A stand-in for the module and for its client."""
+    """A stand-in for both the module and its client."""
 
     uris: list[str | None] = field(default_factory=list)
     params: dict[str, Any] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def public(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def numbers_of(record: dict[str, Any]) -> dict[str, float]:
-    """Written out for two levels, which is what the records of these runs have."""
+    """The record's numbers under flat names, for the two levels that records of these runs have."""
     found = {name: value for name, value in record.items() if isinstance(value, int | float)}
     inner = {name: value for name, value in record.items() if isinstance(value, dict)}
     return found | {
@@ -139,7 +139,7 @@ def test_a_private_run_arrives_at_its_end_as_its_public_part_says_and_stays_on_t
     watching = SimpleNamespace(on_round_end=lambda record, state: during.append(len(wandb.begun) + mlflow.begun))
     callbacks = [secure_fed.WandbCallback(), secure_fed.MLflowCallback(), watching]
     result = private_toys.federation(PUBLIC_PRIVATE, callbacks=callbacks).run(tmp_path / "run")
-    assert during == [0, 0]  # nothing tells when a round ended
+    assert during == [0, 0]  # no message reveals when a round ended
     expected = [(record["round"], numbers_of(record)) for record in public(tmp_path / "run")]
     assert wandb.logged == expected
     assert [(step, name, value) for _, step, name, value in mlflow.logged] == [
@@ -212,7 +212,7 @@ def test_weights_and_biases_itself_offline(private: bool, tmp_path: Path, monkey
     monkeypatch.setenv("WANDB_SILENT", "true")
     made = private_toys.federation if private else toys.federation
     made(PUBLIC_PRIVATE if private else {}, callbacks=[secure_fed.WandbCallback()]).run(tmp_path / "run")
-    wandb.teardown()  # a run that is finished may still be on its way to the file
+    wandb.teardown()  # a finished run may not be in its file yet
     folder = tmp_path / "run" / "private" if private else tmp_path
     (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     content = written.read_bytes()

@@ -1,4 +1,4 @@
-"""A run read back: whose tensors it has, from which directory, and what its README says."""
+"""A run read back: the clients' own tensors, the run's model and data, and the README of an export."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(model: Path | str, data: Path, out: Path, *settings: str) -> Federation:
 
 @pytest.fixture(scope="module")
 def personal(tmp_path_factory: pytest.TempPathFactory, small_model: Path, small_data: Path) -> tuple[Path, Federation]:
-    """A run of one round in which two of four clients trained heads of their own."""
+    """(run folder, federation): one round in which two of four clients trained personal heads."""
     out = tmp_path_factory.mktemp("runs") / "personal"
     return out, run(small_model, small_data, out, "method.personal=classifier")
 
@@ -52,7 +52,7 @@ def test_a_client_has_its_own_model(personal: tuple[Path, Federation]) -> None:
         loaded = trained.load_run(out, client.name)
         heads.append(loaded.model.get_parameter("classifier.weight").detach())
         assert torch.equal(heads[-1], client.kept.tensor("classifier.weight"))
-        assert loaded.measured == {}  # what was measured is another model
+        assert loaded.measured == {}  # the metrics belong to the shared model
         assert f"| personal tensors | classifier: here those of client '{client.name}' alone |" in loaded.card.text(
             "peft"
         )
@@ -146,7 +146,7 @@ def test_what_an_older_version_wrote_into_a_readme_still_loads_with_a_warning(sm
     with pytest.warns(DeprecationWarning, match=r"secure_fed\.locate now"):
         exec(_OLD_USE.replace("path/to/this/folder", str(folder)), then)
     ours, theirs = (dict(scope["model"].named_parameters()) for scope in (now, then))  # type: ignore[attr-defined]
-    trained_here = [name for name in ours if "original_module" not in name]  # an untrained head is drawn anew
+    trained_here = [name for name in ours if "original_module" not in name]  # an untrained head is drawn at random
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in trained_here)
 
@@ -162,7 +162,7 @@ def test_a_script_of_an_older_version_reads_a_run_with_a_warning(
 
 
 def forget(*modules: str) -> None:
-    """As in a process that has not imported them yet: only the first import warns."""
+    """Makes the next import the first one, which is the only one that warns."""
     for name in modules:
         sys.modules.pop(name, None)
 
@@ -256,7 +256,7 @@ def _more_rounds(model: Path, data: Path) -> Federation:
 
 def test_other_weights_of_the_same_shape_are_another_base_model(movable: tuple[Path, Path, Path]) -> None:
     model, data, out = movable
-    _more_rounds(model, data)  # as it was, it would do
+    _more_rounds(model, data)  # unchanged files are accepted
     weights = load_file(model / "model.safetensors")
     name = next(name for name in weights if name.endswith("query.weight"))
     save_file(weights | {name: weights[name] + 1e-6}, model / "model.safetensors", {"format": "pt"})

@@ -50,7 +50,7 @@ def trained(
 
 
 def by_hand(optimizer_of: Any, steps: int, count: int = 7, mu: float = 0.0) -> Tensors:
-    """Full batches, the plain way."""
+    """The tensors after training on full batches in plain torch."""
     model = toys.model()
     start = weights(model)
     batch = default_collate(toys.examples(1, count))
@@ -71,7 +71,7 @@ def assert_close(left: Tensors, right: Tensors, tolerance: float = 2e-6) -> None
         torch.testing.assert_close(left.tensor(name), right.tensor(name), rtol=0, atol=tolerance)
 
 
-# The seam: a pure function from tensors and a batch to losses.
+# Objective.losses: a pure function from tensors and a batch to losses.
 
 
 def test_losses_are_the_models_own() -> None:
@@ -259,11 +259,11 @@ def test_gradients_of_parts_add_up_to_the_batchs() -> None:
     assert told == pytest.approx(loss)
 
 
-# How much, and on what.
+# The number of steps and their examples.
 
 
 class Counting:
-    """A data set that notes what is read."""
+    """A data set that notes the index of every example read."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items
@@ -349,7 +349,7 @@ def test_dropout_is_on_in_training_even_after_an_evaluation() -> None:
 
 
 def test_the_first_training_is_in_the_same_mode_as_every_other() -> None:
-    """A model that comes half in evaluation mode would else train in another mode before its first evaluation."""
+    """Otherwise a model given partly in evaluation mode would train in another mode until its first evaluation."""
     model = toys.model(dropout=0.6)
     model.train()
     model.dropout.eval()
@@ -377,7 +377,7 @@ def test_the_global_generator_is_left_alone() -> None:
 
 
 def test_how_a_tensor_lies_in_memory_does_not_matter() -> None:
-    """A state read back from a file is contiguous; the one it was written from need not be."""
+    """A state read from a file is contiguous; the state that was written need not be."""
     target, settings = objective(), TrainingConfig(batch_size=3)
     straight = weights(target.model)
     askew = Tensors((name, t.T.contiguous().T if t.ndim == 2 else t) for name, t in straight.parts().items())

@@ -1,4 +1,4 @@
-"""Trimmed means and medians of a round's changes: what they come to, what they withstand, and where they are refused."""
+"""Trimmed means and medians of a round's changes: their values, lying clients, and the settings that refuse them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAYOUT = Layout.of(contribution(0))
 def test_it_is_what_numpy_makes_of_all_contributions(count: int, share: float) -> None:
     added, flat = TrimmedSum(LAYOUT, share), []
     for seed in range(count):
-        added.add(contribution(seed), weight=1.0 + seed)  # weights are not believed
+        added.add(contribution(seed), weight=1.0 + seed)  # weights are ignored
         flat.append(LAYOUT.flatten(contribution(seed)).double().numpy())
     cut = min(math.ceil(share * count), (count - 1) // 2)
     expected = np.mean(np.sort(flat, axis=0)[cut : count - cut], axis=0)
@@ -76,7 +76,7 @@ def test_the_share_is_that_of_the_settings() -> None:
 def trained(
     monkeypatch: pytest.MonkeyPatch, aggregate: str, liars: tuple[int, ...], method: str
 ) -> tuple[Tensors, Record]:
-    """The state after three rounds of ten clients, of whom `liars` send 100 times the opposite of their change."""
+    """(state, last record) after three rounds of ten clients, of whom `liars` send -100 times their change."""
     honest = OpenSum._add
 
     def lying(self: OpenSum, reply: Reply, intake: Intake) -> None:

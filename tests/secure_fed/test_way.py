@@ -1,4 +1,4 @@
-"""What protects clients where the settings leave it open."""
+"""The protection that is chosen where the settings leave it open, and other settings that follow from it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-
 MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
 OPEN = {"federation.server_optimizer": "auto", "federation.server_lr": None, "privacy.clip_norm": None}
 OPEN |= {"federation.average_last": None}
-NUMBERS = 2 * (6 + 8) + 2 * (8 + 8) + 3 * 9  # that toys train: factors of rank 2 of two layers, and the head
+NUMBERS = 2 * (6 + 8) + 2 * (8 + 8) + 3 * 9  # the numbers that toys train: rank-2 factors of two layers, and the head
 AUTO = {"federation.sampling": "auto", "privacy.noise": "auto", "privacy.correlation": "auto"}
 
 
 def way(**own: Any) -> tuple[str, str, str]:
-    """Sampling, noise and correlation of the run, with nothing chosen but what is given."""
+    """(sampling, noise, correlation) as settled for TARGET, with all three open except where `own` sets them."""
     config = settled({**TARGET, **AUTO, **own})
     return config.federation.sampling, config.privacy.noise, config.privacy.correlation
 
@@ -56,7 +56,7 @@ def settled(settings: dict[str, Any], **more: Any) -> RunConfig:
         (
             {"federation.cohort": 8},
             ("schedule", "central", "none"),
-        ),  # a turn in every round: nothing to spread noise over
+        ),  # every client has a turn in every round: there are no gaps for correlated noise
     ],
 )
 def test_what_is_left_open_is_settled(own: dict[str, Any], found: tuple[str, str, str]) -> None:
@@ -114,9 +114,9 @@ def test_the_rate_falls_where_no_noise_is_added(unit: str, schedule: str) -> Non
 def test_the_last_layer_takes_longer_steps_where_nobody_is_protected(more: dict[str, Any], factor: float) -> None:
     def found(width: int = 257, **own: Any) -> float | None:
         config = toys.config({"training.head_factor": None, "method.modules_to_save": (), **more, **own})
-        train = [toys.examples(client, 4) for client in range(8)]  # which nobody reads here
+        train = [toys.examples(client, 4) for client in range(8)]  # not read in this test
         model = small_models.make("bert")
-        model.config.hidden_size = width  # as another model says
+        model.config.hidden_size = width  # stands for another model
         return Federation(config, model=model, train=train, test=train[0]).config.training.head_factor
 
     assert found() == factor
@@ -179,7 +179,7 @@ def test_a_contribution_may_be_as_long_as_one_step_of_adam() -> None:
 def test_the_server_goes_far_where_the_noise_lets_it(multiplier: float) -> None:
     noise = {"privacy.epsilon": None, "privacy.noise_multiplier": multiplier}
     settings = {**TARGET, **OPEN, **noise, "privacy.noise": "central", "privacy.correlation": "none"}
-    share = multiplier * math.sqrt(NUMBERS / 3) / 2  # of three rounds with two clients each
+    share = multiplier * math.sqrt(NUMBERS / 3) / 2  # for three rounds with two clients each
 
     def server(**own: Any) -> tuple[str, float | None, float]:
         federation = settled({**settings, **own}).federation
@@ -247,7 +247,7 @@ def test_a_momentum_that_nothing_reads_is_refused(own: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("unit", ["none", "example"])
 def test_a_run_of_an_earlier_version_is_the_same_run(unit: str, tmp_path: Path) -> None:
-    """Its folder states what were defaults, and had no effect."""
+    """Its folder states the former defaults, which had no effect."""
     example = {
         "privacy.unit": "example",
         "privacy.noise_multiplier": 1.0,

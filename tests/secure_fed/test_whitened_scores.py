@@ -20,7 +20,7 @@ ROUNDS, GAP, Z, CLIP, COHORT, EACH = 12, 5, 1.1, 0.7, 9.0, 20_000
 
 
 def products(made: Correlation, turns: Floats, seed: int) -> Floats:
-    """(rounds, 2 EACH) <e, mean> of as many members as others, by the law of releases with noise C^-1 Z."""
+    """(rounds, 2 EACH) <e, mean> for EACH members, then EACH non-members, of releases with the noise C^-1 Z."""
     rng = np.random.default_rng(seed)
     root = np.array([[made.weights(ROUNDS)[t - j] if j <= t else 0.0 for j in range(ROUNDS)] for t in range(ROUNDS)])
     noise = CLIP * (Z * CLIP / COHORT) * root @ rng.normal(size=(ROUNDS, 2 * EACH))
@@ -52,7 +52,7 @@ def test_the_score_has_the_power_of_the_guarantee_and_no_more(first: int) -> Non
     allowed = math.sqrt(made.exposures(ROUNDS, GAP, -(-ROUNDS // GAP))[-1]) / Z
     assert mu <= allowed * (1 + 1e-12), "the first in the order is the one who is seen most"
     assert (first == 0) == (mu == pytest.approx(allowed))
-    # The law of a log-likelihood ratio: N(-mu^2 / 2, mu^2) of others, N(mu^2 / 2, mu^2) of members.
+    # The law of a log-likelihood ratio: N(-mu^2 / 2, mu^2) for non-members, N(mu^2 / 2, mu^2) for members.
     for half, sign in ((found[:EACH], 1), (found[EACH:], -1)):
         assert half.mean() == pytest.approx(sign * mu**2 / 2, abs=5 * mu / math.sqrt(EACH))
         assert half.std() == pytest.approx(mu, rel=0.03)
@@ -74,7 +74,7 @@ def test_a_lost_round_is_no_turn_and_moves_the_rows_after_it() -> None:
 
 
 def test_a_run_scores_its_phantoms_by_the_rows_of_all_its_releases() -> None:
-    """Against C times all releases at once."""
+    """The reference multiplies all releases by C at once."""
     built = in_turn.federation({**in_turn.BANDED, "evaluation.phantoms": 12})
     _, watched = in_turn.of_zeros(built)
     found = built.run().state.memory.tensor(SCORES).numpy()

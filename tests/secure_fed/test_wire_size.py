@@ -30,7 +30,7 @@ def test_any_names_shapes_and_types(parts: list[Part]) -> None:
 
 @every("count", [0, 1, 2, 9, 10, 11, 99, 100, 101, 400])
 def test_offsets_of_every_length(count: int) -> None:
-    """Places have more digits the further behind they are, so the order by type shows in the length."""
+    """Later offsets have more digits, so the order of tensors by type shows in the length of the file."""
     types = (torch.float32, torch.bool, torch.float64, torch.bfloat16)
     parts: list[Part] = [(f"layer.{number}.weight", (number % 5 + 1, 3), types[number % 4]) for number in range(count)]
     assert wire_size(tuple(parts)) == written(parts)
@@ -38,14 +38,14 @@ def test_offsets_of_every_length(count: int) -> None:
 
 @every("dtype", _TYPES)
 def test_each_type_goes_to_its_place_beside_each_other(dtype: torch.dtype) -> None:
-    """Nine numbers before or behind one make its places one digit or two."""
+    """The other tensor's offsets have one digit or two, depending on whether nine numbers lie before it."""
     for other in _TYPES:
         parts: list[Part] = [("a", (9,), dtype), ("b", (1,), other), ("c", (0,), other)]
         assert wire_size(tuple(parts)) == written(parts)
 
 
 def test_no_number_is_needed() -> None:
-    """Forty times the memory of this machine, and factors counted as such."""
+    """40 TB of float32 on the meta device, and a product that counts as its factors."""
     large = Tensors({"w": torch.empty(10**7, 10**6, device="meta")})
     assert 4 * 10**13 < large.wire_size < 4 * 10**13 + 200
     product = LowRank(torch.empty(10**6, 2, device="meta"), torch.empty(2, 10**6, device="meta"))

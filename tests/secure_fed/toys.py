@@ -26,12 +26,12 @@ from secure_fed.tensors.tensors import Layout, Tensors
 
 Item = dict[str, Any]
 NAMES = ("anna", "ben", "cleo", "dora")
-# Methods that find their places in the toy; all of them, in a transformer, are in `tests/contracts`.
+# The methods that can adapt the toy's layers. `tests/contracts` runs all methods on a transformer.
 METHODS = ("fedlora", "ffa_lora", "fra_lora", "fra_then_ffa")
 
 
 def by_coins(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with secret coins, independent noise and the mean as a step, in place of what they leave open."""
+    """The settings, with open ones set to secret coins, independent noise and the mean as the server's step."""
     noise = settings.get("privacy.noise", "central")
     coins = noise == "central" or settings.get("privacy.hidden_cohort")
     sampling = "poisson" if coins else "fixed"
@@ -41,9 +41,9 @@ def by_coins(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config(settings: Mapping[str, Any] | None = None) -> RunConfig:
-    """Three rounds of one step with everybody in them, and what `settings` ("section.key": value) says.
+    """Three rounds of one step with all clients, changed by `settings` ("section.key": value).
 
-    Clients train one after the other: common passes are tried out for every model, which takes longer than all else here.
+    Clients train one after the other: a trial of common passes, one for every model, would take longer than all else here.
     """
     usual = {
         "method.name": "fedlora",
@@ -101,7 +101,7 @@ def federation(
 
 
 def same(left: Tensors, right: Tensors) -> bool:
-    """Bit for bit."""
+    """Whether both are equal to the bit."""
     return left.to_bytes() == right.to_bytes()
 
 
@@ -109,7 +109,7 @@ def without_time(records: Sequence[Record]) -> list[Record]:
     return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
 
 
-# A method and a transport with nothing behind them, for the round alone.
+# A method and a transport without model or training, for tests of the round itself.
 
 
 _CARD = Card("toy", "", "", True)
@@ -142,7 +142,7 @@ class TwoPasses:
 
 @dataclass(frozen=True)
 class OnePass(TwoPasses):
-    """Averages `w` and is done."""
+    """Averages `w` in a single pass."""
 
     def plan(self, state: State) -> RoundPlan:
         return RoundPlan(("w",), ("w",))
@@ -153,7 +153,7 @@ class OnePass(TwoPasses):
 
 @dataclass
 class Scripted:
-    """A transport whose clients answer what `answer(client, request)` says, and which notes whom it asked what."""
+    """A transport whose clients reply with `answer(client, request)`; it notes each pass and the clients it requested."""
 
     answer: Callable[[int, Request], Reply]
     asked: list[tuple[str, list[int]]] = field(default_factory=list)

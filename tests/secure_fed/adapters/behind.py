@@ -1,4 +1,4 @@
-"""What the tests of adapters behind blocks share: models with adapters away from their start, and forwards written out."""
+"""Shared by the tests of adapters behind blocks: models with changed adapters, and forward passes written out by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLOCKS = {
 
 
 def lively(architecture: str) -> nn.Module:
-    """Float64, and weights so large that what becomes of an attention shows in the logits."""
+    """A float64 model, with weights so large that changes inside an attention block show in the logits."""
     model = small_models.make(architecture).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -39,7 +39,7 @@ def lively(architecture: str) -> nn.Module:
 
 
 def adapted(architecture: str, adapter: Any, seed: int = 0) -> tuple[nn.Module, list[str]]:
-    """A float64 model with the adapter in it, every number of it and of the head away from its start."""
+    """A float64 model with an adapter, and its parameter names. Adapter and head are moved away from their initial values."""
     model = lively(architecture)
     head = small_models.head_of(model)
     names = list(adapter.inject(model, head, seed))
@@ -57,9 +57,9 @@ def shake(model: nn.Module, names: Sequence[str], seed: int = 11) -> None:
 
 
 def by_hand(adapted_model: nn.Module, architecture: str, change: Callable[[str, Tensor], Tensor]) -> Tensor:
-    """The logits of the model without any adapter where `change(layer, y)` takes the place of each block's last output.
+    """The logits of the model without adapters, with `change(layer, y)` in place of the output y of each block's last layer.
 
-    `change` is asked for every block's layer, by its name.
+    layer: the name of the block's last linear layer.
     """
     plain = lively(architecture)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def by_hand(adapted_model: nn.Module, architecture: str, change: Callable[[str, 
 
 
 def each_token(y: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """`change` of every (d,) vector of y (..., d) by itself."""
+    """`change` applied separately to every (d,) vector of y (..., d)."""
     rows = [change(row) for row in y.reshape(-1, y.shape[-1])]
     return torch.stack(rows).reshape(y.shape)
 

@@ -1,4 +1,4 @@
-"""How many numbers each adapter holds, by formula."""
+"""The number of parameters of each adapter, by formula."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def bottlenecks(adapter: Bottlenecks, widths: Iterable[int]) -> int:
 
 
 def mixtures(adapter: Mixtures, widths: Iterable[int]) -> int:
-    """M (r d + r) below and r d + d above."""
+    """M (r d + r) in the experts' lower layers and r d + d in the upper layer, at a place of width d."""
     r = adapter.bottleneck
     return sum(adapter.experts * (r * width + r) + r * width + width for width in widths)
 
 
 def compacters(adapter: Compacters, widths: Iterable[int]) -> int:
-    """3 (r + d) at a place, and the shared n^3."""
+    """3 (r + d) at a place of width d, and n^3 in the shared rule."""
     return adapter.n**3 + sum(3 * (adapter.bottleneck + width) for width in widths)
 
 
 def hypernetwork(adapter: Hypernetworks, width: int, layers: int, classes: int) -> int:
-    """s (d + r t) in the factors, t (C + d + 2) and t a layer in the embeddings; the class shares do not train."""
+    """s (d + r t) in the factors; t (C + d + 2), and t for each layer, in the embeddings. The class shares do not train."""
     t, s = adapter.context_dim, adapter.hyper_dim
     return s * (width + adapter.bottleneck * t) + t * (classes + width + 2) + layers * t
 
 
 def prefix(adapter: Prefix, keys: Keys) -> int:
-    """p 2 layers H; projected, p H + (H^2 + H) + (H + 1) 2 layers H."""
+    """2 p L H for L layers; with projection p H + (H^2 + H) + (H + 1) 2 L H."""
     row = 2 * keys.layers * keys.width
     if not adapter.projected:
         return adapter.length * row
@@ -46,7 +46,7 @@ def prefix(adapter: Prefix, keys: Keys) -> int:
 
 
 def prompt(adapter: PromptTokens | EncodedPromptTokens, hidden: int) -> int:
-    """p H, and 3 (H^2 + H) for an MLP; an LSTM has two layers of two directions before two linear layers of its own."""
+    """p H; with an MLP 3 (H^2 + H) more; with an LSTM two bidirectional layers and two linear layers more."""
     if isinstance(adapter, PromptTokens):
         return adapter.length * hidden
     if adapter.network == "MLP":

@@ -1,4 +1,4 @@
-"""Per-example gradients of a small model, by the path that is chosen for it and by plain autograd on every example."""
+"""Per-example gradients of a small model, by the path that `path_for` chooses and by plain autograd on every example."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 
 def away(model: nn.Module, names: Iterable[str]) -> Placed:
-    """Every tensor that trains, moved away from where it started."""
+    """The training tensors, moved away from their initial values."""
     generator = torch.Generator().manual_seed(1)
     first = {name: model.get_parameter(name).detach().clone() for name in names}
     moving = {
@@ -51,7 +51,7 @@ def away(model: nn.Module, names: Iterable[str]) -> Placed:
 
 
 def both(model: nn.Module, names: Iterable[str]) -> tuple[Path, Gradients, Gradients]:
-    """The path that is chosen, what it finds, and what autograd does; float64, so that nothing hides in rounding."""
+    """The chosen path, its per-example gradients, and autograd's, in float64 so that rounding hides no difference."""
     objective = Objective(without_dropout(model.double()), classification.loss, CPU)
     placed = away(model, names)
     path = path_for(objective, PAD_0, placed, items())

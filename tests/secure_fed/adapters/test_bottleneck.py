@@ -1,4 +1,4 @@
-"""Bottlenecks against loops over tokens, and the counts that papers print."""
+"""Bottlenecks against loops over tokens, and the papers' parameter counts."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_parameter_count(architecture: str, blocks: tuple[str, ...]) -> None:
 
 
 def test_counts_that_papers_print() -> None:
-    """FeDeRA: FedAP has 1.8M on RoBERTa-base, with a bottleneck of a sixteenth of the width; no head, no LayerNorm.
-    C2A: Adapter has 0.455 % of DistilBERT's 66M, with a bottleneck of 16 and the classifier among the 66M."""
+    """FeDeRA prints 1.8M for FedAP on RoBERTa-base: bottleneck 48 = 768 / 16, without head and LayerNorm.
+    C2A prints 0.455 % of DistilBERT's 66M for Adapter: bottleneck 16, with the classifier among the 66M."""
     assert counts.bottlenecks(Bottlenecks(48, BOTH), [768] * 24) == 1_789_056
     distilbert = counts.bottlenecks(Bottlenecks(16, BOTH), [768] * 12)
     assert distilbert == 304_320
@@ -67,7 +67,7 @@ def test_counts_that_papers_print() -> None:
 
 
 def test_the_start() -> None:
-    """D as LoRA's A, everything else zero; no two places alike."""
+    """D is drawn like LoRA's A, differently at every place; everything else is zero."""
     model = small_models.make("bert")
     names = Bottlenecks(4, BOTH).inject(model, small_models.head_of(model), 3)
     downs = [model.get_parameter(name) for name in names if name.endswith("down.weight")]

@@ -1,4 +1,4 @@
-"""Shapes of tensor trains: the printed ones, and the rule for the rest."""
+"""Shapes of tensor trains: the paper's, and the rule for all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All parameters of a model, or its biases."""
+"""Adapters that train all parameters of a model, its biases, or its head alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.secure_fed.adapters.behind import counted
 
 
 class Tied(nn.Module):
-    """Scores of words by the embeddings that read them."""
+    """A model whose output layer shares its weight with the input embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_all_biases_and_only_biases(architecture: str) -> None:
 
 
 def test_counts_that_papers_print() -> None:
-    """FeDeRA: FedBF has 0.1M on RoBERTa-base. C2A: BitFit has 0.078 % of DistilBERT's 66M, the encoder's biases alone."""
+    """FeDeRA prints 0.1M for FedBF on RoBERTa-base; C2A 0.078 % of DistilBERT's 66M for BitFit, the encoder's biases alone."""
     with torch.device("meta"):
         roberta = RobertaForSequenceClassification(RobertaConfig(num_labels=20))
         distilbert = DistilBertForSequenceClassification(DistilBertConfig(num_labels=20))

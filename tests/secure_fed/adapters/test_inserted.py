@@ -1,4 +1,4 @@
-"""What holds of all modules of ours that stand behind, or in front of, layers of a model."""
+"""Behaviour common to all of our adapter modules that run behind, or in front of, a model's layers."""
 
 from __future__ import annotations
 

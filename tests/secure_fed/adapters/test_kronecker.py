@@ -1,4 +1,4 @@
-"""Compacter's layers against Kronecker products formed by numpy, and the one rule that all of them share."""
+"""Compacter's layers against Kronecker products formed by numpy, and the rule that all layers share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_parameter_count(architecture: str, bottleneck: int, n: int) -> None:
 
 
 def test_counts_that_papers_print() -> None:
-    """C2A: 0.043 % of DistilBERT's 66M (66,362,880 without the classifier)."""
+    """C2A prints 0.043 % of DistilBERT's 66M (66,362,880 without the classifier)."""
     assert counts.compacters(Compacters(16, 4), [768] * 12) == 28_288
     assert 0.0425 < 100 * 28_288 / 66_362_880 < 0.0435
 
@@ -75,7 +75,7 @@ def test_one_rule_for_all() -> None:
 
 
 def test_every_factor_can_learn_from_the_second_step_on() -> None:
-    """Only the upper s is zero, so it moves first and then nothing has a vanishing gradient."""
+    """At the start, with s of the upper layer zero, only s and its bias have gradients; after one step all factors have."""
     model = small_models.make("bert").double()
     names = Compacters(BOTTLENECK, N).inject(model, small_models.head_of(model), 0)
     model.double()
@@ -108,7 +108,7 @@ def test_what_n_does_not_divide_is_refused_before_the_model_is_touched(bottlenec
 
 @pytest.mark.parametrize("broken", ["swapped", "transposed"])
 def test_the_order_of_a_kronecker_product_matters_here(broken: str) -> None:
-    """The oracle tells A (x) B from B (x) A, and A from its transpose."""
+    """The expected matrix would reveal B (x) A in place of A (x) B, and a transposed A."""
     model, _ = adapted("bert", Compacters(BOTTLENECK, N))
     at = "bert.encoder.layer.0.output.dense"
     right = matrix(model, at, "down", N)

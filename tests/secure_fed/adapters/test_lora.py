@@ -1,4 +1,4 @@
-"""Where adapters go, what is refused before the model is touched, and what they start from."""
+"""LoRA: the adapted layers, refusals before the model is changed, and initial values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_targets_as_in_peft() -> None:
 
 
 def test_the_head_gets_no_adapter() -> None:
-    """ "dense" ends the names of the pooler and of RoBERTa's classifier too."""
+    """ "dense" also matches the pooler and a layer of RoBERTa's classifier."""
     for architecture in ("bert", "roberta"):
         model = small_models.make(architecture)
         head = small_models.head_of(model)
@@ -120,7 +120,7 @@ def test_adapters_of_a_bfloat16_model_are_float32() -> None:
 
 
 def test_parameter_count() -> None:
-    """r (m + n) an adapted matrix: on RoBERTa-large, rank 2, query and value of 6 layers, the 49K that FedTT's tables print."""
+    """r (m + n) for an adapted matrix: FedTT's tables print 49K for rank 2, query and value in 6 layers of RoBERTa-large."""
     assert 12 * 2 * (1024 + 1024) == 49_152
     model = plain()
     found = pairs(LoraAdapter(rank=3, target_modules=("0", "2")).inject(model, [], 0))
@@ -129,7 +129,7 @@ def test_parameter_count() -> None:
 
 
 def test_torchs_own_encoder_uses_its_adapters_when_it_evaluates() -> None:
-    """Its fused kernel would read the frozen weights and pass the adapters by."""
+    """Torch's fused kernel would read the frozen weights and skip the adapters."""
     torch.manual_seed(0)
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 2)
     found = pairs(LoraAdapter(rank=2, target_modules="all-linear").inject(encoder, [], 0))

@@ -1,4 +1,4 @@
-"""LoRA that starts from the weights it stands beside, and a trained state as a change of those that the model came with."""
+"""LoRA initialised from the layer's weights, and a trained state expressed as a change of the model's original weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made(architecture: str, adapter: LoraAdapter = ADAPTER, seed: int = 0) -> tu
 
 
 def matrix(model: nn.Module, module: str) -> np.ndarray:
-    """(m, n), float64, whichever way round the layer stores it and whether or not PEFT has wrapped it."""
+    """The layer's matrix, (m, n), float64, whether or not the layer stores the transpose or is wrapped by PEFT."""
     layer = model.get_submodule(module)
     layer = cast(nn.Module, layer.base_layer) if hasattr(layer, "base_layer") else layer
     weight = layer.get_parameter("weight").detach()
@@ -98,7 +98,7 @@ def test_on_the_meta_device_there_are_shapes() -> None:
     assert [tuple(model.get_parameter(name).shape) for name in (found[0].a, found[0].b)] == [(3, 16), (16, 3)]
 
 
-# A trained state, as factors.
+# A trained state as factors.
 
 
 def trained(initial: Tensors, names: tuple[str, ...] = ("lora_A", "lora_B")) -> Tensors:
@@ -111,7 +111,7 @@ def trained(initial: Tensors, names: tuple[str, ...] = ("lora_A", "lora_B")) -> 
 
 
 def merged(model: nn.Module, form: LoraForm) -> nn.Module:
-    """`model`, without adapters, with W + s B A for every W."""
+    """`model` (without adapters) with W + s B A in place of every adapted W."""
     for module, (a, b) in form.factors.items():
         layer = model.get_submodule(module)
         weight = layer.get_parameter("weight").data
@@ -126,7 +126,7 @@ def merged(model: nn.Module, form: LoraForm) -> nn.Module:
 def test_the_form_is_a_change_of_the_original_weights(
     start: str, architecture: str, moved: tuple[str, ...], rank: int
 ) -> None:
-    """Twice the rank, unless A is the one it was."""
+    """A singular start needs twice the rank, unless A has not changed."""
     adapter = LoraAdapter(rank=3, alpha=6.0, start=start)
     model, found = made(architecture, adapter)
     initial = numbers(model, found)

@@ -1,4 +1,4 @@
-"""Experts drawn at random, for a whole pass, and merged where nothing is learned."""
+"""A mixture of experts: one random expert for a whole training pass, merged experts in evaluation."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_parameter_count(architecture: str, experts: int) -> None:
 
 
 def test_counts_that_papers_print() -> None:
-    """C2A: 0.559 % of DistilBERT's 66M: 0.558 % with the classifier among these, 0.563 % without."""
+    """C2A prints 0.559 % of DistilBERT's 66M: we get 0.558 % with the classifier among these, 0.563 % without."""
     assert counts.mixtures(Mixtures(16, 4), [768] * 6) == 373_632
     assert 100 * 373_632 / 66_955_010 < 0.559 < 100 * 373_632 / 66_362_880
 
@@ -127,7 +127,7 @@ def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def test_an_examples_loss_and_gradient_are_its_own_for_the_experts_drawn() -> None:
-    """The same draws, in a batch or alone: the same loss of two passes, and `by_layer` gives each example's gradient."""
+    """With the same draws an example's consistency loss is the same alone and in a batch, and `by_layer` gives its gradient."""
     model, names = adapted("bert", Mixtures(4, EXPERTS))
     objective = Objective(without_dropout(model), consistent(classification.loss), CPU)
     where, items = away(model, [*names, "classifier.weight"]), texts()

@@ -1,4 +1,4 @@
-"""Where bottleneck adapters stand, and that they stand there and nowhere else."""
+"""The insertion points of bottleneck adapters, and that an adapter acts there and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values in front of the text's, against PEFT, against models written out, and as what a prompt leaves behind."""
+"""Prefix tuning, against PEFT, a model written out by hand, and the keys and values of a prompt in a decoder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USUAL = Keys(2, 2, 8)
 
 
 def prefixed(architecture: str, adapter: Prefix, seed: int = 0) -> tuple[Any, list[str], Tensor]:
-    """A model with the prefix in it, the names, and the prefix as (layers, 2, heads, p, d)."""
+    """A model with a prefix, the prefix's parameter names, and its keys and values (layers, 2, heads, p, d)."""
     model: Any = made(architecture)
     names = adapter.inject(model, small_models.head_of(model), seed)
     model.double()
@@ -73,7 +73,7 @@ def test_bert_written_out() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_what_a_prompt_leaves_behind_in_a_decoder_is_a_prefix(architecture: str) -> None:
-    """A decoder's virtual tokens are read through their keys and values alone."""
+    """A decoder's later tokens see virtual tokens through their keys and values alone."""
     prompted: Any = made(architecture)
     PromptTokens(3).inject(prompted, [], 0)
     model, _, _ = prefixed(architecture, Prefix(3))

@@ -1,4 +1,4 @@
-"""Virtual tokens in front of the text, against PEFT, against models written out, and against autograd an example at a time."""
+"""Virtual tokens in front of the text, against PEFT and against models written out by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADAPTERS = (PromptTokens(3), EncodedPromptTokens(3), EncodedPromptTokens(3, netw
 def prompted(
     architecture: str, adapter: PromptTokens | EncodedPromptTokens, seed: int = 0
 ) -> tuple[Any, list[str], torch.Tensor]:
-    """A model with the prompt in it, the names, and the prompt's embeddings (p, H)."""
+    """A model with a prompt, the prompt's parameter names, and its embeddings (p, H)."""
     model: Any = made(architecture)
     names = adapter.inject(model, small_models.head_of(model), seed)
     model.double()
@@ -60,7 +60,7 @@ def test_encoders_compute_what_they_do_under_peft(
 
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_decoders_differ_from_peft_where_there_is_padding(architecture: str) -> None:
-    """PEFT has the classifier look at the last place of the batch, where the two shorter texts have padding."""
+    """PEFT classifies by the batch's last position, where the two shorter texts have padding."""
     model, _, _ = prompted(architecture, PromptTokens(3))
     with torch.no_grad():
         expected = under_peft(architecture, PromptTokens(3), base_of(model).prompt)(**small_models.batch()).logits
@@ -95,7 +95,7 @@ def test_bert_written_out() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_decoders_classify_by_the_last_token_of_the_text(architecture: str) -> None:
-    """Each text alone, the prompt put before it by hand, through a model that never had hooks."""
+    """Each text runs alone, with the prompt concatenated by hand, through a model without hooks."""
     model, _, prompt = prompted(architecture, PromptTokens(3))
     plain: Any = made(architecture)
     expected = []
@@ -120,7 +120,7 @@ def test_padding_and_batch_mates_do_not_matter(architecture: str) -> None:
     + [(a, t) for a in DECODERS for t in ("tokens", "words")],
 )
 def test_other_heads_see_the_text_alone(architecture: str, task: str) -> None:
-    """As long as the text, and what the base model says of it behind the prompt."""
+    """Outputs have the text's length, and equal the base model's outputs for the text behind a prompt."""
     model: Any = for_task(architecture, task)
     plain = copy.deepcopy(model)
     PromptTokens(3).inject(model, [], 0)
@@ -226,13 +226,13 @@ def test_a_model_without_numbers_is_counted(adapter: PromptTokens | EncodedPromp
     assert sum(model.get_parameter(name).numel() for name in names) == counts.prompt(adapter, 16)
 
 
-# What is refused.
+# Refusals.
 
 
 def test_no_positions_left() -> None:
     with pytest.raises(MethodError, match=r"method.prompt_length = 16 .* BertModel has 16 positions; set .* below 16"):
         PromptTokens(16).inject(small_models.make("bert"), [], 0)
-    with pytest.raises(MethodError, match=r"RobertaModel has 19 positions"):  # 20, counted from behind padding's
+    with pytest.raises(MethodError, match=r"RobertaModel has 19 positions"):  # 20 positions, the first is padding's
         PromptTokens(19).inject(small_models.make("roberta"), [], 0)
     with pytest.raises(
         MethodError,
@@ -241,7 +241,7 @@ def test_no_positions_left() -> None:
     ):
         PromptTokens(3, max_length=14).inject(small_models.make("bert"), [], 0)
     PromptTokens(3, max_length=13).inject(small_models.make("bert"), [], 0)
-    PromptTokens(3, max_length=128).inject(small_models.make("bert"), [], 0)  # not a model of the settings
+    PromptTokens(3, max_length=128).inject(small_models.make("bert"), [], 0)  # a model not made from settings
 
 
 @pytest.mark.parametrize(("architecture", "limit"), [("bert", 16), ("roberta", 19), ("gpt2", 16)])
@@ -288,7 +288,7 @@ def test_the_rest_of_a_text_and_masks_of_more_dimensions() -> None:
 
 
 def test_text_is_written_behind_a_prompt() -> None:
-    """Greedy writing through transformers' own loop, against one whole pass a word."""
+    """Greedy generation by transformers' loop, against a full forward pass for each token."""
     model: Any = lively(for_task("gpt2", "words"))
     PromptTokens(3).inject(model, [], 0)
     model.double()

@@ -13,13 +13,13 @@ from secure_fed.learning.models.adapters.scaling import Scales, scaled_layers
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import adapted, counted, lively
 
-PEFTS = [name for name in small_models.ARCHITECTURES if name != "distilbert"]  # which PEFT has no layers for
+PEFTS = [name for name in small_models.ARCHITECTURES if name != "distilbert"]  # PEFT has no default layers for it
 
 
 def by_peft(architecture: str) -> nn.Module:
     model = lively(architecture)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of Conv1D, which it then handles
+        warnings.simplefilter("ignore", UserWarning)  # about Conv1D, which it handles
         inject_adapter_in_model(IA3Config(), model)
     return model.double()
 
@@ -45,7 +45,7 @@ def test_forward_is_that_of_pefts_layers(architecture: str) -> None:
 
 
 def test_distilbert_scales_keys_values_and_the_feed_forward() -> None:
-    """Against the weights merged: a scaled output is a scaled weight and bias, a scaled input scaled columns."""
+    """Against merged weights: scaling an output scales the weight's rows and the bias, scaling an input its columns."""
     model, names = adapted("distilbert", Scales())
     merged = lively("distilbert")
     with torch.no_grad():

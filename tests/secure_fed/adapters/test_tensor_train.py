@@ -1,4 +1,4 @@
-"""Tensor trains against matrices made entry by entry, and adapters made of them in every architecture."""
+"""Tensor trains against matrices computed entry by entry, and their adapters in every architecture."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.secure_fed.adapters import counts
 
 CPU = torch.device("cpu")
 SMALL = TensorTrains(rank=3, bottleneck=4)
-# The layer of the head that gets a train.
+# The square layer of the head, whose weight gets a tensor train.
 SQUARE = {
     "bert": "bert.pooler.dense",
     "roberta": "classifier.dense",
@@ -44,7 +44,7 @@ SQUARE = {
 
 
 def layer(m: int, n: int, rank: int, bias: bool = True) -> TensorTrainLinear:
-    """With every number drawn."""
+    """A layer with random cores and bias."""
     made = TensorTrainLinear(m, n, rank, bias=bias, generator=torch.Generator().manual_seed(1))
     if made.bias is not None:
         made.bias.data = torch.randn(n, generator=torch.Generator().manual_seed(2))
@@ -52,7 +52,7 @@ def layer(m: int, n: int, rank: int, bias: bool = True) -> TensorTrainLinear:
 
 
 def entries(cores: list[Tensor], m: int, n: int) -> Tensor:
-    """(m, n): each entry the product of one slice of every core, eq. (1)."""
+    """The matrix (m, n), each entry the product of one slice of every core, eq. (1)."""
     sides = [range(core.shape[1]) for core in cores]
     flat = [
         np.linalg.multi_dot([core[:, i, :].double().numpy() for core, i in zip(cores, index, strict=True)]).item()
@@ -62,7 +62,7 @@ def entries(cores: list[Tensor], m: int, n: int) -> Tensor:
 
 
 def contracted(cores: list[Tensor], m: int, n: int) -> Tensor:
-    """The same by one einsum over all cores."""
+    """The same matrix by one einsum over all cores."""
     letters = "abcdefgh"
     terms = [f"{letters[j].upper()}{letters[j]}{letters[j + 1].upper()}" for j in range(len(cores))]
     whole = np.einsum(
@@ -109,14 +109,14 @@ def test_forward_is_the_product_with_the_matrix_at_the_papers_sizes(m: int, n: i
     matrix = contracted(cores_of(train), m, n)
     assert torch.allclose(train(torch.eye(m)[:9]).double(), matrix[:9], atol=1e-6, rtol=1e-4)
     assert float(matrix.square().mean()) * m == pytest.approx(1, rel=1e-5)
-    if 4096 not in (m, n):  # whose train has sides of 4, shorter than its rank
+    if 4096 not in (m, n):  # such a train has cores of side 4, below the rank
         values = torch.linalg.svdvals(matrix)
         assert torch.allclose(values[:5], values[0].expand(5), rtol=1e-5)
         assert float(values[5]) < 1e-5
 
 
 class Largest(TorchDispatchMode):
-    """Notes how many numbers the largest tensor has that any operation makes."""
+    """Records the number of entries of the largest tensor that any operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_a_layer_that_starts_at_zero_has_no_zero_but_its_last_core() -> None:
 
 
 def by_hand(model: nn.Module, adapted: nn.Module, square: str | None) -> None:
-    """Make `model` compute what `adapted` should, with matrices formed."""
+    """Make `model` compute `adapted`'s function, with dense matrices."""
 
     def matrix(module: nn.Module, m: int, n: int) -> Tensor:
         return contracted(cores_of(module), m, n).float()

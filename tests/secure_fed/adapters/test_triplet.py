@@ -1,4 +1,4 @@
-"""B E A beside linear layers: what is put in, what it computes, and that a layer without ranks costs nothing."""
+"""B E A beside linear layers: the parameters added, the forward pass, initial values, pruning and export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def made(architecture: str, seed: int = 0, adapter: TripletAdapter = ADAPTER) ->
 
 
 def fill(model: nn.Module, names: list[str]) -> Tensors:
-    """Numbers in every triplet, E among them."""
+    """Fills every triplet, E included, with random numbers, and returns the tensors."""
     generator = torch.Generator().manual_seed(4)
     for name in names:
         parameter = model.get_parameter(name)
@@ -40,7 +40,7 @@ def fill(model: nn.Module, names: list[str]) -> Tensors:
 
 
 def shape_of(layer: nn.Module) -> tuple[int, int]:
-    """(m, n) of a linear layer's matrix; GPT-2's are stored the other way round."""
+    """(m, n) of a linear layer's matrix; GPT-2's layers store the transpose."""
     rows, columns = layer.get_parameter("weight").shape
     return (rows, columns) if isinstance(layer, nn.Linear) else (columns, rows)
 
@@ -69,7 +69,7 @@ def test_the_model_computes_what_it_did_and_keeps_its_names(architecture: str) -
 
 @pytest.mark.parametrize("architecture", ["bert", "distilbert", "llama", "gpt2", "deberta_v3"])
 def test_the_model_computes_the_changed_matrices(architecture: str) -> None:
-    """Against W + s sum_i B_:i E_i A_i: put into a model without adapters, rank by rank."""
+    """Against a model without adapters whose weights are W + s sum_i B_:i E_i A_i, added rank by rank."""
     model, names = made(architecture)
     tensors = fill(model, names)
     dense = small_models.make(architecture)

@@ -1,4 +1,4 @@
-"""B E A in training: each example's gradients, and that a layer without ranks costs nothing."""
+"""B E A in training: per-example gradients, and no cost for a layer without ranks."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_per_example_gradients_with_a_module_without_ranks() -> None:
 
 
 def without(model: nn.Module, names: list[str], modules: set[str]) -> dict[str, Tensor]:
-    """The model's triplets, but for those modules, whose ranks are all taken out."""
+    """The tensors of the model's triplets, with no ranks left in these modules."""
     tensors = fill(model, names)
     live = {t.module: torch.full((3,), t.module not in modules) for t in triplets(names)}
     return {name: kept(tensors, live).tensor(name).requires_grad_() for name in names}
 
 
 class Counted:
-    """How often triplets are called, and how many numbers a forward pass keeps for its backward pass."""
+    """Counts the triplets' calls in a forward pass, and the numbers that it saves for the backward pass."""
 
     def __init__(self, model: nn.Module, tensors: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = self.saved = 0
@@ -73,7 +73,7 @@ class Counted:
 
 
 def test_a_module_without_ranks_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not called, nothing is kept for it, and below the first that has ranks there is no backward pass at all."""
+    """It is not called and saves nothing; below the first module with ranks there is no backward pass."""
     model, names = made("bert")
     model.requires_grad_(False)
     modules = [triplet.module for triplet in triplets(names)]

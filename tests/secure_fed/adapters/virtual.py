@@ -1,4 +1,4 @@
-"""What the tests of virtual tokens share: small models whose logits differ, an encoder written out, tasks on one model."""
+"""Shared by the tests of virtual tokens: small models whose logits differ, an encoder written out, models for several tasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASKS = {
 
 
 def lively(model: nn.Module) -> nn.Module:
-    """Float64, and weights so large that what a text says shows in the logits."""
+    """The model in float64, with weights so large that the logits depend visibly on the text."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.data.mul_(8)
@@ -35,7 +35,7 @@ def made(architecture: str) -> nn.Module:
 
 
 def for_task(architecture: str, task: str) -> nn.Module:
-    """A model of the same shape with another head."""
+    """A model of the same shape with the task's head."""
     config: Any = small_models.make(architecture).config
     config.num_labels = 2 if task == "answers" else small_models.LABELS
     torch.manual_seed(0)
@@ -44,7 +44,7 @@ def for_task(architecture: str, task: str) -> nn.Module:
 
 
 def texts() -> list[Tensor]:
-    """The texts of `small_models.batch`, each by itself: (1, L), without padding."""
+    """The texts of `small_models.batch` as separate (1, L) tensors without padding."""
     batch = small_models.batch()
     return [ids[mask.bool()][None] for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
 
@@ -61,7 +61,7 @@ def by_head(x: Tensor, heads: int) -> Tensor:
 def bert_encoded(bert: Any, embedded: Tensor, before: Tensor | None = None, first: int = 0) -> Tensor:
     """BERT's layers written out for one text: word embeddings (T, H) at positions from `first` to hidden states (T, H).
 
-    before: (layers, 2, heads, p, d), keys and values in front of the text's.
+    before: (layers, 2, heads, p, d), keys and values in front of the keys and values of the text.
     """
     names = bert.embeddings
     places = names.position_embeddings.weight[first : first + len(embedded)]
@@ -79,6 +79,6 @@ def bert_encoded(bert: Any, embedded: Tensor, before: Tensor | None = None, firs
 
 
 def bert_logits(model: Any, hidden: Tensor) -> Tensor:
-    """(classes,): the classifier on what the pooler makes of the first token."""
+    """(classes,): the classifier on the pooler's output for the first token."""
     scores: Tensor = model.classifier(model.bert.pooler.dense(hidden[0]).tanh())
     return scores

@@ -1,4 +1,4 @@
-"""`compare`: its rows against the run directories read naively, what it refuses, and what a kill leaves."""
+"""`compare`: its rows compared with the files in the run directories, its refusals, and its state after a kill."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEEDS = (0, 4)
 
 @pytest.fixture
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports and drawings take longer than these runs."""
+    """Skips reports and drawings, which take longer than these runs."""
     monkeypatch.setattr("secure_fed.report.page.write_report", lambda run_dir: run_dir / "report.html")
     monkeypatch.setattr("secure_fed.commands.comparison.drawing.drawn", lambda rows: "<svg></svg>")
 
@@ -53,7 +53,7 @@ def base(small_model: Path, small_data: Path) -> RunConfig:
 
 
 def configs_of(base: RunConfig) -> dict[str, RunConfig]:
-    """The private one has clients that the data name: they are the same with every seed."""
+    """The private configuration's clients are named in the data, so they are the same with every seed."""
     private = {
         ("privacy", "unit"): "client",
         ("privacy", "noise_multiplier"): 1.0,
@@ -69,7 +69,7 @@ def configs_of(base: RunConfig) -> dict[str, RunConfig]:
 
 @pytest.fixture(scope="module")
 def compared(base: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """With short pages, since the real ones take longer than these runs."""
+    """A finished comparison, with short report pages because real ones take longer than these runs."""
     out = tmp_path_factory.mktemp("compared") / "all"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("secure_fed.report.page.write_report", _short_page)
@@ -82,7 +82,7 @@ def _short_page(run_dir: Path) -> Path:
 
 
 def held(out: Path, name: str) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
-    """Every seed's result and rounds, read from the files; with what is withheld of a private one."""
+    """Each seed's result and rounds, read from the files. A private run's result includes its withheld figures."""
     folders = [out / name / f"seed-{seed}" for seed in SEEDS]
     shown = [json.loads((folder / "result.json").read_text()) for folder in folders]
     withheld = [folder / "private" / "figures.json" for folder in folders]
@@ -206,7 +206,7 @@ class StoppedError(Exception):
 
 
 def two(base: RunConfig) -> dict[str, RunConfig]:
-    """Of three rounds each."""
+    """Two configurations of three rounds each."""
     return {name: base.override([f"method.name={name}"]) for name in ("fedlora", "fra_lora")}
 
 
@@ -222,7 +222,7 @@ def whole(base: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> list[Any
 def test_killed_at_any_round_it_goes_on_to_the_same_numbers(
     base: RunConfig, rounds: int, whole: list[Any], tmp_path: Path
 ) -> None:
-    """Killed in the first run, at its end, and in the second."""
+    """The kill comes in the first run, at its end, or in the second run."""
     configs = two(base)
     seen: list[tuple[str, int]] = []
 
@@ -325,7 +325,7 @@ def test_a_place_that_holds_something_else_is_left_alone(base: RunConfig, what: 
 
 @pytest.mark.usefixtures("no_pages")
 def test_a_spent_budget_ends_the_comparison_and_leaves_what_finished(base: RunConfig, tmp_path: Path) -> None:
-    """One ledger for all: the second seed does not fit any more."""
+    """All runs share one ledger, whose budget does not suffice for the second seed."""
     budget = {
         ("privacy", "unit"): "client",
         ("privacy", "epsilon"): 4.0,

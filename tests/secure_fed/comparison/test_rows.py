@@ -1,4 +1,4 @@
-"""Rows, tables and drawings of runs made by hand, where a run of a test would not have what they show."""
+"""Rows, tables and drawings of run records made by hand, for cases that a short real run would not show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from secure_fed.report.page.record import RunRecord
 
 
 def record(accuracies: list[float | None], config: RunConfig | None = None, **result: Any) -> RunRecord:
-    """A finished run that sent 300 bytes up and 100 down in each round; with an epsilon, a private one."""
+    """The record of a finished run that sent 300 bytes up and 100 down in each round. With an `epsilon`, the run is private."""
     rounds = [
         {"round": number, "bytes_up": 300, "bytes_down": 100, **({} if value is None else {"accuracy": value})}
         for number, value in enumerate(accuracies, 1)
@@ -62,7 +62,7 @@ def test_the_mean_and_the_sample_deviation() -> None:
 
 
 def test_what_a_task_asks_for_first_stands_beside_accuracy() -> None:
-    """In the table, and in the numbers, also beside configurations of another task."""
+    """The task's main metrics are in the table and in the numbers, also next to configurations of another task."""
     runs = [
         dataclasses.replace(
             record([None], metrics={"rmse": rmse, "pearson": 0.5}),
@@ -81,7 +81,7 @@ def test_what_a_task_asks_for_first_stands_beside_accuracy() -> None:
 
 
 def test_accuracy_stands_beside_the_share_of_the_commonest_label() -> None:
-    """A row no better than that has a note; of one run without the share, as older ones are, nothing is said."""
+    """A row that is no better has a note. If one of its runs lacks the share, as older runs do, a row shows none."""
     common = {"share": 0.5, "of": 400}
     good, bad = (row(record([value], commonest=common), record([value], commonest=common)) for value in (0.8, 0.52))
     assert heads([good, bad])[2:4] == ["accuracy", "commonest label"]

@@ -1,4 +1,4 @@
-"""The cost of all private runs of a comparison together: whose costs add up, to what, and what is said where they do not."""
+"""The privacy cost of all runs of a comparison together: which costs add up, to what total, and the notes where they do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Z = 2.0
 def charged(
     name: str = "a", seed: int = 0, base: RunConfig = FILES, divided: str = "natural", **settings: Any
 ) -> Charge:
-    """A run of one Gaussian release of multiplier Z, for clients if nothing else is said."""
+    """The charge of a run with one Gaussian release of noise multiplier Z. The privacy unit is a client by default."""
     unit, tested = settings.pop("unit", "client"), settings.pop("tested", "test files")
     changes = {("federation", "seed"): seed, ("privacy", "unit"): unit, ("privacy", "epsilon"): 8.0}
     release = accounting.unamplified(Z)
@@ -46,7 +46,7 @@ def charged(
 
 
 def test_runs_about_one_unit_are_composed_and_never_below_the_exact_epsilon() -> None:
-    """n Gaussians of z are one of z / sqrt(n), whose epsilon is known exactly."""
+    """n Gaussian releases of noise multiplier z equal one of z / sqrt(n), whose epsilon is known exactly."""
     for runs in (2, 6, 40):
         (total,) = totals([charged(seed=seed) for seed in range(runs)])
         exact = accounting.epsilon(accounting.unamplified(Z), runs, runs * 1e-5)
@@ -88,7 +88,7 @@ def test_a_run_whose_guarantee_is_void_has_no_cost_to_add() -> None:
 
 
 def test_what_is_said_of_clients_that_every_seed_draws() -> None:
-    """The runs of one seed are added up, those of two are not, and no sum over all is printed."""
+    """Runs of one seed are added up, runs of different seeds are not, and no sum over all runs is printed."""
     charges = [charged(name, seed, divided="iid") for name in ("a", "b", "c") for seed in (0, 1)]
     said = after(charges, [])
     assert said[0].startswith("The 3 private runs about the same units that cost most together: epsilon ")

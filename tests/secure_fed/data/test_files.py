@@ -19,7 +19,7 @@ WANTED = ("text", "label", "absent")
 
 
 def write(path: Path) -> Path:
-    """ROWS as the kind of file that `path` ends with."""
+    """Writes ROWS in the format that the ending of `path` names, and returns `path`."""
     opened = gzip.open if path.suffix == ".gz" else open
     plain = path.name.removesuffix(".gz")
     if plain.endswith(".parquet"):

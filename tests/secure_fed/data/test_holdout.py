@@ -1,4 +1,4 @@
-"""Rows that are held out for testing: with privacy by whole units, each by itself."""
+"""Rows held out for testing: with privacy, by whole units; each person or example is held out independently of the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNITS = {"client": "site", "group": "who", "example": "text"}
 
 
 def split(tmp_path: Path, unit: str, rows: list[dict[str, Any]], fraction: float = 0.3) -> tuple[list[str], list[str]]:
-    """What the units of the training and of the test rows are called, by `unit`."""
+    """The names of the privacy units in the training rows and in the test rows."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = DataConfig(train=str(tmp_path / "rows.jsonl"), client="site", test_fraction=fraction)
     source = sources.load(data, tasks.build(data), seed=0, group="who", unit=unit)
@@ -44,7 +44,7 @@ def test_a_unit_is_on_one_side_with_all_its_rows(tmp_path: Path, unit: str) -> N
 
 @pytest.mark.parametrize("unit", ["group", "example"])
 def test_one_unit_less_moves_no_other(tmp_path: Path, unit: str) -> None:
-    """Else whoever trains would depend on it, and what is accounted for one unit would hold for no other."""
+    """Otherwise removing one unit would change which others train, and the accounting for one unit would be wrong."""
     train, test = split(tmp_path, unit, ROWS)
     for gone in [*train[:3], *test[:3]]:
         fewer = [row for row in ROWS if row[UNITS[unit]] != gone]

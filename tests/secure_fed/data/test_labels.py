@@ -79,7 +79,7 @@ def test_a_label_that_is_neither_is_refused(labels: list[object], value: str, pl
 
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_a_missing_label_is_named_before_the_numbers_that_it_has_changed(missing: object) -> None:
-    """pandas keeps integers beside a missing one as 0.0, 1.0, ..."""
+    """pandas stores integers as 0.0, 1.0, ... if one in their column is missing."""
     with pytest.raises(DataError, match=r"y\.jsonl, line 2: label (None|nan) is neither an integer nor a name"):
         learned(table([0.0, 1.0]), table([1.0, missing], source="y.jsonl"))
 

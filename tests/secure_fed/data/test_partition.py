@@ -18,7 +18,7 @@ alphas = st.sampled_from([1e-300, 1e-3, 0.01, 0.1, 1.0, 1000.0, 1e300])
 
 @st.composite
 def divisible(draw: st.DrawFn) -> tuple[list[int], int]:
-    """Labels, and a number of clients that there are examples for."""
+    """Labels, and a number of clients that is at most the number of labels."""
     labels = draw(st.lists(st.integers(0, 6), min_size=1, max_size=80))
     return labels, draw(st.integers(1, len(labels)))
 

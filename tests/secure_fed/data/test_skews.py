@@ -1,4 +1,4 @@
-"""The label and language skews of the papers, each on what defines it."""
+"""The label and language skews of the papers, each tested for the property that defines it."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def test_label_dirichlet_gives_each_example_once(labels: list[int], clients: int
 
 @pytest.mark.parametrize("beta", [0.5, 2.0])
 def test_a_clients_share_of_a_label_is_a_beta_variable(beta: float) -> None:
-    """300 labels of 2,000 examples over 5 clients: 300 independent draws of Beta(beta, 4 beta), and of no other law."""
+    """300 labels of 2,000 examples over 5 clients: 300 independent draws of Beta(beta, 4 beta), not of another law."""
     labels = np.repeat(np.arange(300), 2_000)
     parts = label_dirichlet(labels.tolist(), 5, beta, rng())
     shares = np.bincount(labels[parts[0]], minlength=300) / 2_000
-    assert kstest(shares, beta_law(beta, 4 * beta).cdf).pvalue > 1e-4  # the seed is fixed: it holds or it does not
-    assert kstest(shares, beta_law(beta / 5, 4 * beta / 5).cdf).pvalue < 1e-4  # Dir(beta m), with m_k = 1 / clients
+    assert kstest(shares, beta_law(beta, 4 * beta).cdf).pvalue > 1e-4  # the seed is fixed, so this never varies
+    assert kstest(shares, beta_law(beta / 5, 4 * beta / 5).cdf).pvalue < 1e-4  # not Dir(beta m), m_k = 1 / clients
 
 
 def test_label_dirichlet_has_no_class_prior() -> None:
-    """A rare label spreads over clients as a common one does; in FeDeRA's split it concentrates more, as alpha m_c is small."""
+    """A rare label spreads over clients like a common one. FeDeRA's split concentrates it more, as alpha m_c is small."""
     labels = np.repeat([0, 1], [9_500, 500]).tolist()
 
     def largest_share(kind: str) -> list[float]:
@@ -242,7 +242,7 @@ def test_fewer_examples_than_clients(kind: str) -> None:
         partition(kind, [0, 1, 0], clients=4, rng=rng(), languages=["a"] * 3)
 
 
-# As a configuration asks for them.
+# Divisions that a configuration sets.
 
 
 def divided(folder: Path, rows: Sequence[str], **data: object) -> tuple[Partition, sources.Source]:
@@ -280,11 +280,11 @@ def test_a_configuration_is_divided_as_it_asks(tmp_path: Path, kind: str, asked:
         assert all(len({source.train.label[index] for index in part}) == 1 for part in found.parts)
     if unit == "group":
         homes = [{int(index) // 2 for index in part} for part in found.parts]
-        assert sum(map(len, homes)) == 60  # nobody's two examples are at two clients
+        assert sum(map(len, homes)) == 60  # no person's two examples are at two clients
 
 
 def test_persons_stay_together_where_files_are_divided_anew(tmp_path: Path) -> None:
-    """A list of files says whose a row is; a division that disregards this must still keep persons whole."""
+    """A list of files gives each file a client. A division that ignores the files must still keep a person's rows together."""
     for name in ("a", "b"):
         rows = "".join(f"note {i},{'xyz'[i % 3]},p{name}{i // 2}\n" for i in range(30))
         (tmp_path / f"{name}.csv").write_text("text,label,who\n" + rows)
@@ -331,17 +331,17 @@ def test_skew_shows_in_the_divergence() -> None:
         for kind in ("iid", "pathological")
     }
     assert apart["iid"] < 0.02
-    assert math.isclose(apart["pathological"], 24 / 28)  # each client shares its label with one of the seven others
+    assert math.isclose(apart["pathological"], 24 / 28)  # of 28 pairs of clients, 4 share a label
 
 
 def test_ten_of_a_thousand_devices_in_every_round() -> None:
-    """FedTT's cross-device setting: every device as likely as any other, and each at most once in a round."""
+    """FedTT's cross-device setting: all devices are equally likely, and none is drawn twice in a round."""
     config = RunConfig.from_dict({"federation": {"clients": 1_000, "cohort": 10}})
     sampler = cohort_sampler(config, 1_000)
     coins = rng()
     cohorts = [sampler.draw(coins.random) for _ in range(3_000)]
     assert {len(set(cohort)) for cohort in cohorts} == {10}
     drawn = np.bincount(np.concatenate(cohorts), minlength=1_000)
-    # 30 on average, Binomial(3000, 0.01); that all lie between 1 and 120 fails with a chance below 1e-9
+    # Each count is Binomial(3000, 0.01), with mean 30. The chance that any of the 1,000 leaves [1, 120] is below 1e-9.
     assert drawn.min() >= 1
     assert drawn.max() <= 120

@@ -292,7 +292,7 @@ def test_a_data_set_without_train_split_is_refused(monkeypatch: pytest.MonkeyPat
         load(name="x/y")
 
 
-# Whom an example is about.
+# The person or other group that an example is about.
 
 
 def of_patients(path: Path, patients: Sequence[object]) -> str:

@@ -1,4 +1,4 @@
-"""Classes for examples without one label."""
+"""Classes of examples that have no single label."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_sources_of_another_length_are_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_texts_of_two_vocabularies_fall_into_clusters_of_one(seed: int) -> None:
-    """k-means++ starts from four different texts, and a cluster never takes in a text that shares no word with it."""
+    """k-means++ starts from four different texts, and no text joins a cluster with which it shares no word."""
     texts = [ANIMALS[i % 2] if i % 3 else CARS[i % 2] for i in range(60)]
     found = strata.clusters(texts, 4, seed)
     assert len(set(zip(found, texts, strict=True))) == len(set(found)) == 4
 
 
 def test_clusters_are_those_of_exhaustive_search() -> None:
-    """Two texts that are alike and two that are alike: of all divisions in two, the one nearest to its centres."""
+    """Two pairs of similar texts: of all divisions into two clusters, the one found has the texts nearest to their centres."""
     texts = ["red red apple", "red apple", "blue car", "blue car car"]
     points = strata._weighed(texts).toarray()
     divisions = list(itertools.product((0, 1), repeat=4))

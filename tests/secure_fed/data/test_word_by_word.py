@@ -1,4 +1,4 @@
-"""Tokenising every different word once, against the tokenizer itself."""
+"""Tokenising each distinct word only once, compared with the tokenizer itself."""
 
 from __future__ import annotations
 

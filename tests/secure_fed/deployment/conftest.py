@@ -1,4 +1,4 @@
-"""One process plays all machines here, so the base model is loaded once and copied, and no report is drawn."""
+"""One process runs all parties here, so the base model is loaded once and copied. No report is drawn."""
 
 from __future__ import annotations
 

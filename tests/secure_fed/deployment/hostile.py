@@ -1,11 +1,12 @@
-"""A run in whose every round somebody tries something else: a script for the same attacks in memory and over Flower.
+"""A run with another attack in every round: scripts for the same attacks in memory and over Flower.
 
-`ATTACKS[r]` is what happens in round r: who lies, how many members are in that round's sum all the same (None: the round is
-lost), and what the coordinator says of it. VICTIM is the one member that is lied to, or that lies; lies are about PEER.
+`ATTACKS[r]` is the attack in round r, with the number of members that are in that round's sum nevertheless (None: the round is
+lost) and the line that the coordinator prints about it. VICTIM is the member that is attacked, or that is dishonest itself;
+false statements are about PEER.
 
-    Lying      links of a coordinator that says, under its own signature, what the script has it say
-    OnTheWay   a carrier on which somebody changes what it carries
-    Member     a member's node that answers what the script has it answer, under its own signature
+    Lying      the links of a dishonest coordinator, which signs the requests that the script gives it
+    OnTheWay   a carrier with a network attacker, who changes messages
+    Member     the node of a dishonest member, which signs the answers that the script gives it
 """
 
 from __future__ import annotations
@@ -28,21 +29,26 @@ from secure_fed.errors import SecureFedError
 from secure_fed.rounds.transport import Stage, Staged
 
 PEER, VICTIM = 0, 3
-Told = Callable[[int, Stage], Stage]  # of the member, and what an honest coordinator would ask it
+Told = Callable[[int, Stage], Stage]  # from the member and the honest request to it, the dishonest request
 OnWay = Callable[["OnTheWay", Envelope], Envelope]
 Said = Callable[[Staged, Stage], Staged]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One of the functions is there: what the coordinator tells; what becomes of the victim's request, or of its answer, on the
-    way; what the victim itself says. at: the stage. again: the coordinator asks a second time, with this."""
+    """One attack: at most one of `told`, `again`, `asked`, `answered` and `says` is set. It acts in the stage `at`.
+
+    told: changes the coordinator's requests. again: changes the requests that the coordinator sends a second time. asked,
+    answered: change the victim's request or its answer on the way. says: changes the answer that the victim signs.
+
+    survivors: the number of members in the sum; None: the round is lost. said: a pattern of a line that reports the attack.
+    """
 
     name: str
     survivors: int | None
     said: str = ""
     at: str = ""
-    sum: int = 0  # which one of the round, counted from 0
+    sum: int = 0  # the number of the masked sum in its round, from 0
     told: Told | None = None
     again: Told | None = None
     asked: OnWay | None = None
@@ -163,9 +169,9 @@ SCRIPTS = {"one sum": ATTACKS, "two sums": TWO_SUMS}
 
 
 def found(records: Sequence[Mapping[str, Any]], said: Sequence[str], script: Sequence[Attack]) -> list[str]:
-    """What came of each attack: "" if it came out as the script says, else what did.
+    """For each attack: "" if its outcome is the one in the script, otherwise the outcome.
 
-    said: what the coordinator printed, of which the lines up to the line of a round are that round's.
+    said: the lines that the coordinator printed. A round's lines end with the line "round N/...".
     """
     ends = [at for at, line in enumerate(said) if re.match(r"round \d+/", line)]
     parts = [said[start : end + 1] for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
@@ -184,7 +190,7 @@ def _came(record: Mapping[str, Any], lines: Sequence[str], attack: Attack) -> st
 
 @dataclass
 class Lying(Links):
-    """Links of a coordinator that keeps to the script."""
+    """The links of a coordinator that follows the script."""
 
     script: Sequence[Attack] = ATTACKS
     _sums: dict[int, int] = field(default_factory=dict)
@@ -203,7 +209,7 @@ class Lying(Links):
 
 @dataclass
 class OnTheWay:
-    """A carrier with somebody on the way to the victim and back, who keeps what went by."""
+    """A carrier with an attacker between the coordinator and the victim, who keeps messages to replay them."""
 
     inner: Any
     script: Sequence[Attack] = ATTACKS
@@ -237,7 +243,7 @@ class OnTheWay:
 
 @dataclass
 class Member:
-    """The victim's node, which says what the script has it say."""
+    """The victim's node, which gives the answers of the script."""
 
     node: Node
     script: Sequence[Attack] = ATTACKS

@@ -1,4 +1,4 @@
-"""A deployed federation in one process: nodes and coordinator as on their machines, envelopes handed over in memory."""
+"""A deployed federation in one process: its real nodes and coordinator, with envelopes passed in memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from secure_fed.learning.data import notes
 
 
 def rows_of(count: int, seed: int, split: str = "train") -> list[dict[str, Any]]:
-    """Some of the built-in notes, as rows of a file."""
+    """`count` of the built-in notes, as rows of a file."""
     rows = notes.generate(count, seed=seed, split=split)
     return [{"text": text, "label": rows.label_names[label]} for text, label in zip(rows.text, rows.label, strict=True)]
 
@@ -32,13 +32,16 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def copied(envelope: Envelope) -> Envelope:
-    """As it arrives on another machine."""
+    """A copy of the envelope, as another machine receives it."""
     return Envelope(bytes(envelope.header), {name: np.array(array) for name, array in envelope.arrays.items()})
 
 
 @dataclass
 class InMemory:
-    """A carrier that hands envelopes over. touch: what somebody on the way does to (node, asked, answer)."""
+    """A carrier that passes envelopes in memory.
+
+    touch: from (node, asked, answer), the answer that arrives; None: it is lost. deaf: nodes that are not connected.
+    """
 
     nodes_: dict[int, Node]
     touch: Callable[[int, Envelope, Envelope], Envelope | None] = lambda node, asked, answer: answer
@@ -60,7 +63,7 @@ class InMemory:
 
 @dataclass
 class Deployed:
-    """A founded federation: folders, nodes, and what was said."""
+    """A founded federation: its folders, its nodes, and the lines that the coordinator printed."""
 
     folder: Path
     homes: list[Path]
@@ -80,9 +83,9 @@ def founded(
     entropy: Callable[[int], Entropy | None],
     **own: Any,
 ) -> Deployed:
-    """A node for each part, under policies that admit everything, and a coordinator with 40 notes for tests.
+    """A federation of a node for each part, under policies that admit everything, and a coordinator with 40 test notes.
 
-    own: settings of [policy].
+    own: settings of [policy] that differ from these.
     """
     folder = tmp / "coordinator"
     home.made(folder, "coordinator init")

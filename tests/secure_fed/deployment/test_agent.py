@@ -1,4 +1,4 @@
-"""The agent and the relay to it: one agent a folder, a socket for its owner alone, and an answer whatever happens."""
+"""The agent and the relay to it: one agent per folder, a socket that only its owner can use, and an answer to every request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASKED = Envelope(b'{"kind":"x"}', {"a": np.arange(5)})
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="sf") as path:  # a socket's path is short
+    with tempfile.TemporaryDirectory(prefix="sf") as path:  # a socket's path has a length limit
         yield Path(path)
 
 
@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
 def serving(folder: Path, answer: agent.Answer) -> Iterator[None]:
     thread = threading.Thread(target=agent.serve, args=(folder, answer), daemon=True)
     thread.start()
-    while not relay.listens(folder):  # a socket is there before it takes connections
+    while not relay.listens(folder):  # a socket exists before it accepts connections
         assert thread.is_alive()
     yield
 
@@ -60,7 +60,7 @@ def test_an_agent_that_fails_says_nothing_of_why(folder: Path, capfd: pytest.Cap
         raise ValueError("a secret")
 
     with serving(folder, fails):
-        for _ in range(2):  # and it goes on
+        for _ in range(2):  # a failure does not end the agent
             assert b"secret" not in relay.ask(folder, ASKED, 10).header
     assert "a secret" in capfd.readouterr().err
 
@@ -88,7 +88,7 @@ def test_an_agent_that_does_not_answer_in_time_is_a_refusal(folder: Path) -> Non
 
 @pytest.mark.nightly
 def test_an_agent_that_cannot_start_is_a_refusal(folder: Path) -> None:
-    found = relay.ask(folder, ASKED, 10)  # a folder of no node
+    found = relay.ask(folder, ASKED, 10)  # the folder has no node
     assert b"NoAgent" in found.header
     assert b"ended with status 2" in found.header
     assert "cannot be read" in (folder / relay.LOG).read_text()

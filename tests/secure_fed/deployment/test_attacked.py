@@ -1,4 +1,4 @@
-"""Every row of docs/deployment_threats.md that is a lie in a round, in one run: each costs what it may, and is said."""
+"""Every attack of docs/deployment_threats.md within a round, in one run: each is reported and costs no more than it may."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS: dict[str, Any] = {"one sum": {}, "two sums": SKETCHED}
 
 
 def config(which: str) -> RunConfig:
-    """Of a run with as many rounds as the script has attacks."""
+    """The config of a run with as many rounds as the script has attacks."""
     return config_of(SIGNED, METHODS[which], {"federation": {"rounds": len(SCRIPTS[which])}})
 
 

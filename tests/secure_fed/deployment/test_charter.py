@@ -1,4 +1,4 @@
-"""The charter: one signed text, of which nothing can be changed."""
+"""The charter: a signed text in which any change is refused."""
 
 from __future__ import annotations
 

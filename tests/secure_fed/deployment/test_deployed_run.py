@@ -1,4 +1,4 @@
-"""A federation of separate parties, from envelope to envelope: the run of a simulation, whoever dies or lies on the way."""
+"""A federation of separate parties that exchange envelopes: it equals a simulation, and withstands parties that die or lie."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def deployed(tmp: Path, *tables: dict[str, dict[str, Any]], seed: int | None = N
 
 
 def simulated(tmp: Path, *tables: dict[str, dict[str, Any]], seed: int) -> State:
-    """The same run in one process, over the nodes' files."""
+    """The final state of the same run as a simulation in one process, over copies of the nodes' files."""
     files = []
     for number in range(len(PARTS)):
         files.append(str(shutil.copy(tmp / f"node-{number}" / "train.jsonl", tmp / f"c{number}.jsonl")))
@@ -98,13 +98,13 @@ def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, tables: Any) -
 
 
 def stage_of(asked: Envelope) -> str:
-    """The stage that an envelope of the coordinator asks for, and its round."""
+    """The round and the stage that the coordinator's envelope asks for, such as "0 mask"; "" if it asks for no stage."""
     found = messages.decode(seal.unsealed(asked))
     return f"{found.round} {found.name}" if isinstance(found, Stage) else ""
 
 
 def damaged(envelope: Envelope) -> Envelope:
-    """One bit of its largest array, or of its header, is another."""
+    """A copy with one bit of its largest array changed or, if it has no arrays, with its header changed."""
     arrays = {name: np.array(array) for name, array in envelope.arrays.items() if name != seal.SIGNATURE}
     if not arrays:
         return Envelope(envelope.header.replace(b'"', b'" ', 1), envelope.arrays)
@@ -160,7 +160,7 @@ SOMETHING = Tensors({"bias": torch.zeros(3)})
     ids=range(7),
 )
 def test_a_member_that_answers_something_else_is_absent_and_no_more(tmp_path: Path, lie: Any) -> None:
-    """Signed by the member itself, in the open, where the server adds up what it is sent."""
+    """The member signs these answers itself. Without secure aggregation, the server adds up the updates that it is sent."""
     party = deployed(tmp_path)
 
     def lies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
@@ -183,7 +183,7 @@ def test_a_member_that_answers_something_else_is_absent_and_no_more(tmp_path: Pa
 
 
 def test_an_answer_to_another_request_is_refused(tmp_path: Path) -> None:
-    """What a member signed in round 1 is no answer in round 2, and what one member signed is no answer of another."""
+    """A member's signed answer of round 1 is refused in round 2, and one member's signed answer is refused from another."""
     party = deployed(tmp_path, MASKED)
     kept: dict[str, Envelope] = {}
 
@@ -223,7 +223,7 @@ def test_requests_that_the_coordinator_did_not_sign_are_refused(tmp_path: Path) 
 
 
 def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
-    """A server that asks for round 1 again, after the node was started anew, gets no second contribution."""
+    """A node that was restarted refuses a repeated request of round 1, so the server gets no second contribution."""
     party = deployed(tmp_path)
     party.conduct()
     node = Node(party.homes[0])
@@ -236,7 +236,7 @@ def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """What stands for a kill of the coordinator."""
+    """Stands in for a kill of the coordinator's process."""
 
 
 @pytest.mark.parametrize("tables", [pytest.param((), marks=pytest.mark.nightly), (SHARES,)], ids=["open", "shares"])
@@ -264,7 +264,7 @@ def test_a_node_killed_between_its_shares_and_the_opening_is_missing_once(tmp_pa
     party = deployed(tmp_path, SHARES)
 
     def dies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
-        if node == 102 and stage_of(asked) == "0 share":  # its shares are out, and its process is not
+        if node == 102 and stage_of(asked) == "0 share":  # it dies after it sent its shares, and restarts
             party.carrier.nodes_[202] = Node(party.homes[2])
             del party.carrier.nodes_[102]
         return answer
@@ -349,7 +349,7 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(tmp_path: Path) -
 def test_a_coordinator_killed_between_its_charge_and_its_note_asks_nobody_twice(
     tmp_path: Path, tables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The charge of round 2 is made, and that the round has begun is not noted: no member was asked, so it may begin."""
+    """Killed after round 2 is charged and before it is recorded as begun. No member was asked, so round 2 may begin."""
     party, noted = deployed(tmp_path, *tables, {"federation": {"rounds": 3}}), coordinator.atomic_write
 
     def dies(path: Path, content: Any, **how: Any) -> None:
@@ -364,7 +364,7 @@ def test_a_coordinator_killed_between_its_charge_and_its_note_asks_nobody_twice(
     asked = [stage_of(one) for node, one, _ in party.carrier.seen if node == 100]
     assert not any(one.startswith("1 ") for one in asked), "nobody was asked for round 2"
     again = party.conduct()
-    if tables:  # what was charged counts, and so the last round has no budget left
+    if tables:  # the first charge of round 2 counts, so the budget may end before the last round
         assert again.summary["epsilon"] <= 8.0
         assert again.state.round in (2, 3)
     else:

@@ -1,4 +1,4 @@
-"""Envelopes as bytes: what comes back is what was sent, and nothing of an impossible size is made."""
+"""Envelopes as bytes: decoding returns the envelope that was sent, and a size beyond the limit takes no memory."""
 
 from __future__ import annotations
 

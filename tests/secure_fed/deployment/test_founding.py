@@ -1,4 +1,4 @@
-"""What a federation on many machines cannot have is refused when it is founded, by the setting's name."""
+"""Settings that a federation on many machines cannot have are refused, by name, when it is founded."""
 
 from __future__ import annotations
 

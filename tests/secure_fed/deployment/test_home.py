@@ -1,4 +1,4 @@
-"""The folders of a deployment: private, read strictly, and whole or not there."""
+"""The folders of a deployment: private, read strictly, and either complete or absent."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_node_is_not_made_of_nonsense(tmp_path: Path, own: dict[str, object], 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.csv", "own.jsonl.gz", "own.parquet", "train.csv"])
 def test_a_node_is_not_made_of_data_without_an_example(tmp_path: Path, name: str) -> None:
-    """Lines that are blank, a header alone, no bytes, no rows, and a folder with such a file."""
+    """Five cases: only blank lines, only a header, no bytes, no rows, and a folder whose only file has only a header."""
     file = tmp_path / name
     if name.endswith(".parquet"):
         parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), file)

@@ -1,4 +1,4 @@
-"""Messages: the same on both sides, and a typed error for anything else."""
+"""Messages: decoding returns the message that was encoded, and anything else raises a typed error."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MESSAGES = [
 def test_what_is_decoded_is_what_was_encoded(message: Any) -> None:
     found = decode(encode(message), getattr(message, "client", 0))
     if isinstance(message, Stage) and message.request is not None:
-        assert found.request.digest == message.request.digest  # every number, name, type and shape of it
+        assert found.request.digest == message.request.digest  # of every number, name, type and shape
         assert replace(found, request=None) == replace(message, request=None)
     else:
         assert found == message

@@ -1,4 +1,4 @@
-"""A node's policy: every limit of it is one that a charter can break, and then the refusal names it."""
+"""A node's policy: a charter can break each of its limits, and the refusal names the limit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_each_limit_is_kept_and_named(name: str, policy: dict[str, Any], terms: 
 
 
 def test_what_a_charter_leaves_open_is_judged_by_what_is_run() -> None:
-    """Ten members a round if nobody says how many, and noise by the server if nobody says whose."""
+    """A round has ten members if federation.cohort is not set, and the server may add the noise if privacy.noise is "auto"."""
     many = tuple(Member(f"clinic {number}", Identity.new().public) for number in range(40))
     offered = replace(charter(federation={"cohort": None}), members=many)
     require(replace(POLICY, least_cohort=10), offered)
@@ -89,7 +89,7 @@ def test_what_a_charter_leaves_open_is_judged_by_what_is_run() -> None:
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 def test_a_guarantee_that_counts_on_secret_cohorts_is_not_admitted(sampling: str) -> None:
-    """Whoever founded it: a coordinator that refuses such settings itself is no reason to trust it."""
+    """A coordinator refuses such settings too, but a node does not rely on the coordinator's check."""
     many = tuple(Member(f"clinic {number}", Identity.new().public) for number in range(6))
     terms = {"federation": {"sampling": sampling}, "secure_aggregation": {"enabled": sampling == "fixed"}}
     with pytest.raises(PolicyError, match=f"counts on nobody's seeing who takes part .*'{sampling}'"):

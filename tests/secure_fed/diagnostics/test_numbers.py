@@ -1,4 +1,4 @@
-"""The numbers themselves, against loops that know nothing of the package."""
+"""The diagnostics' numbers, compared with loops that do not use the package."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_columns_by_a_loop() -> None:
 
 def test_columns_of_known_angles() -> None:
     before = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-    after = torch.tensor([[3.0, 0.0, -1.0], [0.0, 1.0, 0.0]])  # longer, turned by a right angle, turned round
+    after = torch.tensor([[3.0, 0.0, -1.0], [0.0, 1.0, 0.0]])  # longer, turned by 90 degrees, reversed
     assert of_columns(before, after) == pytest.approx((2 / 3, (0 + 1 + 2) / 3))
     assert of_columns(before, before * 5) == pytest.approx((4.0, 0.0))
 
@@ -102,7 +102,7 @@ def test_cka_knows_no_rotation_scale_or_shift() -> None:
 
 
 class Gives(nn.Module):
-    """A model whose output is what it is told to be."""
+    """A model that always returns the given output."""
 
     def __init__(self, output: Any) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ PAIR = Pair("layer", "a", "b")
 
 
 def round_of(clients: int, weights: list[float], rank: int = 2) -> tuple[dict[str, float], list[tuple[Tensor, Tensor]]]:
-    """What is told of clients with random factors, and these."""
+    """The aggregation errors of a round whose clients have random factors, and these factors."""
     factors = [(random(6, rank, seed=i), random(rank, 5, seed=100 + i)) for i in range(clients)]
     error = AggregationError([PAIR])
     for (b, a), weight in zip(factors, weights, strict=True):

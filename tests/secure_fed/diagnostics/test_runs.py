@@ -1,4 +1,4 @@
-"""Diagnostics of whole runs: measured where asked for, by hand where possible, and the same after an interruption."""
+"""Diagnostics of whole runs: measured if switched on, checked by hand where possible, the same after an interruption."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def asked(*names: str, **more: Any) -> dict[str, Any]:
 
 
 class Kept:
-    """Every global state of a run."""
+    """A callback that keeps every global state of a run."""
 
     def __init__(self, federation: Federation) -> None:
         self.states = [federation.assembly.initial]
@@ -50,7 +50,7 @@ class Kept:
 
 
 def run(settings: Mapping[str, Any]) -> tuple[Result, list[State], list[list[tuple[Tensors, Tensors]]]]:
-    """The result, the states, and what every client of every round began with and trained."""
+    """The result, the global states, and for each round every client's tensors before and after training."""
     federation = toys.federation(settings)
     kept = Kept(federation)
     federation.callbacks.append(kept)
@@ -69,7 +69,7 @@ def run(settings: Mapping[str, Any]) -> tuple[Result, list[State], list[list[tup
 
 
 def products(tensors: Tensors) -> list[np.ndarray[Any, Any]]:
-    """s B A of a toy with alpha 16 and rank 2."""
+    """The products s B A of a toy with alpha 16 and rank 2, so that s = 8."""
     return [8.0 * (tensors.tensor(p.b).double() @ tensors.tensor(p.a).double()).numpy() for p in pairs(tensors)]
 
 
@@ -109,7 +109,7 @@ def test_discrepancy_is_the_mean_over_the_clients_of_a_round() -> None:
             directions.append(v @ w / (np.linalg.norm(v) * np.linalg.norm(w)) if v.any() else math.nan)
         assert record["discrepancy"]["magnitude"] == pytest.approx(np.mean(magnitudes))
         if record["round"] == 1:
-            assert record["discrepancy"]["direction"] is None  # what is zero has no direction
+            assert record["discrepancy"]["direction"] is None  # a zero vector has no direction
         else:
             assert record["discrepancy"]["direction"] == pytest.approx(np.mean(directions))
 
@@ -136,7 +136,7 @@ def test_drift_is_of_the_logits_on_the_test_examples() -> None:
 
 
 def test_aggregation_errors_of_a_round() -> None:
-    """FRA's own state after the round is the truncation whose loss is told."""
+    """FRA's own state after a round is the truncated mean. The diagnostic reports what the truncation lost."""
     result, states, rounds = run(asked("aggregation_error", **{"method.name": "fra_lora"}))
     for record, after, clients in zip(result.records, states[1:], rounds, strict=True):
         means = [np.mean(matrices, axis=0) for matrices in zip(*(products(b | a) for b, a in clients), strict=True)]
@@ -157,7 +157,7 @@ def test_with_frozen_a_nothing_is_lost_and_with_both_trained_something_is() -> N
 
 
 def test_weights_of_clients_are_those_of_the_mean() -> None:
-    """With one client that counts for almost everything, the mean of products is its product, and nothing is lost."""
+    """If one client has almost all of the weight, the mean of products is almost its product, and almost nothing is lost."""
     more = {"federation.weighting": "examples", "evaluation.diagnostics": ["aggregation_error"]}
     uneven = toys.federation({**STEPS, **more}, sizes=(4000, 1, 1)).run().records[-1]["aggregation_error"]
     even = toys.federation({**STEPS, **more}, sizes=(4, 4, 4)).run().records[-1]["aggregation_error"]
@@ -194,7 +194,7 @@ def test_dropout_is_left_as_it_is() -> None:
 
 
 def killed_in(federation: Federation, round_: int) -> None:
-    """A kill in the midst of a round, once two of its clients have trained."""
+    """Arranges an interruption in round `round_`, after two of its clients have trained."""
     whole, done = federation.assembly.clients[2].handle, [0]
 
     def handle(request: Any) -> Any:
@@ -221,7 +221,7 @@ def test_an_interrupted_run_tells_the_same(tmp_path: Path, name: str) -> None:
 
 
 def test_the_same_federation_after_an_interruption(tmp_path: Path) -> None:
-    """Clients seen in a round that did not end are not counted in the next."""
+    """Measurements of clients in an interrupted round are not counted when the round is run again."""
     federation = toys.federation(asked(*ALL))
     expected = toys.without_time(toys.federation(asked(*ALL)).run().records)
     killed_in(federation, 2)
@@ -252,7 +252,7 @@ def test_what_clients_are_given_is_looked_at_once_where_it_is_the_same() -> None
     for before in (given, given | {}, given):
         drift.see(before, after, 1.0)
     assert len(looked) == 1 + 3
-    drift.see(Tensors({"w": torch.zeros(1)}), after, 1.0)  # a client with something of its own in its model
+    drift.see(Tensors({"w": torch.zeros(1)}), after, 1.0)  # a client whose model starts with a tensor of its own
     assert len(looked) == 2 + 4
     assert drift.collected() == pytest.approx({"mean": 1.0, "worst": 1.0})
     assert drift.collected() == {}
@@ -391,7 +391,7 @@ def test_a_metric_may_not_be_called_like_a_diagnostic() -> None:
         federation.run()
 
 
-# Of records alone.
+# Diagnostics from the records alone.
 
 
 def rows(accuracies: list[float | None]) -> list[dict[str, Any]]:
@@ -421,7 +421,7 @@ def test_time_over_a_line_of_one_megabyte_a_second() -> None:
     records = rows([0.1, 0.2])
     for row in records:
         row["transfer_seconds"] = targets.transfer_seconds(row, 1.0)
-        assert row["transfer_seconds"] == pytest.approx(2.0)  # (6 + 2) MB over four lines
+        assert row["transfer_seconds"] == pytest.approx(2.0)  # (6 + 2) MB over 4 clients' separate lines
     told = targets.summary(records, EvaluationConfig(bandwidth=1.0), secret_cohort=False)["bandwidth"]
     assert told == pytest.approx(
         {"megabytes_per_second": 1.0, "transfer_seconds": 4.0, "compute_seconds": 4.0, "seconds": 8.0}

@@ -1,4 +1,4 @@
-"""A ServerApp for tests: a coordinator that lies, and somebody on the way, by the script that the run-config names."""
+"""A ServerApp for tests: a dishonest coordinator and a network attacker that follow the script named in the run-config."""
 
 from __future__ import annotations
 

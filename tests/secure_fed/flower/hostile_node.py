@@ -1,4 +1,4 @@
-"""A member's node for tests: Flower's SuperNode, and an agent that says what a script has it say.
+"""A dishonest member's node for tests: Flower's SuperNode, and an agent whose answers follow a script.
 
 python -m tests.secure_fed.flower.hostile_node HOME SCRIPT COMMAND ...
 """

@@ -1,9 +1,9 @@
-"""A node for tests: Flower's SuperNode, and an agent whose noise is of a seed, so that its run can be made again elsewhere.
+"""A node for tests: Flower's SuperNode, and an agent with seeded noise, so that a simulation can repeat the run.
 
     python -m tests.secure_fed.flower.seeded_node HOME SEED DIES COMMAND ...
 
-DIES: a stage, such as "1 mask" (of the second round), in which all of the node's processes are killed before they answer; ""
-for a node that lives.
+DIES: the stage in which all of the node's processes are killed before they answer, such as "1 mask" (of the second round). ""
+kills none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`secure-fed node run` for tests, with an agent whose noise is of a seed, so that its run can be made again elsewhere.
+"""`secure-fed node run` for tests, with seeded noise in the agent, so that a simulation can repeat the run.
 
 python -m tests.secure_fed.flower.seeded_node_run run SEED node run HOME ...
 """

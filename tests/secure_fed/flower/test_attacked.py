@@ -1,4 +1,4 @@
-"""The attacks on rounds of docs/deployment_threats.md, over Flower's own processes."""
+"""The attacks of docs/deployment_threats.md that happen within a round, over Flower's own processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GridCarrier` over a Grid that is a dictionary, and a clock that does not wait."""
+"""`GridCarrier` with a fake Grid, and with a fake clock that does not wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from secure_fed.flower.content import packed, unpacked
 
 
 class Clock:
-    """Time that passes when somebody sleeps."""
+    """A clock that `sleep` advances at once."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -44,7 +44,11 @@ def echo(message: Message) -> RecordDict | Error:
 
 @dataclass
 class FakeGrid:
-    """Nodes as functions from a message to their answer. after: the seconds a node takes. lost: nodes nobody knows any more."""
+    """A Grid whose nodes are functions from a message to its answer.
+
+    after: the seconds until a node's answer is there. lost: nodes that the SuperLink does not know. together: the most messages
+    in one push.
+    """
 
     clock: Clock
     answers: dict[int, Callable[[Message], Any]]
@@ -83,7 +87,7 @@ def exchanged(grid: Any, nodes: Iterable[int], seconds: float = 10) -> dict[int,
 
 
 def refusal(envelope: Envelope) -> Refusal:
-    """As the coordinator reads it."""
+    """The refusal in an envelope, decoded as the coordinator decodes it."""
     found = decode(envelope)
     assert isinstance(found, Refusal)
     return found
@@ -108,7 +112,7 @@ def test_answers_come_back_in_the_order_in_which_nodes_answer(clock: Clock) -> N
     assert list(found) == [3, 2, 1]
     assert all(np.array_equal(one.arrays["a"], ENVELOPE.arrays["a"]) for one in found.values())
     assert {one.metadata.message_type for one in grid.sent} == {MESSAGE_TYPE}
-    assert 1004 <= clock.now < 1005  # it did not wait for the deadline
+    assert 1004 <= clock.now < 1005  # it returned before the deadline
 
 
 def test_messages_are_pushed_one_by_one(clock: Clock) -> None:
@@ -130,14 +134,14 @@ def test_a_message_lives_no_longer_than_the_deadline(clock: Clock) -> None:
 
     grid = Slow(clock, dict.fromkeys(range(1, 6), echo))
     exchanged(grid, grid.answers, 10)
-    assert [one.metadata.ttl for one in grid.sent] == [10, 6, 2]  # and to the last two there was no time to send
+    assert [one.metadata.ttl for one in grid.sent] == [10, 6, 2]  # no time is left to send the last two
 
 
 def test_what_expires_with_the_deadline_is_silence(clock: Clock) -> None:
-    """Flower calls an unanswered message expired from that moment on, and a member that is late is not one that refuses."""
+    """From the deadline on, Flower reports unanswered messages as expired. A late member must not count as refusing."""
 
     def expired(_: Message) -> Error:
-        clock.now = 1010  # while it is asked for
+        clock.now = 1010  # the deadline passes while the answer is fetched
         return Error(3, "expired")
 
     assert list(exchanged(FakeGrid(clock, {1: expired, 2: echo}, after={1: 9}), [1, 2])) == [2]
@@ -176,7 +180,7 @@ def test_an_answer_that_flower_cannot_read_takes_no_other_with_it(clock: Clock) 
 
 
 def test_an_answer_is_that_of_the_node_that_was_asked(clock: Clock) -> None:
-    """Whatever number the answer's own metadata have."""
+    """The sender that the answer's own metadata states is ignored."""
 
     class Claiming(FakeGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

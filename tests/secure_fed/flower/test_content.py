@@ -1,4 +1,4 @@
-"""What a Flower message may hold, and what is refused before anything is made of it."""
+"""The content of a Flower message: the contents that are accepted, and those refused before any array is created."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOOL = DTYPES.index(np.dtype(np.bool_))
 
 
 def record(data: bytes, stype: str = "secure-fed.envelope") -> RecordDict:
-    """A message as somebody writes it who does not keep to `packed`."""
+    """A message with these bytes, as a sender may write it without `packed`."""
     return RecordDict({"envelope": ArrayRecord({"bytes": Array("uint8", (len(data),), stype, data)})})
 
 
@@ -36,7 +36,7 @@ def content_of(envelope: Envelope) -> bytes:
 
 
 def one_array(kind: int, shape: tuple[int, ...], numbers: bytes = b"") -> bytes:
-    """The bytes of an envelope with one array, whatever it says of itself."""
+    """The bytes of an envelope with one array, whose header may state any type and shape."""
     head = struct.pack("<I2sI", 2, b"{}", 1) + struct.pack("<H1sBB", 1, b"a", kind, len(shape))
     return head + struct.pack(f"<{len(shape)}Q", *shape) + numbers
 
@@ -69,7 +69,7 @@ def test_a_message_is_read_to_its_last_byte_and_no_further() -> None:
 
 
 def test_a_size_that_is_only_stated_is_not_made() -> None:
-    """Within the limits of an envelope, and beyond the bytes of the message."""
+    """The stated size is within the limits of an envelope, but larger than the message."""
     with pytest.raises(EnvelopeError, match=f"above {len(one_array(0, (1,)))}"):
         unpacked(record(one_array(0, (10**9,))))
 
@@ -86,7 +86,7 @@ def test_a_truth_value_is_0_or_1() -> None:
 
 
 class Planted:
-    """Says so, if anybody unpickles it."""
+    """Fails the test when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return pytest.fail, ("a pickle was loaded",)

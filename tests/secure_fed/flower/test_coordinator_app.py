@@ -1,4 +1,4 @@
-"""The ServerApp without Flower's processes: its run-config, and how it fails."""
+"""The ServerApp without Flower's processes: its run-config and its failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_run_config_that_is_wrong_is_refused(given: dict[str, Any], named: str
 
 @pytest.mark.parametrize("error", [ModelError("the base model is another"), OSError(28, "No space left"), None])
 def test_a_run_that_fails_is_logged_in_one_sentence(error: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Flower's process logs it: at its own logger, with the exception. A bug of ours keeps its stack trace."""
+    """Flower logs the exception at its own logger. A known failure is logged as one sentence; a bug keeps its stack trace."""
 
     def conduct(*_: Any) -> None:
         raise error or RuntimeError("a bug")

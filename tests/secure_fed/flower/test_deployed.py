@@ -1,4 +1,4 @@
-"""Whole runs over Flower's processes on this machine: nodes that hold their data, a coordinator that holds none."""
+"""Whole runs over Flower's processes on this machine: each node has its own data, and the coordinator has none of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHARES = RunConfig.from_dict(
 
 
 def seeded(link: Loopback, node: int) -> list[str]:
-    """A node of a seed. The victim is killed in its second round, after its shares are out, and once."""
+    """The command of a node with seeded noise. The victim is killed once: in the second round, after it sent its shares."""
     dies = "1 mask" if node == VICTIM and not link.output(f"node-{node}") else ""
     own = [sys.executable, "-m", "tests.secure_fed.flower.seeded_node", str(link.homes[node]), str(SEED), dies]
     return [*own, *supernode(link, node)]
@@ -51,7 +51,7 @@ def seeded(link: Loopback, node: int) -> list[str]:
 
 @dataclass
 class Ran:
-    """A run that ended: its parties, what it printed, and every byte between nodes and SuperLink."""
+    """A finished run: its parties, its output, and every byte between the nodes and the SuperLink."""
 
     party: Deployed
     output: str
@@ -94,7 +94,7 @@ def test_a_node_killed_between_its_shares_and_the_opening_costs_its_contribution
 
 @dataclass
 class Losing:
-    """The transport of a simulation that loses the victim where the node was killed."""
+    """A simulation's transport that loses the victim from the stage in which its node was killed."""
 
     inner: Any
 
@@ -107,7 +107,7 @@ class Losing:
 
 @dataclass
 class Simulated:
-    """start: of the numbers of the first A. final: all numbers of the adapter. plain: every vector before it was masked."""
+    """start: bytes of the initial first A. final: all numbers of the final adapter. plain: every vector before its masking."""
 
     start: bytes
     final: torch.Tensor
@@ -115,7 +115,7 @@ class Simulated:
 
 
 def in_one_process(party: Deployed, config: RunConfig, tmp: Path) -> Federation:
-    """The same run as a simulation, over the nodes' files."""
+    """The federation that simulates the same run, over copies of the nodes' files."""
     files = [str(shutil.copy(home / "train.jsonl", tmp / f"c{at}.jsonl")) for at, home in enumerate(party.homes)]
     own = {("data", "train"): files, ("data", "test"): str(party.folder.parent / "test.jsonl")}
     quiet = {("evaluation", "phantoms"): 0, ("evaluation", "audit_fraction"): 0.0, ("training", "together"): 1}
@@ -152,7 +152,7 @@ def test_it_is_the_run_of_a_simulation_to_the_bit(ran: Ran, simulated: Simulated
 
 
 def test_no_plain_update_is_on_the_wire(ran: Ran, simulated: Simulated) -> None:
-    """No vector is, nor any text of the members. The start of the model, which all are sent, is found by such a search."""
+    """Neither a vector nor a member's text is found. The same search finds the initial A, which is sent to every member."""
     vectors = simulated.plain
     assert len(vectors) == 3 * 4 - 1
     pieces = [vector[at : at + 32] for vector in vectors for at in range(0, len(vector) - 32, 4096)]
@@ -184,13 +184,13 @@ EXAMPLE = RunConfig.from_dict(
 
 
 def seeded_run(link: Loopback, node: int) -> list[str]:
-    """`secure-fed node run` with an agent of a seed."""
+    """The command `secure-fed node run`, with seeded noise in the agent."""
     python, _, _, *rest = node_run(link, node)
     return [python, "-m", "tests.secure_fed.flower.seeded_node_run", "run", str(SEED), *rest]
 
 
 def test_under_tls_with_node_authentication_and_the_budgets_at_the_nodes(tmp_path: Path) -> None:
-    """Nodes as their owners start them, but for a seed. Examples are protected, in two sums of sketches a round."""
+    """Nodes start as usual, but with seeded noise. The privacy unit is the example; a round has two sums of sketches."""
     party = founded(tmp_path, EXAMPLE, PARTS, lambda number: None, most_epsilon=50.0)
     homes = party.homes
     with loopback(tmp_path / "link", homes, tls=True, auth=True, proxy=True, command=seeded_run) as link:

@@ -1,6 +1,6 @@
 """Envelopes through Flower's own processes on this machine: ServerApp, SuperLink, SuperNodes, ClientApps, agents, and back.
 
-All bytes between the nodes and the SuperLink are kept. Under TLS and node authentication: test_deployed.py.
+All bytes between the nodes and the SuperLink are recorded. test_deployed.py has the tests with TLS and node authentication.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ publisher = "secure-fed"
 serverapp = "asking:app"
 clientapp = "secure_fed.flower.node_app:app"
 """
-MARK = bytes(range(7, 255, 3))  # what the recording is searched for
+MARK = bytes(range(7, 255, 3))  # bytes that a test finds in the recording
 ASKING = f"""
 import json, time
 import numpy as np
@@ -68,7 +68,7 @@ def ask(carrier, kind, arrays, seconds=120):
 
 
 def agent_answers(name: str, over: threading.Event, asked: Envelope) -> Envelope:
-    """What the agent of the test does: turns arrays round, fails, or sleeps."""
+    """The test agent's answer: the arrays reversed. It fails, or sleeps first, if the request's kind says so."""
     kind = json.loads(asked.header)["kind"]
     if kind == "fail":
         raise RuntimeError("an agent that fails")
@@ -80,7 +80,7 @@ def agent_answers(name: str, over: threading.Event, asked: Envelope) -> Envelope
 
 @dataclass
 class Done:
-    """A run that is over. asked: what its ServerApp asked, in order."""
+    """A finished run. asked: each request of its ServerApp with the answers, in order."""
 
     link: Loopback
     asked: list[dict[str, Any]]
@@ -88,7 +88,7 @@ class Done:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
-    """Two nodes, each with an agent in a thread of this process."""
+    """A finished run with two nodes, each with an agent in a thread of this process."""
     folder, over = tmp_path_factory.mktemp("flower"), threading.Event()
     homes = [folder / "north", folder / "south"]
     for home in homes:
@@ -129,7 +129,7 @@ def test_the_recording_shows_what_travels_in_the_open(done: Done) -> None:
     kept = done.link.recording
     assert kept is not None
     large = np.random.default_rng(1).integers(0, 256, 12_000_000, dtype=np.uint8)
-    assert kept.total > 3 * large.nbytes  # to two nodes and back; what is equal in both answers may go once
+    assert kept.total > 3 * large.nbytes  # to two nodes and back; equal parts of both answers may be sent once
     assert kept.holds(MARK)
     assert kept.holds(large[6_000_000:6_001_000].tobytes())
 

@@ -21,11 +21,11 @@ ENVELOPE = Envelope(b'{"kind":"end"}')
 
 @pytest.fixture(autouse=True)
 def _task(flower_task: None) -> None:
-    """Messages can be made."""
+    """Sets a task identity, so that messages can be created."""
 
 
 def asked(content: RecordDict, home: Any = "/srv/clinic") -> Envelope:
-    """What the app answers to a message with this content, at a node with this home."""
+    """The app's answer to a message with this content, at a node with this home."""
     config = {} if home is None else {node_app.HOME: home}
     context = Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config={})
     message = Message(content, 2, "query.secure_fed", ttl=7.0)

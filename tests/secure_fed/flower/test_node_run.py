@@ -1,4 +1,4 @@
-"""What a deployer meets when a node cannot connect: one sentence and an exit status, whatever Flower says."""
+"""A node that cannot connect ends with one sentence and an exit status, whatever Flower prints."""
 
 from __future__ import annotations
 

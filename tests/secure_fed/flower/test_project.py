@@ -1,4 +1,4 @@
-"""`secure-fed flower init`: what it writes, what Flower makes of it, and what it refuses."""
+"""`secure-fed flower init`: the files it writes, how Flower reads them, and the inputs it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that says what it likes to clients behind masks, one session at a time, and what they answer."""
+"""A server that sends arbitrary messages to clients of masked sums, one session at a time, and the clients' answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Lie = Callable[[Parameters], Parameters]
 
 @dataclass
 class Noting:
-    """The operating system's entropy, and what it was asked for."""
+    """The operating system's entropy, with a record of the labels of all streams requested."""
 
     labels: list[tuple[str | int, ...]] = field(default_factory=list)
 
@@ -38,7 +38,7 @@ class Noting:
 
 @dataclass
 class Watched:
-    """What the clients of a federation did: who was made to train, and what was drawn."""
+    """The trainings of a federation's clients, and the randomness that they drew."""
 
     entropy: Noting = field(default_factory=Noting)
     trained: list[tuple[int, int]] = field(default_factory=list)  # (round, client)
@@ -60,7 +60,7 @@ def watch(built: Federation) -> Watched:
 
 @dataclass
 class Heard:
-    """refused: at which stage, which client, with what error. stage: where the session ended."""
+    """A session's outcome. refused: by client, the stage, error type and sentence. stage: the last stage reached."""
 
     refused: dict[int, tuple[str, type[Exception], str]] = field(default_factory=dict)
     stage: str = ""
@@ -68,14 +68,17 @@ class Heard:
 
     @property
     def alike(self) -> bool:
-        """Whether all clients refused, at one stage and in one sentence."""
+        """Whether all refusals were at the same stage, with the same error and sentence."""
         return len(set(self.refused.values())) == 1
 
 
 def request_of(
     built: Federation, round_: int = 0, which: int = 0, first: Request | None = None, lr: float = LR
 ) -> Request:
-    """What an honest server asks in that pass of that round, after means of zero. first: the round's first request."""
+    """An honest server's request in pass number `which` of a round, with zero means of earlier passes.
+
+    first: the round's first request.
+    """
     state = replace(built.assembly.initial, round=round_)
     plan = built.assembly.server.plan(state)
     means = {name: PlainSum(built.assembly.server.layout(state, name)).total() for name in plan.passes[:which]}
@@ -95,10 +98,10 @@ def session(
     contributors: ContributorList | None = None,
     lost: int | None = None,
 ) -> Heard:
-    """One sum, of everybody unless `clients` says otherwise, up to that stage included, or to where somebody refuses.
+    """One session, by default over all clients, up to and including stage `upto`, or until a client refuses.
 
-    lie: what becomes of the parameters, in the stages that `lies_at` names; whoever is not `asked` is asked for nothing,
-    and the vector of who is `lost` does not arrive.
+    lie: the change to the session's parameters, in the stages that `lies_at` selects. asked: the clients that receive a request
+    to contribute; others are to send zeros. lost: a client whose masked vector does not arrive.
     """
     terms = built.assembly.masks.sums.terms  # type: ignore[union-attr]
     invited = range(len(built.assembly.clients)) if clients is None else clients
@@ -131,7 +134,7 @@ def session(
 
 
 def _machine(told: Parameters, honest: Parameters, identities: Mapping[int, bytes]) -> Server:
-    """The server's side, of an honest session if it would not itself make the one that is told."""
+    """The protocol's server, with the honest parameters if the ones sent to clients are invalid for a server."""
     try:
         return Server(told, identities=identities)
     except ParameterError:
@@ -141,7 +144,7 @@ def _machine(told: Parameters, honest: Parameters, identities: Mapping[int, byte
 def _ask(built: Federation, client: int, stage: Stage, heard: Heard) -> None:
     try:
         answer = built.assembly.masks.clients[client].handle(stage)  # type: ignore[union-attr]
-    except Exception as error:  # whatever it is, the server would see it
+    except Exception as error:  # a server would see any error
         heard.refused[client] = (stage.name, type(error), getattr(error, "what", str(error)))
         return
     if answer is None:

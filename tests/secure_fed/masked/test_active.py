@@ -1,4 +1,4 @@
-"""Against a server that may lie: signed keys, an agreed list of survivors, and neighbours that each client has chosen."""
+"""Sums with `active = true`, against a lying server: signed keys, an agreed list of survivors, neighbours chosen by clients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_run_goes_from_end_to_end(kind: str, way: str, privacy: str) -> None:
     assert result.summary["secure_aggregation"]["active"] is True
     assert result.summary["secure_aggregation"]["neighbours"] == (11 if kind == "complete" else 8)
     for ask, reply in recording.exchanges:
-        if kind == "complete" or ask.name != "unmask":  # how many shares a client holds depends on who chose it
+        if kind == "complete" or ask.name != "unmask":  # the number of shares held depends on the clients' choices
             assert len(reply.message) == costs.traffic(ask.parameters)[ask.name].up
         assert any(ask.parameters.registry)
 
@@ -87,7 +87,7 @@ def test_in_every_sum_clients_choose_anew(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_whoever_vanishes_early_is_left_out_of_a_sum_that_goes_on() -> None:
-    """In one session: there is no stage in which everybody has to stay."""
+    """The session is not restarted: no stage needs every client."""
     built = federation({**CHOSEN, "secure_aggregation.neighbours": 10, "secure_aggregation.dropout": 0.2}, sizes=TWELVE)
     heard = listen(built)
     recording = Recording(built.assembly.transport)
@@ -110,7 +110,7 @@ def test_whoever_vanishes_early_is_left_out_of_a_sum_that_goes_on() -> None:
 def test_secret_cohorts_from_which_some_vanish(
     kind: dict[str, Any], cohort: int, clients: int, rounds: int, way: dict[str, Any]
 ) -> None:
-    """Where the server may lie, only a cohort that coins hardly ever draw too small is allowed."""
+    """With `active = true` only cohort sizes that coins almost never draw too small are allowed."""
     settings = {
         **kind,
         **way,

@@ -1,4 +1,4 @@
-"""Clients behind masks that are asked again, for more than was reserved, or for nothing."""
+"""Clients in masked sums refuse repeated requests, more sums than were reserved, and, by default, requests for zeros."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ AGAIN, TOO_MANY = r"round \d+ was requested again", "more than the run has reser
 
 
 def refused(heard: Heard, clients: int, sentence: str) -> bool:
-    """By all of so many clients, where the vectors are asked for, in such a sentence."""
+    """Whether that many clients refused, all at stage "mask" with Tampering and a sentence that matches."""
     told = list(heard.refused.values())
     said = [place == "mask" and error is Tampering and bool(re.search(sentence, what)) for place, error, what in told]
     return len(said) == clients and all(said)
 
 
-# The same again.
+# Repeated requests.
 
 
 @pytest.mark.parametrize("settings", [{**MASKED, **ACTIVE}, MASKED, DISTRIBUTED], ids=["active", "passive", "noised"])
 @pytest.mark.parametrize("again", [3, 2, 0])
 def test_a_round_is_contributed_to_once_and_no_earlier_one_after_it(settings: dict[str, Any], again: int) -> None:
-    """Two sums of one round, over all and over all but one, would differ by that one's contribution."""
+    """Otherwise two sums of one round, over all clients and over all but one, would differ by that client's contribution."""
     built = federation(settings)
     assert not session(built, request_of(built, 3)).refused
     seen = watch(built)
@@ -78,7 +78,7 @@ def test_without_the_count_a_round_is_contributed_to_again(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("upto", ["mask", "done"])
 def test_no_more_vectors_leave_than_sums_were_reserved_opened_or_not(upto: str) -> None:
-    """Where not all answers are needed to open a sum, some of the clients never learn that it was."""
+    """Clients also count sums that seem not opened: a sum may be opened without a client's answer and knowledge."""
     built = federation({**DISTRIBUTED, **ACTIVE})
     built.assembly.masks.begin(2)  # type: ignore[union-attr]
     for round_ in range(2):
@@ -91,7 +91,7 @@ def test_no_more_vectors_leave_than_sums_were_reserved_opened_or_not(upto: str) 
 
 
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """What clients are told to be reserved, as it comes."""
+    """A list that will record each number of reserved sums that a client receives."""
     told: list[int | None] = []
     begin = MaskedClient.begin
 
@@ -128,7 +128,7 @@ def test_who_goes_on_brings_noise_only_for_what_is_left(tmp_path: Path, monkeypa
     assert refused(session(built, request_of(built, 3), number=99), 4, TOO_MANY)
 
 
-# Nothing.
+# Requests for zeros.
 
 
 KINDS = {"passive": MASKED, "active": {**MASKED, **ACTIVE}, "distributed": DISTRIBUTED, "hidden": HIDDEN}
@@ -136,7 +136,7 @@ KINDS = {"passive": MASKED, "active": {**MASKED, **ACTIVE}, "distributed": DISTR
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nobody_is_asked_for_nothing_where_nobody_fills_up(kind: str) -> None:
-    """A sum over one contribution and zeros of all others would be that contribution, with or without all shares of noise."""
+    """If all clients but one sent zeros, the sum would be that client's contribution, noised or not."""
     built = federation(KINDS[kind])
     heard = session(built, request_of(built), asked=lambda client: client == 0)
     assert set(heard.refused) == {1, 2, 3}
@@ -166,7 +166,7 @@ def test_whose_coin_does_not_land_brings_its_share_of_the_noise() -> None:
 
 
 class Scripted(SystemEntropy):
-    """Coins that land in these rounds."""
+    """Entropy whose coins come up exactly in the rounds of LANDING."""
 
     def stream(self, *label: str | int) -> Any:
         if label[0] != "coin":
@@ -193,7 +193,7 @@ def test_each_client_tosses_once_for_every_sum_and_anew() -> None:
     assert seen.trained == [(round_, client) for round_ in sorted(LANDING) for client in range(8)]
 
 
-# What it came to.
+# The realised privacy.
 
 
 def test_what_was_realised_counts_the_rounds_that_were_made_again(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_what_was_realised_counts_the_rounds_that_were_made_again(tmp_path: Path
 
 
 class _Cut:
-    """A transport that is cut off before the vectors come in."""
+    """A transport that is interrupted before the masked vectors are sent."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

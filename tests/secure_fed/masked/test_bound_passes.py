@@ -1,4 +1,4 @@
-"""A lying server that makes a later pass out of clients with different first passes, to read one of them off its sum."""
+"""A lying server that combines clients with different first passes in a later pass, whose sum is then one client's message."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def any_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients take any learning rate: what binds the passes has to hold without the bounds on what is sent."""
+    """Clients accept any request's values: the binding of passes must hold without these bounds."""
     monkeypatch.setattr(Acceptable, "fault", lambda *given: "")
 
 
 def mixed(built: Federation, lr: float) -> tuple[list[Heard], dict[int, np.ndarray]]:
-    """Later passes over the victim, which has trained, and clients that started with learning rate `lr`; and what each sent."""
+    """Later passes over the trained victim and clients trained with learning rate `lr`, and each client's second message."""
     trained, still = request_of(built), request_of(built, lr=lr)
     heard = listen(built)
     sums = [session(built, trained, clients=(*OTHERS, VICTIM)), session(built, still, number=1, clients=STILL)]
@@ -85,7 +85,7 @@ def test_clients_with_another_first_pass_refuse_the_second(way: str, privacy: di
 @pytest.mark.usefixtures("any_rate")
 @pytest.mark.parametrize("way", METHODS)
 def test_without_the_comparison_the_sum_is_the_victims_message(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why it is made: the others started where nothing is learned, and what they send is nothing."""
+    """The reason for the comparison: the other clients trained with learning rate 0 and send zeros."""
     monkeypatch.setattr(Passes, "_require_bound", lambda *given: None)
     built = federation({**ACTIVE, **METHODS[way]}, sizes=EIGHT)
     monkeypatch.setattr(Passes, "check", lambda *given: None)
@@ -98,7 +98,7 @@ def test_without_the_comparison_the_sum_is_the_victims_message(way: str, monkeyp
 
 @pytest.mark.parametrize("second", [(VICTIM, *STILL[:3]), (*OTHERS,)], ids=["mixed", "one less"])
 def test_clients_of_another_first_sum_refuse_the_second_though_it_was_asked_alike(second: tuple[int, ...]) -> None:
-    """Two sums over one first request each, or a second without one client of the first: their difference is one client."""
+    """If a later sum mixes two first sums, or leaves out a client of the first, the difference of sums reveals one client."""
     built = federation({**ACTIVE, **SKETCH, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
     first = request_of(built)
     for number, clients in enumerate([(*OTHERS, VICTIM), STILL]):
@@ -133,7 +133,7 @@ def test_a_round_that_loses_a_client_between_passes_is_lost_and_the_run_goes_on(
 
 
 def test_sums_with_noise_of_their_own_may_lose_clients_between_passes() -> None:
-    """Each of them is charged as a release: what their difference tells is within the guarantee."""
+    """Each noised sum is charged as a release, so the guarantee covers the difference of two sums."""
     built = federation({**DISTRIBUTED, **SKETCH, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
     seen = one_round(built, transport=Losing(built.assembly.transport, {2: "unmask"}))
     assert "lost" not in seen.record

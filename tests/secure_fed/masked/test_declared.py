@@ -1,4 +1,4 @@
-"""Sums with active = true whose contributors the server's coins draw: it cannot say that they drew one client alone."""
+"""Sums with active = true and contributors drawn by the server's coins: it cannot claim that they drew a single client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_who_is_not_on_the_list_and_asked_to_contribute_refuses() -> None:
 
 @pytest.mark.parametrize("told", [None, tuple(range(1, 11))], ids=["none", "another"])
 def test_a_list_that_is_not_the_sessions_is_refused(told: tuple[int, ...] | None) -> None:
-    """So all clients of a sum are shown one list."""
+    """So all clients of a sum receive the same list."""
     built = build(**{"federation.rounds": 1})
 
     def lied(client: int, stage: Any) -> Any:
@@ -90,7 +90,7 @@ def test_honest_rounds_are_made_and_the_list_is_counted() -> None:
     ("cohort", "clients", "allowed"), [(18, 20, True), (15, 20, False), (60, 500, True), (30, 500, False)]
 )
 def test_coins_that_may_draw_too_few_are_refused(cohort: int, clients: int, allowed: bool) -> None:
-    """By scipy's binomial law, of which this is not made."""
+    """Against scipy's binomial distribution, which the code does not use."""
     from scipy.stats import binom
 
     built = build()
@@ -111,7 +111,7 @@ def test_a_federation_of_a_small_secret_cohort_is_refused() -> None:
     )  # type: ignore[union-attr]
 
 
-# Phantoms, of which everybody may know what they contribute: the last of all clients.
+# Phantoms, whose contributions are not secret. They have the last client numbers.
 
 BESIDE = {**MASKED, **FEW, "secure_aggregation.active": True, "evaluation.phantoms": 20, "federation.cohort": 6}
 NOTHING = {**BESIDE, "evaluation.audit_unit": "client", "federation.sampling": "fixed"}
@@ -124,7 +124,7 @@ COHORTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("cohort", COHORTS)
 def test_no_cohort_of_fixed_size_has_more_phantoms_than_the_plan(cohort: str) -> None:
-    """Of sixteen who are invited ten are phantoms. With more, a guarantee would count on clients that are not there."""
+    """Ten of sixteen invited clients are phantoms. With more, the guarantee would count on real clients that are missing."""
     built = federation(COHORTS[cohort], sizes=[2] * 12)
     request = request_of(built)
     assert (built.assembly.masks.invited, built.assembly.protection.beside) == (16, 10)  # type: ignore[union-attr]
@@ -141,7 +141,7 @@ DECLARED = {"evaluation.phantoms": 20, "secure_aggregation.corrupt": 0.0}
 
 
 def test_phantoms_do_not_count_among_contributors() -> None:
-    """That this federation is there says so too: with phantoms in the law of its coins it would be refused."""
+    """The federation also starts only because phantoms are left out of the check of cohort sizes."""
     built, phantoms = build(**DECLARED), tuple(range(20, 40))
     few, three = (VICTIM, 7), (VICTIM, 7, 8)
 

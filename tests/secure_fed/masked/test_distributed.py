@@ -1,4 +1,4 @@
-"""Noise that clients bring in shares: its law, how far one client moves the sum, on whom it counts, and what it is charged."""
+"""Noise that clients add in shares: its distribution, the sensitivity, the shares that count, and the charge."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ TEN = [4] * 10
 HALF = {"secure_aggregation.dropout": 0.3, "secure_aggregation.corrupt": 0.2}
 
 
-# The law of the noise.
+# The distribution of the noise.
 
 
 def _residues(
     settings: dict[str, Any], rounds: int, sizes: Sequence[int] = wide_toys.SIZES
 ) -> tuple[np.ndarray, float]:
-    """Released means less the true means of clipped contributions, of several first rounds, and the planned deviation."""
+    """Released means minus true means of clipped contributions over `rounds` rounds, and the planned standard deviation."""
     built = federation({**settings, "federation.rounds": rounds}, sizes=sizes)
     heard = listen(built)
     found = []
@@ -72,7 +72,7 @@ def test_the_released_mean_is_the_true_one_and_normal_noise_of_the_planned_devia
 
 
 def test_the_deviation_is_that_of_the_noise_multiplier_and_of_the_shares_that_count() -> None:
-    """n shares of which m count have sqrt(n / m) times the deviation z C."""
+    """With n shares of which m count, the sum's noise has standard deviation sqrt(n / m) z C."""
     built = federation({**DISTRIBUTED, **HALF}, sizes=TEN)
     shares = built.assembly.protection.shares
     assert shares is not None
@@ -114,7 +114,7 @@ def test_seeded_noise_is_said_to_be_not_private() -> None:
 
 @dataclass(frozen=True)
 class Zeros:
-    """Noise of nothing, so that what is left of the words are rounded contributions."""
+    """A noise source that returns zeros, so that the words are rounded contributions."""
 
     def __call__(self, sigma: int, count: int, stream: Any) -> np.ndarray:
         return np.zeros(count, np.int64)
@@ -153,7 +153,7 @@ def test_a_contribution_that_was_not_clipped_is_refused(monkeypatch: pytest.Monk
         one_round(federation({**DISTRIBUTED, "privacy.clip_norm": 1e-3}))
 
 
-# On whom the guarantee counts.
+# The shares that the guarantee counts on.
 
 
 def test_noise_is_counted_of_the_least_number_of_survivors_less_those_who_collude() -> None:

@@ -1,4 +1,4 @@
-"""What noise in shares is charged: worked out by other means, for the least number of survivors, whoever stayed."""
+"""The epsilon charged for noise in shares: by independent accounting, for the least number of survivors whoever stayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HALF = {"secure_aggregation.dropout": 0.3, "secure_aggregation.corrupt": 0.2}
 
 
 def _rdp(rho: float, rate: float, count: int, delta: float) -> float:
-    """By dp_accounting's own sums of a sampled Gaussian at whole orders."""
+    """Epsilon by dp_accounting's RDP of the sampled Gaussian, at integer orders."""
     orders = [float(order) for order in range(2, 200)]
     event: Any = dp.GaussianDpEvent(math.sqrt(0.5 / rho))
     event = dp.PoissonSampledDpEvent(rate, event) if rate < 1 else event

@@ -1,4 +1,4 @@
-"""A hidden cohort: everybody is in every round, and who trained in it nobody but the client knows."""
+"""A hidden cohort: every client takes part in every round, and only the client itself knows whether it trained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_client_tosses_a_coin_of_its_own_in_every_round() -> None:
     for (round_, _), replies in heard.replies.items():
         trained[round_, list(replies)] = True
     assert binomtest(int(trained.sum()), trained.size, 3 / 8).pvalue > CHANCE
-    for wrong in (0.15, 0.6):  # so far off that the true rate is taken for them one time in ten million
+    for wrong in (0.15, 0.6):  # wrong rates, which data of the true rate fit once in ten million times
         assert binomtest(int(trained.sum()), trained.size, wrong).pvalue < 1e-2
     assert len({row.tobytes() for row in trained}) > 20, "cohorts differ from round to round"
     assert abs(np.corrcoef(trained[:, 0], trained[:, 1])[0, 1]) < 0.9, "and clients from each other"
@@ -80,7 +80,7 @@ def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: 
 
 
 def _told(built: Any, trained: set[int]) -> tuple[Any, Any]:
-    """A round in which exactly these train: its record, and the sizes and types of what passed."""
+    """A round in which exactly these clients train: its record, and the sizes and types of all messages."""
     for index, member in enumerate(built.assembly.masks.clients):
         member._coin = 1.0 if index in trained else 0.0
     recording = Recording(built.assembly.transport)
@@ -146,7 +146,7 @@ def test_a_run_is_resumed_with_coins_of_its_own(tmp_path: Path) -> None:
 
 
 def test_who_vanishes_is_not_who_did_not_train() -> None:
-    """Too few, and the round aborts: that depends on nobody's coin."""
+    """The number of survivors, and so whether a round aborts, does not depend on the coins."""
     for coin in (0.0, 1.0):
         built = federation({**HIDDEN, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
         for member in built.assembly.masks.clients:  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A contribution that masks cannot carry: it is left out in silence, or the run fails of it, as the configuration says."""
+"""A contribution that cannot be encoded is left out without a name, or fails the run, according to federation.nonfinite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACTIVE = {"secure_aggregation.active": True}
 
 
 def outgrown(built: Federation, clients: set[int], factor: float) -> None:
-    """What these clients contribute becomes so many times as much."""
+    """Multiplies the contributions of these clients by `factor`."""
     for client in built.assembly.clients:
         if client.index in clients:
             handle = client.handle

@@ -1,4 +1,4 @@
-"""What a lying server gets of clients behind masks: the same refusal from all, before anybody trains or tosses."""
+"""All clients of a masked sum answer a lying server with the same refusal, before any client trains or tosses its coin."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LANDS = {0, 2, 5}
 
 
 def build(kind: str) -> tuple[Any, Watched]:
-    """Twelve clients; where they toss, the coins of `LANDS` would land and the others' would not."""
+    """A federation of twelve clients and its watch. With a hidden cohort, exactly the clients of `LANDS` would train."""
     built = federation(KINDS[kind], sizes=TWELVE)
     if built.assembly.protection.hidden:
         for index, member in enumerate(built.assembly.masks.clients):  # type: ignore[union-attr]
@@ -50,33 +50,33 @@ def build(kind: str) -> tuple[Any, Watched]:
 
 
 def refused_by_all(heard: Heard, seen: Watched, stage: str) -> bool:
-    """Alike, at that stage, with nothing trained and no coin drawn."""
+    """Whether all clients refused with the same sentence at that stage, before any training or coin."""
     where = {place for place, _, _ in heard.refused.values()}
     unspoilt = not seen.trained and not seen.entropy.drawn("coin")
     return len(heard.refused) == len(TWELVE) and heard.alike and where == {stage} and unspoilt
 
 
 def test_an_honest_session_is_answered_and_tosses_once() -> None:
-    """What every test here would not notice if its server were refused for something else."""
+    """Shows that the refusals in this file's other tests are due to the lies and to nothing else."""
     built, seen = build("hidden")
     assert not session(built, request_of(built)).refused
     assert {client for _, client in seen.trained} == LANDS
     assert seen.entropy.drawn("coin") == 12
 
 
-# Graphs that the terms were not worked out for.
+# Terms with another number of neighbours than the run's.
 
 
 def ring_terms() -> tuple[Terms, int]:
-    """170 clients of which a quarter may collude, who choose their neighbours."""
+    """Terms for 170 clients that choose their neighbours, a quarter of whom may collude; and 170."""
     chosen = {"enabled": True, "active": True, "corrupt": 0.25, "dropout": 0.05}
     settings = RunConfig().replace({("secure_aggregation", name): value for name, value in chosen.items()})
     return Terms(settings.secure_aggregation, Protection(), 170, 170, registry=Registry(170)), 170
 
 
 def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_first_step() -> None:
-    """More neighbours at the least threshold that the count of colluders among those chosen lets pass: two lists of survivors
-    would both find enough answers, and a client's both secrets with them."""
+    """With all clients as neighbours and the lowest threshold that passes the other checks, two lists of survivors would both
+    find enough answers, which together reveal both secrets of a client."""
     terms, clients = ring_terms()
     policy = terms.policy(clients)
     own = terms.parameters(0, range(clients), bytes(32), 5, 0)
@@ -91,13 +91,13 @@ def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_
         require_terms(lied, terms, 0)
     with pytest.raises(ParameterError, match=f"has 169 neighbours, and this client's policy is for {own.neighbours}"):
         policy.check(lied)
-    replace(policy, neighbours=clients - 1).check(lied)  # nothing else would have stopped it
+    replace(policy, neighbours=clients - 1).check(lied)  # no other check refuses it
     with pytest.raises(ParameterError, match="sets no number of neighbours"):
         replace(policy, neighbours=None).check(lied)
 
 
 def test_terms_that_were_accepted_once_are_judged_again_in_every_other_session() -> None:
-    """All clients of a process are given one object, and only that very object passes without being looked at."""
+    """Clients of one process share a parameters object, and only this very object is accepted without a second check."""
     terms, clients = ring_terms()
     nothing: Any = None
     rounds = ExpectedRounds(nothing, nothing, terms, ())
@@ -174,7 +174,7 @@ WHERE: dict[str, Callable[[str], bool]] = {
     ),
 )
 def test_words_of_another_kind_are_refused_before_anybody_trains(kind: str, what: str, where: str) -> None:
-    """The bound is the sharpest: a client that kept to it would tell about itself by the error."""
+    """The bound matters most: a client that accepted a lower bound would reveal something about its vector by an error."""
     built, seen = build(kind)
     heard = session(built, request_of(built), lie=lying(AT_MASK[what]), lies_at=WHERE[where])
     assert refused_by_all(heard, seen, "mask"), heard.refused
@@ -184,7 +184,7 @@ def test_words_of_another_kind_are_refused_before_anybody_trains(kind: str, what
 
 
 def other_tensors(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Request], Request]:
-    """With the first tensor changed."""
+    """The request with its first tensor changed."""
 
     def changed(request: Request) -> Request:
         first = next(iter(request.tensors))
@@ -238,7 +238,7 @@ def test_without_the_comparison_exactly_those_who_train_would_refuse(monkeypatch
 def test_no_clip_norm_lengthens_what_is_under_the_clients_noise(
     clip_norm: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read off the sum itself, with the noise taken away: of four clients, no longer than four times the run's."""
+    """Without noise the sum equals the sum of contributions clipped to the run's norm of 0.1, whatever the server sends."""
     monkeypatch.setattr(distributed, "discrete_gaussian", lambda sigma, count, stream: np.zeros(count, np.int64))
     built = federation({**DISTRIBUTED, **ACTIVE, "training.steps": 5})
     heard = wide_toys.listen(built)
@@ -261,7 +261,7 @@ def test_a_stage_of_no_session_is_refused() -> None:
 
 
 def _stage_of(built: Any, number: int) -> Any:
-    """The stage that takes vectors, of a sum with another number."""
+    """The stage "mask" of a sum with number `number`."""
     from secure_fed.rounds.transport import Stage
 
     terms, request = built.assembly.masks.sums.terms, request_of(built)

@@ -1,4 +1,4 @@
-"""A client in a masked sum, and a server that asks it for more than it should."""
+"""A client in a masked sum, and a server that requests more than the run's configuration allows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Any_ = (ProtocolError, SecureFedError)
 
 
 def _gather(built: Any, asked: list[int], transport: Any = None, **changed: Any) -> Any:
-    """One pass of the first round, with these clients asked, and perhaps other words in the request."""
+    """One pass of the first round with these clients as contributors; `changed` replaces fields of the request."""
     server = built.assembly.server
     request = server.request(
         built.assembly.initial,
@@ -51,14 +51,14 @@ def _lying(change: Callable[[int, Stage], dict[str, Any]]) -> Callable[[int, Sta
     return lambda client, stage: replace(stage, **change(client, stage))
 
 
-# What a server may not ask.
+# Requests that clients refuse.
 
 
 @pytest.mark.parametrize(
     "settings", [{**MASKED, **ACTIVE}, DISTRIBUTED, HIDDEN], ids=["active", "distributed", "hidden"]
 )
 def test_a_session_of_fewer_than_the_run_invites_is_refused(settings: dict[str, Any]) -> None:
-    """Three of ten: the victim and two accomplices, of whom the server says that none is corrupt."""
+    """A session of three of ten clients could be the victim and two colluding clients."""
     built = federation({"federation.cohort": 10, **settings}, sizes=TEN)
     heard = listen(built)
     with pytest.raises(Any_):
@@ -114,7 +114,7 @@ def test_no_round_is_contributed_to_twice_nor_more_of_them_than_were_planned(ask
 
 @pytest.mark.parametrize("clip_norm", [1e9, 10.0, float("inf")])
 def test_no_server_lengthens_what_is_noised(clip_norm: float) -> None:
-    """The noise is in units of the clip norm that the server names: none larger than the run's may be made use of."""
+    """Whatever clip norm the server sends, contributions stay within the run's clip norm, to which the noise is calibrated."""
     built = federation({**DISTRIBUTED, "training.steps": 5})
     heard = listen(built)
     try:
@@ -186,7 +186,7 @@ def test_two_lists_of_survivors_are_noticed_in_active_mode() -> None:
         one_round(built, transport=Tampered(built.assembly.transport, _lying(change)))
 
 
-# What leaves.
+# What a client sends.
 
 
 def test_weight_and_loss_leave_inside_the_mask_alone() -> None:

@@ -1,4 +1,4 @@
-"""The terms of masked sums: what is settled for a run, and what each client asks for itself."""
+"""The terms of masked sums: the parameters fixed for a run, and each client's own policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, federation
 
 
 def terms(invited: int, *, most: int | None = None, registry: Registry | None = None, **settings: Any) -> Terms:
-    """most: where coins draw cohorts, the most that they can draw."""
+    """Terms for `invited` clients. most: with cohorts drawn by coins, the largest possible cohort."""
     chosen = SecureAggregationConfig(enabled=True, **settings)
     return Terms(chosen, Protection(), invited, most or invited, most is not None, 1.0, registry)
 
@@ -61,7 +61,7 @@ def test_a_client_s_policy_is_not_lowered_by_parameters(worse: dict[str, int]) -
 
 @pytest.mark.parametrize("settings", [{}, {"corrupt": 0.2, "dropout": 0.3}, {"active": True, "corrupt": 0.1}], ids=str)
 def test_a_sum_that_lost_clients_before_it_began_keeps_to_what_was_settled(settings: dict[str, Any]) -> None:
-    """As many corrupt ones are expected, and no fewer survivors are accepted."""
+    """The number of corrupt clients assumed does not fall, nor does the least number of survivors."""
     registry = Registry(20) if settings.get("active") else None
     mine = terms(20, registry=registry, **settings)
     least = mine.least(20)

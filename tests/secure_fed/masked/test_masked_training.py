@@ -1,4 +1,4 @@
-"""Training behind masks: every method under every privacy, and without any the same as in the open, up to rounding."""
+"""Training with masked sums: every method under every privacy; without privacy the plain run's result up to rounding."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.secure_fed.masked.wide_toys import (
     scale,
 )
 
-# A way to send and a privacy each; the contracts have every method without any, and under clients' privacy, behind masks.
+# Every privacy, with some way to send; tests/contracts has all methods with masks, with and without client privacy.
 QUICK = [
     *(("fra_lora", "nothing"), ("fra_then_ffa", "central"), ("fra_lora sketch", "distributed"), ("fedlora", "hidden")),
     *(("fedlora", "local"), ("fra_then_ffa sketch", "local"), ("fedlora", "example")),
 ]
-COARSE = {"secure_aggregation.range": 1024.0, "training.optimizer": "sgd"}  # so that rounding is seen beside float32's
+COARSE = {"secure_aggregation.range": 1024.0, "training.optimizer": "sgd"}  # so that rounding exceeds float32's
 
 
 @pytest.mark.slow
@@ -52,11 +52,11 @@ def test_every_method_works_under_every_privacy(way: str, privacy: str) -> None:
         assert told == [None] * 3, "a loss is of private examples"
 
 
-# The mean, pass by pass, against the contributions that went into it.
+# The mean of each pass, against the clients' contributions.
 
 
 def _missed(way: str, settings: dict[str, Any]) -> list[float]:
-    """By how much each released mean is off on its worst coordinate."""
+    """The largest error over coordinates, for each released mean."""
     built = federation({**MASKED, **WAYS[way], **settings})
     heard = listen(built)
     seen = one_round(built)
@@ -75,7 +75,7 @@ def test_the_mean_is_off_by_half_a_step_at_most_and_by_most_of_that_somewhere(wa
 
 
 def _products(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """What the model adds to its matrices, B A, and the head."""
+    """The product B A of every adapted matrix, and the head's tensors."""
     dense = private_toys.dense(tensors)
     found = {name: tensor for name, tensor in dense.items() if "lora_" not in name}
     for name in dense:
@@ -93,12 +93,12 @@ def _apart(left: Tensors, right: Tensors) -> float:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_behind_masks_ends_where_the_plain_one_does(way: str) -> None:
-    """Rounding of three rounds, each half a step on the mean, which training from there may increase: tenfold is allowed."""
+    """Each of three rounds rounds the mean by up to half a step, which later training may amplify: tenfold is allowed."""
     settings = {**WAYS[way], "training.optimizer": "sgd"}
     plain = federation(settings).run()
     masked = federation({**MASKED, **settings}).run()
     coarse = federation({**MASKED, **settings, "secure_aggregation.range": 2.0**18}).run()
-    allowed = 10 * 3 * 0.5 / scale(len(SIZES), 8.0) + 1e-6  # of which 1e-6 for float32
+    allowed = 10 * 3 * 0.5 / scale(len(SIZES), 8.0) + 1e-6  # 1e-6 for float32
     assert _apart(masked.state.tensors, plain.state.tensors) <= allowed
     assert _apart(coarse.state.tensors, plain.state.tensors) > allowed, "what is allowed is not too much"
     assert _apart(plain.state.tensors, federation(settings).assembly.initial.tensors) > 1000 * allowed
@@ -107,7 +107,7 @@ def test_a_run_behind_masks_ends_where_the_plain_one_does(way: str) -> None:
         assert one["cohort"] == other["cohort"]
 
 
-# What does not travel, and what weighs more.
+# Personal tensors, weights and losses.
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -148,7 +148,7 @@ def test_the_training_loss_is_that_of_the_plain_run(weighting: str) -> None:
     assert masked.records[0]["train_loss"] == pytest.approx(plain.records[0]["train_loss"], abs=1e-5)
 
 
-# Updates that are no numbers, or too large.
+# Updates that are not finite, or too large.
 
 
 def test_a_client_whose_update_is_not_finite_is_left_out_of_sum_and_weight() -> None:
@@ -200,7 +200,7 @@ def test_a_loss_of_any_size_does_no_harm_to_the_sum(factor: float) -> None:
     assert _apart(masked.state.tensors, plain.state.tensors) < 1e-6
 
 
-# Interrupted, and gone on with.
+# Interrupted and resumed.
 
 
 class Interrupting:

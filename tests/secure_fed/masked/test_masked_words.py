@@ -1,4 +1,4 @@
-"""Contributions as words, and sums of them back: how far off, how long, and what is refused."""
+"""Contributions encoded as words, and decoded sums: rounding errors, norms and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAN = math.nan
 
 
 def summed(encoding: Any, contributions: list[Contribution | None]) -> Contribution:
-    """Through words, added modulo 2^bits as the protocol does."""
+    """The decoded sum of the encoded contributions, added modulo 2^bits as in the protocol."""
     total: Any = None
     for seed, said in enumerate(contributions):
         words = encoding.encode(said, SeededEntropy(seed).stream("words"))

@@ -1,4 +1,4 @@
-"""A simulated federation, whose clients share what both ends of a pair compute: the same run, and no key that stays."""
+"""In a simulation a pair's key is computed once for both clients: the run is the same, and no key outlasts its session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOME = {"secure_aggregation.dropout": 0.25}
 
 
 class Apart(Alone):
-    """Every client for itself, as real ones are."""
+    """Agreements that each client computes itself, as on separate machines."""
 
     session = nullcontext
 
@@ -40,7 +40,7 @@ def test_a_run_is_the_same_to_the_bit_with_clients_that_share_nothing(
 
 @pytest.mark.parametrize("lost", ["nobody", "a few", "too many"])
 def test_nothing_is_kept_between_two_sums(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a sum came out or the session was aborted."""
+    """This holds after a successful sum and after an aborted session."""
     made: list[OneProcess] = []
     during: list[int] = []
 
@@ -83,7 +83,7 @@ def test_a_run_is_the_same_to_the_bit_with_clients_in_processes(active: bool, mo
 
 @pytest.mark.parametrize("unit", ["nothing", "central", "distributed", "local", "example"])
 def test_what_was_trained_ahead_is_what_is_masked(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody trains twice: what a client is asked behind masks is what it was trained for."""
+    """No client trains twice: the masked sum's request finds the training done ahead."""
     taken: list[bool] = []
     asked = Client._taken
 

@@ -1,4 +1,4 @@
-"""A client that lies about its own input, in sums of which the server sees nothing but the total."""
+"""A client that lies about its own input, in sums of which the server sees the total only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, fede
 
 EIGHT = [3] * 8
 LIAR = 5
-Lie = Callable[[np.ndarray, float], None]  # of the liar's numbers, in place, and the largest that one may be
+Lie = Callable[[np.ndarray, float], None]  # (the liar's vector, changed in place; a coordinate's bound)
 
 
 def _weight(value: float) -> Lie:
@@ -57,7 +57,7 @@ PLAIN: dict[str, tuple[Lie, str]] = {
 
 
 def lying(settings: dict[str, Any], lie: Lie, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A federation of eight, one of which sends something else than its software would."""
+    """A federation of eight clients, of which client LIAR sends a vector changed by `lie`."""
     built = federation({**MASKED, **settings}, sizes=EIGHT)
     member = built.assembly.masks.clients[LIAR]  # type: ignore[union-attr]
     honest = member._words
@@ -91,7 +91,7 @@ def test_a_sum_that_honest_clients_cannot_make_is_refused(what: str, monkeypatch
 def test_a_sum_that_is_longer_than_all_clip_norms_is_refused(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within every coordinate's bound, so that the protocol lets it pass."""
+    """The vector is within every coordinate's bound, so the protocol accepts it."""
 
     def spread(numbers: np.ndarray, bound: float) -> None:
         numbers[:200] = 7.0
@@ -104,8 +104,8 @@ def test_a_sum_that_is_longer_than_all_clip_norms_is_refused(
 def test_under_the_server_s_noise_a_sum_without_it_is_not_judged(
     length: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All eight together are within 0.8. A client that knew on which side of that its lie has put the sum of the others would
-    know a part of it that no noise hides."""
+    """Eight honest clients together are within 0.8. A refusal without noise would tell the liar on which side of this limit its
+    lie put the sum, and so something about the other clients' sum that no noise hides."""
 
     def longer(numbers: np.ndarray, bound: float) -> None:
         numbers[:100] = length / 10
@@ -115,7 +115,7 @@ def test_under_the_server_s_noise_a_sum_without_it_is_not_judged(
 
 
 def test_a_lie_within_the_bounds_of_all_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the threat table says: up to as many times its bound as there are clients."""
+    """As the threat table says: a client can exceed its bound by up to the number of clients."""
     seen = one_round(lying({}, _vector(6.0), monkeypatch))
     assert np.abs(seen.means["change"]).max() > 5
 
@@ -131,7 +131,7 @@ ENCODINGS: dict[str, Encoding] = {
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
-    """All clients as long as they may be, in one direction; or nobody; or some that contribute nothing."""
+    """Contributions of the largest norm, all in one direction, from all clients, from some or from none."""
     encoding, rng = ENCODINGS[name], np.random.default_rng(1)
     longest = encoding.admitted()
     for trial in range(60):
@@ -150,7 +150,7 @@ def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
 
 
 def test_a_noised_sum_may_be_as_long_as_clients_and_phantoms_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of six clients and ten phantoms in each round."""
+    """The limit is for 16 contributors: six clients and ten phantoms in each round."""
     built = federation(
         {**MASKED, **CLIPPED, "evaluation.phantoms": 20, "federation.cohort": 6, "federation.sampling": "fixed"},
         sizes=[2] * 12,
@@ -171,7 +171,7 @@ def test_a_clip_norm_that_adaptive_clipping_may_come_to_is_checked_before_the_ru
 
 
 def test_the_number_of_lost_rounds_is_withheld() -> None:
-    """Beside a secret cohort it tells whether a dealer of wrong shares was drawn."""
+    """With a secret cohort it would reveal whether a client that deals wrong shares was drawn."""
     found = federation({**MASKED, **CLIPPED, "federation.rounds": 1}).run()
     assert found.summary["secure_aggregation"]["rounds_lost"] is None
     assert found.whole["secure_aggregation"]["rounds_lost"] == 0

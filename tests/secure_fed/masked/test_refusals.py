@@ -1,4 +1,4 @@
-"""What is refused before anything is trained, in a sentence that says what to change."""
+"""Settings refused before any training, with an error that says what to change."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_smallest_federation_that_there_can_be_works() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", chosen([0, 1, 2, 3, 5, 9], [0, 2]))
 def test_no_round_fails_for_the_size_of_a_secret_cohort(size: int) -> None:
-    """Whatever settings were accepted at the start."""
+    """For all of the settings that are accepted at the start."""
     from privacy.sampling import Poisson
 
     class Chosen(Poisson):

@@ -1,7 +1,7 @@
-"""One client more or less in a secret cohort moves the sum before noise by the clip norm at most, after all that is done to it.
+"""Adding a client to a secret cohort moves the sum before noise by at most the clip norm, with clipping and encoding included.
 
-The whole real path, from local training to the sum that noise is added to, is taken twice from one state: with a cohort, and
-with the cohort less one client. Sizes are those at which a grid made for the realised number of clients would become coarser.
+The real code, from local training to the sum before noise, runs twice from one state: with a cohort, and with the cohort
+without one client. At these cohort sizes a grid for the realised number of clients would become coarser.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.secure_fed.toys import by_coins
 torch.set_num_threads(1)
 
 CLIENTS, CLIP, LR = 17, 0.5, 0.02
-SIZES = (8, 16)  # of the cohorts of two rounds: 7 and 15 clients would have a grid twice as fine
+SIZES = (8, 16)  # cohort sizes of two rounds; a grid for 7 or 15 clients would be twice as fine
 PATHS: dict[str, dict[str, Any]] = {
     "plain": {},
     "masked": {"secure_aggregation.enabled": True},
@@ -43,10 +43,10 @@ CASES: dict[str, dict[str, Any]] = {
     "adaptive clipping": {"method.name": "fedlora", "privacy.clip_quantile": 0.5},
     "clients vanish": {"method.name": "fedlora", "federation.vanishing": 0.1, "secure_aggregation.dropout": 0.2},
 }
-# Of each way to send: products, sketches, iterations; changes are below. `methods/test_sensitivity.py` has every clip.
+# One method of each way to send products: factors, sketches, iterations. `methods/test_sensitivity.py` covers clipping.
 WAYS = ("fra_lora", "fra_lora, sketched", "fedpower")
 QUICK = [("masked", case) for case in WAYS if case != "fedpower"]
-# One method of every class, and the settings; words of 64 bits and no masks of the same ways to send.
+# One method of every class, and the settings; for WAYS also 64-bit words and no masks.
 AT_NIGHT = [
     *(("masked", case) for case in CASES if case in runs.OF_A_CLASS or case not in METHODS),
     *itertools.product(PATHS, WAYS),
@@ -56,7 +56,7 @@ FIXED = {"federation.sampling": "fixed", "federation.cohort": 8, "federation.van
 
 @dataclass
 class Summed:
-    """One round's sums before noise by pass, and what each client put into them, as bytes."""
+    """One round's sums before noise by pass, and each client's contribution to them as bytes."""
 
     totals: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     sent: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def build(case: str, path: str, **more: Any) -> Federation:
 
 
 def gather(built: Federation, state: State, asked: Sequence[int], means: Mapping[str, Tensors]) -> Summed:
-    """One round over these clients as the server makes it; `means`: what its passes released, where that is settled."""
+    """One round over these clients as the server runs it. means: if given, released means to use instead of the round's own."""
     server, found, first = built.assembly.server, Summed(), ""
     _listen(built, found.sent)
     plan = server.plan(state)
@@ -89,7 +89,7 @@ def gather(built: Federation, state: State, asked: Sequence[int], means: Mapping
 
 
 def _listen(built: Federation, sent: dict[tuple[str, int], bytes]) -> None:
-    """Note the words of every client under its masks, or in the open its contribution."""
+    """Record every client's encoded words before masking, or its contribution in runs without masks."""
     if built.assembly.masks is None:
         for client in built.assembly.clients:
             _note(client, "handle", lambda reply: reply.contribution.to_bytes(), client.index, sent)
@@ -111,10 +111,10 @@ def _note(owner: Any, name: str, read: Callable[[Any], bytes], index: int, sent:
 
 
 def neighbours(case: str, path: str) -> Iterator[tuple[float, int, Summed, Summed]]:
-    """Two rounds, since what some methods send changes: the clip norm, who is gone, the sums with that client, and without.
+    """For two rounds, since some methods change what they send: clip norm, removed client, sums with and without this client.
 
-    Both start from the state that the first one made, and know the same means of earlier passes: what was released is the
-    condition under which the next release is looked at.
+    Both runs of a round start from the same state and see the same means of earlier passes, since sensitivity is conditional on
+    earlier releases.
     """
     whole, less = build(case, path), build(case, path)
     state = whole.assembly.initial
@@ -144,7 +144,7 @@ def test_one_client_more_moves_the_sum_by_the_clip_norm_at_most_and_nobody_else(
 
 def test_a_member_of_a_fixed_secret_cohort_in_another_s_place_makes_nobody_else_vanish() -> None:
     answered = []
-    for cohort in (range(8), range(1, 9)):  # the last for the first
+    for cohort in (range(8), range(1, 9)):  # client 8 in place of client 0
         built = build("clients vanish", "plain", **FIXED)
         answered.append({client for _, client in gather(built, built.assembly.initial, cohort, {}).sent} - {0, 8})
     assert answered[0] == answered[1] < set(range(1, 8))
@@ -155,12 +155,13 @@ def test_in_every_method_s_own_space(path: str, case: str) -> None:
     require_bounded(case, path)
 
 
-# The same for encoders alone, where words are coarse enough for the bound itself to break.
+# The encoders alone, on grids so coarse that a grid for the realised number would break the bound.
 
 
 def moved(plan: Callable[[int], PublicPlan], clients: int) -> float:
-    """How far one client moves a sum of so many, in units of the clip norm, if the others' numbers lie between two points of
-    the grid. plan: what encoders are given where so many take part.
+    """How far one of `clients` clients moves the sum if the others' values lie between grid points. The clip norm is 1.
+
+    plan: the encoders' plan, as a function of the number of clients that take part.
     """
     size = plan(clients).size
     step = 1 / plan(clients).codec.scale
@@ -178,6 +179,6 @@ def moved(plan: Callable[[int], PublicPlan], clients: int) -> float:
 
 @pytest.mark.parametrize(("clients", "at_least"), [(256, 1.008), (1024, 1.15), (4096, 4.19)])
 def test_a_grid_that_follows_the_realised_number_breaks_the_bound(clients: int, at_least: float) -> None:
-    """With 300,000 coordinates of 32 bits. A grid for all 5,000 clients keeps to it."""
+    """With 300,000 coordinates and 32-bit words. A grid fixed for all 5,000 clients keeps the bound."""
     assert moved(lambda taking_part: PublicPlan(300_000, 32, taking_part, 1.0, 1.0), clients) >= at_least
     assert moved(lambda taking_part: PublicPlan(300_000, 32, 5_000, 1.0, 1.0), clients) <= 1

@@ -1,8 +1,8 @@
-"""With noise of the clients' own, no party of the server's side ever holds a sum without noise, nor one client's contribution.
+"""With distributed noise no object on the server's side ever holds a sum without noise, or a single client's contribution.
 
-Everything that can be reached from the server, its sums and the protocol's server is walked after every message and every stage
-end, and each array, tensor and byte string in it is compared with what must not be there. The same walk finds the sum in the
-place where the server is trusted with it.
+After every message and every stage, a walk over everything reachable from the server, its sums and the protocol's server
+compares each array, tensor and byte string with the secret vectors. With central noise, where the server may know the sum, the
+same walk finds it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.secure_fed.masked.wide_toys import (
 
 
 def reachable(*roots: Any) -> Iterator[Any]:
-    """Every object that these lead to; classes, modules, functions and frames lead nowhere."""
+    """Every object reachable from the roots; classes, modules, functions and frames are skipped."""
     seen, left = set[int](), list(roots)
     while left:
         one = left.pop()
@@ -57,7 +57,7 @@ def _inside(one: Any) -> list[Any]:
 
 
 def numbers(one: Any) -> Iterator[np.ndarray]:
-    """What this object is as vectors of float64, read in every way that the server could."""
+    """The object's content as float64 vectors, under every plausible interpretation of its bytes."""
     if isinstance(one, torch.Tensor):
         yield one.detach().double().numpy().ravel()
     elif isinstance(one, np.ndarray) and one.dtype.kind in "fiu":
@@ -75,7 +75,7 @@ def numbers(one: Any) -> Iterator[np.ndarray]:
 
 
 def alike(found: np.ndarray, wanted: np.ndarray) -> bool:
-    """Whether some multiple of the wanted vector is what is found, up to a thousandth; extra words behind it are ignored."""
+    """Whether `found` begins with a multiple of `wanted`: the absolute cosine is above 0.999."""
     if len(found) < len(wanted) or not np.isfinite(found).all():
         return False
     part = found[: len(wanted)]
@@ -86,7 +86,7 @@ def alike(found: np.ndarray, wanted: np.ndarray) -> bool:
 
 @dataclass
 class Watch:
-    """Walks everything on the server's side, and notes what it finds of the `wanted`."""
+    """Walks everything on the server's side, and records the names of `wanted` vectors that it finds."""
 
     roots: list[Any]
     wanted: dict[str, np.ndarray] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Watch:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """run(settings) -> the watch after one round."""
+    """run(settings, passes) -> the watch after one round."""
 
     def run(settings: dict[str, Any], passes: tuple[str, ...] = ("change",)) -> Watch:
         built = federation(settings)
@@ -156,7 +156,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-NOISY = {"privacy.noise_multiplier": 5.0}  # so that a noised sum is not like the sum
+NOISY = {"privacy.noise_multiplier": 5.0}  # so that a noised sum does not resemble the sum
 
 
 @pytest.mark.parametrize("extra", [{}, {"secure_aggregation.active": True}, {"secure_aggregation.bits": 64}], ids=str)

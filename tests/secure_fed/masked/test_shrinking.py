@@ -1,4 +1,4 @@
-"""Clients behind masks whose tensors shrink: they take shapes from the server, and only such as the run can have come to."""
+"""Masked sums with a method whose tensors shrink: clients take shapes from the server, if the run can have reached them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SETTINGS = {
     "method.final_rounds": 1,
     "federation.rounds": 5,
 }
-Lie = Callable[[Tensors, Tensors], Tensors]  # of the initial and the honest tensors
+Lie = Callable[[Tensors, Tensors], Tensors]  # from the initial and the honest tensors
 
 
 @dataclass(frozen=True)
 class Lying(Server):
-    """Sends other tensors in one round, and sums as an honest server would that had them."""
+    """A server that sends changed tensors in round `lies_in`, with layouts that fit them."""
 
     initial: Tensors = field(default_factory=Tensors)
     lies_in: int = -1
@@ -45,7 +45,7 @@ class Lying(Server):
         return super().layout(self._lied(state), pass_name)
 
     def _lied(self, state: State) -> State:
-        """With every tensor that it tells a lie of."""
+        """The state with the changed tensors."""
         return replace(state, tensors=state.tensors | self._told(state, state.tensors))
 
     def _told(self, state: State, honest: Tensors) -> Tensors:
@@ -74,7 +74,7 @@ def reshaped(part: str, shape: Callable[[torch.Tensor], torch.Tensor]) -> Lie:
     return lie
 
 
-# In which round, with whose masks, and what.
+# The round of the lie, method.masks, and the lie.
 LIES: dict[str, tuple[int, str, Lie]] = {
     "ranks that are gone, for votes": (4, "votes", lambda initial, honest: initial),
     "ranks that are gone": (4, "global", lambda initial, honest: initial),
@@ -94,7 +94,7 @@ LIES: dict[str, tuple[int, str, Lie]] = {
 
 @pytest.mark.parametrize("masks", ["votes", "global"])
 def test_an_honest_server_is_answered_in_every_round(masks: str) -> None:
-    """What the tests below would not notice if the server were refused for something else."""
+    """Shows that the refusals in the tests below are due to the lies and to nothing else."""
     result = lying(masks, 3, lambda initial, honest: honest).run()
     assert result.state.round == 5
     assert result.state.tensors.numel < federation({**MASKED, **SETTINGS}).assembly.initial.tensors.numel
@@ -111,6 +111,6 @@ def test_shapes_that_the_run_cannot_have_come_to_are_refused_before_anybody_trai
 
 
 def test_other_ranks_of_an_admitted_number_are_the_servers_choice() -> None:
-    """Which ranks live is for the server to say; it learns no more by it than by an honest choice."""
+    """The server may choose which ranks stay: the choice reveals no more to it than an honest one."""
     built = lying("votes", 3, lambda initial, honest: only(honest, 2))
     assert built.run().state.round == 5

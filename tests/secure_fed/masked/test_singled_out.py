@@ -1,4 +1,4 @@
-"""A lying server that starts everybody but one client where nothing can be learned, to read that one's change off the sum."""
+"""A lying server that keeps all clients but one from learning anything, to read that client's change from the sum."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def run(way: str, lie: Callable[[int, Stage], Stage]) -> Any:
 
 
 def told(lie: Lie, *, parameters: bool) -> Callable[[int, Stage], Stage]:
-    """The lie to all but the victim, with a session that fits it if so asked."""
+    """A transport's lie to all clients but the victim; with `parameters` the session's digest matches the lie."""
 
     def lied(client: int, stage: Stage) -> Stage:
         if client == VICTIM:
             return stage
         request = None if stage.request is None else lie(stage.request)
         own = stage.parameters
-        if parameters:  # where there is no request yet, as if there were one
+        if parameters:  # stages before the request get an invented digest
             own = replace(own, layout=bytes.fromhex(request.digest) if request else bytes(range(32)))
         return replace(stage, request=request, parameters=own)
 
@@ -69,7 +69,7 @@ def test_who_is_asked_for_something_else_refuses(name: str, fitting: bool) -> No
 
 
 def test_the_sum_would_be_one_clients_change_without_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why it is made: everybody trains, everybody is in the sum, and only one of them moved."""
+    """The reason for the comparison: all clients train and are in the sum, and only the victim's tensors change."""
     monkeypatch.setattr(asked, "_same_for_all", lambda request, stage: True)
     monkeypatch.setattr(Acceptable, "fault", lambda *given: "")
     heard = run("fedlora", told(LIES["no step"][1], parameters=False))

@@ -1,4 +1,4 @@
-"""Two sums over one secret cohort are one sampled release, and not two."""
+"""Two sums over one secret cohort are accounted as one sampled release, and not as two."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _pld(event: Any, count: int, delta: float, step: float = 1e-3) -> float:
 
 
 def _rounds(rate: float, z: float, rounds: int, delta: float, passes: int = 2) -> float:
-    """A round is one coin, and behind it as many Gaussians as there are passes."""
+    """Epsilon with one sampling coin for each round, and one Gaussian for each pass of a sampled client."""
     both = dp.GaussianDpEvent(z / math.sqrt(passes))
     return _pld(dp.PoissonSampledDpEvent(rate, both), rounds, delta)
 
 
 def _naive(rate: float, z: float, rounds: int, delta: float, passes: int = 2) -> float:
-    """The trap: a coin for every pass."""
+    """Epsilon by wrong accounting: a separate coin for every pass."""
     return _pld(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), passes * rounds, delta)
 
 
@@ -45,11 +45,11 @@ def test_a_round_of_two_passes_is_one_sampled_release(rate: float, z: float, rou
     oracle = _rounds(rate, z, rounds, 1e-5)
     assert plan.epsilon() == pytest.approx(oracle, rel=0.005)
     assert plan.epsilon() >= oracle * (1 - 1e-3)
-    assert _naive(rate, z, rounds, 1e-5) < 0.9 * oracle, "the trap is one"
+    assert _naive(rate, z, rounds, 1e-5) < 0.9 * oracle, "the wrong accounting promises too much"
 
 
 def test_the_divergence_itself_is_larger_than_the_trap_says() -> None:
-    """By the integral, no accountant: delta at epsilon of one round, against that of two passes with coins of their own."""
+    """Delta of one round by numerical integration, without an accountant, against two passes with separate coins."""
     from scipy.integrate import quad
     from scipy.stats import norm
 
@@ -115,7 +115,7 @@ def test_a_round_that_was_begun_counts_in_full() -> None:
 def test_two_halves_of_rounds_that_were_cut_short_cost_no_more_than_the_one_they_are_counted_as(
     rate: float, z: float
 ) -> None:
-    """Killed twice after its first pass, a round has charged two releases, which had a coin each."""
+    """A round killed twice after its first pass has charged two releases, each with its own coin."""
     event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z))
     both = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z / math.sqrt(2)))
     for delta in (1e-5, rate / 10):

@@ -1,4 +1,4 @@
-"""Clients that vanish, at every stage and in every way, and rounds from which too many do."""
+"""Clients that vanish at every stage and in several ways, and rounds that lose too many clients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_sum_is_that_of_those_whose_vectors_came(stage: str, kind: str) -> N
 
 @pytest.mark.parametrize("stage", NAMES)
 def test_who_vanishes_from_the_first_pass_is_in_neither_sum(stage: str) -> None:
-    """Or in the first alone, where the shares are opened: then there is no second, and the round is lost."""
+    """A client lost at "unmask" is in the first sum alone: there is no second sum, and the round is lost."""
     built = federation({**MASKED, **SOME, **SKETCH}, sizes=EIGHT)
     heard = listen(built)
     seen = one_round(built, transport=Losing(built.assembly.transport, dict.fromkeys((0, 7), stage)))
@@ -95,7 +95,7 @@ def test_with_fewer_than_the_threshold_left_to_open_there_is_no_sum() -> None:
 
 
 class GivesUp:
-    """A member that leaves at a stage, as one does that thinks too few are left."""
+    """A client that leaves at a stage, as a client does that finds too few clients left."""
 
     def __init__(self, inner: Any, stage: str) -> None:
         self.inner, self.stage = inner, stage
@@ -139,7 +139,7 @@ def test_a_message_that_is_none_leaves_its_sender_out() -> None:
 @pytest.mark.parametrize("share", chosen([0.1, 0.25, 0.3, 0.49], [0.25, 0.49]))
 @pytest.mark.parametrize("clients", chosen([4, 6, 7, 10, 15], [4, 10]))
 def test_as_many_vanish_as_may(share: float, clients: int) -> None:
-    """federation.vanishing no larger than secure_aggregation.dropout lets every round finish."""
+    """Every round finishes if federation.vanishing is at most secure_aggregation.dropout."""
     settings = {
         **MASKED,
         "federation.vanishing": share,
@@ -207,7 +207,7 @@ def test_in_the_open_the_mean_is_of_those_who_stayed() -> None:
     np.testing.assert_allclose(seen.means["change"], np.mean(list(heard.values(0, "change").values()), 0), atol=1e-7)
 
 
-# The end of a run, and how to go on.
+# Aborted runs, and resuming them.
 
 
 def test_a_run_that_aborted_is_gone_on_with(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_run_that_aborted_is_gone_on_with(tmp_path: Path) -> None:
     built = federation(settings, sizes=EIGHT)
 
     class Weak:
-        """Loses too many in the third round."""
+        """Loses too many clients in the third round."""
 
         def __init__(self, inner: Any) -> None:
             self.inner = inner

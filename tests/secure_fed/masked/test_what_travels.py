@@ -1,4 +1,4 @@
-"""What passes between clients and server: messages of the protocol, the model on its way down, and nothing else."""
+"""Clients and server exchange messages of the protocol, and the model in requests, and nothing else."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_nothing_but_messages_of_the_protocol_comes_up(way: str, privacy: str) -
 
 
 def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
-    """Chi-square on bytes; the words under the masks fail it."""
+    """By a chi-square test of the bytes, which unmasked words fail."""
     from scipy.stats import chi2
 
     built, _, exchanges, _ = recorded({"federation.rounds": 6})
@@ -118,7 +118,7 @@ def test_bytes_are_those_that_passed(way: str, active: bool) -> None:
 @pytest.mark.parametrize("active", [False, True])
 @pytest.mark.parametrize("way", chosen(WAYS, ["fedlora", "fra_lora sketch"]))
 def test_expected_bytes_are_those_in_closed_form(way: str, active: bool) -> None:
-    """Where the cohort is secret, records hold what a cohort of the expected size sends: here everybody is in it."""
+    """With a secret cohort, records hold the bytes of a cohort of the expected size; here every client is in the cohort."""
     settings = {**WAYS[way], **PRIVACY["central"], "secure_aggregation.active": active}
     built, result, exchanges, _ = recorded(settings)
     assert built.assembly.protection.hides_cohort
@@ -143,7 +143,7 @@ def test_masked_vectors_cost_one_word_a_number_and_little_beside_them() -> None:
     built, _, exchanges, _ = recorded({"federation.rounds": 1, "secure_aggregation.bits": 64})
     size = built.assembly.server.layout(built.assembly.initial, "change").size
     lengths = {len(reply.message) for ask, reply in exchanges if ask.name == "mask"}
-    assert lengths == {48 + 8 * (size + 4)}  # weight, loss, that it is one, that there is a contribution
+    assert lengths == {48 + 8 * (size + 4)}  # weight, loss, count of losses, count of contributions
 
 
 def test_no_model_goes_to_a_client_that_makes_up_the_number() -> None:
@@ -175,7 +175,7 @@ def test_records_do_not_tell_how_many_took_part() -> None:
         )
         drawn.append(sum(ask.request is not None for ask, _ in exchanges))
         record = {k: v for k, v in result.records[0].items() if k not in ("accuracy", "macro_f1", "loss", "seconds")}
-        times = {"client_seconds", "server_seconds"}  # what a round takes tells its size, and is not to be published
+        times = {"client_seconds", "server_seconds"}  # durations reveal the cohort's size and are not published
         told.append(record | {"masked": {k: v for k, v in record["masked"].items() if k not in times}})
     assert drawn == [0, 2, 6]
     assert told[0] == told[1] == told[2]
@@ -195,7 +195,7 @@ def test_the_files_of_a_run_hold_what_its_summary_says(tmp_path: Path) -> None:
 
 
 def _traffic_of(built: Any) -> tuple[int, int]:
-    """Of one client in one pass, from the closed form."""
+    """The bytes that one client sends and receives in one pass, from the closed form."""
     layout = built.assembly.server.layout(built.assembly.initial, "change")
     terms = built.assembly.masks.sums.terms
     encoding = terms.encoding(layout.size, 0.1)

@@ -1,4 +1,4 @@
-"""A client that deals wrong shares: the round is lost, the run goes on without that client and says which it was."""
+"""A client that deals wrong shares: the round is lost, and the run goes on without that client and names it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACTIVE = {"secure_aggregation.active": True}
 
 @dataclass
 class Misdealing:
-    """These clients publish a commitment to another seed than the one that they deal, in every sum or in one pass alone."""
+    """A transport that makes these clients publish, in every sum, a commitment that does not fit the seed they deal."""
 
     inner: Any
     clients: frozenset[int]
@@ -81,7 +81,7 @@ def test_a_run_goes_on_without_the_dealer_and_names_it(kind: dict[str, Any]) -> 
 
 
 def _after(built: Any, round_: int) -> Any:
-    """The state after that round of the same run."""
+    """The tensors after round `round_`, from running the federation again."""
     seen: list[Any] = []
 
     class Keeping:

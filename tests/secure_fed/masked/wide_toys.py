@@ -1,4 +1,4 @@
-"""A federation behind masks, with matrices large enough for sketches, and ways to look into it from outside."""
+"""A federation for masked sums, with matrices large enough for sketches, and helpers that observe or disturb it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.secure_fed import private_toys, toys
 torch.set_num_threads(1)
 
 LR = 0.05
-CHANCE = 1e-9  # noise of the operating system that is right is hardly ever less likely, and what is wrong never more
+CHANCE = 1e-9  # p-value limit for tests of system randomness: correct noise is almost never below, wrong noise always
 SIZES = (5, 8, 11, 7)
 MASKED: dict[str, Any] = {"secure_aggregation.enabled": True}
 CLIENT: dict[str, Any] = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
@@ -51,7 +51,7 @@ PAIRS = [(way, privacy) for way in WAYS for privacy in PRIVACY if not ("sketch" 
 
 
 class Wide(nn.Module):
-    """24 numbers in, three classes out."""
+    """A model with 24 inputs and three classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def examples(seed: int, count: int) -> list[toys.Item]:
 def federation(
     settings: Mapping[str, Any] | None = None, *, sizes: Sequence[int] = SIZES, seed: int | None = None, **own: Any
 ) -> Federation:
-    """Everybody is in every cohort, if `settings` says nothing else."""
+    """A federation of `Wide`; by default every client is in every cohort."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Wide()
@@ -82,13 +82,13 @@ def federation(
 
 
 def dead(count: int) -> list[toys.Item]:
-    """Examples that no finite update comes of."""
+    """Examples of NaN, which give a non-finite update."""
     return [{"x": torch.full((24,), math.nan), "labels": 0} for _ in range(count)]
 
 
 @dataclass
 class Heard:
-    """What every client contributed, seen where it leaves its training: by (round, pass), by client."""
+    """Every client's reply before encoding and masks, by (round, pass) and client."""
 
     replies: dict[tuple[int, str], dict[int, Reply]] = field(default_factory=dict)
 
@@ -120,7 +120,7 @@ def flat(tensors: Tensors) -> np.ndarray:
 
 @dataclass
 class Seen:
-    """One round outside a run."""
+    """The outcome of one round outside a run."""
 
     after: State
     record: Record
@@ -128,7 +128,7 @@ class Seen:
 
 
 def one_round(built: Federation, round_: int = 0, transport: Any = None) -> Seen:
-    """That round, from the initial state; a client behind masks takes none twice."""
+    """Runs round `round_` from the initial state. Clients in masked sums refuse to repeat a round."""
     means: dict[str, np.ndarray] = {}
     server = built.assembly.server
 
@@ -149,7 +149,7 @@ def one_round(built: Federation, round_: int = 0, transport: Any = None) -> Seen
 
 
 def scale(clients: int, bound: float, bits: int = 32) -> float:
-    """The finest grid, a power of two, on which so many clients at the bound fit."""
+    """The largest power of two as scale at which a sum of `clients` values at the bound fits into the words."""
     found = 2.0**60
     while clients * (math.floor(bound * found) + 1) >= 2 ** (bits - 1) or bound * found > 2.0**52:
         found /= 2
@@ -158,7 +158,7 @@ def scale(clients: int, bound: float, bits: int = 32) -> float:
 
 @dataclass
 class Tampered:
-    """A transport that lies to clients: `lie(client, stage)` is what they get for a stage."""
+    """A transport that lies to clients: each receives `lie(client, stage)` in place of the stage."""
 
     inner: Any
     lie: Callable[[int, Stage], Stage]
@@ -169,7 +169,7 @@ class Tampered:
 
 @dataclass
 class Losing:
-    """Loses clients: `gone[client]` is the name of the stage, or pass, from which on it answers nothing in this round."""
+    """A transport that loses clients: each stops answering at stage `gone[client]` ("change" if there are no masks)."""
 
     inner: Any
     gone: Mapping[int, str]
@@ -183,7 +183,7 @@ class Losing:
 
 
 def without_time(records: Sequence[Record]) -> list[Record]:
-    """Records without what a clock told."""
+    """The records without durations."""
     plain = toys.without_time(records)
     return [
         {**record, "masked": {k: v for k, v in record["masked"].items() if not k.endswith("_seconds")}}

@@ -1,4 +1,4 @@
-"""What the tests of FedSVD, FedASK and FedPower share: a state with B away from zero, and naive products."""
+"""Shared by the tests of FedSVD, FedASK and FedPower: a state with non-zero B, and products B A formed densely."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Matrices = dict[str, Tensor]
 
 
 def started(method: Method) -> State:
-    """A state in which B is not zero any more."""
+    """A state whose B is not zero."""
     tensors = method.prepare(wide(), HEAD, 3)
     generator = torch.Generator().manual_seed(1)
     b = {pair.b: 0.3 * torch.randn(tensors[pair.b].shape, generator=generator) for pair in pairs(tensors)}
@@ -32,7 +32,7 @@ def started(method: Method) -> State:
 
 
 def trained(method: Method, state: State, seed: int, size: float = 0.1) -> Tensors:
-    """What local training might have made of what the plan lets it move."""
+    """The plan's trainable tensors plus random changes, in place of local training."""
     generator = torch.Generator().manual_seed(seed)
     names = method.plan(state).trainable
     moved = ((n, state.tensors.tensor(n)) for n in names)
@@ -40,7 +40,7 @@ def trained(method: Method, state: State, seed: int, size: float = 0.1) -> Tenso
 
 
 def means_of(method: Method, state: State, afters: Sequence[Tensors]) -> dict[str, Tensors]:
-    """The means of all passes, summed as a server does."""
+    """The mean of the clients' contributions in each pass, computed as a server does."""
     means: dict[str, Tensors] = {}
     for pass_name in method.plan(state).passes:
         total = PlainSum(method.layout(state, pass_name))
@@ -51,12 +51,12 @@ def means_of(method: Method, state: State, afters: Sequence[Tensors]) -> dict[st
 
 
 def products(tensors: Tensors) -> Matrices:
-    """B A of every adapted matrix, float64."""
+    """The product B A of every adapted matrix, float64."""
     return {p.module: tensors.tensor(p.b).double() @ tensors.tensor(p.a).double() for p in pairs(tensors)}
 
 
 def mean_products(state: State, afters: Sequence[Tensors]) -> Matrices:
-    """The mean of what the clients' products became."""
+    """The mean of the clients' products B A after training, for every adapted matrix."""
     clients = [products(state.tensors | after) for after in afters]
     return {module: torch.stack([client[module] for client in clients]).mean(0) for module in clients[0]}
 
@@ -67,7 +67,7 @@ def best(matrix: Tensor, rank: int) -> Tensor:
 
 
 def turned(columns: Tensor) -> Tensor:
-    """An orthonormal basis of independent columns, the one with a positive diagonal of R."""
+    """The Q of a QR decomposition of independent columns, with the signs that make R's diagonal positive."""
     q, r = torch.linalg.qr(columns)
     return q * r.diagonal().sign()
 
@@ -91,7 +91,7 @@ def noised(means: Mapping[str, Tensors], std: float) -> dict[str, Tensors]:
 
 
 def clipped_norms(method: Method, state: State, pass_name: str, means: Mapping[str, Tensors], c: float) -> list[float]:
-    """How long a client's clipped contribution is, for clients that moved by more and more."""
+    """The norms of the clipped contributions of clients whose changes grow from 1e-6 to 1e4."""
     found = []
     for seed, size in enumerate((1e-6, 1e-3, 0.3, 30.0, 1e4)):
         sent = method.contribute(pass_name, state.tensors, trained(method, state, seed, size), means)
@@ -100,12 +100,12 @@ def clipped_norms(method: Method, state: State, pass_name: str, means: Mapping[s
 
 
 class KilledError(Exception):
-    """Stands for a process that ends."""
+    """Stands in for the end of the process."""
 
 
 @dataclass
 class Dies:
-    """A transport that ends the process at its `last` exchange."""
+    """A transport that raises KilledError at its exchange number `last`."""
 
     inner: Any
     last: int
@@ -119,7 +119,7 @@ class Dies:
 
 
 def resumes(make: Any, last: int, run: Path) -> None:
-    """A federation killed at its `last` exchange goes on to the bits of one that was not."""
+    """Asserts that a run killed at exchange number `last` and resumed ends bit-identical to an uninterrupted run."""
     whole, dying = make().run(), make()
     dying.assembly = replace(dying.assembly, transport=Dies(dying.assembly.transport, last))
     with pytest.raises(KilledError):

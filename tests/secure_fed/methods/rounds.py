@@ -1,4 +1,4 @@
-"""Rounds of any method on a small BERT, with something in place of training."""
+"""Rounds of any method on a small BERT, with random changes in place of training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start(method: Method, seed: int = 7) -> State:
 
 
 def trained(method: Method, state: State, seed: int, size: float = 0.1) -> Tensors:
-    """What local training might have made."""
+    """The trainable tensors plus random changes, in place of local training."""
     generator = torch.Generator().manual_seed(seed)
     names = method.plan(state).trainable
     return Tensors(
@@ -41,7 +41,7 @@ def trained(method: Method, state: State, seed: int, size: float = 0.1) -> Tenso
 
 
 def means_of(method: Method, state: State, afters: Sequence[Tensors]) -> dict[str, Tensors]:
-    """The means of all passes."""
+    """The mean of the clients' contributions in each pass."""
     means: dict[str, Tensors] = {}
     for pass_name in method.plan(state).passes:
         total = PlainSum(method.layout(state, pass_name))
@@ -52,7 +52,7 @@ def means_of(method: Method, state: State, afters: Sequence[Tensors]) -> dict[st
 
 
 def nothing(method: Method, state: State) -> dict[str, Tensors]:
-    """The means of clients who changed nothing."""
+    """The means of all passes over one client that changed nothing."""
     return means_of(method, state, [state.tensors.select(method.plan(state).trainable)])
 
 
@@ -62,5 +62,5 @@ def one_round(method: Method, state: State, clients: int = 4) -> State:
 
 
 def head(tensors: Tensors) -> Tensors:
-    """The classifier, which trains whole in every method and every round."""
+    """The classifier's tensors, which train in full in every method and every round."""
     return tensors.select(["classifier.bias", "classifier.weight"])

@@ -1,4 +1,4 @@
-"""The file that docs/adding_a_method.md shows is a method, as it stands there."""
+"""The file in docs/adding_a_method.md works as a method exactly as shown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shown() -> str:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The file, imported, and in the table."""
+    """The file's module, imported and registered in the table of methods."""
     made = ModuleType(f"shown_{NAME}")
     monkeypatch.setitem(sys.modules, made.__name__, made)
     exec(compile(shown(), f"{NAME}.py", "exec"), made.__dict__)
@@ -67,7 +67,7 @@ def test_without_noise_it_is_ffa_lora(module: ModuleType) -> None:
 
 @pytest.mark.parametrize("length", [0.0, 0.1, 1.0, 10.0])
 def test_a_noised_mean_comes_nearer_to_the_truth(module: ModuleType, length: float) -> None:
-    """On average, whatever the truth is: more where it is short beside the noise. A scale too long or too short is noticed."""
+    """On average, for a true mean of any norm, and most for a norm below the noise's. A wrong factor fails."""
     generator = torch.Generator().manual_seed(0)
     truth = torch.full((50,), length / 50**0.5)
     noised = [truth + 0.2 * torch.randn(50, generator=generator) for _ in range(400)]
@@ -93,7 +93,7 @@ def test_apply_uses_the_noise_that_it_is_told_of(module: ModuleType) -> None:
 
 
 def test_an_optimizer_that_adds_up_means_is_refused(module: ModuleType) -> None:
-    """The noise of what it makes of them is not that of a round."""
+    """The noise in an accumulated mean is not one round's noise, by which `stein` shortens."""
     with pytest.raises(ConfigError, match=r"server_optimizer = 'adam' cannot be used.*stein_ffa.*noise of one round"):
         toys.federation({"method.name": NAME, "federation.server_optimizer": "adam"})
 
@@ -143,7 +143,7 @@ def test_a_contribution_of_another_layout_is_named(module: ModuleType, monkeypat
 def test_tensors_made_of_all_examples_are_refused_where_each_is_protected(
     module: ModuleType, unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would put every example into the gradient of every other, and a method may even send them."""
+    """Through them every example's gradient depends on all of the client's examples; a method may even send them."""
 
     def context(own: Any, initial: Tensors, examples: Sequence[Any]) -> Tensors:
         return initial.select(["classifier.bias"]) * float(len(examples))

@@ -1,4 +1,4 @@
-"""The methods that average a whole adapter: what travels, a round by hand, per-example gradients, and federations with them."""
+"""The methods that average a whole adapter: the tensors sent, a round by hand, per-example gradients, and whole runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.secure_fed.test_per_example import CPU, check, made, placed, texts
 
 OURS = ("fedft", "head", "bitfit", "adapter_houlsby", "adapter_pfeiffer", "ia3", "compacter", "adamix")
 PLACED = OURS[3:]
-# What trains beside BERT's head, by parts of names, and so travels.
+# Parts of the names of the tensors that train, and so are sent, besides BERT's head.
 PARTS = {
     "fedft": {""},
     "head": set(),
@@ -66,7 +66,7 @@ def test_what_travels_is_the_adapter_and_the_head_both_ways(name: str) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_round_by_hand(name: str) -> None:
-    """Weights one half, a quarter, a quarter."""
+    """A mean with weights 1/2, 1/4, 1/4."""
     method = method_of(name)
     state = start(method)
     afters = [trained(method, state, seed) for seed in range(3)]
@@ -105,8 +105,8 @@ def test_they_stand_in_the_table_in_order() -> None:
 
 
 def slow(name: str, architecture: str) -> bool:
-    """Where only an example at a time is right."""
-    if name == "fedft":  # position embeddings have no batch; some layers no rule
+    """Whether per-example gradients need one pass per example, as the batched path would be wrong."""
+    if name == "fedft":  # position embeddings have no batch dimension; some layers have no rule
         return architecture != "roberta"
     if name == "bitfit":  # DeBERTa's own LayerNorm and biases, GPT-2's Conv1D, and positions that examples share
         return architecture in ("deberta", "deberta_v3", "gpt2")
@@ -147,7 +147,7 @@ def test_a_module_without_known_blocks_is_refused(name: str) -> None:
 
 
 def test_tied_embeddings_take_the_slow_path() -> None:
-    """Their gradient has two parts, and the layer that holds them by name sees one."""
+    """The tied weight's gradient is a sum over two layers, of which the batched path sees one."""
     torch.manual_seed(0)
     model = Tied().double()
     names = tuple(method_of("fedft").prepare(model, [], 0))
@@ -156,7 +156,7 @@ def test_tied_embeddings_take_the_slow_path() -> None:
 
 
 def test_embeddings_with_padding_by_the_quick_path() -> None:
-    """RoBERTa's embeddings all see examples, and padding, whose rows have no gradient."""
+    """All of RoBERTa's embeddings get a batch dimension; the padding token's row has no gradient."""
     model, names = ready("fedft", "roberta")
     objective, where = Objective(model, classification.loss, CPU), placed(model, names)
     assert path_for(objective, Collate(0), where, texts()) is by_layer
@@ -170,7 +170,7 @@ def test_embeddings_with_padding_by_the_quick_path() -> None:
 
 
 def clinics() -> list[list[dict[str, Any]]]:
-    """Texts whose first and last word say their label, so that encoders and decoders see it where they look."""
+    """Texts whose first and last words encode the label, since encoders read the first position and decoders the last."""
     rng = np.random.default_rng(0)
 
     def text() -> dict[str, Any]:
@@ -190,7 +190,7 @@ def federation(name: str, architecture: str = "bert", **settings: Any) -> Federa
         "training.steps": 3,
         "training.batch_size": 8,
         "training.lr": 0.01,
-        "training.together": 1,  # common passes are tried out for each model
+        "training.together": 1,  # trials of passes over several clients would run for each model
         **{key.replace("__", "."): value for key, value in settings.items()},
     }
     config = RunConfig().replace({tuple(key.split(".", 1)): value for key, value in values.items()})  # type: ignore[misc]
@@ -237,7 +237,10 @@ def test_the_experts_drawn_are_the_same_in_every_run() -> None:
 
 @pytest.mark.parametrize("away", [False, True])
 def test_experts_drawn_at_random_do_not_pass_for_examples_that_are_coupled(away: bool) -> None:
-    """Neither where all experts compute the same, as in the first round, nor later; but each example draws for itself."""
+    """`path_for` raises no ModelError, neither with identical experts, as in the first round, nor with different ones.
+
+    Gradients are computed one example at a time, so that each example has its own draw.
+    """
     model, names = ready("adamix", "bert")
     method: Any = method_of("adamix")
     objective, where = Objective(model, method.objective(classification.loss), CPU), placed(model, names)
@@ -255,7 +258,7 @@ def test_experts_drawn_at_random_do_not_pass_for_examples_that_are_coupled(away:
     ),
 )
 def test_a_private_federation(name: str, unit: str) -> None:
-    """Noise reaches every coordinate that travels, from the first round."""
+    """Noise changes every tensor that is sent, in nearly all coordinates, from the first round on."""
     found = federation(
         name, federation__rounds=1, privacy__unit=unit, privacy__noise_multiplier=1.0, privacy__delta=1e-3
     )

@@ -1,4 +1,4 @@
-"""C2A: what trains and travels, whose class shares stand where, whom it protects, the count that is printed, and runs."""
+"""C2A: the tensors that train and are sent, where class shares are stored, privacy units, the paper's count, and runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.secure_fed import small_models
 from tests.secure_fed.methods.rounds import means_of, one_round, trained
 from tests.secure_fed.methods.test_fedtt import meta
 
-# Clients with class shares that no other tensor is likely to hold.
+# Clients with class shares that are unlikely to occur in any other tensor.
 LABELS = ([0] * 5 + [1], [2] * 7 + [0] * 2, [1] * 7, [0, 1, 1, 2, 2, 2, 2, 2])
 SHARE = [[5 / 6, 1 / 6, 0.0], [2 / 9, 0.0, 7 / 9], [0.0, 1.0, 0.0], [1 / 8, 2 / 8, 5 / 8]]
 
@@ -97,7 +97,7 @@ def test_the_context_is_the_clients_class_shares() -> None:
             assert found.tensor(SHARES).tolist() == pytest.approx(share)
     encoded = Encoded({"input_ids": tuple(torch.ones(2).int().numpy() for _ in LABELS[0]), "labels": tuple(LABELS[0])})
     assert own.context(initial, encoded).tensor(SHARES).tolist() == pytest.approx(SHARE[0])
-    assert not method().context(initial, encoded)  # the state's uniform ones stay
+    assert not method().context(initial, encoded)  # the state's uniform shares stay
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_clients_train_with_their_own_shares_if_asked_to_and_are_evaluated_with_
 
 
 def travelling(built: Federation) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that went up or down in a run, by name."""
+    """The name and value of every tensor that a run sent in either direction."""
     events = runs.watch(built)
     built.run()
     for replies in events.replies.values():
@@ -209,7 +209,7 @@ def _inputs(built: Federation, items: list[Any]) -> dict[str, Tensor]:
 
 
 def test_printed_count_on_distilbert() -> None:
-    """0.097 % of 66M: the network and its embeddings for 20 classes, without the head."""
+    """The paper's 0.097 % of 66M parameters: the hypernetwork and its embeddings for 20 classes, without the head."""
     model = meta(DistilBertConfig(num_labels=20), DistilBertForSequenceClassification)
     head = head_names(model)
     base = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in head)

@@ -1,4 +1,4 @@
-"""What `secure-fed methods` counts is what methods put into a model, train and send."""
+"""The counts of `secure-fed methods` equal the parameters that methods add, train and send in real rounds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEBERTA = {
 
 
 def described(folder: Path, config: dict[str, Any]) -> str:
-    """A folder with nothing but a configuration."""
+    """The path of a model folder that contains only a configuration."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return str(folder)
@@ -40,7 +40,7 @@ def described(folder: Path, config: dict[str, Any]) -> str:
 
 @cache
 def listed(model: Path) -> list[dict[str, Any]]:
-    """With the usual settings: read by many tests, changed by none."""
+    """The catalogue with default settings, cached. Tests must not change it."""
     return catalogue(str(model))
 
 
@@ -49,7 +49,7 @@ def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def really(name: str, model: Path) -> dict[str, int]:
-    """The same by doing it: a model with its numbers, contributions made, and everything written out."""
+    """A row's counts measured in a real round: a model with weights, contributions, and serialised tensors."""
     config = RunConfig.from_dict({"method": {"name": name}, "model": {"max_length": 2}})
     loaded = load(ModelConfig(name=str(model), max_length=2), tasks.build(DataConfig()), ("no", "yes"), seed=0)
     method = build(config)
@@ -120,7 +120,7 @@ def test_no_weights_are_needed(small_model: Path, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_model_of_seven_billion_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: METHODS[name] for name in ("fedft", "bitfit", "fedlora", "ffa_lora")}
-    monkeypatch.setattr("secure_fed.methods.catalogue.METHODS", few)  # a copy: the table's order is told to users
+    monkeypatch.setattr("secure_fed.methods.catalogue.METHODS", few)  # a copy, since users see the table's order
     rows = by_name(catalogue(described(tmp_path / "llama", LLAMA_7B)))
     assert (rows["fedlora"]["lr"], rows["fedlora"]["head_factor"]) == (5e-3 * 256 / 4096, 3.0)
     head = 2 * 4096

@@ -1,7 +1,7 @@
-"""Every method, federated, comes as far as it does in one place: within a stated margin of its own centralised training.
+"""Every method reaches, in a federation, the accuracy of its own centralised training within a stated margin.
 
-Centralised is one client that holds everything, with the same number of optimiser steps, each on as many examples as all
-clients together take. The task is one that the built-in model learns in seconds: which findings a list is made of.
+Centralised means one client with all examples and the same number of optimiser steps, whose batch is as large as the batches
+of all clients together. The built-in model learns the task in seconds: two classes of lists of findings.
 `benchmarks/federated_against_centralised.py` does the same on the built-in notes, where it takes minutes.
 """
 
@@ -20,14 +20,14 @@ from secure_fed.methods import METHODS
 CLIENTS, ROUNDS, STEPS, BATCH, RATE = 3, 8, 5, 12, 1.5e-3
 WORDS = {"one": ("fever", "cough", "pain"), "other": ("rash", "swelling", "nausea")}
 
-# Points of accuracy by which the federation may end below, of two hundred test examples in two classes. One example in eight
-# is hard; a run may have learned these by the end, or not yet.
-# Two methods do not learn this in so few steps, even in one place: the benchmark has them.
+# Percentage points of accuracy by which the federation may end below centralised training (200 test examples, two classes).
+# One example in eight is hard, and a run may or may not have learned it by the end.
+# Two methods do not learn the task in so few steps, even centralised: they are in the benchmark.
 MARGIN = {name: 15.0 for name in METHODS if name not in ("prefix_tuning", "p_tuning")}
 
 
 def rows(count: int, seed: int) -> str:
-    """Lists of four findings, three of them of the class's own."""
+    """JSON Lines of lists of four words: three findings of the class and one that both classes share."""
     draw, lines = random.Random(seed), []
     for _ in range(count):
         label = draw.choice(("one", "other"))
@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accuracy(name: str, data: Path, clients: int) -> float:
-    """In points, after the last round, with everybody in each."""
+    """The accuracy in per cent after the last round; all clients take part in every round."""
     settings: dict[str, dict[str, Any]] = {
         "model": {"max_length": 24},
         "data": {"train": str(data / "train.jsonl"), "test": str(data / "test.jsonl"), "partition": "iid"},

@@ -1,4 +1,4 @@
-"""The loss of two passes, against Kullback-Leibler divergences written out."""
+"""AdaMix's consistency loss of two passes, against Kullback-Leibler divergences computed term by term."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
 
 
 class Wavering(nn.Module):
-    """A model whose every pass gives the next of some outputs."""
+    """A model that returns the next of the given outputs at every forward pass."""
 
     def __init__(self, *outputs: Any) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_tags_count_where_a_word_has_one() -> None:
 
 
 def test_next_tokens_count_where_they_are_learned() -> None:
-    """The scores of a place are of the token behind it; prompts and padding have no label."""
+    """The scores at a position predict the next token; prompts and padding have no label."""
     a, b = drawn(1, 5, 3), drawn(1, 5, 3, seed=1)
     labels = torch.tensor([[NONE, NONE, 2, 0, NONE]])
     expected = (both(a[0, 1], b[0, 1]) + both(a[0, 2], b[0, 2])) / 2
@@ -118,7 +118,7 @@ def test_next_tokens_count_where_they_are_learned() -> None:
 
 
 def test_labels_and_numbers_are_compared_as_what_they_are() -> None:
-    """Where a softmax would see no difference: all labels there or none, and one number or another."""
+    """Here a softmax would show no difference: all labels present against none, and two different predicted numbers."""
     high, low = torch.full((1, 3), 4.0), torch.full((1, 3), -4.0)
     p, q = 1 / (1 + math.exp(-4)), 1 / (1 + math.exp(4))
     one = (kl([p, 1 - p], [q, 1 - q]) + kl([q, 1 - q], [p, 1 - p])) / 2

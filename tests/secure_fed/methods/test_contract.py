@@ -1,4 +1,4 @@
-"""What every method promises, over the table of methods. What those on LoRA promise of products is in `test_products.py`."""
+"""The contract of every method in the table. For the products B A of methods on LoRA see `test_products.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contracts.runs import OF_A_CLASS
 from tests.secure_fed import small_models
 from tests.secure_fed.methods.rounds import head, means_of, method_of, nothing, one_round, start, trained
 
-# Virtual tokens are read by the model from the first round on, and tied layers that start at zero would have no gradient.
+# Virtual tokens change the output from the first round on; C2A's tied layers start away from zero, or have no gradient.
 CHANGES_THE_MODEL = ("prompt_tuning", "prefix_tuning", "p_tuning", "c2a")
 
 
@@ -31,7 +31,7 @@ def test_prepare_is_a_function_of_its_arguments(method: Method) -> None:
     torch.manual_seed(2)
     again, other = start(method).tensors, start(method, seed=8).tensors
     assert first.to_bytes() == again.to_bytes()
-    drawn = method.card.name not in ("fedft", "head", "bitfit", "ia3", "federa")  # those start from what the model has
+    drawn = method.card.name not in ("fedft", "head", "bitfit", "ia3", "federa")  # these draw nothing at the start
     assert (first.to_bytes() != other.to_bytes()) == drawn
 
 
@@ -51,7 +51,7 @@ def test_prepare_leaves_what_the_model_computes_and_the_random_state(method: Met
 
 
 def rounds_of(method: Method) -> Iterator[State]:
-    """The states before rounds 0 to 3."""
+    """The states at the start of rounds 0 to 3."""
     state = start(method)
     for rounds in range(4):
         assert state.round == rounds
@@ -94,7 +94,7 @@ def test_head_is_averaged(method: Method) -> None:
 
 
 def test_head_tensors_may_be_missing(method: Method) -> None:
-    """What is personal is in neither `after` nor the mean."""
+    """A client's personal tensors are in neither `after` nor the mean."""
     state = start(method)
     afters = [trained(method, state, seed).without(["classifier.bias"]) for seed in range(2)]
     means: dict[str, Tensors] = {}

@@ -1,4 +1,4 @@
-"""FedARA's schedule, votes and arbitration, round by round and by hand; whole runs are in `test_fedara_runs.py`."""
+"""FedARA's schedule, votes and pruning, round by round against computations by hand; whole runs: `test_fedara_runs.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENT = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0}
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    """Four adapted matrices of a small BERT: a budget of 16, 10, 7, 5, 4, 4 and 4 ranks after each of seven rounds."""
+    """Settings for four adapted matrices of a small BERT: a budget of 16, 10, 7, 5, 4, 4, 4 ranks after rounds 1 to 7."""
     usual = {"rank": 4, "alpha": 8.0, "warmup_rounds": 1, "final_rounds": 1}
     own = {"method.name": "fedara", "federation.rounds": 7, **{f"method.{name}": v for name, v in usual.items()}}
     return own | more
@@ -46,7 +46,7 @@ def one_round(method: Method, state: State, clients: int = 4) -> State:
 
 
 def test_the_papers_budget() -> None:
-    """Rank 12 in 36 matrices down to 3, 100 rounds, 5 of warm-up, decay until the 50th; worked out with fractions."""
+    """From rank 12 to rank 3 in 36 matrices over 100 rounds, with 5 rounds of warm-up and 50 final rounds; computed exactly."""
     budget = Budget(first=12, last=3, warmup=5, final=50, rounds=100)
     wanted = {0: 432, 4: 432, 5: 432, 6: 411, 14: 274, 20: 204, 27: 151, 35: 120, 45: 108, 49: 108, 50: 108, 100: 108}
     assert {t: budget.ranks(t, 36) for t in wanted} == wanted
@@ -71,7 +71,7 @@ def test_the_budget_falls_from_all_to_the_least(
         assert abs(found[t] - modules * (last + (first - last) * cubed)) <= 0.5 + 1e-9
 
 
-# Arbitration.
+# Votes and pruning.
 
 
 def test_the_foremost_of_all_modules_together() -> None:
@@ -92,7 +92,7 @@ def test_more_than_the_threshold_elects() -> None:
 
 
 def by_hand(state: State, afters: list[Tensors], budget: int, threshold: float) -> Tensors:
-    """The mean of the factors, of which the ranks stay that enough clients would keep; loops alone."""
+    """The mean factors, restricted to the ranks with enough votes, computed with loops."""
     names = triplets(state.tensors)
     votes: dict[tuple[int, int], int] = {}
     for after in afters:
@@ -156,7 +156,7 @@ def test_what_travels_round_by_round() -> None:
 
 
 def test_the_plan_needs_no_more_than_the_round() -> None:
-    """A client compares it with its own, of the shapes that it began with."""
+    """A client checks the server's plan against its own plan, computed from the initial shapes."""
     method = method_of()
     first = start(method)
     state = first
@@ -182,7 +182,7 @@ def test_with_global_masks_the_server_keeps_the_foremost_of_the_mean() -> None:
 
 
 def test_where_nobody_voted_the_server_decides() -> None:
-    """A cohort that coins left empty: all means are zero, and would else elect nobody."""
+    """With an empty cohort all means are zero, votes included, and no rank would be elected."""
     method, other = method_of(), method_of(**{"method.masks": "global"})
     state = one_round(method, start(method))
     (pass_name,) = method.plan(state).passes

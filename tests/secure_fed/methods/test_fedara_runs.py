@@ -1,4 +1,4 @@
-"""FedARA in whole runs: what shrinks, and that shrinking changes nothing of what a federation promises."""
+"""FedARA in whole runs: tensors and bytes shrink, and masks, privacy, resuming and export still work."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ PRIVACY: dict[str, dict[str, Any]] = {
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    """Two matrices of four ranks, of which two are left after four rounds."""
+    """Settings for two matrices of rank 4, eight ranks in all; the budget is two ranks after four rounds."""
     own = {"rank": 4, "warmup_rounds": 1, "final_rounds": 2}
     usual = {"method.name": "fedara", "federation.rounds": ROUNDS, **{f"method.{k}": v for k, v in own.items()}}
     return {**usual, "training.steps": 3, **more}
 
 
 class States:
-    """Notes the state after every round; ends the run after one of them, if told to."""
+    """Records the state after every round; interrupts the run after round `until`."""
 
     def __init__(self, until: int = ROUNDS) -> None:
         self.after: list[State] = []
@@ -88,13 +88,13 @@ def test_ranks_fall_and_bytes_with_them() -> None:
 
 
 def ballots(state: State) -> Tensors:
-    """A vote for every live rank."""
+    """A ballot tensor for every module with live ranks; only its size matters."""
     found = ((f"{t.module}.votes", state.tensors.tensor(t.e)) for t in triplets(state.tensors))
     return Tensors((name, cast) for name, cast in found if len(cast))
 
 
 def test_a_rank_less_is_a_rank_less_on_the_wire() -> None:
-    """For each the numbers of a row of A, an entry of E, a column of B, but for the words that describe them."""
+    """Each pruned rank saves a row of A, an entry of E and a column of B; headers may differ by a few bytes."""
     _, states = run(**{"method.masks": "global"})
     first, last = federation().assembly.initial.tensors, states[-1].tensors
     gone = [4 - left for left in ranks(last)]
@@ -106,7 +106,7 @@ def test_a_rank_less_is_a_rank_less_on_the_wire() -> None:
 @pytest.mark.parametrize("privacy", chosen(PRIVACY, ["none", "shares"]))
 def test_a_run_learns(privacy: str) -> None:
     more = {"federation.rounds": 8, "training.lr": 0.05, "training.lr_schedule": "linear", **PRIVACY[privacy]}
-    if privacy == "shares":  # more noise than so few clients can learn under: it is to run
+    if privacy == "shares":  # too much noise for so few clients to learn: the run must only finish
         assert federation(3, **more).run().state.tensors.is_finite()
         return
     result = assert_learns(settings(**more))
@@ -115,7 +115,7 @@ def test_a_run_learns(privacy: str) -> None:
 
 @pytest.mark.parametrize("masks", chosen(["votes", "global"], ["votes"]))
 def test_behind_masks_a_run_ends_where_it_does_in_the_open(masks: str) -> None:
-    """Sums of another length in every round, and the votes among them."""
+    """The masked sums shrink with the ranks and contain the votes."""
     (_, plain), (result, masked) = (run(**{"method.masks": masks, **more}) for more in ({}, MASKED))
     for one, other in zip(plain, masked, strict=True):
         assert Layout.of(one.tensors) == Layout.of(other.tensors)
@@ -141,7 +141,7 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open(masks: str) -> None:
     ),
 )
 def test_a_run_that_was_ended_goes_on_to_the_same_bits(until: int, more: dict[str, Any], tmp_path: Path) -> None:
-    """Shapes in the checkpoint are not those that the model is made with."""
+    """The checkpoint's tensors have other shapes than the tensors of a new model."""
     whole, _ = run(**more)
     with pytest.raises(KeyboardInterrupt):
         federation(3, [States(until)], **more).run(tmp_path / "run")
@@ -168,7 +168,7 @@ def test_a_federation_runs_again_from_the_whole_after_it_has_shrunk() -> None:
 
 
 def test_clients_weighed_by_their_examples_have_as_many_votes() -> None:
-    """Eleven of 24 are less than half, and eleven and eight are more."""
+    """Weights are 5, 8 and 11: the largest client alone (11 of 24) has no majority, two clients such as 11 + 8 do."""
     kept = States(3)
     built = federation(None, [kept], **{"federation.weighting": "examples"})
     seen: list[tuple[Tensors, float]] = []
@@ -199,7 +199,7 @@ def test_no_client_has_a_triplet_of_its_own_but_it_may_have_a_head() -> None:
 
 
 def test_an_export_has_the_ranks_that_are_left(tmp_path: Path) -> None:
-    """Three in one matrix, and none in the other."""
+    """Three ranks in one matrix, none in the other."""
     built = federation()
     state = built.run().state
     generator = torch.Generator().manual_seed(0)

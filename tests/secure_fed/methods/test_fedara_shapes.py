@@ -1,4 +1,4 @@
-"""Which shapes FedARA's tensors may have when, which settings go together, and what an export has of them."""
+"""The shapes that FedARA's tensors may have in each round, the combinations of settings, and exports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.secure_fed import small_models, toys
 from tests.secure_fed.methods.rounds import start
 from tests.secure_fed.methods.test_fedara import CLIENT, method_of, one_round, ranks
 
-# Which shapes may be a state.
+# The shapes that a state may have.
 
 
 def test_every_state_of_a_run_is_admitted_after_its_rounds_and_none_too_early() -> None:
@@ -56,7 +56,7 @@ def test_shapes_that_are_no_state_are_not_admitted() -> None:
         {one.a: (1, 15)},
         {one.e: (1, 1)},
         {one.e: ()},
-        {two.a: (5, 16), two.e: (5,), two.b: (16, 5)},  # more than there were
+        {two.a: (5, 16), two.e: (5,), two.b: (16, 5)},  # more ranks than at the start
         {"classifier.weight": (2, 16)},
     )
     for changes in wrong:

@@ -1,4 +1,4 @@
-"""FeDeRA: the start of `adapters/lora.py` under each rule of averaging."""
+"""FeDeRA: LoRA initialised from singular vectors (`adapters/lora.py`), under each rule of averaging."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def products(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_two_rounds_by_hand(rule: str) -> None:
-    """Whether the mean of the products is what it becomes: for `fra_lora` its best approximation."""
+    """The next product is the best rank-3 approximation of the clients' mean product where the card says `mean_exact`."""
     method = method_of(rule)
     state = start(method)
     exact = []

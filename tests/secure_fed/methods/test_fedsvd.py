@@ -1,4 +1,4 @@
-"""FedSVD: its round against matrices formed and split naively, and what its SVD can and cannot change."""
+"""FedSVD: its round against an SVD of dense matrices, and the effect of the SVD under SGD and AdamW."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_is_orthonormal_from_the_start_and_b_zero() -> None:
 
 @pytest.mark.parametrize("live", [0, 1])
 def test_directions_that_nobody_used_stay_open(live: int) -> None:
-    """Where the product has rank below r, A keeps orthonormal rows and B is zero there."""
+    """If the product has rank below r, A still has r orthonormal rows, and B is zero in the unused columns."""
     fedsvd = method()
     start = State(fedsvd.prepare(wide(), HEAD, 3))
     used = {pair.b: start.tensors.tensor(pair.b).clone() for pair in pairs(start.tensors)}
@@ -126,7 +126,7 @@ def test_noise_in_a_mean_is_left_in_it() -> None:
 
 @pytest.mark.parametrize("privacy", [{}, {**private_toys.EXAMPLE, "privacy.clip_norm": 1.0}], ids=["open", "example"])
 def test_with_plain_sgd_it_takes_the_steps_of_ffa_lora(privacy: dict[str, Any]) -> None:
-    """Neither the gradient, nor its clipping, sees the basis of A's rows; noise so small that none is to be seen."""
+    """Neither SGD's steps nor clipping depend on the basis of A's row space. The noise is too small to matter."""
     quiet = {"privacy.noise_multiplier": 1e-3, "privacy.epsilon": None} if privacy else {}
     settings = {**SGD, **privacy, **quiet}
     found, want = (federation({**settings, "method.name": name}, 1).run() for name in ("fedsvd", "ffa_lora"))
@@ -136,7 +136,7 @@ def test_with_plain_sgd_it_takes_the_steps_of_ffa_lora(privacy: dict[str, Any]) 
 
 
 def test_adamw_sees_the_basis() -> None:
-    """The broken twin of the test above: were it FFA-LoRA outright, this would fail."""
+    """The counterpart of the test above, which would also pass if FedSVD simply were FFA-LoRA."""
     found, want = (federation({"method.name": name}).run() for name in ("fedsvd", "ffa_lora"))
     assert not close(products(found.state.tensors), products(want.state.tensors), 0.05)
 

@@ -1,4 +1,4 @@
-"""FedTT: a round by hand, what trains and travels, the counts that are printed, and runs."""
+"""FedTT: a round by hand, the tensors that train and are sent, the paper's counts, and runs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_round_by_hand() -> None:
 
 
 def test_the_mean_of_trains_is_not_the_train_of_means() -> None:
-    """Eq. (2): what the card calls inexact."""
+    """Eq. (2) of the paper: the reason for `mean_exact=False` on the card."""
     state = start()
     afters = [trained(METHOD, state, seed, size=0.5) for seed in range(3)]
     after = METHOD.apply(state, means_of(METHOD, state, afters)).tensors
@@ -119,7 +119,7 @@ def base(kind: str) -> tuple[nn.Module, tuple[str, ...]]:
 
 @pytest.mark.parametrize("kind", ["deberta", "roberta"])
 def test_printed_count_on_base_models(kind: str) -> None:
-    """0.06M, biases and head included: 48 trains of 780, their biases, a train of 920, a bias, two classes."""
+    """The paper's 0.06M includes biases and head: 48 tensor trains of 780, their biases, one of 920, a bias, two classes."""
     count = trainable("fedtt", *base(kind))
     assert count == 48 * 780 + 24 * (64 + 768) + 920 + 768 + 2 * 769 == 60_634
     assert f"{count / 1e6:.2f}M" == "0.06M"
@@ -131,7 +131,7 @@ def test_printed_count_on_base_models(kind: str) -> None:
     [(4096, 32, 1100, 407_040, 520_000), (5120, 40, 1200, 606_720, 640_000)],
 )
 def test_printed_counts_on_llama_are_not_met(width: int, layers: int, cores: int, whole: int, printed: int) -> None:
-    """0.52M and 0.64M: with all adapters and biases there is less; the frozen language model's head is not counted."""
+    """The paper prints 0.52M and 0.64M; all adapters with biases are fewer. The frozen language-model head is not counted."""
     heads = {"num_attention_heads": 32, "num_key_value_heads": 32}
     config = LlamaConfig(hidden_size=width, num_hidden_layers=layers, intermediate_size=2 * width, **heads)
     count = trainable("fedtt", meta(config, LlamaForCausalLM), ())
@@ -140,7 +140,7 @@ def test_printed_counts_on_llama_are_not_met(width: int, layers: int, cores: int
 
 
 def test_no_rank_explains_the_printed_count_of_llama_7b() -> None:
-    """Cores over [16, 16, 16, 4, 4, 4], with or without biases, and with or without the base model's norms beside them."""
+    """The count of cores of sides [16, 16, 16, 4, 4, 4], with or without biases, and with or without the base model's norms."""
     norms, biases = 65 * 4096, 64 * (64 + 4096)
     found = {
         rank: 128 * (20 * rank + 40 * rank**2) + more

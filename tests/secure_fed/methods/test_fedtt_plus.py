@@ -1,4 +1,4 @@
-"""FedTT+: whose turn it is, what travels, and the counts that are printed."""
+"""FedTT+: the cores that train in each round, the tensors sent, and the paper's counts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_cores_of_every_round() -> None:
 
 @pytest.mark.parametrize("cores", [4, 5, 6, 8])
 def test_every_core_gets_its_turn(cores: int) -> None:
-    """By the rule as it is printed the last but one never would."""
+    """By the rule as printed in the paper, the last core but one would never train."""
     assert {core for t in range(cores - 2) for core in turn(cores, t)} == set(range(1, cores + 1))
 
 
@@ -56,7 +56,7 @@ def test_turns_go_by_each_trains_own_length() -> None:
         *(f"a.tensor_train.down.core_{j}" for j in (0, 1, 4)),
         *(f"b.tensor_train.core_{j}" for j in (0, 4, 5)),
         "b.bias",
-        "core_0",  # somebody else's
+        "core_0",  # not a tensor train's core
     }
 
 
@@ -74,7 +74,7 @@ def test_up_go_three_cores_and_the_head() -> None:
 
 
 def test_down_goes_all_that_ever_moved() -> None:
-    """A client that is drawn for the first time has what `prepare` made, and with what comes down the server's state."""
+    """The tensors sent down complete the initial state to the server's state, for a client drawn for the first time."""
     initial, state = start(), start()
     for t in range(5):
         plan = METHOD.plan(state)
@@ -118,7 +118,7 @@ def test_with_one_core_moving_the_mean_is_exact() -> None:
         return product.reshape(16, 4)
 
     def spread(names: list[str]) -> float:
-        """How far the train of means is from the mean of trains where these cores differ among clients."""
+        """The relative distance of the train of mean cores from the mean of trains, if these cores differ among clients."""
         ones = [state.tensors | trained(METHOD, state, seed, size=0.5).select(names) for seed in range(4)]
         mean = sum(matrix(one) for one in ones) / 4
         of_means = matrix(state.tensors | ((ones[0] + ones[1] + ones[2] + ones[3]) * 0.25).select(names))
@@ -134,7 +134,7 @@ def test_there_are_no_biases_in_the_adapters() -> None:
 
 @pytest.mark.parametrize("kind", chosen(["deberta", "roberta"], ["deberta"]))
 def test_printed_count_a_round_on_base_models(kind: str) -> None:
-    """0.02M: what travels in the rounds of one turn on average, with the head's train and without the rest of the head."""
+    """The paper's 0.02M: the mean over rounds 0 to 2, with the head's tensor train and without the other head tensors."""
     rest = 768 + 2 * 769
     counts = [trainable("fedtt_plus", *base(kind), round_) - rest for round_ in range(3)]
     assert counts == [13_440 + 320, 18_240 + 320, 13_440 + 320]
@@ -142,7 +142,7 @@ def test_printed_count_a_round_on_base_models(kind: str) -> None:
 
 
 def test_printed_count_a_round_on_a_large_model() -> None:
-    """27K in Table 8: a round in which the widest core rests, [8, 8, 16, 8, 8]."""
+    """The 27K of Table 8 counts a round in which the widest of the cores [8, 8, 16, 8, 8] does not train."""
     shape = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     model = meta(RobertaConfig(num_labels=2, **shape), RobertaForSequenceClassification)
     count = trainable("fedtt_plus", model, head_names(model)) - (1024 + 2 * 1025)

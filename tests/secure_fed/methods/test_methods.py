@@ -1,4 +1,4 @@
-"""What is particular to one method, and the table that finds them."""
+"""Behaviour particular to one method, and the table of methods."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_gaussian_a_has_rows_of_unit_length_on_average() -> None:
     draws = [started(FfaLora(ADAPTER, freeze_init="gaussian"), seed).tensors for seed in range(25)]
     a = torch.stack([draw.tensor(pair.a) for draw in draws for pair in pairs(draw)])
     assert a.square().sum(-1).mean() == pytest.approx(1.0, abs=0.1)
-    assert abs(float((a**4).mean() / a.square().mean() ** 2) - 3) < 0.5  # as a normal variable's
+    assert abs(float((a**4).mean() / a.square().mean() ** 2) - 3) < 0.5  # a normal distribution's kurtosis
 
 
 def test_frozen_a_neither_travels_nor_moves_by_a_bit() -> None:
@@ -117,7 +117,7 @@ def test_frozen_a_neither_travels_nor_moves_by_a_bit() -> None:
 
 
 def test_fedlora_averages_factors_and_misses_the_mean_product() -> None:
-    """The gap is the covariance of the factors over clients: for two, (B_1 - B_2)(A_1 - A_2) / 4."""
+    """The gap is the covariance of the factors over clients: for two clients, (B_1 - B_2)(A_1 - A_2) / 4."""
     method = build(MethodConfig(name="fedlora", rank=3))
     model = small_models.make("bert")
     state = State(method.prepare(model, small_models.head_of(model), 0))
@@ -145,7 +145,7 @@ def test_fra_contributes_factors_of_twice_the_rank_with_the_scale_inside() -> No
 
 
 def test_norm_of_a_small_change_to_a_large_product_does_not_cancel() -> None:
-    """The difference [B_i, -B] [A_i; A] of the same two products loses the change in float32."""
+    """In float32 the form [B_i, -B] [A_i; A], a difference of two products, would lose the change to cancellation."""
     method = FraLora(ADAPTER)
     state = started(method)
     generator = torch.Generator().manual_seed(0)
@@ -194,7 +194,10 @@ def test_fra_then_ffa_switches_after_five_rounds_or_half_of_few(rounds: int, swi
 
 
 def test_fra_then_ffa_switches_where_its_run_began_to(tmp_path: Path) -> None:
-    """Also with more rounds on resuming. A run of an earlier version, whose switch never came, is read, and none is begun."""
+    """Resuming with more rounds does not move the switch.
+
+    A stored configuration with an earlier version's default of 5 is accepted for 4 rounds; a new run with it is refused.
+    """
     settings = {"method.name": "fra_then_ffa", "federation.rounds": 4}
     toys.federation(settings).run(tmp_path)
     held = read_config(tmp_path).method.switch_round

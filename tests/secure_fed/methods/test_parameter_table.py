@@ -1,8 +1,8 @@
-"""How many parameters the papers say that their methods train, on the models they train, counted without any weights.
+"""The papers' counts of trainable parameters, on the papers' models, against our counts, without any weights.
 
-A row is what a paper prints and the settings with which ours counts the same, to the last digit printed. `ours` is the number
-itself, written out by hand. `counted` says which part of what trains the paper must have counted: with a head or without.
-A row that cannot be met says so in `missed`, with the reason as far as one is known, and fails as soon as it is met.
+A row is a paper's printed number and the settings with which our count agrees to the last digit printed. `ours` is our count,
+derived by hand. `counted` selects the trainable tensors that the paper must have counted: with the head or without it.
+A row that does not agree gives the reason in `missed`, as far as it is known, and its test fails as soon as it agrees.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.secure_fed.full_size import (
     roberta_large,
 )
 
-# What of that which trains is counted.
+# The tensors to count, from the names of the trainable tensors and of the head's tensors.
 Part = Callable[[Collection[str], Collection[str]], Collection[str]]
 
 
@@ -41,7 +41,7 @@ def adapter(names: Collection[str], head: Collection[str]) -> list[str]:
 
 
 def with_classes(names: Collection[str], head: Collection[str]) -> list[str]:
-    """With the layer that tells the classes apart, and without the square one before it (DeBERTa's pooler)."""
+    """The adapter and the classification layer, without the square layer before it (DeBERTa's pooler)."""
     return [name for name in names if name not in head or name.startswith("classifier.")]
 
 
@@ -50,7 +50,7 @@ def everything(names: Collection[str], head: Collection[str]) -> Collection[str]
 
 
 class Row(NamedTuple):
-    """One number of a paper, `printed` as there: millions, thousands, or per cent of a model of `whole`, which is 66M."""
+    """One number, `printed` as in the paper: millions, thousands, or per cent of a model of `whole` parameters (66M)."""
 
     paper: str
     model: Callable[[], nn.Module]
@@ -68,42 +68,42 @@ class Row(NamedTuple):
 
 
 def last(layers: int) -> dict[str, Any]:
-    """Query and value of the last layers of RoBERTa-large, at rank 2."""
+    """Settings for the query and value matrices of RoBERTa-large's last `layers` layers, at rank 2."""
     numbers = "|".join(str(layer) for layer in range(24 - layers, 24))
     return {"rank": 2, "target_modules": rf"roberta\.encoder\.layer\.({numbers})\.attention\.self\.(query|value)"}
 
 
 def cores(first: int, *others: int) -> int:
-    """How many numbers cores of these sides hold at rank 5; the first and the last stand at the ends of a train."""
+    """The number of entries of cores with these sides at rank 5; the first and the last are the ends of a train."""
     *between, end = others
     return 5 * (first + end) + 25 * sum(between)
 
 
 FEDERA, C2A = "FeDeRA, Table 2", "C2A, Table 1"
 RANK_5: dict[str, Any] = {"rank": 5}
-# Of one layer: query, key, value, output; the feed-forward; two normalisations.
+# The biases of one layer: query, key, value, output; the feed-forward; two normalisations.
 BIASES = 4 * 768 + (3072 + 768) + 2 * 768
 CLASSES = 768 * 2 + 2
 HOULSBY_48 = 24 * (2 * 768 * 48 + 48 + 768)
 
 ROWS = [
-    # FeDeRA counts no head, which would add 0.6M to each.
+    # FeDeRA does not count the head, which would add 0.6M to each row.
     Row(FEDERA, roberta_base, "fedlora", {"rank": 32}, adapter, "1.2M", 24 * 32 * (768 + 768)),
     Row(FEDERA, roberta_base, "federa", {"rank": 32}, adapter, "1.2M", 24 * 32 * (768 + 768)),
     Row(FEDERA, roberta_base, "bitfit", {}, adapter, "0.1M", 12 * BIASES + 768),
-    # A bottleneck of 48 is a sixteenth of the width, what adapters for transformers usually have; 64 would be 2.4M.
+    # A bottleneck of 48 is a sixteenth of the width, as is usual for adapters; 64 would be 2.4M.
     Row(FEDERA, roberta_base, "adapter_houlsby", {"bottleneck": 48}, adapter, "1.8M", HOULSBY_48),
     Row(FEDERA, deberta_v3_base, "fedlora", {"rank": 32}, adapter, "1.2M", 24 * 32 * (768 + 768)),
     Row(FEDERA, deberta_v3_base, "federa", {"rank": 32}, adapter, "1.2M", 24 * 32 * (768 + 768)),
     Row(FEDERA, deberta_v3_base, "bitfit", {}, adapter, "0.1M", 12 * BIASES + 2 * 768),
     Row(FEDERA, deberta_v3_base, "adapter_houlsby", {"bottleneck": 48}, adapter, "1.8M", HOULSBY_48),
-    # 294 912 alone would be printed 0.29M: the classes are counted, the pooler (0.59M) is not. The query, key and value of
-    # this model are one layer, which is adapted once: as many numbers as for two layers apart.
+    # 294 912 alone would be printed as 0.29M: the classification layer is counted, the pooler (0.59M) is not. Query, key and
+    # value of this model are one layer, which is adapted once: as many parameters as two separate layers have.
     Row("FedTT, Table 1", deberta_base, "fedlora", {"rank": 8}, with_classes, "0.30M", 12 * 8 * 3072 + CLASSES),
     Row("FedTT, Table 1", deberta_base, "fedlora", {"rank": 4}, with_classes, "0.15M", 12 * 4 * 3072 + CLASSES),
     Row("FedTT, Table 1", deberta_base, "bitfit", {}, with_classes, "0.10M", 12 * BIASES + 768 + CLASSES),
     Row("FedTT, Table 1", deberta_base, "prompt_tuning", {"prompt_length": 10}, adapter, "0.01M", 10 * 768),
-    # With biases (cores alone are 0.04M), and with the head, whose square weight is a train.
+    # With biases (cores alone are 0.04M), and with the head, whose square weight has a tensor train.
     Row(
         "FedTT, Table 1",
         deberta_base,
@@ -113,7 +113,7 @@ ROWS = [
         "0.06M",
         24 * (2 * cores(8, 8, 12, 8, 8) + 64 + 768) + cores(12, 8, 8, 8, 8, 12) + 768 + CLASSES,
     ),
-    # Without biases in the adapters, which our FedTT+ has none of: with those of FedTT it would be 0.04M in any round.
+    # Our FedTT+ has no biases in the adapters: with FedTT's biases it would be 0.04M in any round.
     *(
         Row(
             "FedTT, Table 1",
@@ -138,14 +138,15 @@ ROWS = [
         missed="PEFT's layers are scaled, among them the attention's output: 0.66M. Without it, but with the whole head, it "
         "is 0.65M",
     ),
-    # The head is not counted.
+    # Without the head.
     Row("FedTT, Table 8", roberta_large, "fedlora", last(6), adapter, "49K", 12 * 2 * 2048),
     Row("FedTT, Table 8", roberta_large, "fedlora", last(9), adapter, "74K", 18 * 2 * 2048),
     Row("FedTT, Table 8", roberta_large, "ffa_lora", last(6), adapter, "25K", 12 * 2 * 1024),
     Row("FedTT, Table 8", roberta_large, "ffa_lora", last(9), adapter, "37K", 18 * 2 * 1024),
     *(Row("FedTT, Table 8", roberta_large, "rolora", last(6), adapter, "25K", 12 * 2 * 1024, r) for r in (0, 1)),
     *(Row("FedTT, Table 8", roberta_large, "rolora", last(9), adapter, "37K", 18 * 2 * 1024, r) for r in (0, 1)),
-    # [8, 8, 16, 8, 8] with its second core, and the head's train, [16, 8, 8, 8, 8, 16]; no classes and no biases of the head.
+    # The first, second and last core of [8, 8, 16, 8, 8] and of the head's train, [16, 8, 8, 8, 8, 16], without the head's
+    # classification layer and biases.
     Row(
         "FedTT, Table 8",
         roberta_large,
@@ -198,7 +199,7 @@ ROWS = [
         80 * (cores(16, 16, 4) + cores(4, 4, 16)),
         missed="it is nearly all cores (0.19M), of which three in six are said to train, a third or so of the numbers",
     ),
-    # No head: it has 0.6M, 0.9 %.
+    # Without the head, which has 0.6M parameters, 0.9 %.
     Row(
         C2A,
         distilbert,
@@ -211,7 +212,7 @@ ROWS = [
     Row(C2A, distilbert, "fedlora", {"rank": 4}, adapter, "0.111%", 12 * 4 * (768 + 768)),
     Row(C2A, distilbert, "bitfit", {}, adapter, "0.078%", 6 * BIASES + 768),
     Row(C2A, distilbert, "compacter", {"bottleneck": 16}, adapter, "0.043%", 12 * 3 * (16 + 768) + 4**3),
-    # Of 66.95M, the model with the square layer of its head; of the 66.36M of the base model it is 0.459 %.
+    # Per cent of 66.95M, the model with the square layer of its head; of the base model's 66.36M it is 0.459 %.
     Row(
         C2A,
         distilbert,
@@ -233,16 +234,16 @@ ROWS = [
         whole=(66_953_472, 66_953_472),
         missed="0.558 % of the model of which the adapters are 0.455 %; the paper does not tell which layers are shared",
     ),
-    # The paper tells no length; it must be 21, since 20 tokens are 0.023 %.
+    # The paper gives no prompt length; it must be 21, since 20 tokens are 0.023 %.
     Row(C2A, distilbert, "prompt_tuning", {"prompt_length": 21}, adapter, "0.024%", 21 * 768),
 ]
 
 
 def count(row: Row) -> int:
-    """What of the row's model trains in its round, of the part that is counted."""
+    """The number of parameters that train in the row's round, over the tensors that the row counts."""
     with torch.device("meta"):
         model = row.model()
-    in_words = isinstance(model, LlamaForCausalLM)  # it answers with the head that it has
+    in_words = isinstance(model, LlamaForCausalLM)  # its own language-model head is used, and stays frozen
     head = [] if in_words else [*head_names(model), *pooler_names(model)]
     method = build(MethodConfig(name=row.method, **row.settings))
     state = State(method.prepare(model, head, 0), row.round)
@@ -251,7 +252,7 @@ def count(row: Row) -> int:
 
 
 def agrees(row: Row) -> bool:
-    """Whether `ours` is printed as the paper prints it."""
+    """Whether `ours`, rounded to the paper's digits, is the printed number."""
     digits, unit = row.printed[:-1], row.printed[-1]
     half = 0.5 * 10.0 ** -len(digits.partition(".")[2])
     wholes = [size / 100 for size in row.whole] if unit == "%" else [{"M": 1e6, "K": 1e3}[unit]]
@@ -276,7 +277,7 @@ def test_what_the_papers_print(row: Row) -> None:
     ],
 )
 def test_the_models_are_of_the_size_they_are_known_by(model: Callable[[], nn.Module], size: int) -> None:
-    """In millions."""
+    """`size` is in millions of parameters."""
     with torch.device("meta"):
         assert round(sum(parameter.numel() for parameter in model().parameters()) / 1e6) == size
 

@@ -1,4 +1,4 @@
-"""FRA-LoRA on a noised mean: against the same computed from dense matrices."""
+"""FRA-LoRA on a noised mean, against the same computation with dense matrices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fra(denoise: str = "shrink", name: str = "fra_lora", **settings: object) -> 
 
 
 def started(method: Method, *, used: bool = True) -> State:
-    """The state at the start, or one in which B is not zero any more."""
+    """The initial state, or with `used` a state whose B is not zero."""
     state = State(method.prepare(toys.model(), ["classifier.weight", "classifier.bias"], 3))
     generator = torch.Generator().manual_seed(1)
     b = {pair.b: torch.randn(state.tensors[pair.b].shape, generator=generator) for pair in pairs(state.tensors)}
@@ -35,7 +35,7 @@ def started(method: Method, *, used: bool = True) -> State:
 
 
 def noised_mean(method: Method, state: State, signal: float = 1.0, std: float = STD) -> Tensors:
-    """A dense mean: one large direction in each matrix and noise on every coordinate."""
+    """A dense mean: a rank-one signal in each matrix, and noise on every coordinate."""
     generator = torch.Generator().manual_seed(2)
 
     def member(shape: tuple[int, ...]) -> Tensor:
@@ -56,7 +56,7 @@ def best(matrix: Tensor, rank: int = RANK) -> Tensor:
 
 
 def clean(matrix: Tensor, rule: str, std: float = STD) -> Tensor:
-    """The denoised mean, densely."""
+    """The denoised mean, as a dense matrix."""
     if rule == "none":
         return matrix
     u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
@@ -82,7 +82,7 @@ def close(left: Tensor, right: Tensor) -> bool:
 @pytest.mark.parametrize("name", ["fra_lora", "fra_then_ffa"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_noised_mean_is_denoised_and_added_as_in_dense_matrices(name: str, rule: str) -> None:
-    """In the scale of s B A, where the noise is, and not in that of B A."""
+    """Denoising works on s B A, the scale of the mean and its noise, and not on B A."""
     method = fra(rule, name)
     state = started(method)
     mean = noised_mean(method, state)
@@ -131,7 +131,7 @@ def test_the_switch_round_gives_an_orthonormal_a_under_noise_too() -> None:
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("name", ["fra_lora", "fra_then_ffa"])
 def test_where_nothing_survives_the_product_stays_and_can_still_learn(name: str, used: bool) -> None:
-    """Round after round of noise alone; at the start, where B A = 0, A must not become 0."""
+    """Three rounds of noise alone. From the initial state, where B A = 0, A must not become 0."""
     method = fra(name=name)
     state = first = started(method, used=used)
     for _ in range(3):
@@ -158,7 +158,7 @@ def test_one_live_direction_beside_nothing_leaves_a_full_a() -> None:
 
 
 def test_in_the_tangent_space_a_small_step_survives_whatever_the_noise() -> None:
-    """Of a client's change the first order is left as it is: what is lost is of second order in the step."""
+    """The projection keeps a client's change to first order in the step; the lost part is of second order."""
     method = fra("tangent")
     state = started(method)
     generator = torch.Generator().manual_seed(4)
@@ -177,7 +177,7 @@ def test_in_the_tangent_space_a_small_step_survives_whatever_the_noise() -> None
 
 
 def test_at_the_start_the_tangent_space_is_what_b_alone_can_reach() -> None:
-    """B A = 0: noise enters B alone, as in FFA, and the rows of A stay."""
+    """With B A = 0 the noise enters B alone, as in FFA-LoRA, and A's row space stays."""
     method = fra("tangent")
     state = started(method, used=False)
     mean = noised_mean(method, state)
@@ -191,7 +191,7 @@ def test_at_the_start_the_tangent_space_is_what_b_alone_can_reach() -> None:
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["factors", "dense"])
 def test_without_noise_the_rule_has_no_part(rule: str, kind: str) -> None:
-    """Bit for bit."""
+    """With noise_std = 0 every rule gives the same bits as plain FRA-LoRA."""
     method, plain = fra(rule), FraLora(fra().adapter)
     state = started(method)
     after = state.tensors * 1.1

@@ -1,4 +1,4 @@
-"""Sketches under privacy: what every pass releases, what is charged for it, and how far one client can move it."""
+"""Sketches under privacy: the release of each pass, its charge, and its sensitivity to one client."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_target_is_kept(method: str) -> None:
 
 
 def test_noise_in_the_gradients_is_none_in_the_sums() -> None:
-    """Examples are protected before anything is sent: the two passes find the mean of three clients as ever."""
+    """Under example privacy the noise is in the gradients: the two passes give the same mean as whole matrices."""
     settings = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, "federation.rounds": 1}
     found, want = (federation({**settings, **own}, 3).run() for own in (SKETCHED, {"method.name": "fra_lora"}))
     assert close(found.state.tensors, want.state.tensors)
@@ -75,7 +75,7 @@ def test_noise_in_the_gradients_is_none_in_the_sums() -> None:
 
 
 def test_means_are_noised_sums_in_the_space_of_the_sketch() -> None:
-    """Each pass with noise of its own on each of its coordinates, and clipped by itself."""
+    """Each pass is clipped separately and has its own noise on every coordinate."""
     built, c = federation({**NOISE, **SKETCHED, "training.lr": 10.0}, 4), NOISE["privacy.clip_norm"]
     watched, recording, charged = private_toys.Watched(built.assembly.method), Recording(built.assembly.transport), []
     server = replace(
@@ -102,7 +102,10 @@ def test_means_are_noised_sums_in_the_space_of_the_sketch() -> None:
 
 @pytest.mark.parametrize("rule", ["tangent", "shrink", "truncate", "none"])
 def test_noise_is_taken_out_of_what_was_sent_second(rule: str) -> None:
-    """p x n, before the basis is put back on ("tangent": after); the basis is of the noised columns as they are."""
+    """The second pass (p x n) is denoised before multiplication by the basis, with "tangent" after it.
+
+    The basis is computed from the noised first pass unchanged.
+    """
     method, std = fra(denoise=rule), 0.02
     state = started(method)
     means = {
@@ -184,19 +187,19 @@ SIZES = (1e-7, 1e-4, 1e-2, 0.3, 1.0, 30.0, 1e4)
 
 
 def clipped(method: FraLora | FraThenFfa, state: State, pass_name: str, after: Tensors, means: Any) -> Tensors:
-    """What a client sends under client-level privacy."""
+    """The clipped contribution that a client sends under client-level privacy."""
     contribution = in_own_factors(method.contribute(pass_name, state.tensors, after, means))
     return contribution * clip_factor(contribution.norm(), C)
 
 
 def clipped_before(method: FraLora | FraThenFfa, state: State, pass_name: str, after: Tensors, means: Any) -> Tensors:
-    """Broken: the change itself is clipped, and what is sent of it is not."""
+    """Broken: clips the change by its own norm, and not the sketch that is sent."""
     whole = in_own_factors(replace(method, sketch=None).contribute(CHANGE, state.tensors, after, {}))
     return method.contribute(pass_name, state.tensors, after, means) * clip_factor(whole.norm(), C)
 
 
 def distances(pass_name: str, clip: Any) -> list[float]:
-    """Between the sums with and without one more client, for the same means of earlier passes."""
+    """The distances between the sums with and without one more client, given the same means of earlier passes."""
     method = fra(columns=4)
     state = started(method)
     means = {SKETCH: mean_of(method, state, SKETCH, [trained(state, 9)], {})} if pass_name == CHANGE else {}
@@ -219,13 +222,13 @@ def test_one_client_moves_either_sum_by_no_more_than_the_clip_norm(pass_name: st
 
 
 def test_to_clip_the_change_and_not_its_sketch_is_caught() -> None:
-    """A change can be longer in these directions than it is; not so in a basis."""
+    """D Omega can be longer than D, since Omega's columns only keep lengths on average; Q^T D, with Q a basis, cannot."""
     assert max(distances(SKETCH, clipped_before)) > 1.02 * C
     assert max(distances(CHANGE, clipped_before)) <= C
 
 
 def test_the_clip_norm_of_one_pass_suits_the_other() -> None:
-    """Both are about as long as the change: on average of the first, at most of the second."""
+    """The first pass has the change's norm on average, the second at most (here exactly: one client's change fits)."""
     method = fra(columns=8)
     state = started(method)
     after = trained(state, 1)

@@ -1,4 +1,4 @@
-"""What the methods on LoRA promise of the products B A."""
+"""The contract of the methods on LoRA for the products B A."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ one_pass = pytest.mark.parametrize("method", ONE_PASS, indirect=True)
 
 
 def products(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """B A of every adapted matrix, float64."""
+    """The product B A of every adapted matrix, float64."""
     return {
         name.split(".lora_A.")[0]: tensors.tensor(name.replace(".lora_A.", ".lora_B.")).double()
         @ tensors.tensor(name).double()
@@ -58,7 +58,7 @@ def test_no_change_changes_no_product(method: Method, rounds: int) -> None:
 
 @one_pass
 def test_mean_is_exact_where_the_card_says_so(method: Method) -> None:
-    """Three rounds in (past the switch of fra_then_ffa), against products formed and averaged in float64."""
+    """Over three rounds (past the switch of fra_then_ffa), against products formed and averaged in float64."""
     state = start(method)
     exact = []
     for _ in range(3):
@@ -75,7 +75,7 @@ def test_mean_is_exact_where_the_card_says_so(method: Method) -> None:
 
 @on_lora
 def test_apply_takes_dense_means_too(method: Method) -> None:
-    """A server optimiser with memory forms what it is given, and so does noise."""
+    """A server optimiser with memory, and noise, turn factored means into dense ones."""
     state = start(method)
     means = means_of(method, state, [trained(method, state, seed) for seed in range(2)])
     formed = {name: mean.dense() for name, mean in means.items()}
@@ -86,7 +86,7 @@ def test_apply_takes_dense_means_too(method: Method) -> None:
 
 @on_lora
 def test_every_adapted_direction_can_still_learn(method: Method) -> None:
-    """No A row and B column are both zero after a round, or neither would ever have a gradient."""
+    """If a row of A and its column of B were both zero after a round, neither would ever have a gradient."""
     state = start(method)
     state = method.apply(state, nothing(method, state))
     for name in state.tensors:
@@ -98,7 +98,7 @@ def test_every_adapted_direction_can_still_learn(method: Method) -> None:
 
 @pytest.mark.parametrize("name", ["fra_lora", "fra_then_ffa"])
 def test_products_are_not_transposed(name: str) -> None:
-    """Square matrices hide a swap of the factors in the shapes; the numbers must not."""
+    """With square matrices, shapes do not reveal a transposed product, so the values are compared."""
     method = method_of(name, target_modules=("query", "dense"))
     state = one_round(method, start(method))
     found = products(one_round(method, state).tensors)

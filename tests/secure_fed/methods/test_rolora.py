@@ -1,4 +1,4 @@
-"""RoLoRA: B in even rounds, A in odd ones, each averaged exactly."""
+"""RoLoRA: B trains in even rounds, A in odd rounds, and each mean is exact."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_mean_of_the_products_is_the_product_of_the_means_in_every_round() -
 
 
 def test_an_a_that_trained_first_would_learn_nothing() -> None:
-    """Why B is first: beside B = 0 the gradient of A is zero."""
+    """B trains first: where B = 0 the gradient of A is zero."""
     federation = toys.federation({"method.name": "rolora", "federation.rounds": 2, "training.optimizer": "sgd"})
     initial = federation.assembly.initial.tensors
     tensors = federation.run().state.tensors
@@ -77,7 +77,7 @@ def test_per_example_gradients_of_either_factor(architecture: str, round_: int) 
     state = State(method.prepare(model, small_models.head_of(model), 0), round_)
     with torch.no_grad():
         for name in factors(state, "b"):
-            model.get_parameter(name).add_(0.1)  # or A would have no gradient
+            model.get_parameter(name).add_(0.1)  # with B = 0 A would have no gradient
     path, found, expected = both(model, method.plan(state).trainable)
     assert path is by_layer
     for name in factors(state, "ab"[1 - round_]):

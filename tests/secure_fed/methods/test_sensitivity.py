@@ -1,7 +1,7 @@
-"""How far one client can move what a method releases, by brute force, and what rounding adds to it.
+"""The sensitivity of each method's release to one client, by brute force, and the effect of rounding on it.
 
-Neighbouring cohorts differ in one client. What is released is a function of the sum of clipped contributions, formed densely:
-the whole change of every matrix and of the head for FRA-LoRA, of the factors for the others.
+Neighbouring cohorts differ in one client. A release is a function of the sum of clipped contributions. The sum is formed with
+dense matrices: for FRA-LoRA the changes of whole matrices and of the head, for other methods the changes of the tensors sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Means = Mapping[str, Tensors]
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of a method's round, from a state in which nothing is zero, and the means of the passes before it."""
+    """One pass of a method's round, from a state whose B is not zero, with the means of the earlier passes."""
 
     method: Method
     state: State
@@ -44,7 +44,7 @@ class Pass:
 Clipped = Callable[[Pass, Tensors], Tensors]
 
 
-# Every method, and those that change their ways after they did.
+# Every method in round 0; in later rounds too, if other tensors or products are then sent.
 CASES = [
     *((name, 0) for name in METHODS),
     *(("fra_then_ffa", 1), ("fra_then_ffa", 2), ("rolora", 1), ("fedtt_plus", 1)),
@@ -77,20 +77,20 @@ def passes(name: str, round_: int) -> list[Pass]:
 
 
 def clipped(at: Pass, after: Tensors) -> Tensors:
-    """What a client sends under client-level privacy."""
+    """The clipped contribution that a client sends under client-level privacy."""
     contribution = in_own_factors(at.contribution(after))
     return contribution * clip_factor(contribution.norm(), C)
 
 
 def formed(tensors: Tensors) -> Tensors:
-    """Dense, float64: every product as the real numbers that its factors stand for."""
+    """Dense float64 tensors; products of factors are formed in float64."""
     return Tensors(
         (n, m.left.double() @ m.right.double() if isinstance(m, LowRank) else m.double()) for n, m in tensors.items()
     )
 
 
 def distances(at: Pass, clip: Clipped) -> list[float]:
-    """Between the sums with and without one more client, of every size, over cohorts of none to three."""
+    """The distances between the sums with and without one more client, for each of SIZES, beside none to three others."""
     found = []
     for seed, size in enumerate(SIZES):
         others = [clip(at, trained(at.method, at.state, 50 + seed + k, SIZES[k + 2])) for k in range(seed % 4)]
@@ -108,33 +108,33 @@ def test_one_client_moves_the_sum_by_no_more_than_the_clip_norm(name: str, round
         found = distances(at, clipped)
         assert max(found) <= C
         assert max(found) == pytest.approx(C, rel=1e-5), "a large change is as large as it may be"
-        if name != "fedara":  # whose votes are ones, whatever the size
+        if name != "fedara":  # votes are 1, however small the change
             assert found[0] < 1e-3 * C, "a small one is left alone"
 
 
 def clipped_by_tensor(at: Pass, after: Tensors) -> Tensors:
-    """Broken: every tensor to C, and not all together."""
+    """Broken: clips every tensor to C separately."""
     contribution = at.contribution(after)
     parts = [contribution.select([name]) for name in contribution]
     return Tensors({n: m for part in parts for n, m in (part * clip_factor(part.norm(), C)).items()})
 
 
 def clipped_in_factors(at: Pass, after: Tensors) -> Tensors:
-    """Broken: the change of A and B is clipped, and their product taken afterwards."""
+    """Broken: clips the change of A and B before their product is formed."""
     moved = change(at.state.tensors, after)
     moved = moved * clip_factor(moved.norm(), C)
     return at.contribution(at.state.tensors.select(after) + moved)
 
 
 def clipped_without_head(at: Pass, after: Tensors) -> Tensors:
-    """Broken: the head is forgotten."""
+    """Broken: leaves the head out of the norm."""
     contribution = at.contribution(after)
     adapter = contribution.without(name for name in contribution if name.startswith(HEAD_PREFIXES))
     return contribution * clip_factor(adapter.norm(), C)
 
 
 def clipped_by_stored_numbers(at: Pass, after: Tensors) -> Tensors:
-    """Broken: the norm of the factors' entries in place of the product's."""
+    """Broken: uses the norm of the factors' entries in place of the product's norm."""
     contribution = at.contribution(after)
     return contribution * clip_factor(Tensors(contribution.parts()).norm(), C)
 
@@ -163,12 +163,12 @@ def test_a_clip_of_factors_is_caught_where_products_travel(name: str, round_: in
 
 
 def change_of(b: torch.Tensor, a: torch.Tensor, b_i: torch.Tensor, a_i: torch.Tensor) -> LowRank:
-    """2/3 (B_i A_i - B A) as FRA-LoRA's clients send it."""
+    """2/3 (B_i A_i - B A) in the factors that FRA-LoRA's clients send."""
     return LowRank(torch.cat([b_i - b, b], 1) * (2 / 3), torch.cat([a_i, a_i - a], 0))
 
 
 def difference_of(b: torch.Tensor, a: torch.Tensor, b_i: torch.Tensor, a_i: torch.Tensor) -> LowRank:
-    """Broken: the same number as a difference of two products."""
+    """Broken: the same matrix as a difference of two products."""
     return LowRank(torch.cat([b_i, -b], 1) * (2 / 3), torch.cat([a_i, a], 0))
 
 
@@ -176,14 +176,14 @@ Sides = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def changed(size: float) -> Sides:
-    """B, A, and both moved by that share of themselves."""
+    """B, A, and both changed by a relative amount `size`."""
     generator = torch.Generator().manual_seed(0)
     b, a, db, da = (torch.randn(shape, generator=generator) for shape in ((90, 4), (4, 60), (90, 4), (4, 60)))
     return b, a, b + size * db, a + size * da
 
 
 def regauged(size: float) -> Sides:
-    """B, A, and B R, R^T A moved by that share: nearly the same product from quite other factors."""
+    """B, A, and (B + size dB) R, R^T A for an orthogonal R: nearly the same product from very different factors."""
     b, a, moved, _ = changed(size)
     r, _ = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(3)))
     return b, a, moved @ r, r.T @ a
@@ -214,7 +214,7 @@ def test_as_a_difference_of_products_it_would_be_wrong() -> None:
 def test_rounding_makes_no_clipped_product_longer_than_the_clip_norm(
     size: float, sides: Callable[[float], Sides]
 ) -> None:
-    """Neither as real numbers nor as the float32 matrix that a server forms."""
+    """Neither in exact arithmetic nor as the float32 matrix that a server forms."""
     sent = in_own_factors(Tensors({"d": change_of(*sides(size))}))
     small = 1e-3 * sent.norm()
     product = (sent * clip_factor(sent.norm(), small))["d"]
@@ -224,7 +224,7 @@ def test_rounding_makes_no_clipped_product_longer_than_the_clip_norm(
 
 
 def test_factors_that_cancel_would_be_longer() -> None:
-    """Why a contribution is put into factors of its own before it is clipped."""
+    """The reason for `in_own_factors` before clipping: rounding in factors that cancel would exceed the clip norm."""
     sent = Tensors({"d": change_of(*regauged(1e-6))})
     small = 1e-3 * sent.norm()
     product = (sent * clip_factor(sent.norm(), small))["d"]

@@ -1,4 +1,4 @@
-"""Prompt tuning, prefix tuning and P-tuning as federated methods: what travels, per-example gradients, whole runs."""
+"""Prompt tuning, prefix tuning and P-tuning as federated methods: the tensors sent, per-example gradients, whole runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CELLS = [
 
 
 def settings(name: str, **more: Any) -> dict[str, Any]:
-    """Of a run of `toys`, without what these methods do not read."""
+    """Settings of a run of `toys`, with options that these methods do not read left at their defaults."""
     usual = {"method.name": name, "method.prompt_length": 3, "method.rank": 8, "method.modules_to_save": []}
     return {**usual, **more}
 
@@ -50,7 +50,7 @@ def method_of(name: str, **more: Any) -> Method:
 
 
 def items(count: int, seed: int = 3) -> list[dict[str, Any]]:
-    """Texts of unequal lengths; each class has twelve words of its own."""
+    """Texts of unequal lengths; each class has its own twelve words."""
     rng = np.random.default_rng(seed)
     labels = [i % small_models.LABELS for i in range(count)]
     words = [2 + 12 * label + rng.integers(0, 12, 3 + (4 * i) % 9) for i, label in enumerate(labels)]
@@ -63,7 +63,7 @@ def start(name: str, architecture: str = "bert", seed: int = 0) -> tuple[nn.Modu
 
 
 def away(model: nn.Module, names: Tensors) -> Placed:
-    """Every tensor that trains, moved away from where it started, in float64."""
+    """The training tensors, moved away from their initial values, in the model's dtype."""
     generator = torch.Generator().manual_seed(1)
     first = {name: model.get_parameter(name).detach().clone() for name in names}
     moving = {
@@ -111,7 +111,7 @@ def test_an_lstm_has_its_gradients_made_one_at_a_time() -> None:
     assert path_for(objective, PAD_0, away(model, tensors), items(5)) is one_by_one
 
 
-# What travels, and how it is averaged.
+# The tensors sent, and their mean.
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -202,7 +202,7 @@ def federation(name: str, architecture: str, more: dict[str, Any]) -> Federation
 def test_a_run_learns(name: str, architecture: str) -> None:
     result = federation(
         name, architecture, {"federation.rounds": 8}
-    ).run()  # with dropout, whose draws tell for some rounds
+    ).run()  # dropout makes the losses of the first rounds noisy
     losses = [record["train_loss"] for record in result.records]
     assert losses[-1] < 0.9 * losses[0]
     assert result.state.tensors.is_finite()

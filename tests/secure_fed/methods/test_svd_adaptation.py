@@ -1,4 +1,4 @@
-"""SVD adaptation: B, E and A each averaged."""
+"""SVD adaptation: B, E and A are averaged separately."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_everything_trains_and_travels() -> None:
 
 
 def test_a_round_by_hand() -> None:
-    """Each factor is the mean of the clients'; their product is not that of the products."""
+    """Each factor is the mean of the clients' factors; their product is not the mean of the clients' products."""
     method = method_of("svd_adaptation")
     state = start(method)
     afters = [trained(method, state, client) for client in range(3)]

@@ -1,4 +1,4 @@
-"""A small loop of a user's own, and what its private steps must come to, computed one example at a time."""
+"""A small training loop as a user writes it, and the expected result of its private steps, computed one example at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from privacy.entropy import SeededEntropy, Stream
 from secure_fed.private import Budget, Private, _wrapped, wrap
 
 EXAMPLES, CLASSES = 24, 3
-REHEARSAL = 6  # batches: five examples together, of all classes, and each of them alone
+REHEARSAL = 6  # batches: five examples of all classes together, then each of the five alone
 BUDGET = Budget(epsilon=4.0, delta=1e-2, steps=6, clip_norm=0.5)
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -24,7 +24,7 @@ def network(*layers: nn.Module) -> nn.Module:
 
 
 class Tied(nn.Module):
-    """An embedding that is its own output layer."""
+    """A model whose output layer shares its embedding's weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def loader(batch_size: int = 8, examples: int = EXAMPLES) -> DataLoader[tuple[Te
 
 
 def wrapped(model: nn.Module, seed: int | None = 0, *, batch_size: int = 8, budget: Budget = BUDGET) -> Private:
-    """By plain SGD with a learning rate of 1; with noise and coins of a seed, or of the operating system."""
+    """The model wrapped with plain SGD at a learning rate of 1. seed: of noise and sampling; None: the operating system's."""
     optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=1.0)
     if seed is None:
         return wrap(model, optimizer, loader(batch_size), budget)
@@ -64,13 +64,13 @@ def wrapped(model: nn.Module, seed: int | None = 0, *, batch_size: int = 8, budg
 
 
 def batches(private: Private) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of as many epochs as the budget has."""
+    """The loader's batches, epoch after epoch, until the budget's steps are spent."""
     while private.spent().steps < private.spent().planned:
         yield from private.loader
 
 
 def train(private: Private, loss: Loss = mean) -> list[list[Tensor]]:
-    """All of a loop; what the parameters were before each step, the rehearsal among them, and at the end."""
+    """Runs a whole loop; returns the parameters before each step, those of the rehearsal included, and at the end."""
     noted = [[one.detach().clone() for one in private.model.parameters()]]
     for x, y in batches(private):
         private.optimizer.zero_grad()
@@ -83,7 +83,7 @@ def train(private: Private, loss: Loss = mean) -> list[list[Tensor]]:
 def oracle(
     model: nn.Module, loss: Loss, budget: Budget, seed: int, batch_size: int, multiplier: float
 ) -> list[list[Tensor]]:
-    """The parameters after each step of SGD with a learning rate of 1, by plain autograd, an example at a time."""
+    """The parameters after each DP-SGD step with a learning rate of 1, by plain autograd, one example at a time."""
     coins, noise = SeededEntropy(seed).stream("batches"), SeededEntropy(seed).stream("steps")
     noise.words(4)
     x, y = data().tensors

@@ -1,4 +1,4 @@
-"""Mistakes in a loop that would void its guarantee: each is refused in a sentence, or changes nothing."""
+"""Mistakes in a loop that would void its guarantee: each is refused with one sentence, or changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def same(before: list[Tensor], model: nn.Module) -> bool:
 
 
 def rehearse(private: Private) -> Any:
-    """The batches after the rehearsal."""
+    """Runs the rehearsal; returns the iterator of the batches after it."""
     left = iter(private.loader)
     for _ in range(REHEARSAL):
         x, y = next(left)
@@ -82,7 +82,7 @@ def skips(private: Private) -> None:
 
 
 def skips_unseen(private: Private) -> None:
-    """By what the data say, before the model has seen them."""
+    """Skips batches by their data, before the model's forward pass."""
     for x, y in rehearse(private):
         if float(x.max()) > 100:
             mean(private.model, x, y).backward()
@@ -165,7 +165,7 @@ def test_a_loop_that_breaks_a_condition_is_refused(misused: Callable[[Private], 
 
 
 def ratio_of_tokens(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Averaged over all tokens of a batch, as a language model's loss is: examples have different numbers of them."""
+    """The mean over all tokens of a batch, as in a language model's loss; examples have different numbers of tokens."""
     tokens = y + 1.0
     return (cross_entropy(model(x), y, reduction="none") * tokens).sum() / tokens.sum()
 
@@ -191,14 +191,14 @@ def test_a_rehearsal_has_the_rarest_class_and_different_lengths() -> None:
     assert len(chosen(classes)) == 8
     words = torch.full((100, 4), -100)
     words[:, 0], words[57], words[23, 0] = 1, 1, -100
-    boxes = [(0, [{"box": 1}] * n) for n in range(4)]  # labels that are no numbers
+    boxes = [(0, [{"box": 1}] * n) for n in range(4)]  # labels that are not numbers
     assert chosen(boxes) == [0, 2, 3]
     found = chosen(TensorDataset(torch.ones(100, 4), words))  # type: ignore[arg-type]
     assert (found, chosen([{"input_ids": [1] * n} for n in (2, 1, 3, 2)])) == ([23, 50, 57], [1, 2, 3])
 
 
 def test_weights_of_classes_are_found_by_a_single_example_of_a_rare_class() -> None:
-    """One row of it in a batch would divide the gradients of all others by its weight."""
+    """One example of that class in a batch would divide the gradients of all other examples by about its weight."""
     labels = torch.zeros(100, dtype=torch.long)
     labels[57] = 1
     rows = DataLoader(TensorDataset(torch.randn(100, 5, generator=torch.Generator().manual_seed(0)), labels), 10)
@@ -228,7 +228,7 @@ def test_a_loss_that_is_not_each_examples_own_is_refused_before_anything_is_trai
 
 
 class Counting(nn.Module):
-    """Keeps the mean of what it has seen."""
+    """A layer whose buffer adds up the means of its inputs."""
 
     seen: Tensor
 
@@ -243,14 +243,14 @@ class Counting(nn.Module):
 
 
 class Centred(nn.Module):
-    """Takes the mean of the batch off."""
+    """A layer that subtracts half of the batch's mean."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0) / 2
 
 
 class Placed(nn.Module):
-    """Adds the same learned vector to all examples, which Opacus's rule takes for one example."""
+    """A layer that adds one learned vector to all examples, which Opacus's rule counts as a single example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,10 +310,10 @@ def test_wrapping_twice_is_refused_until_the_first_is_closed() -> None:
 
 
 def test_evaluation_and_a_look_at_a_batch_change_nothing() -> None:
-    """As without them, to the bit."""
+    """The final parameters equal those of a loop without them, bit for bit."""
     plain, looked = wrapped(network(), 3), wrapped(network(), 3)
     expected = train(plain)[-1]
-    next(iter(looked.loader))  # of the rehearsal
+    next(iter(looked.loader))  # looks at a batch of the rehearsal
     left = rehearse(looked)
     schedule = torch.optim.lr_scheduler.ConstantLR(looked.optimizer, 1.0)
     while True:

@@ -1,4 +1,4 @@
-"""A loop of the user's own after `wrap`: its steps are those of DP-SGD, and each is paid for before it is made."""
+"""A user's own loop after `wrap`: its steps are those of DP-SGD, and each is charged before it is made."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def frozen() -> nn.Module:
 
 @pytest.mark.parametrize("loss", [mean, summed])
 @pytest.mark.parametrize("make", [network, frozen, Tied])
-@pytest.mark.parametrize("batch_size", [1, 8, 24])  # of one, every third draw is empty; of 24, everybody is in
+@pytest.mark.parametrize("batch_size", [1, 8, 24])  # 1: every third draw is empty; 24: draws have all examples
 def test_its_steps_are_those_of_one_example_at_a_time(make: type[nn.Module], loss: Loss, batch_size: int) -> None:
     model = make()
     private = wrapped(copy.deepcopy(model), batch_size=batch_size)
@@ -65,7 +65,7 @@ def test_the_noise_is_of_the_stated_deviation_and_never_the_same() -> None:
         train(private)
         moved.append(torch.cat([(b - a).flatten() for a, b in zip(before, model.parameters(), strict=True)]).detach())
         std = private.plan.noise_multiplier * 1e-3 / 8
-        assert float(moved[-1].std()) == pytest.approx(std, rel=0.05)  # of 18,000 numbers: nine deviations
+        assert float(moved[-1].std()) == pytest.approx(std, rel=0.05)  # 18,000 numbers: 5% is nine standard errors
         assert private.statement().private
     assert not torch.equal(*moved)
 
@@ -86,7 +86,7 @@ def test_every_example_is_drawn_by_a_coin_of_its_own() -> None:
         row[terms.sampler.draw(coins.uniform)] = 1
     rate, count = 1 / 3, len(drawn)
     assert np.abs(drawn.mean(0) - rate).max() < 5 * math.sqrt(rate * (1 - rate) / count)
-    assert drawn.sum(1).var() == pytest.approx(loops.EXAMPLES * rate * (1 - rate), rel=0.15)  # a fixed size has none
+    assert drawn.sum(1).var() == pytest.approx(loops.EXAMPLES * rate * (1 - rate), rel=0.15)  # 0 for a fixed batch size
     joint = (drawn[:, 0] * drawn[:, 1]).mean()
     assert abs(joint - rate**2) < 5 * math.sqrt(rate**2 * (1 - rate**2) / count)
 
@@ -145,7 +145,7 @@ def test_a_step_that_cannot_be_charged_is_not_made() -> None:
 
 
 def _rehearsed(private: loops.Private) -> tuple[Tensor, Tensor]:
-    """The first batch that counts."""
+    """The first batch after the rehearsal."""
     for number, (x, y) in enumerate(private.loader):
         if number == REHEARSAL:
             return x, y
@@ -254,7 +254,7 @@ def test_an_example_without_a_finite_gradient_counts_as_zero() -> None:
     broken.tensors[0][3] = float("nan")
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    whole = torch.utils.data.DataLoader(broken, batch_size=loops.EXAMPLES)  # everybody is in every batch
+    whole = torch.utils.data.DataLoader(broken, batch_size=loops.EXAMPLES)  # every example is in every batch
     private = wrap(model, optimizer, whole, BUDGET)
     train(private)
     assert private.spent().steps == 6

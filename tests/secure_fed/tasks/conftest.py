@@ -1,4 +1,4 @@
-"""Small decoders as folders, and toy data of every task."""
+"""Folders with small language models, and rows written to files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Path
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Path:
-    """The same of another family, whose output layer is its own."""
+    """A small language model of another family, whose output layer is not tied to its embedding."""
     config = LlamaConfig(
         vocab_size=len(small_tokenizer),
         hidden_size=16,
@@ -48,7 +48,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Pat
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes rows as a JSON Lines file of that name."""
+    """A function that writes rows to a JSON Lines file of the given name and returns its path."""
 
     def lines(name: str, rows: Sequence[dict[str, Any]]) -> Path:
         path = tmp_path / f"{name}.jsonl"

@@ -1,4 +1,4 @@
-"""The commonest label of a test set, and who is no better than it."""
+"""The share of the commonest label in a test set, and accuracies that are no better than it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_run_that_learned_nothing_says_so() -> None:
 
 
 def test_of_rows_held_out_of_private_ones_nothing_is_said(tmp_path: Path) -> None:
-    """Their labels are private, and a share of them would leave without noise."""
+    """Their labels are private, and the share of the commonest label would be released without noise."""
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"text": f"note {n}", "label": n % 2}) + "\n" for n in range(40)), "utf-8")
     held_out = RunConfig().override([f"data.train={file}", "federation.clients=2", "federation.cohort=2"])

@@ -1,4 +1,4 @@
-"""Every task from a file to a report: it learns, resumes, and answers."""
+"""Every task from a file to a report: its runs learn, resume and predict."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Configured = Callable[..., RunConfig]
 
 @pytest.fixture
 def configured(write: Write, small_model: Path, gpt2: Path) -> Configured:
-    """A run of a few rounds of the toy of that name."""
+    """A function that returns a config for a few rounds on the named task's toy data."""
 
     def config(task: str, **settings: Any) -> RunConfig:
         toy = TOYS[task]
@@ -63,7 +63,7 @@ def test_every_task_has_a_toy() -> None:
 
 @pytest.mark.parametrize("task", chosen(TOYS, ["regression"]))
 def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_path: Path) -> None:
-    longer = {"federation__rounds": 9} if task == "multi_label" else {}  # it stays near its start for five
+    longer = {"federation__rounds": 9} if task == "multi_label" else {}  # it hardly learns for five rounds
     config = configured(task, **longer)
     federation = Federation(config)
     before = evaluated(federation.assembly, federation.assembly.initial)

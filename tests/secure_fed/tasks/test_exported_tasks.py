@@ -1,4 +1,4 @@
-"""What a run of any task exports is loaded by the lines that its README shows."""
+"""The code in an exported model's README loads the model, for every task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.secure_fed.tasks.toy_tasks import TOYS
 
 @torch.no_grad()
 def outputs(model: nn.Module) -> torch.Tensor:
-    """All scores of three texts of the small vocabulary."""
+    """The model's scores for three random texts of the small vocabulary, as one vector."""
     ids = torch.randint(4, 30, (3, 7), generator=torch.Generator().manual_seed(0))
     found: Any = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), return_dict=True)
     names = [name for name in ("logits", "start_logits", "end_logits") if name in found]

@@ -1,4 +1,4 @@
-"""What a language model writes after a prompt, against transformers' own generation and a loop over single prompts."""
+"""Generated text, compared with transformers' own generation and with a loop over single prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPTS = ["word1 word2", "word3", "calm wild word4 word5 word6", ""]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory, gpt2: Path) -> dict[str, Trained]:
-    """A run of a round of each of some methods."""
+    """A trained run of one round for each of two methods."""
     folder = tmp_path_factory.mktemp("generation")
     (folder / "train.jsonl").write_text('{"text": "calm word1 wild word2"}\n' * 20)
     found = {}
@@ -49,7 +49,7 @@ def test_greedy_tokens_are_those_of_transformers(models: dict[str, Trained]) -> 
 @pytest.mark.parametrize("name", ["fedlora", "prefix_tuning"])
 def test_prompts_do_not_depend_on_each_other_or_on_the_room_that_is_left(models: dict[str, Trained], name: str) -> None:
     run = models[name]
-    together = list(run.generate(PROMPTS, 24))  # more than the sixteen tokens that the model reads at a time
+    together = list(run.generate(PROMPTS, 24))  # more than the 16 tokens that the model reads at a time
     assert together == [text for prompt in PROMPTS for text in run.generate([prompt], 24)]
     assert all(len(text.split()) <= 24 for text in together)
     assert any(len(text.split()) > 16 for text in together)

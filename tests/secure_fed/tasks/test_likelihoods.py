@@ -1,4 +1,4 @@
-"""Language modelling and multiple choice, held against loops over single tokens."""
+"""Language modelling and multiple choice, compared with loops over single tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXTS = ("word1 word2 word3 word4", "calm", "word9 word8 word7 wild word6 word5"
 
 
 def naive(model: Any, ids: list[int], told: list[int]) -> list[float]:
-    """The negative log-likelihood of each token at the places `told`, each from a run of its own over those before it."""
+    """The negative log-likelihoods of the tokens at the places `told`, each from a forward pass over the tokens before it."""
     found = []
     for place in told:
         with torch.no_grad():
@@ -47,7 +47,7 @@ def test_loss_and_perplexity_are_those_of_a_loop(model: Any, small_tokenizer: An
     told = [
         [place for place in range(1, len(item["input_ids"])) if item["labels"][place] != IGNORED] for item in encoded
     ]
-    assert told == [[1, 2, 3, 4], [1], [1, 2, 3, 4, 5, 6], []]  # the text's tokens; of a blank text there are none
+    assert told == [[1, 2, 3, 4], [1], [1, 2, 3, 4, 5, 6], []]  # places of the text's tokens; a blank text has none
     each = [naive(model, item["input_ids"].tolist(), places) for item, places in zip(encoded, told, strict=True)]
     batch = task.collate(small_tokenizer)(list(encoded))
     with torch.no_grad():
@@ -109,8 +109,8 @@ class _Ending:
 @pytest.mark.parametrize(
     ("prompt", "target", "length", "ids", "told"),
     [
-        ("word0 word1 word2", "wild", 5, [2, 7, 8, 5, 3], [5]),  # the prompt's beginning goes first
-        ("word0 word1", "wild wild wild", 4, [2, 5, 5, 5], [5, 5, 5]),  # then the target's end
+        ("word0 word1 word2", "wild", 5, [2, 7, 8, 5, 3], [5]),  # the prompt's beginning is cut first
+        ("word0 word1", "wild wild wild", 4, [2, 5, 5, 5], [5, 5, 5]),  # then the target's end is cut
         ("", "word0 word1 word2", 3, [2, 6, 7], [6, 7]),
         ("word0 word1 word2", "", 4, [2, 7, 8, 3], []),
         ("ends here ", "wild", 8, [2, 1, 1, 5, 3], [5]),

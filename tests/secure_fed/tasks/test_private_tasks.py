@@ -1,4 +1,4 @@
-"""The losses of all tasks under example-level privacy: their per-example gradients are those of one example at a time."""
+"""Example-level privacy in every task: one pass gives the per-example gradients that a loop over single examples gives."""
 
 from __future__ import annotations
 

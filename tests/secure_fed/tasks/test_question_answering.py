@@ -1,4 +1,4 @@
-"""Questions over long contexts: windows, one item a question, the best span anywhere, and SQuAD's scores."""
+"""Question answering over long contexts: windows, one item per question, the best span of all windows, and SQuAD's scores."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_long_question_takes_half_of_the_tokens(small_tokenizer: Any) -> None:
 
 
 class Pointing(nn.Module):
-    """Scores every token as a start and as an end by its id."""
+    """A model that scores each token as a start and as an end by its id."""
 
     def __init__(self, starts: dict[int, float], ends: dict[int, float]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_a_context_without_tokens_has_no_answer() -> None:
 
 
 def test_padding_does_not_change_the_loss(small_tokenizer: Any) -> None:
-    model = Pointing({0: 50.0, 6: 1.0}, {0: 50.0, 7: 2.0})  # padding, were it looked at, would win
+    model = Pointing({0: 50.0, 6: 1.0}, {0: 50.0, 7: 2.0})  # padding would win if it were scored
     items = [
         TASK.encode(small_tokenizer, rows(context, "word3"), 32)[0] for context in (CONTEXT, "word3", "calm word3")
     ]
@@ -244,7 +244,7 @@ def test_a_question_without_an_answer_trains_on_the_first_token_of_its_first_win
 def test_nothing_is_answered_where_that_scores_higher_than_the_best_answer(small_tokenizer: Any) -> None:
     item = MAYBE.encode(small_tokenizer, rows(), 12)[0]
     batch = MAYBE.collate(small_tokenizer)([item])
-    for height, none in ((9.0, 1 / (1 + math.exp(-1))), (7.0, 1 / (1 + math.exp(1)))):  # the answer has 17 together
+    for height, none in ((9.0, 1 / (1 + math.exp(-1))), (7.0, 1 / (1 + math.exp(1)))):  # the answer scores 9 + 8 = 17
         model = Pointing({CLS: height, 6 + 10: 9.0}, {CLS: 9.0, 6 + 11: 8.0})
         (found,) = MAYBE.answers(model, batch, ())
         assert found["no_answer"] == pytest.approx(none, abs=1e-6)
@@ -273,7 +273,7 @@ def test_the_window_that_says_no_answer_least_counts(seed: int) -> None:
 
 
 def official(guesses: list[str], golds: list[list[str]]) -> dict[str, float]:
-    """As in SQuAD's evaluate-v2.0.py, which scores an empty text against an empty one."""
+    """The scores as in SQuAD's evaluate-v2.0.py, where the right answer to an unanswerable question is the empty text."""
     exacts, f1s = [], []
     for guess, gold in zip(guesses, golds, strict=True):
         answers = [one for one in gold if spans_module.normalised(one)] or [""]

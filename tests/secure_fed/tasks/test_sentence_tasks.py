@@ -1,4 +1,4 @@
-"""Labels and numbers of whole texts, held against scikit-learn, SciPy and loops."""
+"""Labels and numbers of whole texts, compared with scikit-learn, SciPy and loops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.cells import every
 
 
 class Told(nn.Module):
-    """Answers with the scores that stand in the batch."""
+    """A model that returns the scores in its batch."""
 
     def forward(self, scores: Tensor) -> Tensor:
         return scores
@@ -52,7 +52,7 @@ def test_scores_of_labels_are_those_of_scikit_learn(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(37, 5, generator=generator)
     labels = (torch.rand(37, 5, generator=generator) < 0.3).float()
-    scores[:, 4], labels[:, 4] = -9.0, 0.0  # neither there nor guessed
+    scores[:, 4], labels[:, 4] = -9.0, 0.0  # a label that never occurs and is never predicted
     guess = (scores > 0).int().numpy()
     found = multi_label.metrics(Told(), batches(scores, labels))
     truth = labels.int().numpy()

@@ -1,4 +1,4 @@
-"""SQuAD's scores, by hand and against a naive count."""
+"""SQuAD's scores, compared with values worked out by hand and with a naive count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of every task from files: which columns, what is held out, whose they are, and how they are divided."""
+"""Rows of every task from files: their columns, the held-out rows, their clients, and their division among clients."""
 
 from __future__ import annotations
 

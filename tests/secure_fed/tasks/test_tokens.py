@@ -1,4 +1,4 @@
-"""Tags of words: which token stands for which word, what is lost by cutting, and entities found by hand."""
+"""Tags of words: the token that carries each word's tag, the words lost to truncation, and entities found by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ("O", "B-per", "I-per")
 
 
 def pieces() -> PreTrainedTokenizerFast:
-    """Word pieces: "ab" and its parts, with BERT's special tokens."""
+    """A WordPiece tokenizer with a piece for each of the letters a and b, and with BERT's special tokens."""
     vocabulary = {
         name: index for index, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##a", "b", "##b"])
     }
@@ -40,7 +40,7 @@ def pieces() -> PreTrainedTokenizerFast:
 
 
 def byte_level() -> PreTrainedTokenizerFast:
-    """Every byte a token of its own, the space before a word with it, as GPT-2 has it."""
+    """A byte-level tokenizer without merges: every byte is a token, and a space belongs to the word after it, as in GPT-2."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_keeps_spaces_with_words_is_read_the_same() -> None:
 
 def test_words_without_a_token_and_words_cut_off_are_not_read() -> None:
     item = encoded(pieces(), ["a", "", "b", "ab", "a"], [0, 1, 2, 1, 1], max_length=5)
-    assert item["input_ids"].tolist() == [2, 4, 6, 4, 3]  # [SEP] stays
+    assert item["input_ids"].tolist() == [2, 4, 6, 4, 3]  # truncation keeps [SEP]
     assert item["labels"].tolist() == [IGNORED, 0, 2, 1, IGNORED]
     assert item["aside"].read == (0, 2, 3)
     assert item["aside"].tags == ("O", "B-per", "I-per", "B-per", "B-per")
@@ -84,7 +84,7 @@ def test_a_sentence_without_a_token_has_loss_zero() -> None:
 
 
 class Told(nn.Module):
-    """Tags by the token: `answers` says which tag every token id gets."""
+    """A model that tags each token by its id: `answers` maps token ids to tags."""
 
     def __init__(self, answers: dict[int, int]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def test_an_entity_is_found_with_its_type_and_both_its_ends_only() -> None:
 
 
 def test_scores_are_micro_averages_as_scikit_learn_has_them() -> None:
-    """Over all spans that could be: a span is a label that is there or not."""
+    """For scikit-learn, every possible span is a label that is present or absent."""
     generator = np.random.default_rng(0)
     names = ["O", "B-a", "I-a", "B-b", "I-b"]
     guesses, truths = ([[names[i] for i in generator.integers(5, size=6)] for _ in range(40)] for _ in range(2))

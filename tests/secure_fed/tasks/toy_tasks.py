@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Toy:
-    """row(i) is the i-th row. measured: names of the task's own metrics. decoder: whether it takes a language model."""
+    """row(i) is the i-th row. measured: names of the task's own metrics. decoder: whether the task needs a language model."""
 
     task: str
     measured: tuple[str, ...]
