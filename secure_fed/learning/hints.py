@@ -32,7 +32,7 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, mo
     most = config.model.max_length
     cut = float((encoded.lengths >= most).mean()) if config.data.task != "question_answering" else 0.0  # has windows
     if cut >= _MANY_CUT:
-        yield f"{cut:.0%} of the {which} texts are cut after model.max_length = {most} tokens; raise it if their ends matter"
+        yield f"{cut:.0%} of the {which} texts reach model.max_length = {most} and are cut there; raise it if their ends matter"
     of_whole_texts = tasks.build(config.data).auto == "AutoModelForSequenceClassification"
     if of_whole_texts and not reads_the_mean(model) and means_tokens(config.model.name):
         made = "a sentence encoder, made for the mean over its tokens, and the head reads something else"

@@ -34,7 +34,7 @@ class Problem:
 
     head: names of the parameters that train in full beside the adapter. last: the names of its last layer, which computes the
     scores; empty if the model does not declare its head. confidence: how well a model fits an example. groups: for every
-    client, the group of each example, if the data have groups. facts: the facts on data and clients for the run directory.
+    client, the group of each example, if privacy protects groups. facts: the facts on data and clients for the run directory.
     data_digest, unit_digest: plain digests, for a ledger, of the data before rows are held out, and of the assignment of rows
     to protected units; they could confirm guesses about rows, so they stay in memory. warning: a warning to show before
     training starts, or empty. sizes: the number of each client's units, where most clients' examples are on other machines and

@@ -12,8 +12,8 @@ Here every product of the iteration is a pass over the clients, `power_iteration
     change     the next product, and the head's change; noised too, but not made orthonormal: W
 
 with D_i = s (B_i A_i - B A) and k the rank plus `oversampling` columns (`methods/subspace.py`). The best approximation of
-rank r of B A + W Q^T / s is split into B' = U S and A' = V^T, whose rows are orthonormal. Clients train both factors, and the
-server sends both.
+rank r of B A + W Q^T / s (with an odd `power_iterations`, B A + Q W^T / s) is split into B' = U S and A' = V^T, whose rows are
+orthonormal. Clients train both factors, and the server sends both.
 
 Differences from the paper, of which only the abstract was available and not the algorithms (so the number of columns and the
 split are ours, too):

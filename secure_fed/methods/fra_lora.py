@@ -19,15 +19,15 @@ Under client-level privacy the mean D of a round has noise on each of its m n en
 is denoised, after its release and at no cost in privacy (`denoise`). This is ours, not the paper's:
 
     "tangent"    s B' A' = best(s B A + P(D)), P the projection on all X A + B Y (`low_rank.tangent`)
-    "shrink"     each singular value is replaced by its most likely value before noise of a public level (`privacy/denoise.py`),
+    "shrink"     each singular value is shrunk to the size of least error under noise of a public level (`privacy/denoise.py`),
                  and r are kept at most
     "truncate"   the first r are kept unchanged
     "none"       all of D is left to eq. (5)
 
 "tangent" is linear and has no threshold. Of a contribution, s (dB A + B dA + dB dA), it keeps the first two terms whole, which
 are all but the square of a local step. It keeps the noise on r (m + n - r) of m n numbers; on r m, while B is zero. Noise that
-is correlated over rounds still cancels after the projection, if B and A rotate slowly. The other three select singular vectors
-of single means, so they select noise and add it to the model before later rounds can cancel it.
+is correlated over rounds still cancels after the projection, if B and A rotate slowly. Applied to single means, the other three
+select singular vectors of noised matrices, so they select noise and add it to the model before later rounds can cancel it.
 
 `denoise_over` chooses the matrix that is shrunk:
 

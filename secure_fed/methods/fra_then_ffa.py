@@ -8,7 +8,8 @@ conditioned as FFA's own orthonormal A.
 The server sends A in the FFA rounds too: it is not made from the seed, and a client may be drawn for the first time after the
 switch. Clients send B and the head alone.
 
-Under privacy the last FRA round splits the start plus the shrunk sum of all means, see `fra_lora`. FFA continues from there.
+Under client-level privacy FRA rounds denoise as `fra_lora` does, and the last one splits the denoised product: if sums are
+shrunk, the start plus the shrunk sum of all means. FFA continues from there.
 
 With `sketch`, FRA rounds have the two passes of `fra_lora`; FFA rounds have one pass as always.
 

@@ -169,7 +169,7 @@ def _mechanism(protection: Protection, plan: Plan, releases: int) -> str:
     if isinstance(mechanism, AdaptiveGaussian):
         clipped += f" at first, later to quantile {mechanism.quantile:g}; every charge includes the noised count"
     if plan.exposures:
-        moved = f"{plan.sensitivity(releases):.6g} clip norms"
+        moved = f"{plan.sensitivity(releases):.6g} times the clip norm"
         clipped += f"; all rounds together are one such mechanism, whose output one client changes by at most {moved}"
     return f"{law} with noise multiplier {plan.noise_multiplier:g}, {clipped}"
 

@@ -1,9 +1,9 @@
 """The coordinate-wise trimmed mean and median of a round's contributions, in place of their mean.
 
 Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning" (ICML 2018), definitions 1 and 2: of n values of a
-coordinate the k = ceil(b n) largest and the k smallest are left out, and the others are averaged. At least one is always left;
-with b = 1/2 it is the median. As long as at most k contributions are not honest, each coordinate of the result lies between two
-honest values.
+coordinate the k = ceil(b n) largest and the k smallest are left out, and the others are averaged. At least one is always left,
+so k is at most (n - 1) / 2, rounded down; with b = 1/2 the result is the median. As long as at most k contributions are not
+honest, each coordinate of the result lies between two honest values.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         (
             "differential privacy against everybody but the server",
             "one client's data present or absent; a client without data sends zeros; everything else is public: the order,",
-            "all rounds together are one such mechanism, whose output one client changes by at most 1.41421 clip norms",
+            "one such mechanism, whose output one client changes by at most 1.41421 times the clip norm",
             "clients in turn, by a public order: each at most once in 3 rounds, and at most 2 times in the run; 1 place in",
             "exact: one Gaussian mechanism for the whole run",
             "to the sum of each pass, independent in every round",

@@ -142,7 +142,7 @@ def test_an_unknown_token_that_ends_texts_too_is_not_counted(
 def test_texts_that_are_cut_are_said(small_model: Path, small_data: Path) -> None:
     settings = [f"model.name={small_model}", f"data.train={small_data}", "federation.clients=4", "model.max_length=3"]
     warning = configured(RunConfig.load(None, settings)).warning
-    assert "100% of the training texts are cut after model.max_length = 3 tokens" in warning
+    assert "100% of the training texts reach model.max_length = 3 and are cut there" in warning
 
 
 def test_known_text_gives_no_warning(small_model: Path, small_data: Path) -> None:

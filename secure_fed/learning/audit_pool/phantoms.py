@@ -15,7 +15,8 @@ a noise of (z C)^2, so that the variance of the noise seems larger by the share
     steps            b m / n / (2 d z^2): a step draws b of n examples (or groups), and the same share of m phantoms
 
 By default their number is the largest that costs at most a hundredth (`COST`), at most a tenth of the units and 2,000, and 0 if
-that would be fewer than 20, which are too few for an audit. The divisor of a mean is the same as without phantoms.
+that would be fewer than 20, which are too few for an audit, or fewer than `Room.fewest`. The divisor of a mean is
+the same as without phantoms.
 """
 
 from __future__ import annotations

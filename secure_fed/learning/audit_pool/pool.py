@@ -113,7 +113,7 @@ class AuditPool:
 
         counted: whether to state the number of units, which follows from the data.
         """
-        out = int((~self.members).sum())
+        out = int((~self.members).sum()) + len(self.copies)
         if not out or self.of == "phantoms":
             return ""
         every = {"client": len(self.train), "example": sum(map(len, self.train))}.get(self.kind)

@@ -53,7 +53,7 @@ def divide(config: RunConfig, source: sources.Source) -> Partition:
 
 
 def _usual_clients(examples: int) -> int:
-    """The default number of clients: one for every hundred examples, at least two."""
+    """The default number of clients: one for every hundred examples, at least 2 and at most 200."""
     return max(min(2, examples), min(examples // 100, _MOST_CLIENTS))
 
 

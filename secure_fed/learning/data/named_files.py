@@ -61,7 +61,7 @@ def require_columns_of_notes(data: DataConfig, group: str) -> None:
         raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
     for setting, column in (("privacy.group_column", group), ("data.language", spoken(data))):
         if column:
-            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} names no person for any note; use files")
+            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} has no such column; use files")
 
 
 def spoken(data: DataConfig) -> str:

@@ -114,7 +114,7 @@ def _by_key(keys: Sequence[str] | None, clients: int | None) -> Partition:
     names, parts = natural(keys)
     if clients not in (None, len(names)):
         raise DataError(
-            f"data.client names {len(names)} clients and federation.clients is {clients}; "
+            f"the data name {len(names)} clients and federation.clients is {clients}; "
             f"set federation.clients to {len(names)}"
         )
     return Partition(names, parts)

@@ -1,6 +1,6 @@
 """Makes `builtin/tiny`: python -m secure_fed.learning.models.pretrain OUT [--steps N]
 
-A BERT encoder of 0.75 million parameters, pre-trained by masked language modelling on the public part of
+A BERT encoder of 0.73 million parameters, pre-trained by masked language modelling on the public part of
 `builtin/notes` (no label and no private note is read). Three choices make a few minutes of CPU enough:
 - words that state a conclusion ("recovering", "hereditary") are masked far more often than the others;
 - a note's title, which names the subject of this visit (two classes share one), is removed and predicted

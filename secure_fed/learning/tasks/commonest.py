@@ -60,5 +60,5 @@ def no_better(accuracy: float | None, common: Commonest | None) -> str:
         return ""
     return (
         f"The accuracy of {accuracy:.1%} is no better than always giving the commonest label of the test set, "
-        f"{common.share:.1%} (within its 95 % interval): the accuracy shows no learning."
+        f"{common.share:.1%} (at 95 % confidence): the accuracy shows no learning."
     )

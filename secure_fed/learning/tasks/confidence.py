@@ -1,8 +1,8 @@
 """How well a model fits an example, on a scale for membership attacks: higher is better.
 
     phi = log p_y - log sum over c != y of p_c                        for classes, in float64 from the scores
-    phi = log p - log (1 - p), p = exp(mean log-probability)         for tasks with a likelihood: texts, tags, answers
-    phi = -loss                                                       for all others
+    phi = log p - log (1 - p), p = exp(mean log-probability)         for texts, tags, sets of labels, answers and choices
+    phi = -loss                                                       for regression, and a user's own loss
 
 The first two are the logit of a probability, whose distribution over models is far closer to normal than the distribution of
 the probability or of the loss (Carlini et al. 2022, arXiv 2112.03570, section IV-C). The first is exact where a probability in

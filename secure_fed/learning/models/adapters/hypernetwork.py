@@ -40,8 +40,8 @@ SHARES = f"{NAME}.class_shares"  # p, which may be a client's own
 class Hypernetwork(nn.Module):
     """Makes adapters. During a forward pass of the model it keeps the padding mask, and the norm that all places need.
 
-    Its Gaussian draws have standard deviation 1 in W_L, W_F and e, whose inputs have length 1 at most, and 1 / sqrt(s) in the
-    factors, whose size is normalised away. Class shares start uniform and do not train.
+    Its Gaussian draws have standard deviation 1 in W_L, W_F and e, whose inputs have length 1 at most (f is longer with
+    `of_batch`), and 1 / sqrt(s) in the factors, whose size is normalised away. Class shares start uniform and do not train.
     """
 
     def __init__(
