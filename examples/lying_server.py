@@ -33,7 +33,7 @@ print(f"of 8 notes, {len(set(named) & set(held))} are named among {len(table.can
 answer, _ = table.answer(labels.flat(table.head, "adamw"), held)
 print("labels:", labels.counts(table.head, answer, "adamw", table.server.lr, steps=1, examples=8).tolist())
 
-# All attacks, with and without noise added by the client.
+# Three attacks, with and without noise added by the client.
 for settings in ([], NOISE):
     for cell in audited(server(*settings), ["traps", "membership", "replay"], trials=10)["cells"]:
         print(f"{'with noise' if settings else 'plain':10} {cell['attack']:12} {cell['hits']} of {cell['of']} trials")

@@ -34,7 +34,7 @@ def metrics(model: nn.Module, batches: object) -> dict[str, float]:
 
 
 class Watch:
-    """Prints every fifth round; a callback may have `on_round_end`, `on_end`, or both."""
+    """Prints the first and every fifth round. `Federation` lists the methods that a callback may have."""
 
     def on_round_end(self, record: dict[str, object], state: object) -> None:
         if record["round"] in (1, 5, 10, 15, 20):

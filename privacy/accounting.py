@@ -47,7 +47,8 @@ def epsilon(release: Release, count: float, delta: float, *, discretization: flo
     """An epsilon such that `count` such releases together are (epsilon, delta)-private.
 
     `discretization` is the widest step of the privacy loss: many releases or small losses use finer steps, and uselessly large
-    epsilons coarser ones. Where epsilon is in the thousands and PLD is out of reach, it is the least of the closed-form bounds.
+    epsilons coarser ones. Where a quick bound on epsilon exceeds ten thousand, PLD is out of reach, and epsilon is the least of
+    the other bounds.
 
     A count that is not a whole number is allowed for plain Gaussians and discrete noise: it means one release of squared
     sensitivity `count`.

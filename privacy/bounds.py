@@ -61,12 +61,15 @@ class Release:
 
     @property
     def gaussian(self) -> bool:
-        """Whether the noise is Gaussian, sampled or not: other noise is covered only by PLD and dp_accounting's RDP."""
+        """Whether the noise is Gaussian, sampled or not.
+
+        Noise that is neither Gaussian nor `concentrated` is covered only by PLD and dp_accounting's RDP.
+        """
         return isinstance(self._of_everybody, GaussianDpEvent)
 
     @property
     def rate(self) -> float:
-        """The probability of Poisson sampling; 1 where everybody takes part."""
+        """The probability of Poisson sampling; 1 without Poisson sampling."""
         return float(self.event.sampling_probability) if isinstance(self.event, PoissonSampledDpEvent) else 1.0
 
     @property

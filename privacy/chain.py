@@ -91,7 +91,7 @@ def create(path: Path, first: Row) -> None:
 
 @contextmanager
 def transaction(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
-    """One transaction on an existing file; a write transaction excludes all others from its beginning.
+    """One transaction on an existing file; a write transaction excludes all other write transactions from its beginning.
 
     Committed durably at the end of the block, undone by any exception in it. SQLite's errors become a LedgerError.
     """

@@ -82,7 +82,7 @@ class AdaptiveGaussian(Mechanism):
         """A clip norm below which `rounds` rounds almost never get, with cohorts of expected size `expected`.
 
         The share b is at most one, apart from the noise on the count and, where coins draw the cohort, its deviation from the
-        expected size: nine standard deviations of each over all rounds are allowed for.
+        expected size: nine standard deviations of both together over all rounds are allowed for.
         """
         spread = _FARTHEST * math.sqrt(rounds * (self.count_std**2 + expected / 4)) / expected
         return clip_norm * math.exp(-self.rate * (rounds * (1 - self.quantile) + spread))

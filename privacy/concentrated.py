@@ -25,7 +25,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 _NEAR_ONE = (1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7)
-EVERY = tuple(1 + 1.05**power for power in range(-100, 280))  # from 1.008 to a million
+EVERY = tuple(1 + 1.05**power for power in range(-100, 280))  # from 1.008 to 816,000
 WHOLE = (*_NEAR_ONE, *map(float, range(2, 64)), *(float(round(64 * 1.1**step)) for step in range(45)))
 
 

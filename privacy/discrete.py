@@ -12,7 +12,7 @@ A coin of probability exp(-g), 0 <= g <= 1, is von Neumann's alternating series:
 failure, of coins of probability g / 1, g / 2, g / 3, ... Then P(N >= n) = g^n / n!, and N is even with probability
 1 - g + g^2 / 2! - ... = exp(-g). All g here are x^p / c of whole c, and such a coin of probability g / n is p coins of
 probability x and one of probability 1 / (c n), all of them exact: a word of 64 uniform bits is below the 64-bit fraction x
-with probability x, and a whole number is uniform below c n once the words beyond a multiple of c n are refused.
+with probability x, and a half word is uniform below the largest multiple of c n once those beyond it are redrawn.
 """
 
 from __future__ import annotations

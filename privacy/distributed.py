@@ -109,8 +109,8 @@ class DistributedGaussian:
     def encoded(self, values: Floats, clip_norm: float, stream: Stream) -> Integers:
         """(d,) integers that a client adds to the secure sum: its (d,) values of norm at most `clip_norm`, and its noise share.
 
-        The bound that the guarantee needs is checked on the rounded integers. A vector longer than the clip norm by more than
-        floating-point error is refused.
+        The bound that the guarantee needs is checked on the rounded integers. A vector that is longer than the clip norm and
+        cannot be rounded to integers within the bound is refused.
         """
         grid = self.grid(len(values))
         return self.silent(values, clip_norm, stream) + discrete_gaussian(grid.sigma, len(values), stream)

@@ -1,4 +1,4 @@
-"""A second copy of every ledger's newest head, in a file outside the ledgers, one per user.
+"""A second copy of every shared ledger's newest head, in a file outside the ledgers, one per user.
 
 A ledger's chain reveals every edit, but not missing rows at its end: an older copy of the file is a valid chain. A reader who
 kept the head of a later row notices. Every run directory that charged keeps such a head; this file keeps one for runs that
@@ -32,7 +32,7 @@ _REMEDY = "restore an intact copy, or name another file in privacy.ledger_heads"
 
 @dataclass(frozen=True)
 class Heads:
-    """The file at `path`, created when a head is first noted. Any number of processes may share it."""
+    """The file at `path`, created before a ledger is first written to (`prepare`). Any number of processes may share it."""
 
     path: Path
 

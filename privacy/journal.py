@@ -39,7 +39,7 @@ class Journal:
 
     @contextmanager
     def transaction(self, *, write: bool) -> Iterator[None]:
-        """Exclusive access to the file (`write`), or a snapshot of it; rows not yet read are verified.
+        """A transaction beside which no other writes (`write`), or a snapshot of the file; rows not yet read are verified.
 
         A written row enters the book once it is on disk. After a kill between the two, the row is read next time.
         """

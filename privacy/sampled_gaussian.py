@@ -62,7 +62,8 @@ def divergences(loss: GaussianPrivacyLoss, epsilons: Floats) -> Floats:
         -loss.sampling_prob
     )  # with a member less no loss is below it, with a member more none above -bound
     if loss.adjacency_type == AdjacencyType.REMOVE:
-        reached, deltas = epsilons > bound, -np.expm1(epsilons)
+        with np.errstate(over="ignore"):  # of a loss that large minus infinity is left out below
+            reached, deltas = epsilons > bound, -np.expm1(epsilons)
     else:
         reached, deltas = epsilons < -bound, np.zeros_like(epsilons)
     within = epsilons[reached]

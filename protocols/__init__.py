@@ -14,8 +14,9 @@ State machines without input or output: bytes in, bytes out. A whole session, wi
     end({i: clients[i].unmask(message) for i, message in survivors})
     total = server.total()
 
-Whoever does not answer is left out, at any stage. Active sessions have a step `confirm` before `unmask`. The package knows
-nothing of models: vectors are unsigned words, and `FixedPoint` makes them of real numbers.
+A client that does not answer leaves the session, at any stage; once its vector has arrived, the vector stays in the sum. Active
+sessions have a step `confirm` before `unmask`. The package knows nothing of models: vectors are unsigned words, and
+`FixedPoint` makes them of real numbers.
 """
 
 from protocols.choice import Choice, choose

@@ -31,8 +31,9 @@ choices of each survivor, u = c' + a must survive.
               D clients chosen at random are missing, from any stage on. Some client has fewer than t holders left, or fewer
               than u of its first m choices.
 
-Both bounds are for one session. c, c' and `window` are the least values that keep their terms of `failure` at or below half of
-2^-security, and a is the least that keeps P[cut] at or below half of it.
+Both bounds are for one session. In a passive session c and `window` are the least values that keep their terms of `failure` at
+or below half of 2^-security each. In an active session c and c' are the least that keep theirs at or below a quarter each, and
+a is the least that keeps P[cut] at or below half.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Choice:
     survivors: int  # the least number of clients whose sum is released
     corrupt: int  # most among the holders of one client's shares
     window: int  # most in k / 2 consecutive places of the ring; 0 on other graphs
-    failure: float  # upper bound on the probability of more corrupt clients there
+    failure: float  # upper bound on the probability of more corrupt clients there, or of a cut (module docstring)
     abort: float  # upper bound on the probability that a round with the foreseen dropouts aborts
     partners: int = 0  # where clients choose: the number of each one's first k / 2 choices that must survive
     colluding: int = 0  # most among all invited clients
@@ -80,10 +81,10 @@ def choose(
     """A graph with the least even number of neighbours that has `failure` <= 2^-security and `abort` <= 1e-6, or a complete
     graph: for fewer than 100 clients, and where another graph would save less than half of the neighbours.
 
-    `corrupt` and `dropout` are shares of the clients, taken as the decimals they are written as. On a ring the threshold is the
-    least safe one, since a higher one only aborts more often. On a complete graph it is halfway between the least safe
-    threshold and the highest that the foreseen survivors can reach: half the margin is for more corrupt clients than foreseen,
-    half for more dropouts after the vectors were sent.
+    `corrupt` and `dropout` are shares of the clients, taken as the decimals they are written as. On a graph that is not
+    complete the threshold is the least safe one, at least 2, since a higher one only aborts more often. On a complete graph it
+    is halfway between the least safe threshold and the highest that the foreseen survivors can reach: half the margin is for
+    more corrupt clients than foreseen, half for more dropouts after the vectors were sent.
 
     `neighbours` and `threshold`, where given, are used as they are: ParameterError if they are not safe; if they are, the
     resulting `abort` is reported, however large. ParameterError also where no graph is safe, with the share to lower.

@@ -1,7 +1,7 @@
 """Numbers as integers modulo 2^bits: fixed point, two's complement, with room for the sum over all clients.
 
 The scale is the largest power of two with which n clients at the bound cannot wrap around, so that a decoded sum is off only by
-rounding: at most 1 / (2 scale) for every client in the sum, and the last bit of a float64.
+rounding: at most 1 / (2 scale) for every client in the sum (1 / scale if it rounds at random), and the last bit of a float64.
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 With n clients, d words of w bytes, h holders of each client's shares (n - 1 on a complete graph, else k), D clients dropped:
 
     bytes, a client up      d w + O(h)          down   O(n) for lists, O(h) for keys (O(n) if clients do not choose) and shares
-    work, a client          h agreements, O(h t) for the shares, (h + 1) d words of keystream and additions
-    work, the server        n d additions; n secrets rebuilt at O(t) each, (n + D h) d words of keystream
+    work, a client          2 h agreements (up to 3 h if clients choose), O(h t) for the shares, (h + 1) d words of keystream
+                            and additions
+    work, the server        n d additions; n secrets rebuilt at O(h) each (O(h^2) when the holders change), (n + D h) d words
+                            of keystream
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ ProtocolError
     Tampering          somebody lied and was caught
         Misdealt       the shares of one client's secret, opened by others, do not fit what it published
     Aborted            too few are left, and no sum is released
-    Spent              the session has been unmasked already
+    Spent              the session has been unmasked already, or a list of its survivors signed
 """
 
 from __future__ import annotations
@@ -65,4 +65,4 @@ class Aborted(ProtocolError):  # noqa: N818 - the way a session ended
 
 
 class Spent(ProtocolError):  # noqa: N818 - a state of the session
-    """The session has been unmasked already."""
+    """The session has been unmasked already, or a list of its survivors signed."""

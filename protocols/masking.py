@@ -4,8 +4,8 @@ A mask is the AES-256-CTR keystream of a full 256-bit secret, from counter zero,
 derived for one mask, so no counter is used twice under a key.
 
 Cost of m masks on d words: m d words of keystream and m additions, each made on a piece that stays in the processor's cache, so
-that the addition takes little time beside the cipher. Memory beside the vector: two pieces a thread, and AES's state for 256
-keys. Cipher and addition both release the interpreter's lock, so threads use as many cores.
+that the addition takes little time beside the cipher. Memory beside the vector, for each thread: at most three pieces, and
+AES's state for 256 keys. Cipher and addition both release the interpreter's lock, so threads use as many cores.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `to_bytes` and `from_bytes` are inverse to each other; `wire` has the header and the fields. The parameters, on which both sides
 agree, decide which fields an advertisement has, never the message. Decoding checks that bytes are a message of this session,
-kind and sender. `roster`, `opening`, `client` and `server` check whether its contents are true.
+kind and sender. `roster`, `dealing`, `opening`, `client` and `server` check whether its contents are true.
 """
 
 from __future__ import annotations

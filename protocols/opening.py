@@ -4,7 +4,7 @@ The list determines which of two secrets is opened for each neighbour: the seed 
 dropped out. A server that obtained both secrets of one client would read its vector, and a server that could invent lists would
 cut the sum into small sums. So the client refuses a list
 
-- without itself, or with a client that is not on the roster;
+- without itself, or with a client that is not on the roster (in an active session: that has not dealt its shares);
 - shorter than `survivors`, or with fewer than `threshold` holders of its own shares;
 - with a neighbour that never dealt shares, so never completed the stage before the masks;
 - on a ring: whose survivors are no longer certainly connected, given its `window`, since each part would have its own sum.

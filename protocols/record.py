@@ -1,7 +1,7 @@
-"""A client's record of the sessions that it has unmasked: each only once, ever.
+"""A client's record of its sessions: it unmasks each only once, ever, and signs one list of survivors in each active session.
 
 A client that answers twice for one session, on different lists of survivors, gives away both secrets of some client. So a
-client claims the session first, durably, and only then opens its shares.
+client makes a claim first, durably, and only then signs the list, or opens its shares.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class InMemory:
 
 
 class OnDisk:
-    """A file that only grows: a header, then 32 bytes a session. Threads and processes on one machine may share it.
+    """A file of a header and 32 bytes for each claim. Threads and processes on one machine may share it.
 
     When `claim` returns, the entry, and the name of the file, have been handed to the disk. A kill or power cut before that may
     leave part of an entry; it belongs to a claim that never returned, so nothing was opened under it, and the next claim

@@ -1,4 +1,7 @@
-"""A roster fixes, for every client that accepts it, the participants, their keys, and the graph among them.
+"""A roster fixes, for every client that accepts it, the participants, their keys, and the graph on which clients deal shares.
+
+Where clients choose their neighbours, a roster shows only the clients near its receiver. In an active session the graph of the
+masks follows from the list of the clients that have dealt (`topology_of`).
 
 Every client checks the roster that it receives by itself. The functions are pure, with immutable public arguments, so a process
 that plays many clients checks one roster once (`lru_cache`). A refused roster is not cached.

@@ -1,8 +1,8 @@
 """A process that plays clients of a simulation, for `workers.Workers`, which starts it and talks to it.
 
 It reads batches of tasks from its standard input and writes the outcome of their steps to its standard output, in order, until
-its input ends. All of it is pickled by the process that started it: a party that could write to either could do anything else
-too.
+its input ends. Both are pickles that this process and the process that started it exchange: a party that could write to either
+could do anything else too.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ For simulations alone, like `one_process`: the process that starts the others ho
 state machine that takes bytes and gives bytes, so it can run in any process: the same class plays it, and its keys come from
 the operating system in its own process. Keys of a pair are computed once where both ends are in one process.
 
-A requested step is only queued; `send` makes the processes work on all queued steps, and `Waiting.result` waits for one. The
-processes end with the object, or with the process that owns it.
+A requested step is queued. A process starts to work on its queue at 16 steps, or at `send`; `Waiting.result` sends too, and
+waits for one step. The processes end with the object, or with the process that owns it.
 """
 
 from __future__ import annotations

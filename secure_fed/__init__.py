@@ -3,7 +3,7 @@
     from secure_fed import Federation, RunConfig
     result = Federation(RunConfig.load("run.toml")).run("runs/first")
 
-Importing this package imports nothing heavy; the first function that runs or loads something imports torch.
+Importing this package imports nothing heavy; the first use of a name that needs torch (such as `Federation`) imports it.
 """
 
 from __future__ import annotations

@@ -95,7 +95,8 @@ class Federation:
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
         """Run all remaining rounds, and keep everything in the directory `out` if it is given.
 
-        A run that is killed at any instant and continued with `resume` ends with the same tensors as an uninterrupted run.
+        A run that is killed at any instant can be continued with `resume`. Without privacy it then ends with the same tensors
+        as an uninterrupted run; with privacy it continues from its last release.
         """
         outcome = run(self.assembly, Path(out) if out is not None else None, resume=resume, notify=self._notify)
         return self._result or Result(**vars(outcome))

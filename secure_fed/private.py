@@ -125,7 +125,8 @@ def wrap(
     whole budget; `wrap` fails if the ledger has less left. data_set: the name of the data set in the ledger. unit_name: the
     name of the unit in the ledger, as privacy.unit_name.
 
-    Raises ModelError, DataError, ConfigError or an error of the ledger if no guarantee can be made; then nothing was changed.
+    Raises OwnLoopError, ModelError, DataError, ConfigError or an error of `privacy` if no guarantee can be made; then nothing
+    was changed.
     """
     if data_set and not ledger:
         raise ConfigError(

@@ -16,8 +16,8 @@ class Attack:
     """A lie, the party that should notice it, the stage, and the error.
 
     Every client that receives something false in `stage` must refuse it, and the server must refuse every false message that it
-    receives (`Scene.deliver` with lie=True). `stage` is a stage of the session, or "roster" or "survivors" for the stage in
-    which these are shown, or "" for every stage.
+    receives (`Scene.deliver` with lie=True). `stage` is a stage of the session, or "parameters" for the invitation, or "roster"
+    or "survivors" for the stage in which these are shown, or "" for every stage.
     """
 
     kind: str
@@ -26,7 +26,7 @@ class Attack:
     stage: str
     error: type[ProtocolError]
     active: bool = False  # only an active session can notice it
-    ring: bool = False  # needs a ring
+    ring: bool = False  # needs a graph that is not complete
     exact: bool = False  # the others must still get their sum
     propose: Callable[[Parameters], Parameters] | None = None  # the session that clients are invited to
     tell: Callable[[Scene, str, Inbox], Inbox] | None = None  # the server's messages, in place of the true ones

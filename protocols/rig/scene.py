@@ -73,7 +73,7 @@ class Scene:
     tallies: list[Tally] = field(default_factory=list)
     summed: set[int] = field(default_factory=set)
     aborted: str = ""
-    believed: int = 0  # the number of lies outside the stages that were accepted as true
+    believed: int = 0  # the number of lies that `deliver` and `lie` passed on and that were accepted as true
     stage: str = PARAMETERS  # the present one
     lies_in: str = ""  # the stage in which the attack must be noticed, named as in `Attack.stage`
     kept: Any = None  # an attack's own state

@@ -10,7 +10,10 @@ from protocols.rig.scene import SERVER, Refusal, Scene
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a lie was caught: by which party, at which stage, with which message. None and "" where nobody noticed."""
+    """Whether a lie was caught: by which party, at which stage, with which message.
+
+    Where no party that had to notice did, `by` and `stage` are None, and `what` describes the events instead.
+    """
 
     kind: str
     caught: bool

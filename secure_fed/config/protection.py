@@ -43,13 +43,14 @@ class PrivacyConfig:
     noise: str = key(
         "auto",
         "who adds the noise: the server to the sum (central), each client a share of it inside the secure sum (distributed), "
-        "or each client to its contribution (local); auto: central",
+        "or each client to its contribution (local); auto: as `secure-fed budget plan` recommends, or central with "
+        "noise_multiplier",
         choices=("auto", "central", "distributed", "local"),
     )
     correlation: str = key(
         "auto",
         "banded: the noise of a round cancels a part of the noise of earlier rounds (federation.sampling = schedule, "
-        "central noise); auto: banded wherever possible",
+        "central noise); auto: banded where `secure-fed budget plan` recommends it",
         choices=("auto", "none", "banded"),
     )
     band: int | None = key(

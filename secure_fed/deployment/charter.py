@@ -6,7 +6,7 @@ The coordinator signs it with its Ed25519 key, and a node takes part only in fed
 (`policy`). So neither a carrier of the messages nor another coordinator can add a member, replace a key, lower a threshold or
 change a setting. The digest of the charter names the federation in everything that the parties sign later.
 
-The charter names nobody's files: each member's own folder names the files with its examples.
+The charter names nobody's data files: each member's own folder names the files with its examples.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CharterError(UsageError):
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a federation. identity: its public key. examples: its number of examples, where the guarantee counts them."""
+    """A member of a federation. identity: its public key. examples: its declared number of examples or persons, if any."""
 
     name: str
     identity: bytes
@@ -60,9 +60,9 @@ class Member:
 class Charter:
     """The terms of one run of a federation.
 
-    run: a unique identifier of the run. config: its settings, without paths of anybody's files. labels, label_names: the
-    classes as written in the data, and their names. model_digest: of the base model before a method changes it. members: in the
-    order of their numbers. coordinator: its public key.
+    run: a unique identifier of the run. config: its settings, without paths of anybody's data (model.name may be a folder).
+    labels, label_names: the classes as written in the data, and their names. model_digest: of the base model before a method
+    changes it. members: in the order of their numbers. coordinator: its public key.
     """
 
     name: str

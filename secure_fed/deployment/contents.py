@@ -1,6 +1,7 @@
 """Writing and reading the content of envelopes: typed header fields and arrays, each taken once.
 
-Readers raise ValueError, KeyError or TypeError for invalid content, and `messages` turns these into one error.
+For invalid content readers raise ValueError, KeyError, TypeError, OverflowError or RuntimeError, and `messages` turns these
+into one error.
 """
 
 from __future__ import annotations

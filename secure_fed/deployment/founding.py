@@ -60,7 +60,7 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
 
 
 def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
-    """The settings that all parties share, without anybody's paths. Refuses settings that need all data on one machine."""
+    """The settings that all parties share, without paths of data or ledgers. Refuses settings that need all data together."""
     _require_deployable(config, members)
     own = {
         ("data", "train"): MEMBERS,

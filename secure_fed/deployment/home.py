@@ -144,7 +144,7 @@ class CoordinatorHome:
 
 
 def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str, units: int = 0) -> Home:
-    """Make a node's folder, with a new identity, a strict policy, and its card."""
+    """Make a node's folder, with a new identity, the default policy for this coordinator, and its card."""
     if missing := [one for one in train if not Path(one).exists()]:
         raise HomeError(f"{missing[0]} is not there: name the file of this node's examples with --train")
     if not _FINGERPRINT.fullmatch(coordinator):

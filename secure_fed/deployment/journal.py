@@ -1,4 +1,4 @@
-"""A node's journal for its owner: a line for every request, with its outcome."""
+"""A node's journal for its owner: a line for every request that the node answers or refuses, with the outcome."""
 
 from __future__ import annotations
 

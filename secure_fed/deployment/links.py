@@ -1,6 +1,6 @@
 """`Transport` over a carrier: matches nodes with members, and checks their answers.
 
-Before a round's first stage, and for every new node, the coordinator offers its charter. A node that accepts proves by a
+Before a round's first stage the coordinator offers its charter to every new node. A node that accepts proves by a
 signature over a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node number,
 and a node that returns takes part from the next round on.
 

@@ -4,8 +4,8 @@ An offer brings a charter. The node accepts it if its owner named the coordinato
 terms, and if model and data are as the charter states; then the node proves which member it is. Every other envelope must be
 signed by that coordinator. The node signs every answer together with the request.
 
-Any problem becomes a refusal of one sentence, which is noted for the owner (`journal`) and sent back. An unexpected error is
-not described to the coordinator.
+An error of this package, of `privacy` or of `protocols` becomes a refusal of one sentence, which is noted for the owner
+(`journal`) and sent back. An unexpected error is described in agent.log alone, and not to the coordinator.
 """
 
 from __future__ import annotations

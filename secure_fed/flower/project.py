@@ -2,7 +2,7 @@
 
     pyproject.toml       names the two apps, both of the installed secure-fed, and the coordinator's folder
     README.md            the commands
-    .flwr/config.toml    the connection that `flwr run` uses, if FLWR_HOME is this folder
+    .flwr/config.toml    the connection that `flwr run` uses, if FLWR_HOME is the folder .flwr
 
 Flower sends a project to the SuperLink and to every node as a bundle. This project's bundle is its pyproject.toml and its
 README.md, by name: no code, and nothing that is added to the folder later. So nodes run the secure-fed that their owners

@@ -64,6 +64,11 @@ class BackwardGradients:
 
     def of_examples(self, rows: int) -> dict[str, Tensor]:
         """OwnLoopError unless there was one backward pass over a batch of `rows` examples; ModelError if they do not add up."""
+        if not self._summed:
+            raise OwnLoopError(
+                "optimizer.step() came after a forward pass without loss.backward(): whether there is a backward pass must not "
+                "depend on data; call loss.backward() once for every batch of the wrapped loader"
+            )
         found = {}
         for name, parameter in self._trained.items():
             gradient = getattr(parameter, "grad_sample", None)

@@ -20,7 +20,7 @@ def auc(found: Mapping[str, Any]) -> str:
 
 
 def name(found: Mapping[str, Any]) -> str:
-    """The name of the figure, which is about phantoms in a private run."""
+    """The name of the figure, which is about phantoms in a run that has them."""
     return "membership AUC of phantoms" if of_phantoms(found) else "membership AUC"
 
 

@@ -30,7 +30,7 @@ def asked_for(config: RunConfig, run_dir: Path, finished: int) -> list[Any]:
 
 
 class TensorBoard:
-    """Every number of a round's record as a scalar under its own name; a resumed run overwrites later rounds.
+    """Every number at the top of a round's record as a scalar under its own name; a resumed run overwrites later rounds.
 
     The folder appears with the first round. It lies in the private part of the run directory, since every event has its time.
     """

@@ -91,7 +91,8 @@ class Acceptable:
             return ""
         first = request.pass_name == plan.passes[0]
         due = {name for name in plan.down if first and name not in self.personal}
-        if set(request.tensors) != due and not isinstance(self.method, Shrinking):
+        shrunk = request.round and isinstance(self.method, Shrinking)
+        if set(request.tensors) != due and not shrunk:
             odd = sorted(due.symmetric_difference(request.tensors))[0]
             return f"tensor {odd!r:.80} is {'missing' if odd in due else 'none of the round'}"
         return ""
@@ -109,7 +110,7 @@ class Acceptable:
 
     def _of_start(self, request: Request) -> str:
         """In the first round the state is known."""
-        if request.round or isinstance(self.method, Shrinking):
+        if request.round:
             return ""
         for name in request.tensors:
             own, sent = self.initial.tensor(name), request.tensors.tensor(name)

@@ -1,7 +1,8 @@
 """Charges of a run's releases, as clients and server make them.
 
-Noise on a sum is charged by the server, once for each pass. Noise that a client adds is charged to that client, by the number
-of releases that it requests. Either way the charge is on disk before any part of the release is computed.
+Noise on a sum, also in shares of its clients, is charged by the server: once for each pass, or in a public order for all passes
+of a round at its first. Noise that a client adds to its own steps or contribution is charged to that client, by the number of
+releases that it requests. Either way the charge is on disk before any part of the release is computed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from privacy.errors import PrivacyError
 
 
 class TurnPassed(PrivacyError):  # noqa: N818 - the way a round ended
-    """The round of a public order was begun before and interrupted: no client in it has another turn."""
+    """The round cannot be made: it was begun before and interrupted, and no client in it has another turn; or, on many
+    machines, too few of its members can be reached.
+    """
 
 
 class Budget(Protocol):

@@ -34,7 +34,7 @@ class ClientSetup:
     personal: names of trained tensors that never leave their client. allowance: called with a client's name, a number of
     releases and the round; charges up to this number, as many as the client has left, durably, and returns the charged number.
     watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
-    train: local training without noise in its steps, `training.train` or an equivalent. ways: the measured facts about common
+    train: local training without noise in its steps, `local.train` or an equivalent. ways: the measured facts about common
     passes. attendance: the rounds that clients took part in, where a public order fixes their turns. acceptable: the bounds on
     requests. last: the names of the head's last layer. rounds: of the run.
     """
@@ -160,7 +160,7 @@ class Client:
         return Reply(self.index, sent, self._counts, self._loss)
 
     def _odd(self, sent: Tensors, request: Request) -> str:
-        """The fault of a contribution, by the method's layout here; "" if there is none."""
+        """The fault of a contribution whose layout is not the request's, by the method's layout here."""
         setup, state = self._setup, State(self._setup.initial | request.tensors, round=request.round)
         agreed = setup.protection.layout(setup.method, state, request.pass_name, setup.personal)
         return Layout.of(sent).differing(agreed) or "their layouts of it differ"
@@ -204,7 +204,7 @@ class Client:
     def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
         """The clipped contribution with the mechanism's counters, and with noise if the client adds it.
 
-        A contribution that is not finite, or for which no budget is left, is zeros.
+        A contribution for which no budget is left is zeros, and where contributions are clipped, one that is not finite.
         """
         protection = self._setup.protection
         bounded = self._clipped(contribution, request.clip_norm)

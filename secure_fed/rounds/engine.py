@@ -3,7 +3,7 @@
 The order is the contract. Plan; then for every linear pass charge, draw the cohort (in the first pass), gather, release; then
 apply, keep, evaluate, save, report. A charge is on disk before any part of its pass is computed. A release is on disk before it
 is used: a killed run resumes from that very release, since computing it again, with fresh noise, would be a second release. No
-callback learns of a round before its state is saved.
+callback learns a round's record before its state is saved.
 
 A masked round can be lost, for example because a client dealt wrong shares. Nothing of it is applied, its charges stay, and the
 next round is made without that client. A round of a public order that was interrupted before its release is lost likewise,
@@ -129,8 +129,8 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
             if not first and pass_name != plan.passes[-1]:  # computing a digest reads every number of the request
                 first = request.digest
             intake = server.gather(participants, request, server.layout(state, pass_name), transport)
-            means[pass_name] = server.release(intake, state, pass_name)
             tally.add(intake)
+            means[pass_name] = server.release(intake, state, pass_name)
             participants = sorted(intake.received)
     except (RoundLost, TurnPassed) as error:
         tally.lose(error)

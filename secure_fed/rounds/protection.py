@@ -1,6 +1,6 @@
 """The protection of a run: its mechanism, the place of its noise, and the plan with its guarantee.
 
-With noise on the sum (`placement.SUM`) nothing may reveal who took part or how many: a reply's loss and weight are not sent,
+With noise on the sum (`placement.SUM`) nothing may reveal who took part or how many: a reply has no loss and the weight one,
 and records contain expected sizes. With shares of noise everybody sees who took part, and no amplification is used; or, with a
 hidden cohort, everybody takes part, and each client tosses its own coin for whether to train.
 """

@@ -146,8 +146,8 @@ class Server:
         """A round's record without what reveals the cohort or its size, where the guarantee counts on their secrecy.
 
         The bytes of a masked sum reveal which clients vanished during it, and the bytes of a contribution whether it is zeros.
-        In a private run, unless the clients noise their contributions, they are replaced by the bytes of a sum from which
-        nobody vanishes.
+        In a private run with masks, or with the server's noise, they are replaced by the bytes of a sum from which nobody
+        vanishes.
         """
         hides, placement = self.protection.hides_cohort, self.protection.placement
         if not hides and (not placement.private or ("masked" not in record and not placement.server_noise)):

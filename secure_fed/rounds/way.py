@@ -1,8 +1,9 @@
 """Settles the settings that are left open: the clients' steps, the method's own choices, and the clients' protection.
 
 `auto` in federation.sampling, privacy.noise and privacy.correlation (who takes part when, who adds the noise, how) becomes the
-recommendation of `secure-fed budget plan`, before any party is made. Secret coins are never chosen: no server keeps them from
-its operators and its clients. The run's configuration records the choice from then on.
+recommendation of `secure-fed budget plan`, before any party is made. The server's secret coins are chosen only for a mechanism
+of the user's own, which needs them: no server keeps them from its operators and its clients. The run's configuration records
+the choice from then on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The run directory from outside: its location, the names of its files, and checked reading of its JSON files.
 
 A run directory has two parts. Files at its top follow from releases, settings and public data, and may be shown (`published`
-names the source of every value). The folder `private/` contains everything else that a run writes, and is for the owner of the
-data: only the owner can open it. An export and the report read a run through `Published`, which can name no file in that
-folder.
+names the source of every value); the exception is `result.json`, which has measurements on test rows even if these were held
+out of private rows. The folder `private/` contains everything else that a run writes, and is for the owner of the data: only
+the owner can open it. An export and the report read a run through `Published`, which can name no file in that folder.
 
 Needs no torch, so that a report starts at once. Any damage to the files is reported in one sentence.
 """

@@ -67,7 +67,8 @@ class Result:
 def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notify) -> Result:
     """Run all remaining rounds, saving everything in the run directory if there is one.
 
-    Killed at any instant and run again with `resume`, it ends in the same tensors as if it had not been.
+    Killed at any instant and run again with `resume`, a run without privacy ends in the same tensors as if it had not been; a
+    private run continues from its last release.
     notify: called with `"on_run_begin", config, run_dir` before anything is written, `"on_progress", progress` within a round,
     `"on_round_end", record, state` once the round is saved, `"on_published", record` with its public part at the same time, or
     in a private run at the end, and `"on_end", result` at the end.

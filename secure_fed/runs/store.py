@@ -12,12 +12,12 @@
       personal-N.safetensors the personal tensors of clients after round N
       released.safetensors   with privacy: the state after the last release, before any further processing
       figures.json           with privacy: the withheld part of the result
-      membership.json, recording/, budget.json, audits, TensorBoard's events
+      membership.json, recording/, budget.json, budget.sqlite, noise.key, attendance, report.html, audits, trackers' files
 
 A round's lines are written before its checkpoint, so the metrics may be one round ahead of the state; resuming drops that line
-and computes the round again, to the same bits, because all randomness is derived from (seed, round, client). Personal tensors
-are in files beside the checkpoint, not in it: a round's file is written before its checkpoint, and older files are removed
-after it.
+and computes the round again: without privacy to the same bits, because all randomness is derived from (seed, round, client),
+and with privacy from its stored release, if there is one. Personal tensors are in files beside the checkpoint, not in it: a
+round's file is written before its checkpoint, and older files are removed after it.
 """
 
 from __future__ import annotations

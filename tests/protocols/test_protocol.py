@@ -55,7 +55,7 @@ def test_the_sum_is_the_plain_sum(options: Mapping[str, Any]) -> None:
 def test_the_example_of_the_package_runs() -> None:
     """The code in the docstring, with its clients and parameters filled in."""
     made = cast()
-    code = (protocols.__doc__ or "").partition("process:\n\n")[2].partition("\n\nWhoever")[0]
+    code = (protocols.__doc__ or "").partition("process:\n\n")[2].partition("\n\nA client that")[0]
     names: dict[str, Any] = {**vars(protocols), "parameters": made.parameters, "policy": made.policy}
     names["vectors"] = made.vectors()
     exec("\n".join(line.removeprefix("    ") for line in code.splitlines()), names)

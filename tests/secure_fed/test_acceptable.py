@@ -64,6 +64,16 @@ def test_a_client_in_the_open_refuses_in_one_sentence_and_trains_nothing(what: s
 
 
 @pytest.mark.parametrize("what", LIES)
+def test_a_method_whose_tensors_shrink_starts_as_all_others_do(what: str) -> None:
+    """FedARA's later states have fewer entries; its first one is the initial state, as with every method."""
+    federation, (lie, sentence) = toys.federation({"method.name": "fedara", "federation.rounds": 8}), LIES[what]
+    request = request_of(federation, lr=LR)
+    assert federation.assembly.clients[0].job(request) is not None
+    with pytest.raises(RequestError, match=sentence):
+        federation.assembly.clients[1]._setup.acceptable.require(lie(request), "client-1")
+
+
+@pytest.mark.parametrize("what", LIES)
 def test_what_was_acceptable_before_does_not_excuse_a_lie(what: str) -> None:
     """A client does not check content again that passed once; it checks all other content."""
     federation = toys.federation({"method.name": "fedlora"})

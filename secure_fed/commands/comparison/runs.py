@@ -45,7 +45,7 @@ def compare(
 
 
 def _finished(job: Job) -> RunRecord | None:
-    """The run, if it has finished all its rounds, or all that its budget allowed."""
+    """The run, if it has finished all its rounds, or has ended early."""
     from secure_fed.report.page import write_report
 
     if not (job.run_dir / CONFIG).exists() or not (job.run_dir / FACTS).exists():

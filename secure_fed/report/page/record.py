@@ -33,7 +33,7 @@ Points = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its finished `rounds` in order; `result` is None until the last planned round is done or the budget is spent.
+    """One run: its finished `rounds` in order; `result` is None until the last planned round is done or the run ended early.
 
     owned: whether it contains the withheld part of a private run. audit: the path, relative to the run directory, of the page
     on an audit of the run after these rounds; empty where there is none, and for readers who may not see it.

@@ -10,7 +10,8 @@ seen through the two bases. So a client contributes to a later pass only if
 - where masks alone hide its contribution, the later sum is over exactly the clients of the first one.
 
 The second condition is waived where every sum carries noise that the guarantee counts (`privacy.noise` = "distributed"
-or "local"), or where the server is trusted with the sums ("central").
+or "local"), or where the server is trusted with the sums ("central"). A client that does not learn the contributors cannot
+check it: where coins draw the cohort and `secure_aggregation.active` is false.
 """
 
 from __future__ import annotations

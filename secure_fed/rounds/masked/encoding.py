@@ -51,7 +51,7 @@ class Encoding(Protocol):
     def largest(self) -> int:
         """The largest magnitude of one client's word; 0 if no sum may be refused for exceeding it.
 
-        With clients' noise there is no such limit. Where the server adds the noise of a guarantee, the refusal itself is
+        With shares of noise there is no such limit. Where the server adds the noise of a guarantee, the refusal itself is
         visible, so it may depend only on the noised sum.
         """
 
@@ -70,12 +70,12 @@ class Encoding(Protocol):
 
 @dataclass(frozen=True)
 class Rounded:
-    """Fixed point: (weight * values, weight), or with a loss (weight * values, weight, loss, has a loss, contributes).
+    """Fixed point: (share * values, share), or with a loss (share * values, share, loss, has a loss, contributes).
 
-    most: the largest weight; a client with more counts as one with this weight.
+    most: the largest weight; a client with more counts as one with this weight. share: the weight divided by `most`.
 
-    The sum of n contributions is off by at most n / (2 scale) on every coordinate, and their mean, equally weighted, by
-    1 / (2 scale).
+    The sum of n contributions is off by at most most * n / (2 scale) on every coordinate. The mean of contributions of weight
+    `most` is off by 1 / (2 scale).
     """
 
     plan: PublicPlan

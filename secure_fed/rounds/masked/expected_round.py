@@ -4,11 +4,11 @@ A client that obeyed any request would leak: through the bound of a sum, through
 through a tensor that is not part of the round. So it computes the round itself and compares before it trains, and before it
 tosses its coin for whether to train.
 
-The starting tensors and the learning rate cannot be computed by the client. They have to be the same for all clients in the
-sum; otherwise the server could make all clients but one contribute zero, by starting them where the gradient is zero. So a
-session's parameters hold a digest of the whole request (`Request.digest`), each client compares it with its own request, and
-clients whose sessions have different parameters share no masks. A later pass carries the digest of the round's first request
-(`bound`).
+The starting tensors of later rounds, the means of earlier passes and an adapted clip norm cannot be computed by the client.
+They have to be the same for all clients in the sum; otherwise the server could make all clients but one contribute zero, by
+starting them where the gradient is zero. So a session's parameters hold a digest of the whole request (`Request.digest`), each
+client compares it with its own request, and clients whose sessions have different parameters share no masks. A later pass
+carries the digest of the round's first request (`bound`).
 
 Where the server's coins draw the cohort and other clients send zeros in the same sum, a lying server could claim that its
 coins drew a single client. With `secure_aggregation.active` the digest therefore also covers the list of contributors
@@ -94,9 +94,10 @@ class ExpectedRounds:
 
 
 def require_terms(parameters: Parameters, terms: Terms, round_: int) -> None:
-    """Refuse a session whose parameters differ from the run's terms in anything but its number and its words' encoding.
+    """Refuse a session whose parameters differ from the run's terms in anything but its number, its clients, its layout and its
+    words' encoding.
 
-    In a public order, also refuse an invitation of clients whose turn it is not.
+    Also refuse more phantoms in a sum than the run has, and in a public order clients whose turn it is not.
     """
     own = terms.parameters(parameters.round, parameters.clients, parameters.layout, parameters.length, parameters.bound)
     if own != parameters:

@@ -230,7 +230,7 @@ class MaskedClient:
             self._left -= 1
 
     def _within(self, request: Request, encoding: Encoding) -> Request:
-        """The request, whose clip norm a server cannot raise above the run's where the client adds the noise."""
+        """The request, whose clip norm a server cannot raise above the run's where the client adds a share of the noise."""
         longest = min(request.clip_norm, encoding.admitted())
         if self._terms.protection.shares is not None:
             longest = min(longest, self._terms.protection.clip_norm)

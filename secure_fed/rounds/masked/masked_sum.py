@@ -53,7 +53,7 @@ class MaskedSum:
 
     clients: the number of participants. If coins draw the cohort, other clients fill it up to a public number (`Terms.invited`)
     and contribute zeros, so that neither the sum nor its existence depends on the size of the drawn cohort. barred: clients
-    that dealt wrong shares, which are not invited again in this run. during: entered for each session, by its number, and left
+    that dealt wrong shares, which are not invited again in this run. during: entered for each session, by its digest, and left
     when it ends, however it ends. loses_aborted: a session without a sum, or with one that honest clients cannot make, loses
     its round instead of ending the run.
     """
@@ -158,8 +158,15 @@ class MaskedSum:
         return Summed(layout.unflatten(values.to(self.device)), decoded.weight, contributed, losses)
 
     def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
-        """Tampering if the noised sum is longer than the largest possible number of contributors can make it."""
-        require_plausible_release(noised, clip_norm, std, self.terms.places)
+        """Tampering if the noised sum is longer than the largest possible number of contributors can make it, or RoundLost if
+        such a sum loses its round. The gathered sum's cost is in the record already.
+        """
+        try:
+            require_plausible_release(noised, clip_norm, std, self.terms.places)
+        except Tampering as error:
+            if not self.loses_aborted:
+                raise
+            raise RoundLost(str(error), Spent(), []) from error
 
     def traffic(
         self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]

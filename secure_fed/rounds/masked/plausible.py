@@ -2,8 +2,9 @@
 
 Masks keep single contributions from the server, so it cannot bound one: in a sum of n, a client can send up to n times the
 allowed contribution, or a weight that cancels all other weights. The server can check the sum. Over n honest contributors every
-coordinate and the whole vector are within n times the bound, the weights add up to between 0 and n times the largest, and the
-counters are counts. A sum beyond these limits is refused before it is used. Nobody can identify the client that spoiled it.
+coordinate is within n times the bound, the weights add up to between 0 and n times the largest, the mean loss is within its
+bound, and the number of contributions is at most n. With shares of noise only the length of the noised sum is checked. A sum
+beyond these limits is refused before it is used. Nobody can identify the client that spoiled it.
 
 Where the server adds the noise of a guarantee, it checks the noised sum, by the number of all possible contributors. A check
 without noise would reveal to a lying client on which side of a limit the other clients' sum is.

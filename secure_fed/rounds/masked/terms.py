@@ -160,11 +160,13 @@ class Terms:
         Such a round can be neither skipped nor redrawn: either would reveal the cohort size, which the guarantee requires to be
         secret. So its probability must be negligible.
         """
+        if not self.declares:
+            return
+        from scipy.special import bdtr
+
         enough = self.fewest(self.invited) + self.invited - surviving(self.invited, self.settings.dropout)
-        chance = sum(
-            math.comb(places, k) * rate**k * (1 - rate) ** (places - k) for k in range(min(enough, places + 1))
-        )
-        if self.declares and chance > _NEVER:
+        chance = float(bdtr(enough - 1, places, rate)) if enough <= places else 1.0
+        if chance > _NEVER:
             raise ConfigError(
                 f"secure_aggregation.active needs {enough} contributors in every sum, and coins that draw {places * rate:g} of "
                 f"{places} clients on average draw fewer with a chance of 2^{math.log2(chance):.1f}, above 2^-40: raise "

@@ -1,9 +1,9 @@
 """Membership inference that every run reports beside its accuracy: one attack, the cheapest for its units.
 
-For a private run: how far its releases move along the directions of phantoms (`phantom_scores`), which are nobody's data. For
-units of the data: the loss threshold of Yeom et al. (2018, arXiv 1709.01604), which declares the units that the final model
-fits best to be members. It needs one forward pass over the audit pool. A negative result means little; a positive result means
-much.
+For phantoms, which are nobody's data: how far the run's releases move along their directions (`phantom_scores`). For direction
+canaries: how far the final model moved along theirs (`along`). For other units of the data: the loss threshold of Yeom et al.
+(2018, arXiv 1709.01604), which declares the units that the final model fits best to be members. It needs one forward pass over
+the audit pool. A negative result means little; a positive result means much.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def _unit_vector(tensors: Tensors, layout: Layout) -> NDArray[np.float64]:
 def of_run(assembly: Assembly, state: State) -> dict[str, Any]:
     """The membership part of `result.json`; without numbers, the reason.
 
-    of: "phantoms" in a private run: a function of the releases, so that the guarantee covers it. Else "data".
+    of: "phantoms" in a run that is private or that sets `evaluation.phantoms`: a function of the releases, so that a guarantee
+    covers it. Else "data".
     """
     config = assembly.config
     if config.privacy.unit == "none" and not config.evaluation.phantoms:

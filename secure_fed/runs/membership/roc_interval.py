@@ -12,7 +12,8 @@ It is approximate: of binormal samples of 40 + 40 and 200 + 200 with areas of .5
 Exact: of the pairs (i-th member, i-th non-member) in an order drawn without looking at scores, no two share a unit, so they are
 independent. A member wins with probability w and loses with probability l, and the AUC is (1 + w - l) / 2. Clopper and
 Pearson's limits of w and l, each at a quarter of the allowed error, hold for any law of the scores and any ties, and are wide.
-They are used for an AUC of 0 or 1, for resamples that are all equal, and for fewer than 10 units on either side.
+They are used for an AUC of 0 or 1, for fewer than 10 units on either side, and where the bootstrap fails: resamples that are
+all equal, a bias or an acceleration that cannot be computed, or an acceleration that is too large.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -90,17 +92,25 @@ def test_honest_rounds_are_made_and_the_list_is_counted() -> None:
     ("cohort", "clients", "allowed"), [(18, 20, True), (15, 20, False), (60, 500, True), (30, 500, False)]
 )
 def test_coins_that_may_draw_too_few_are_refused(cohort: int, clients: int, allowed: bool) -> None:
-    """Against scipy's binomial distribution, which the code does not use."""
-    from scipy.stats import binom
-
+    """Against the exact probability, in rational numbers."""
     built = build()
     terms = replace(built.assembly.masks.sums.terms, invited=cohort)  # type: ignore[union-attr]
     fewest = max(3, cohort // 20 + 2) + cohort // 20
-    assert bool(binom.cdf(fewest - 1, clients, cohort / clients) <= 2.0**-40) is allowed
+    drawn, others = Fraction(cohort, clients), 1 - Fraction(cohort, clients)
+    fewer = sum(math.comb(clients, k) * drawn**k * others ** (clients - k) for k in range(fewest))
+    assert bool(fewer <= 2.0**-40) is allowed
     if allowed:
         return terms.require_contributors(clients, cohort / clients)
     with pytest.raises(ConfigError, match=rf"needs {fewest} contributors .*federation\.sampling = 'fixed'"):
         terms.require_contributors(clients, cohort / clients)
+
+
+def test_cohorts_of_thousands_are_judged() -> None:
+    """Binomial coefficients of this size are beyond floats."""
+    terms = replace(build().assembly.masks.sums.terms, invited=2000)  # type: ignore[union-attr]
+    terms.require_contributors(100_000, 0.02)
+    with pytest.raises(ConfigError, match="draw fewer with a chance of"):
+        terms.require_contributors(100_000, 0.001)
 
 
 def test_a_federation_of_a_small_secret_cohort_is_refused() -> None:

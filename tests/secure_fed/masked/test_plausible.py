@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
@@ -98,6 +100,24 @@ def test_a_sum_that_is_longer_than_all_clip_norms_is_refused(
 
     with pytest.raises(Tampering, match="long, which 8 honest contributors cannot make"):
         one_round(lying({**settings, "federation.sampling": "fixed"}, spread, monkeypatch))
+
+
+@pytest.mark.parametrize("settings", [CLIPPED, DISTRIBUTED], ids=["central", "distributed"])
+def test_on_many_machines_a_sum_that_a_client_spoiled_costs_its_round(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spread(numbers: np.ndarray, bound: float) -> None:
+        numbers[:200] = 7.0
+
+    built = lying({**settings, "federation.sampling": "fixed"}, spread, monkeypatch)
+    server = built.assembly.server
+    sums = replace(server.summing, loses_aborted=True)
+    built.assembly = replace(built.assembly, server=replace(server, summing=sums))
+    seen = one_round(built)
+    assert "long, which 8 honest contributors cannot make" in seen.record["lost"]
+    assert seen.record["masked"]["bytes_up"] > 0
+    before = built.assembly.initial.tensors
+    assert all(torch.equal(seen.after.tensors.tensor(name), before.tensor(name)) for name in before)
 
 
 @pytest.mark.parametrize("length", [0.9, 1.4])

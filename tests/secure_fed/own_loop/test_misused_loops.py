@@ -89,6 +89,15 @@ def skips_unseen(private: Private) -> None:
             private.optimizer.step()
 
 
+def skips_backward_passes(private: Private) -> None:
+    """A huge loss would keep the whole batch out of the step."""
+    for x, y in rehearse(private):
+        loss = mean(private.model, x, y)
+        if float(loss.detach()) > 100:
+            loss.backward()
+        private.optimizer.step()
+
+
 def skips_single_examples(private: Private) -> None:
     for x, y in private.loader:
         if len(y) > 1:
@@ -147,6 +156,7 @@ def autocasts(private: Private) -> None:
         (all_at_once, r"without optimizer.step\(\)"),
         (skips, r"without optimizer.step\(\)"),
         (skips_unseen, r"without optimizer.step\(\)"),
+        (skips_backward_passes, r"without loss.backward\(\): .* must not depend on data"),
         (skips_single_examples, "left out batches of the rehearsal"),
         (closure, "closure"),
         (evaluates_as_it_trains, "a forward pass without a backward pass came between"),
