@@ -71,7 +71,8 @@ def check_dealt(
     dealt = delivery.dealt
     if dealt.get(me) != mine:
         raise Tampering(
-            "the list of clients that dealt shares has another choice of neighbours for this client than it advertised"
+            "the list of clients that dealt shares leaves this client out, or has another choice of neighbours for it than it "
+            "advertised"
         )
     for other in {*graph.partners(me), *graph.owners(me), *graph.holders(me)}:
         if other not in adverts:

@@ -87,7 +87,10 @@ def _check(session: bytes, claimed: bool) -> None:
             f"a session's number has {SIZE} bytes; this number has {len(session)}: give Parameters.session"
         )
     if claimed:
-        raise Spent("this session has been unmasked already", protected="nothing was opened a second time")
+        raise Spent(
+            "this session was claimed before: its list of survivors was signed, or it was unmasked",
+            protected="nothing was signed or opened a second time",
+        )
 
 
 @contextmanager

@@ -102,5 +102,6 @@ def _forget_shared_work() -> None:
 
     The longest time in a stage is then the time of a client on its own machine.
     """
-    for remembered in (roster.judged, roster._chosen, roster.chosen_by, keys.verify, opening.listed, opening.signers):
+    of_rosters = (roster.judged, roster._chosen, roster._graph, roster.chosen_by)
+    for remembered in (*of_rosters, keys.verify, opening.listed, opening.signers):
         remembered.cache_clear()

@@ -39,6 +39,13 @@ def _counted_by_client(config: Sections) -> bool:
     )
 
 
+def _may_be_banded(config: Sections) -> bool:
+    """Whether noise may be correlated over rounds: the server's, over clients in turn."""
+    privacy, sampling = config.privacy, config.federation.sampling
+    in_turn = privacy.unit == "client" and privacy.noise in ("auto", "central") and sampling in ("auto", "schedule")
+    return in_turn and privacy.correlation != "none"
+
+
 # Defaults of earlier versions, which wrote them into every file: they are no error where they have no effect.
 FORMER: Mapping[str, object] = {
     "federation.server_momentum": 0.9,
@@ -128,7 +135,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         "privacy.unit = 'client' and privacy.noise = 'central'",
     ),
     ("privacy.correlation", _private("client"), "privacy.unit = 'client'"),
-    ("privacy.band", lambda c: c.privacy.correlation != "none", "privacy.correlation = 'banded'"),
+    ("privacy.band", _may_be_banded, "privacy.unit = 'client' and privacy.correlation = 'banded'"),
     (
         "privacy.hidden_cohort",
         lambda c: c.privacy.unit == "client" and c.privacy.noise == "distributed",

@@ -150,7 +150,7 @@ def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str,
     if not _FINGERPRINT.fullmatch(coordinator):
         raise HomeError(f"{coordinator!r:.80} is not a fingerprint: `secure-fed coordinator init` prints one")
     if units < 0:
-        raise HomeError(f"--units is {units}: give a number of at least 1")
+        raise HomeError(f"--units is {units}: give a number of at least 0")
     require_name(name)
     for one in train:
         require_an_example(Path(one), "--train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from protocols.client import Client
 from protocols.costs import traffic
 from protocols.errors import ParameterError
+from protocols.messages import Masked
 from protocols.parameters import stages
 from protocols.rig import simulate as module
 from protocols.rig.simulate import Simulation, departures, simulate
+from protocols.rig.tampering import vectors
 from protocols.server import Server
 from tests.cells import chosen, every
 
@@ -207,3 +210,29 @@ def test_a_ring_that_was_chosen_finishes(active: bool) -> None:
     report = simulate(simulation(clients=100, dropout=0.05, active=active))
     assert report.simulation.choice.neighbours < 119
     assert report.exact
+
+
+@pytest.mark.parametrize(("clients", "active"), [(12, False), (12, True), (110, True)])
+def test_weak_masks_replace_the_masks_that_the_liar_added(
+    clients: int, active: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stream of zeros in place of the weak one, the server receives the liar's plain vector. Among 110 active clients
+    each chooses its neighbours, and the owners of the shares that a client holds are not its partners."""
+    plain: dict[int, Any] = {}
+    received: dict[int, Any] = {}
+    mask, receive = Client.mask, Server.receive
+
+    def masked(self: Client, message: bytes, vector: Any) -> bytearray:
+        plain[self.me] = np.array(vector)
+        return mask(self, message, vector)
+
+    def taken(self: Server, client: int, message: bytes) -> None:
+        if self.stage == "mask":
+            received[client] = Masked.from_bytes(bytearray(message), self.parameters, client).vector
+        receive(self, client, message)
+
+    monkeypatch.setattr(Client, "mask", masked)
+    monkeypatch.setattr(Server, "receive", taken)
+    monkeypatch.setattr(vectors, "random", SimpleNamespace(Random=lambda seed: SimpleNamespace(randbytes=bytes)))
+    simulate(Simulation(clients=clients, dim=8, active=active, corrupt=0.05, tamper="weak-masks"))
+    assert len([client for client in received if np.array_equal(received[client], plain[client])]) == 1

@@ -254,6 +254,7 @@ def test_the_commented_file_is_valid_toml_by_itself() -> None:
             "secure_aggregation.enabled = true and federation.weighting = 'examples'",
         ),
         ("method.sketch=16", "method.transport_form = 'sketch'"),
+        ("privacy.band=5", "privacy.unit = 'client' and privacy.correlation = 'banded'"),
         ("privacy.hidden_cohort=true", "privacy.unit = 'client' and privacy.noise = 'distributed'"),
     ],
 )

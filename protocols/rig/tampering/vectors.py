@@ -41,7 +41,8 @@ def _masks(scene: Scene) -> list[Mask]:
     if keys is None:
         return []
     adverts = client._agreed.adverts
-    pairs = [pair_mask(keys.mask, adverts[other].mask, session, client.me, other) for other in client._held]
+    partners = client._graph.partners(client.me) if scene.parameters.active else client._held
+    pairs = [pair_mask(keys.mask, adverts[other].mask, session, client.me, other) for other in partners]
     return [(keys.seed, 1), *pairs]
 
 

@@ -55,12 +55,12 @@ class Passes:
         passes = request.plan.passes
         place = (request.round, passes.index(request.pass_name) if request.pass_name in passes else -1)
         if place <= self._latest:
-            raise Tampering(f"round {place[0]} was requested again, after round {self.round}")
+            raise Tampering(f"round {place[0] + 1} was requested again, after round {self.round + 1}")
         if place[1] > 0:
             self._require_bound(request, cohort)
         elif request.first:
             raise Tampering(
-                f"the first request of round {request.round} says that it follows another", protected=_NOTHING
+                f"the first request of round {request.round + 1} says that it follows another", protected=_NOTHING
             )
         else:
             self._first, self._summed = request.digest, None
@@ -91,7 +91,7 @@ class Passes:
     def _require_bound(self, request: Request, cohort: Clients | None) -> None:
         if request.round != self.round or request.first != self._first:
             raise Tampering(
-                f"pass {request.pass_name!r:.40} of round {request.round} follows another first request than this client "
+                f"pass {request.pass_name!r:.40} of round {request.round + 1} follows another first request than this client "
                 "trained under",
                 protected=_NOTHING,
             )
@@ -101,7 +101,7 @@ class Passes:
             raise Aborted("this client did not see the round's first sum to its end")
         if cohort != self._summed:
             raise Tampering(
-                f"pass {request.pass_name!r:.40} of round {request.round} is over {len(cohort)} clients which are not the "
+                f"pass {request.pass_name!r:.40} of round {request.round + 1} is over {len(cohort)} clients which are not the "
                 f"{len(self._summed)} of the round's first sum",
                 protected=_NOTHING,
             )

@@ -177,7 +177,7 @@ def _same_for_all(request: Request, stage: Stage) -> bool:
 
 def _not_called_for(request: Request) -> Tampering:
     return Tampering(
-        f"the request in pass {request.pass_name!r:.40} of round {request.round} is not the one that the run's "
+        f"the request in pass {request.pass_name!r:.40} of round {request.round + 1} is not the one that the run's "
         "configuration requires",
         protected=_NOTHING,
     )
