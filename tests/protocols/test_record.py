@@ -42,7 +42,7 @@ def test_a_session_is_claimed_once(sessions: Sessions) -> None:
     for number in (1, 2, 3):
         sessions.claim(session(number))
     for number in (3, 1, 2, 2):
-        with pytest.raises(Spent, match="already"):
+        with pytest.raises(Spent, match="this session was claimed before"):
             sessions.claim(session(number))
     sessions.claim(session(4))
 

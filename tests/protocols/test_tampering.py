@@ -79,7 +79,7 @@ NOTICED: dict[str, tuple[str, str, str]] = {
     "listed-twice": ("clients", "survivors", "is repeated"),
     "stale-list": ("clients", "survivors", "belongs to another session"),
     "both-shares": ("clients", "unmask", "out of turn"),
-    "second-unmask": ("clients", "unmask", "unmasked already"),
+    "second-unmask": ("clients", "unmask", "this session was claimed before"),
     "split-survivors": ("clients", "unmask", "the list of survivors is signed by"),
     "forged-signatures": ("clients", "unmask", "has not signed the list of survivors"),
 }
