@@ -68,7 +68,14 @@ _LISTED = (
         directions=True,
     ),
     Attack("canary_likelihood", "Canary clients, by likelihood", "this project", "fellow_client", directions=True),
-    Attack("sum_inversion", "Texts out of the secure sum", "Petrov et al. 2024", "secure_server", membership=False),
+    Attack(
+        "sum_inversion",
+        "Texts out of the secure sum",
+        "Petrov et al. 2024",
+        "secure_server",
+        again=("server",),
+        membership=False,
+    ),
     Attack("update_score", "Gradients against single updates", "Zhu et al. 2024", "server"),
     Attack("gradient_inversion", "Texts out of one update", "Petrov et al. 2024", "server", membership=False),
     Attack("label_counts", "Labels out of one update", "Wainakh et al. 2022", "server", membership=False),
@@ -102,9 +109,9 @@ def _checked(file: Path, function: Run) -> Run:
 
     @wraps(function)
     def called(case: Case, settings: Settings) -> Finding:
-        before = case.seen.written
+        before = case.seen.digest
         finding = function(case, settings)
-        if case.seen.written != before:
+        if case.seen.digest != before:
             raise refused(
                 file, "writes into tensors of case.seen, which other attacks read: work on a copy, tensor.clone()"
             )

@@ -23,6 +23,7 @@ from secure_fed.errors import UsageError
 
 REFERENCES = 16
 _FEWEST = 4
+_WITH_REFERENCES = next(one.name for one in ATTACKS.values() if one.shadows)
 _PATIENCE = 300.0  # seconds that references may train by default
 _OF_MODELS = {
     "--lying": lying.run,
@@ -64,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
         shown = "include the texts of the most exposed examples in the report (default: left out)"
         parser.add_argument("--show-texts", action="store_true", help=shown)
     trained = (
-        f"reference adapters to train (default: as many as take about five minutes, at most {REFERENCES}; 0: none)"
+        f"reference adapters to train (default: as many as take about five minutes, at most {REFERENCES}, and 0 if these are "
+        f"fewer than {_FEWEST}; {REFERENCES} where --attack names an attack with references; 0: none)"
     )
     parser.add_argument("--references", type=int, metavar="N", help=trained)
     parser.add_argument("--json", action="store_true", help="print the audit as one JSON object")
@@ -180,6 +182,11 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
     if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
         raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or at least 2")
     attacks = attacks_named(names)
+    if names and chosen.references is not None and not any(one.shadows for one in attacks):
+        raise UsageError(
+            f"--references is {chosen.references}, but no reference is trained for {', '.join(one.name for one in attacks)}: "
+            f"leave it out, or name an attack with references, such as {_WITH_REFERENCES}"
+        )
     target = opened(chosen.run_dir)
     references = chosen.references
     if references is None:

@@ -1,11 +1,12 @@
 """Texts recovered from one client's update, as a server without secure aggregation sees it.
 
-The exact test (`span.py`) is applied to some clients' updates, one round at a time and then to all rounds of a client together.
-A client's inputs stay the same over rounds while its gradients differ, so the rows of r rounds span more of the inputs: small
+The exact test (`span.py`) is applied to some clients' updates of a few rounds, one round at a time and then together. A
+client's inputs stay the same over rounds while its gradients differ, so the rows of r rounds span more of the inputs: small
 ranks do not protect a client that trains on the same few texts again. One local step of AdamW is undone first
-(`adamw_step.py`). Where the test does not apply, `guessed` contains the candidates nearest to the row space; where every update
-is one step of SGD on one text, texts are also recovered by optimisation (`matching.py`). Beside the means over updates stand
-the figures of the most exposed one, because a mean hides a client whose texts were all recovered.
+(`adamw_step.py`). Where the test does not apply, `guessed` contains the candidates nearest to the row space; with
+`training.batch_size` and `training.steps` at 1 and SGD, the texts of clients with a single short text are also recovered by
+optimisation (`matching.py`). Beside the means over updates stand the figures of the most exposed one, because a mean hides a
+client whose texts were all recovered.
 
 A client's texts are read only for scoring. They are all of its texts: if a client trains on a part of them in a round, recall
 is below 1 even if that whole part was recovered. Special and padding tokens do not count.
@@ -75,7 +76,7 @@ def named_nothing(row: Mapping[str, Any]) -> bool:
 
 
 def _together(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | None:
-    """All rounds of each client at once, for clients seen in several rounds."""
+    """The picked rounds of each client at once, for clients seen in several of them."""
     clients = list(dict.fromkeys(one.client for one in updates))
     groups = {client: [one for one in updates if one.client == client] for client in clients}
     several = {client: own for client, own in groups.items() if len(own) > 1}

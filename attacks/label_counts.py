@@ -2,14 +2,15 @@
 
 For softmax and cross-entropy the gradient at the bias is dL/db_c = mean(p_c) - n_c / B over the B examples of a step
 (iDLG and LLG, Wainakh et al. 2022; iLRG, Ma et al. 2023, brings in the mean of p). A client that takes T steps of plain SGD
-sends -lr T mean(dL/db), with a smaller effective T if the rate falls within the round. Clipping multiplies this by an unknown
-factor f <= 1, so
+sends -lr T mean(dL/db), with a smaller effective T if the rate falls within the round, so
 
-    shares_c = n_c / B = mean(p_c) + change_c / (lr T f),        f = 1 without clipping
+    shares_c = n_c / B = mean(p_c) + change_c / (lr T)
 
 with p_c the probability that the round's model gives class c on public examples. This is exact except for mean(p_c), which
-differs between the client's and public examples, and changes over the T steps. AdamW's first steps change every entry by about
-the same amount, so sizes are lost; under AdamW and under clipping, this attack does not apply.
+differs between the client's and public examples, and changes over the T steps. The attack does not apply where the change is
+another: under AdamW, whose first steps change every entry by about the same amount; with momentum or weight decay; where an
+unknown factor shortens the update (`privacy.clip_norm`) or its steps (`training.max_grad_norm`); and with FedProx
+(`training.proximal`), which pulls every step after the first back.
 """
 
 from __future__ import annotations
@@ -106,6 +107,16 @@ def _require_known_steps(case: Case) -> None:
         )
     if case.assembly.protection.placement.private:
         raise Inapplicable("label counts need updates of known length, and these are clipped to privacy.clip_norm")
+    if training.max_grad_norm is not None:
+        raise Inapplicable(
+            "label counts need steps of known length, and an unknown factor shortens these: training.max_grad_norm is "
+            f"{training.max_grad_norm:g}; leave it out to measure them"
+        )
+    if training.proximal:
+        raise Inapplicable(
+            f"label counts need steps of the gradient alone, and training.proximal is {training.proximal:g}: set it to 0 to "
+            "measure them"
+        )
     if config.data.class_priors:
         raise Inapplicable("label counts need the plain cross-entropy, and data.class_priors weighs it")
     if case.assembly.problem.loss is not classification.loss:

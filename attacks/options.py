@@ -8,18 +8,19 @@ from secure_fed.errors import UsageError
 
 _MODEL = "model adapter device"
 _TEXTS = "members non_members task text text_b label labels max_length"
-_PREPARED = f"{_MODEL} prepared reference labels max_length fail_above"
+_PREPARED = f"{_MODEL} prepared max_length fail_above"
 READ = {
     "--lying": "lying trials attack fail_above",
     "--attribute": f"attribute {_MODEL} {_TEXTS} fail_above",
     "--share": "share fail_above",
     "--extract": f"extract {_MODEL} reference task text text_b prefix suffix show_texts fail_above",
     "--exposure": f"exposure {_PREPARED} secrets_tried",
-    "--prepared": f"{_PREPARED} delta",
+    "--prepared": f"{_PREPARED} reference labels delta",
     "a plain --model": f"{_MODEL} {_TEXTS} reference shadows config recall neighbours neighbour_model date scores out "
     "show_texts attack fail_above",
     "RUN_DIR": "attack beside show_texts references",
 }
+# --exposure reads --max-length because a model with fewer positions than the default cannot be loaded without it.
 _EVERYWHERE = ("run_dir", "json")
 
 

@@ -2,8 +2,8 @@
 
 A sum of updates is a sum of gradients: its rows are in the span of all clients' inputs. So the exact test works as for one
 client with all of these texts, until they have more distinct inputs than the change has rows. The sum does not reveal which
-client a text belongs to. If updates were recorded, sums over 1, 2, 5 and 10 of them are also attacked: the decrease of recall
-shows how much masks hide.
+client a text belongs to. Where single updates were recorded, the attack is made again as the server that reads them: it also
+attacks sums over 1, 2, 5 and 10 of them (`by_cohort`), and the decrease of recall shows how much masks hide.
 
 Recall is over the texts of the clients in a sum, if these are known: a server knows its cohort, and public coins let the scorer
 draw it again. Otherwise recall is over the texts of all clients, and is bounded by the texts in the sum.

@@ -28,8 +28,9 @@ class Inapplicable(UsageError):  # noqa: N818 - a fact, no fault
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an audit. references: shadow adapters; significance: of all lower bounds together; max_rounds: the number
-    of rounds, evenly spaced, that attacks on rounds use; all if None.
+    """The settings of an audit. references: shadow adapters; significance: of all findings together, and of all lower bounds
+    together; max_rounds: the most rounds that an attack on rounds uses, evenly spaced, or the first ones for attacks on texts
+    and labels. None: each attack's own number.
     """
 
     references: int = 16

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+
+import torch
 
 from secure_fed.runs.recording import Recorded, Summed, Update
 from secure_fed.tensors.sums import PlainSum
@@ -51,15 +54,18 @@ class Seen:
     lr: Mapping[int, float] = field(default_factory=dict)
 
     @property
-    def written(self) -> int:
-        """The number of writes into this view's tensors, as torch counts them."""
+    def digest(self) -> str:
+        """A digest of every number in this view: with the same digest before and after an attack, it changed none of them."""
         held = [
             self.final,
             *self.states.values(),
             *(one.total for one in self.sums),
             *(one.contribution for one in self.updates),
         ]
-        return sum(part._version for tensors in held for part in tensors.parts().values())
+        found = sha256()
+        for part in (part for tensors in held for part in tensors.parts().values()):
+            found.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
 
 def seen(vantage: str, final: Tensors, recorded: Recorded | None, *, averaged: bool = False) -> Seen:

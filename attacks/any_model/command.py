@@ -59,10 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     folder = "write audit.html, a page to read, audit.json and scores.csv into this folder, readable by you alone"
     own.add_argument("--out", type=Path, metavar="DIR", help=folder)
     limit = (
-        f"exit with status {ABOVE_LIMIT} if a signal's AUC is above this, or with --prepared the bound on epsilon; with "
+        f"exit with status {ABOVE_LIMIT} if the audit's figure is above X: auc; epsilon with --prepared; exposure with "
+        "--exposure; extracted with --extract; advantage with --attribute; gain with --share; rate with --lying. With "
         f"{CANNOT_TELL} if the audit cannot tell"
     )
-    own.add_argument("--fail-above", metavar="auc=X|epsilon=X", help=limit)
+    own.add_argument("--fail-above", metavar="NAME=X", help=limit)
 
 
 def require_run(chosen: argparse.Namespace) -> None:

@@ -6,7 +6,6 @@ off, is a reference without further cost.
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from attacks.any_model.apart import require_apart, require_different
+from attacks.any_model.classes import in_order
 from attacks.any_model.likelihood import losses_of, tokens_of
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, DataError, ModelError
-from secure_fed.export.model_card import LABELS
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
@@ -149,9 +148,7 @@ def _parts(asked: Asked, task: Task) -> list[Rows]:
     """The rows of each file, with the same label numbers."""
     tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
     learned = Vocabulary(asked.classes, tuple(map(str, asked.classes)))
-    classes = _classes(
-        asked, task, learned if asked.classes else task.classes([one for some in tables for one in some])
-    )
+    classes = in_order(asked, learned if asked.classes else task.classes([one for some in tables for one in some]))
     return [task.rows(some, classes) for some in tables]
 
 
@@ -192,38 +189,6 @@ def _joined(members: Rows, others: Rows | None = None) -> Rows:
         return members
     second = members.text_b + (others.text_b or ()) if members.text_b is not None else None
     return Rows(members.text + others.text, members.label + others.label, members.label_names, second)
-
-
-def _classes(asked: Asked, task: Task, learned: Vocabulary) -> Vocabulary:
-    """The classes in the order of the model's outputs: as given, else as the model's configuration names them, else sorted."""
-    if not learned.values:
-        return learned
-    order = asked.labels or (_named(asked.model) if asked.adapter is None else _noted(asked.adapter))
-    written = {str(value): value for value in learned.values}
-    if not set(written) <= set(order):
-        if asked.labels:
-            missing = sorted(set(written) - set(order))[0]
-            raise ModelError(
-                f"--labels leaves out {missing!r}, which the texts have: name every class in the model's order"
-            )
-        return learned
-    return Vocabulary(tuple(written.get(name, name) for name in order), tuple(order))
-
-
-def _named(name: str) -> tuple[str, ...]:
-    import transformers
-
-    with quiet(), explained(name):
-        names: dict[int, str] = transformers.AutoConfig.from_pretrained(locate(name)).id2label or {}
-    return tuple(names[number] for number in sorted(names))
-
-
-def _noted(adapter: Path) -> tuple[str, ...]:
-    """The class names that this project's runs store beside an adapter; empty for other adapters."""
-    try:
-        return tuple(map(str, json.loads((adapter / LABELS).read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError):
-        return ()
 
 
 def _require_head(name: str, task: Task, label_names: Sequence[str]) -> None:

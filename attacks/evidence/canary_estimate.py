@@ -54,7 +54,7 @@ class Estimate:
 
 
 def estimates(null: Null, members: NDArray[np.bool_], delta: float, releases: int | None = None) -> list[Estimate]:
-    """The estimates that `null` permits. releases: the run's number of releases, if it exceeds the rounds in `null`."""
+    """The estimates that `null` permits. releases: the run's number of releases; None: the rounds in `null`."""
     if not 0 < delta < 1 or not members.any():
         return []
     found = [Estimate("independent", independent(null.tails[members], delta))]

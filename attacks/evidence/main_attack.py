@@ -1,8 +1,8 @@
 """The choice of the main attack, and the share of the significance that each attack is tested at.
 
 The choice depends on public facts and on which attacks could be made, and on no score: the first of `ORDER` that could be made
-on the run, at its weakest vantage, else the first of the catalogue. Whether an attack can be made depends only on the method,
-the canaries, the unit and the recording.
+on the run, at its weakest vantage, else the first of the catalogue. Whether an attack can be made depends on the run's
+settings, its number of clients, its recording and the references.
 
     canaries of random direction, clients by secret coins,
     rounds recorded                                           canary_likelihood, the most powerful test where it applies

@@ -29,7 +29,7 @@ def log_likelihoods(model: Any, ids: Tensor, labels: Tensor) -> Floats:
 
 
 def of_texts(model: Any, tokenizer: Any, texts: Sequence[str]) -> Floats:
-    """(texts,) the log-likelihood of each: minus log Pr, the log-perplexity of Carlini et al. 2019 (section 4.1), in nats."""
+    """(texts,) the log-likelihood of each, in nats: minus the log-perplexity of Carlini et al. 2019 (section 4.1)."""
     read = [tokenizer(text)["input_ids"] for text in texts]
     by_length = sorted(range(len(read)), key=lambda index: len(read[index]))
     found = np.zeros(len(read))

@@ -39,10 +39,11 @@ def attribute(subject: Subject, name: str) -> Attribute:
     values = tuple(sorted(set(written)))
     if not 2 <= len(values) <= MOST_VALUES:
         raise UsageError(f"{name!r} has {len(values)} values: an attribute to guess must have from 2 to {MOST_VALUES}")
-    for row, (text, value) in enumerate(zip(subject.texts.plain, written, strict=True)):
+    for index, (text, value) in enumerate(zip(subject.texts.plain, written, strict=True)):
         if not _place(value).search(text):
             raise DataError(
-                f"row {row} does not contain its {name}, {value!r}: the text must contain it, so that it can be replaced"
+                f"the text of {_row(index, subject.texts.members)} does not contain its {name}, {value!r}, and so it cannot be "
+                f"replaced: remove the row, or set --text to a column that contains the {name}"
             )
     return Attribute(name, values, np.array([values.index(value) for value in written]))
 
@@ -77,6 +78,11 @@ def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
         "verdict": _verdict(rows),
         "sentences": _sentences(found.name, rows),
     }
+
+
+def _row(index: int, members: int) -> str:
+    """A row of one of the two files, counted from 1."""
+    return f"row {index + 1} of --members" if index < members else f"row {index + 1 - members} of --non-members"
 
 
 def _place(value: str) -> re.Pattern[str]:

@@ -1,7 +1,7 @@
 """The audit of a share: the share of a client's texts that contain a word, guessed by a server from the client's update.
 
 The server follows the protocol, knows what it sent, and reads single updates. It simulates clients with test texts, trains them
-as the run's clients train, and learns from their updates (`share`). Then it guesses the share of every client of the run.
+as the run's clients train, and learns from their updates (`share`). Then it guesses the shares of at most 60 clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ Say = Callable[[str], None]
 
 
 def audited(run_dir: Path, word: str, say: Say, seed: int = 0) -> dict[str, Any]:
-    """The audit of a finished run: guesses of its clients' shares from the last round, beside the public share."""
+    """The audit of a finished run: guesses of its clients' shares, beside the public share.
+
+    Every client trains once more: from the final tensors, with the number and the learning rate of the last round.
+    """
     target = opened(run_dir)
     server = _server(LyingServer(target.assembly, target.final.round - 1, target.final.tensors))
     problem, rng = target.assembly.problem, np.random.default_rng(seed)

@@ -13,7 +13,10 @@ from secure_fed.errors import UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
     own = parser.add_argument_group("a share of a client's texts")
-    what = "guess from each client's update in the last round of RUN_DIR which share of its texts contain this word"
+    what = (
+        "guess which share of a client's texts contain this word, from an update that each of at most 60 clients of RUN_DIR "
+        "makes from the final model"
+    )
     own.add_argument("--share", metavar="WORD", help=what)
 
 

@@ -77,7 +77,9 @@ def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -
 
 
 def _server(path: Path) -> LyingServer:
-    """The vantage in the last round of a finished run, or in the second round of a configured run."""
+    """The vantage in the last round of a finished run, repeated from its final tensors, or in the second round of a configured
+    run.
+    """
     from attacks.adversary.active import LyingServer
     from attacks.adversary.target import opened
     from secure_fed.config import RunConfig

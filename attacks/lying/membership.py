@@ -4,9 +4,9 @@ After Nguyen et al. 2023 (active membership inference, AMI: a unit whose gradien
 batch). Deviation: their two ReLU layers are one window of tanh here, along Fisher's direction between the target and public
 texts, so that other texts lie where tanh is flat.
 
-The score is the distance that the update moved the units along the target. It is compared with the scores of `NULLS` simulated
-clients with public texts only: the verdict is "member" if it is above all of them. A client without the target, whose texts are
-like the public ones, gets this verdict with a probability of at most 1 / (NULLS + 1).
+The score is the squared distance that the update moved the units along the target. It is compared with the scores of `NULLS`
+simulated clients with public texts only: the verdict is "member" if it is above all of them. A client without the target, whose
+texts are like the public ones, gets this verdict with a probability of at most 1 / (NULLS + 1).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 train.jsonl            for the training, wherever it happens
 candidates.jsonl       for the audit: in the training or not, by a coin each; do not give it to anybody who trains
 secrets.jsonl          the names and secrets of planted sentences, in the same order; for the audit too
-prepared.json          how to read both, and the SHA-256 of each and of the sealed truth: publish it with the training file
+prepared.json          how to read them, and the SHA-256 of each and of the sealed truth: publish it with the training file
 private/truth.json     the coins, sealed: readable by its owner alone, needed only by the audit
 """
 

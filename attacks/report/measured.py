@@ -20,6 +20,7 @@ _OWN = {  # shown first, in this order
     "baseline_recall": "recall with position of common words",
 }
 _INSIDE = ("most_exposed", "most_exposed_guess", "all_rounds", "matching")
+BY_COHORT = "by_cohort"  # recall by the number of clients in a sum
 
 
 def measured(cell: Cell) -> list[tuple[str, str]]:
@@ -29,7 +30,17 @@ def measured(cell: Cell) -> list[tuple[str, str]]:
         for name in _INSIDE
         for own, value in _numbers_in(row(cell.measured.get(name)))
     ]
-    return [*_numbers_in(cell.measured), *inside]
+    return [*_numbers_in(cell.measured), *inside, *_by_cohort(row(cell.measured.get(BY_COHORT)))]
+
+
+def _by_cohort(recalls: Row) -> list[tuple[str, str]]:
+    """The recall from sums over different numbers of clients."""
+    noun = {"1": "client"}
+    return [
+        (f"recall with position, {clients} {noun.get(clients, 'clients')} in a sum", percent(found))
+        for clients, value in recalls.items()
+        if (found := number(value)) is not None
+    ]
 
 
 def _numbers_in(figures: Row) -> list[tuple[str, str]]:

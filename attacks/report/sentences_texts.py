@@ -8,6 +8,7 @@ from attacks.evidence import attempts
 from attacks.evidence.attempts import Attempt, How, Named
 from attacks.report import readback
 from attacks.report.audited import Audit, Cell
+from attacks.report.measured import BY_COHORT
 from attacks.report.wording import who
 from secure_fed.report.formatting import counted, percent
 
@@ -45,11 +46,14 @@ def short(cell: Cell) -> str:
 
 
 def _once(audit: Audit) -> list[Cell]:
-    """The cells of attacks on texts, without repetitions of the same figures by stronger adversaries."""
+    """The cells of attacks on texts, without repetitions of the same figures by stronger adversaries. Figures by cohort are not
+    compared: they have no sentence.
+    """
     found: dict[tuple[str, str], Cell] = {}
     for cell in sorted(audit.cells, key=lambda cell: audit.rank(cell.vantage)):
         if readback.attempts(cell):
-            found.setdefault((cell.attack, repr(cell.measured)), cell)
+            figures = {name: value for name, value in cell.measured.items() if name != BY_COHORT}
+            found.setdefault((cell.attack, repr(figures)), cell)
     return list(found.values())
 
 

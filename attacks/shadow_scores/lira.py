@@ -17,11 +17,11 @@ A unit's own distance d = mu_in - mu_out is also noisy. The attack shrinks it (e
 
     m + (d - m) t^2 / (t^2 + e),   e = e_in + e_out,
 
-where m is the mean distance of all units, e_in and e_out are the variances of the two means (the pooled variance divided by the
-number inside or outside), and t^2 is the variance of the distances over units beyond the mean of e. The reduction of d is split
-between the two means in the ratio of e_in to e_out, so the less certain mean moves more. Only references enter this. With many
-references e vanishes and the formula above remains. Shrinking helps with few references and never harms
-(`tests/attacks/test_lira.py`).
+where m is the mean distance of the units with references on both sides, e_in and e_out are the variances of the two means (the
+pooled variance divided by the number inside or outside), and t^2 is the variance of the distances over units beyond the mean of
+e. The reduction of d is split between the two means in the ratio of e_in to e_out, so the less certain mean moves more. Only
+references enter this. With many references e vanishes and the formula above remains. Shrinking helps with few references and
+never harms (`tests/attacks/test_lira.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def online(
 
     For a unit that is inside of none (or of all) references, the missing mean is the other one plus or minus the mean distance
     over all other units. pooled: whether variances are pooled; None: by the number of references. shrunk: whether distances of
-    means are shrunk; the paper's score does neither.
+    means are shrunk; the paper's Algorithm 1 does neither.
     """
     require_references(phi, reference_phi, inside)
     mean_in, mean_out = _shrunk(reference_phi, inside) if shrunk else _completed(reference_phi, inside)

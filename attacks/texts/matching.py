@@ -6,9 +6,9 @@ text minimise
 
     1 - cos(g(e), -update) + PULL mean_i (|e_i| - mean |embedding|)^2
 
-with Adam, keeping the best of a few random starts; each position then takes the nearest token. Length and label are given.
-Attention must be differentiable twice, so its plain kernel is used. This is far weaker than the exact test: it recovers short
-texts, one at a time, and mostly loses the order of tokens.
+(cos: the mean of the cosines of all tensors) with Adam, keeping the best of a few random starts; each position then takes the
+nearest token. Length and label are given. Attention must be differentiable twice, so its plain kernel is used. This is far
+weaker than the exact test: it recovers short texts, one at a time, and mostly loses the order of tokens.
 """
 
 from __future__ import annotations

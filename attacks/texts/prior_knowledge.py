@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,12 @@ from attacks.texts.recovery import Recovery, recover
 from attacks.texts.span import Key
 from attacks.texts.token_scores import CERTAIN, Common, known_tokens, score, texts_of, truth_of
 from secure_fed.learning.models.adapters.lora import LoraAdapter
-from secure_fed.learning.training.schedule import planned_steps
+from secure_fed.learning.training.private_steps import batch_sampler
+from secure_fed.learning.training.schedule import Falling, planned_steps
+from secure_fed.rounds.masked.encoding import Rounded
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.recording import Summed, Update
+from secure_fed.tensors.tensors import Layout
 
 POSITIONS = 128
 _SEEN_TEXTS = 500
@@ -26,8 +30,8 @@ _SEEN_TEXTS = 500
 class PriorKnowledge:
     """first: the layers whose inputs are searched. known: tokens in every batch. special: tokens that do not count.
 
-    scale: s of W + s B A. each: the most texts in a local batch. length: of a usual public text, in tokens. common: the common
-    tokens of public texts, to compare guesses with.
+    scale: s of W + s B A. each: the most texts in a client's `training.steps`; without this setting, in one batch. length: of a
+    usual public text, in tokens. common: the common tokens of public texts, to compare guesses with.
     """
 
     case: Case
@@ -42,11 +46,12 @@ class PriorKnowledge:
     def sent(self, one: Update) -> Sent:
         """An update and the state where it started."""
         step, times = adamw_step(self.case, one), faster(self.case.assembly)
-        return Sent(one.contribution, self.before(one.round), update_noise(self.case), step=step, faster=times)
+        noise = update_noise(self.case, _units(self.case, one.client), one.round)
+        return Sent(one.contribution, self.before(one.round), noise, step=step, faster=times)
 
     def summed(self, one: Summed) -> Sent:
         """A sum and the state where it started."""
-        noise = math.hypot(sum_noise(self.case, one.clients), grid_noise(self.case, one.clients))
+        noise = math.hypot(sum_noise(self.case, one), grid_noise(self.case, one))
         return Sent(one.total, self.before(one.round), noise, one.clients)
 
     def recovered(self, batches: Sequence[Sequence[Sent]], clients: int = 1) -> list[Recovery]:
@@ -106,24 +111,50 @@ def prior_knowledge(case: Case) -> PriorKnowledge:
     )
 
 
-def update_noise(case: Case) -> float:
-    """The standard deviation of the noise on a coordinate of an update, which the server knows from the settings."""
+def update_noise(case: Case, units: int, round_: int) -> float:
+    """The standard deviation of the known noise on a coordinate of an update: that which the client adds to the update, or
+
+        lr length(T) z C / (q n)
+
+    from the noise z C in each of T steps of SGD on a client with n `units`, q n of which are expected in a step. The effect of
+    noise on later gradients is not counted. The head's last layer, whose rate differs, is not searched for texts.
+
+    0 for noise in steps of AdamW, which is unknown: a step is divided by the size of its gradient, noise included, so that the
+    noise in it depends on gradients that the server does not see. The exact test then counts rounding alone, and is applied
+    only if it finds the tokens that are in every text (`recovery`).
+    """
     protection, training = case.assembly.protection, case.assembly.config.training
     if protection.placement.own_noise:
         return protection.contribution_mechanism.std(protection.clip_norm)
-    if protection.placement.step_noise:  # noise of every step, each divided by the expected batch
-        lr = max(case.seen.lr.values(), default=training.rate)
-        steps = math.sqrt(training.steps or training.epochs)
-        return lr * steps * protection.mechanism.std(protection.clip_norm) / training.batch
-    return 0.0
+    if not units or not protection.placement.step_noise or training.optimizer != "sgd":
+        return 0.0
+    falling = Falling(training, round_, case.assembly.config.federation.rounds)
+    length = case.seen.lr.get(round_, training.rate) * _length(falling, planned_steps(units, training))
+    return length * protection.mechanism.std(protection.clip_norm) / batch_sampler(units, training).expected
+
+
+def _units(case: Case, client: str) -> int:
+    """The number of a client's examples, or of the groups that privacy protects; 0 for a phantom."""
+    parts = case.assembly.problem
+    return dict(zip(parts.names, parts.units, strict=True)).get(client, 0)
+
+
+def _length(falling: Falling, steps: int) -> float:
+    """length(T) = sqrt(sum_t (sum_{s >= t} f_s m^(s - t))^2): the change by T independent gradients of variance one, in SGD
+    with momentum m, whose rate in step s is f_s times the round's.
+    """
+    reach, square = 0.0, 0.0
+    for step in reversed(range(steps)):
+        reach = falling.left(step / steps) + falling.settings.momentum * reach
+        square += reach**2
+    return math.sqrt(square)
 
 
 def adamw_step(case: Case, one: Update) -> float:
     """The learning rate of an update made by one step of AdamW; 0 for other updates."""
-    training, parts = case.assembly.config.training, case.assembly.problem
-    sizes = dict(zip(parts.names, map(len, parts.train), strict=True))
+    training = case.assembly.config.training
     plain = training.optimizer == "adamw" and not training.weight_decay
-    if not plain or planned_steps(sizes.get(one.client, 0), training) != 1:
+    if not plain or planned_steps(_units(case, one.client), training) != 1:
         return 0.0
     return case.seen.lr.get(one.round, training.rate)
 
@@ -133,22 +164,30 @@ def faster(assembly: Assembly) -> dict[str, float]:
     return dict.fromkeys(assembly.problem.last, assembly.config.training.head_times)
 
 
-def sum_noise(case: Case, clients: int) -> float:
-    """The noise of a sum of `clients` updates, before the server's own noise."""
+def sum_noise(case: Case, one: Summed) -> float:
+    """The noise of a sum of updates, before the server's own noise. Shares of noise include their rounding.
+
+    Which clients are in a sum may be unknown, so the variance of noise in their steps is the mean over all clients.
+    """
     protection = case.assembly.protection
     if protection.shares is not None:
-        size = sum(tensor.numel() for tensor in case.assembly.initial.tensors.dense().parts().values())
-        return protection.shares.std(protection.clip_norm, size, clients)
-    return update_noise(case) * math.sqrt(clients)
+        return protection.shares.std(protection.clip_norm, Layout.of(one.total).size, one.clients)
+    counts = Counter(case.assembly.problem.units)
+    variance = sum(clients * update_noise(case, units, one.round) ** 2 for units, clients in counts.items())
+    return math.sqrt(one.clients * variance / counts.total())
 
 
-def grid_noise(case: Case, clients: int) -> float:
-    """The noise of rounding `clients` contributions to the grid of a masked sum."""
-    settings = case.assembly.config.secure_aggregation
-    if not settings.enabled:
+def grid_noise(case: Case, one: Summed) -> float:
+    """The noise of rounding contributions to the grid of the run's masked sums: uniform, of variance w^2 / 12 for each, with w
+    the width of the grid. 0 without masks, and with shares of noise (`sum_noise`).
+    """
+    masks = case.assembly.masks
+    if masks is None:
         return 0.0
-    bound = min(settings.range, case.assembly.protection.clip_norm)
-    return 2 * bound * clients / 2.0**settings.bits * math.sqrt(clients / 12)
+    encoding = masks.sums.terms.encoding(Layout.of(one.total).size, case.assembly.protection.clip_norm)
+    if not isinstance(encoding, Rounded):
+        return 0.0
+    return encoding.most / encoding.codec.scale * math.sqrt(one.clients / 12)
 
 
 def _shown(case: Case) -> list[Any]:

@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
             ["audit", "run", "--members", "x"],
             "--members goes with --attribute or a plain --model, and not with RUN_DIR",
         ),
-        (["audit", "run", "--reference", "x"], "--reference goes with --extract or --exposure or --prepared"),
+        (["audit", "run", "--reference", "x"], "--reference goes with --extract or --prepared or a plain --model"),
         (audit(folder, "members", "--delta", "0.1"), "--delta goes with --prepared, and not with a plain --model"),
         (audit(folder, "members", "--references", "4"), "--references goes with RUN_DIR, and not with a plain --model"),
         (audit(folder, "members", "--recall", "x"), "--recall is for language models, and the task is classification"),

@@ -115,13 +115,29 @@ def test_a_pipeline_learns_by_the_exit_status_that_the_audit_cannot_tell(
 
 
 def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_town = [{"text": f"number {at} lives in Cork."} for at in range(12)]
     hidden = tmp_path / "hidden.jsonl"
     hidden.write_text("".join(json.dumps({**row, "town": "Derry"}) + "\n" for row in records(12, 0)))
+    astray = tmp_path / "astray.jsonl"
+    astray.write_text(
+        "".join(json.dumps({**row, "town": ("Cork", "Derry")[at == 2]}) + "\n" for at, row in enumerate(one_town))
+    )
     for arguments, said in (
         (audit(place, "fresh", "--fail-above", "auc=1"), "with --attribute give advantage="),
         (audit(place, "fresh", "--attribute", "text"), "an attribute to guess must have from 2 to 50"),
         (audit(place, "fresh", "--attribute", "city"), "has no column 'city'"),
-        (audit(place, "fresh", "--members", str(hidden)), "does not contain its town, 'Derry'"),
+        (
+            audit(place, "fresh", "--members", str(hidden)),
+            "the text of row 1 of --members does not contain its town, 'Derry'",
+        ),
+        (
+            audit(place, "fresh", "--non-members", str(astray)),
+            "the text of row 3 of --non-members does not contain its town, 'Derry', and so it cannot be replaced: remove",
+        ),
+        (
+            audit(place, "fresh", "--labels", "a,b"),
+            "--labels is 'a,b', but the task causal_lm has no classes: leave it out",
+        ),
         (audit(place, "fresh")[:5], "--non-members is missing"),
         (["audit", "run", "--attribute", "town"], "--model is missing"),
         (audit(place, "fresh", "--scores", "x"), "--scores goes with a plain --model, and not with --attribute"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import runpy
@@ -9,13 +10,16 @@ import shutil
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attacks.catalogue import ATTACKS
-from attacks.command import REFERENCES, affordable, main, side_by_side, written
+from attacks.command import REFERENCES, add_arguments, affordable, main, side_by_side, written
+from attacks.inference.share_audit import CLIENTS
+from attacks.limits import ABOVE_LIMIT, CANNOT_TELL
 from attacks.report.page import plots
 from attacks.report.sweep import sentence, swept
 from secure_fed.commands import cli
@@ -282,6 +286,10 @@ def test_an_attack_alone_writes_nothing(run_dir: Path, capsys: pytest.CaptureFix
         (["--attack", "lyra"], "'lyra'"),
         (["--references", "1"], "--references is 1"),
         (["--references", "-3"], "--references is -3"),
+        (
+            ["--attack", "loss", "--attack", "round_losses", "--references", "8"],
+            "--references is 8, but no reference is trained for loss, round_losses: leave it out",
+        ),
         (["--attack", "loss", "--beside", "nowhere"], "nowhere"),
     ],
 )
@@ -355,6 +363,26 @@ def test_an_attack_asked_for_twice_is_made_once(run_dir: Path, capsys: pytest.Ca
     found = audit(run_dir, capsys, "--attack", "loss", "--attack", "loss")
     assert len(found["attacks"]) == 1
     assert len(found["cells"]) == 4
+
+
+def test_the_help_names_every_limit_and_default() -> None:
+    parser = argparse.ArgumentParser(
+        prog="secure-fed audit", formatter_class=partial(argparse.HelpFormatter, width=1000)
+    )
+    add_arguments(parser)
+    shown = parser.format_help()
+    assert "--fail-above NAME=X" in shown
+    limits = ("auc", "epsilon with --prepared", "exposure with --exposure", "extracted with --extract")
+    limits += ("advantage with --attribute", "gain with --share", "rate with --lying")
+    assert (
+        f"exit with status {ABOVE_LIMIT} if the audit's figure is above X: {'; '.join(limits)}. With {CANNOT_TELL} if"
+        in shown
+    )
+    assert f"each of at most {CLIENTS} clients of RUN_DIR makes from the final model" in shown
+    assert (
+        "at most 16, and 0 if these are fewer than 4; 16 where --attack names an attack with references; 0: none"
+        in shown
+    )
 
 
 def test_references_are_trained_unasked_only_while_that_is_quick() -> None:

@@ -303,6 +303,7 @@ def test_the_base_of_an_adapter_is_a_control(
 
 def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(untrained(tokenizer_of(["other words entirely"])), tokenizer_of(["other words entirely"]), tmp_path / "other")
+    exposure = ["audit", "--model", str(place / "tuned"), "--prepared", "x", "--exposure"]
     for arguments, said in (
         (extract(place, "tuned", "--prefix", "0"), "--prefix is 0"),
         (extract(place, "tuned", "--suffix", "120"), "none of the 10 texts has 8 + 120 tokens"),
@@ -318,6 +319,14 @@ def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: 
         (extract(place, "nowhere"), "nowhere', but there is no such folder"),
         (["audit", "run", "--extract", "x"], "not of a RUN_DIR"),
         (["audit", "--model", str(place / "tuned"), "--exposure"], "name its folder with --prepared"),
+        (
+            [*exposure, "--reference", "gpt2"],
+            "--reference goes with --extract or --prepared or a plain --model, and not with --exp",
+        ),
+        (
+            [*exposure, "--labels", "a"],
+            "--labels goes with --attribute or --prepared or a plain --model, and not with --exposure",
+        ),
     ):
         assert main(arguments) == 2, arguments
         told = capsys.readouterr().err

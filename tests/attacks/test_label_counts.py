@@ -64,6 +64,8 @@ def test_the_scale_matters() -> None:
     [
         ({"training__optimizer": "adamw"}, "plain SGD"),
         ({"training__momentum": 0.9}, "plain SGD"),
+        ({"training__max_grad_norm": 0.01}, r"training\.max_grad_norm is 0\.01; leave it out"),
+        ({"training__proximal": 40.0}, r"training\.proximal is 40: set it to 0"),
         ({"method__personal": ("classifier.*",)}, "bias"),
     ],
 )

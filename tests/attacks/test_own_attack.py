@@ -101,7 +101,10 @@ WRONG = {
     "import numpy as np; return Finding(scores=np.array(['a', 'b', 'c']))": "returned scores that are <U1",
     "import numpy as np; return Finding(measured={'a': np.float32(1)})": "returned measured that is no JSON",
     "return Finding()": "returned a Finding without scores and without measured",
-    "case.seen.final.tensor('w').fill_(7.0); return Finding(measured={'a': 1})": "writes into tensors of case.seen",
+    **{
+        f"case.seen.final.tensor('w'){write}; return Finding(measured={{'a': 1}})": "writes into tensors of case.seen"
+        for write in (".fill_(7.0)", ".numpy()[0] = 7", ".data.fill_(3)")
+    },
 }
 
 

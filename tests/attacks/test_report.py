@@ -78,6 +78,11 @@ def test_the_verdict_that_the_audit_carries_is_the_one_that_is_shown(protected: 
     assert "All is well" not in outlined(odd).text
 
 
+def test_the_bounds_of_a_run_without_a_delta_are_at_zero(unprotected: Audit, protected: Audit, undrawn: None) -> None:
+    assert "delta of lower bounds 0 " in outlined(unprotected).text
+    assert "delta of lower bounds 1e-05 " in outlined(protected).text
+
+
 def epsilons(audit: Audit) -> dict[str, str]:
     """The first screen's bars of epsilon: names and what stands beside them."""
     described = re.search(r'aria-label="epsilon allowed and epsilon shown"[^>]*><desc>(.*?)</desc>', paged(audit))

@@ -8,6 +8,13 @@ import pytest
 
 from attacks import sum_inversion
 from attacks.adversary.case import Case, Inapplicable, Settings
+from attacks.adversary.target import Target
+from attacks.audit import audited
+from attacks.report import page
+from attacks.report.reading import read
+from attacks.report.sentences_texts import texts
+from secure_fed.methods.method import State
+from secure_fed.runs.recording import Recorded
 from tests.attacks.federations import case
 
 
@@ -22,6 +29,20 @@ def test_the_sum_of_two_is_inverted_as_a_batch_of_two() -> None:
     assert found["sums"] == 2
     assert found["per_sum"][0]["bag_recall"] == 1.0
     assert "by_cohort" not in found  # behind masks single updates are not seen
+
+
+def test_an_audit_of_recorded_updates_shows_the_recall_by_cohort() -> None:
+    """The server that reads single updates has the figures of the sum once more, with the recall by cohort beside them."""
+    pair = case(clients=2, method__rank=32)
+    recorded = Recorded(pair.seen.states, pair.seen.updates, lr=pair.seen.lr)
+    final = State(pair.seen.final, round=2)
+    audit = audited(Target(pair.assembly, final, recorded, {}), ["sum_inversion"], Settings(references=0))
+    behind, single = (cell["measured"] for cell in audit["cells"] if cell["vantage"] in ("secure_server", "server"))
+    assert single == behind | {"by_cohort": {"1": 1.0, "2": behind["recall"]}}
+    html = page.page(audit)
+    assert "recall with position, 1 client in a sum 100.0 %" in html
+    assert "recall with position, 2 clients in a sum " in html
+    assert texts(read(audit)).count(" named ") == 1, "equal figures of two adversaries have one sentence"
 
 
 @pytest.mark.nightly

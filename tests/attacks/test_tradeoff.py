@@ -13,7 +13,7 @@ from attacks.evidence.tradeoff import Gaussian, area, rate, sampled_gaussian
 from privacy import accounting
 from tests.cells import chosen
 
-DEMO = {"noise_multiplier": 0.5583, "sampling_rate": 0.05, "releases": 20, "delta": 1e-5}
+SAMPLED = {"noise_multiplier": 0.5583, "sampling_rate": 0.05, "releases": 20, "delta": 1e-5}
 
 
 @pytest.mark.parametrize(("z", "q", "count"), [(0.5583, 0.05, 20), (1.0, 1.0, 5), (2.0, 0.3, 40), (1.2, 0.02, 300)])
@@ -22,7 +22,8 @@ def test_its_epsilon_is_the_accountants(z: float, q: float, count: int) -> None:
     assert sampled_gaussian(z, q, count).epsilon(1e-5) == pytest.approx(expected, rel=1e-2)
 
 
-def test_golden_numbers_of_the_demo() -> None:
+def test_golden_numbers_of_a_gaussian_over_poisson_samples() -> None:
+    """Noise .5583 over samples of rate .05, in 20 rounds: the example of docs/audit.md."""
     curve = sampled_gaussian(0.5583, 0.05, 20)
     assert curve.epsilon(1e-5) == pytest.approx(7.97, abs=0.01)
     assert curve.area == pytest.approx(0.66, abs=0.005)
@@ -74,18 +75,18 @@ def test_the_area_of_epsilon_and_delta_is_the_integral_of_its_rates(epsilon: flo
 
 
 def test_the_mechanisms_curve_is_taken_only_if_the_accounted_epsilon_is_its_own() -> None:
-    own = allowed(DEMO, 7.966)
+    own = allowed(SAMPLED, 7.966)
     assert own["by"] == "mechanism"
     assert own["auc"] == pytest.approx(0.66, abs=0.005)
     assert own["tpr_at_fpr"]["0.01"] == pytest.approx(0.088, abs=0.001)
-    for other in (allowed(DEMO, 5.0), allowed({**DEMO, "noise_multiplier": None}, 7.966)):
+    for other in (allowed(SAMPLED, 5.0), allowed({**SAMPLED, "noise_multiplier": None}, 7.966)):
         assert other["by"] == "epsilon"
-    assert allowed(DEMO, 65.0)["auc"] == pytest.approx(1.0)
+    assert allowed(SAMPLED, 65.0)["auc"] == pytest.approx(1.0)
 
 
 def test_one_gaussian_for_the_whole_run_allows_what_its_mu_says_and_not_what_coins_would() -> None:
-    """The demo in turn: its sampling rate and number of rounds would be those of coins, at an epsilon of their own."""
-    mu, said = 1 / 0.6, {**DEMO, "noise_multiplier": 0.6, "privacy": {"gaussian_mu": 1 / 0.6}}
+    """A run in a public order: its sampling rate and number of rounds would be those of coins, at an epsilon of their own."""
+    mu, said = 1 / 0.6, {**SAMPLED, "noise_multiplier": 0.6, "privacy": {"gaussian_mu": 1 / 0.6}}
     epsilon = accounting.epsilon(accounting.unamplified(0.6), 1, 1e-5)
     assert Gaussian(mu).epsilon(1e-5) == pytest.approx(epsilon)
     own = allowed(said, epsilon)

@@ -54,7 +54,7 @@ def how(audit: Audit) -> str:
         ("significance of all findings, together", f"{audit.significance:g}"),
         ("significance of all lower bounds, together", f"{audit.significance:g}"),
         ("numbers tested", number(looks(audit))),
-        ("delta of lower bounds", MISSING if audit.delta is None else f"{audit.delta:g}"),
+        ("delta of lower bounds", f"{audit.delta or 0.0:g}"),
     )
     papers = ((attack.title, attack.about or MISSING) for attack in audit.attacks)
     return section(

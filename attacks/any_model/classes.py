@@ -1,0 +1,54 @@
+"""The classes of an audited model, in the order of its outputs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from secure_fed.errors import ModelError, UsageError
+from secure_fed.export.model_card import LABELS
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.models.loading import explained, quiet
+from secure_fed.learning.models.locate import locate
+
+if TYPE_CHECKING:
+    from attacks.any_model.subject import Asked
+
+
+def in_order(asked: Asked, learned: Vocabulary) -> Vocabulary:
+    """The classes in the order of the model's outputs: as given, else as the model's configuration names them, else sorted.
+
+    learned: the classes of the texts; empty for a task without classes, which refuses `--labels`.
+    """
+    if not learned.values:
+        if asked.labels:
+            given = ",".join(asked.labels)
+            raise UsageError(f"--labels is {given!r:.40}, but the task {asked.data.task} has no classes: leave it out")
+        return learned
+    order = asked.labels or (_named(asked.model) if asked.adapter is None else _noted(asked.adapter))
+    written = {str(value): value for value in learned.values}
+    if not set(written) <= set(order):
+        if asked.labels:
+            missing = sorted(set(written) - set(order))[0]
+            raise ModelError(
+                f"--labels leaves out {missing!r}, which the texts have: name every class in the model's order"
+            )
+        return learned
+    return Vocabulary(tuple(written.get(name, name) for name in order), tuple(order))
+
+
+def _named(name: str) -> tuple[str, ...]:
+    import transformers
+
+    with quiet(), explained(name):
+        names: dict[int, str] = transformers.AutoConfig.from_pretrained(locate(name)).id2label or {}
+    return tuple(names[number] for number in sorted(names))
+
+
+def _noted(adapter: Path) -> tuple[str, ...]:
+    """The class names that this project's runs store beside an adapter; empty for other adapters."""
+    try:
+        return tuple(map(str, json.loads((adapter / LABELS).read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        return ()
