@@ -2,16 +2,17 @@
 
     python benchmarks/claims.py DATA [--size longer] [--only NAME ...] [--seeds 5] [--docs docs]
     python benchmarks/claims.py DATA --only fra --arms ffa --seeds 1 --again          one cell
+    python benchmarks/claims.py DATA --size longer --only fedara --rate 3 --seed 5    another learning rate, another seed
     python benchmarks/claims.py --docs docs                                           the page, from stored runs
 
 DATA contains a folder for each data set in the claims, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Every
 configuration of a claim runs over the same seeds, and a seed draws the same partition for all of them, so that the page can
 compare them seed by seed. A finished run is a line of claims.jsonl beside this file and is not run again.
 
-The encoder is all-MiniLM-L6-v2 (the `bench` extra). There are three sizes. `reduced`, for two cores and some hours, cuts texts
-to 24 tokens and data to 4,000 texts. `longer` has four times the local steps, and a rate that falls to zero. `full`, for a GPU,
-takes all data, 128 tokens and 100 rounds. `private_clients.py` and `private_silos.py` measure the cost of privacy for each
-method.
+The encoder is all-MiniLM-L6-v2 (the `bench` extra). There are four sizes. `reduced`, for two cores and some hours, cuts texts
+to 24 tokens and data to 4,000 texts. `longer` has four times the local steps, and a rate that falls to zero. `longest` has
+three times the rounds of `longer`. `full`, for a GPU, takes all data, 128 tokens and 100 rounds. `private_clients.py` and
+`private_silos.py` measure the cost of privacy for each method.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -37,14 +38,27 @@ from timing import machine
 
 from secure_fed import Federation
 from secure_fed.config import RunConfig
+from secure_fed.methods import card
 
 SIZES = {
     "reduced": Scale(train=4000, test=500, length=24, rounds=10, steps=4, batch=8, every=5, falls="constant"),
     "longer": Scale(train=4000, test=500, length=24, rounds=20, steps=8, batch=8, every=5),
+    "longest": Scale(train=4000, test=500, length=24, rounds=60, steps=8, batch=8, every=15),
     "full": Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10),
 }
+WIDTH = 384  # of all-MiniLM-L6-v2
 STORED = Path(__file__).with_suffix(".jsonl")
 Run = dict[str, Any]
+
+
+class Cell(NamedTuple):
+    """One run. rate: times the configuration's own learning rate."""
+
+    claim: str
+    arm: str
+    size: str
+    seed: int
+    rate: float = 1.0
 
 
 def encoder() -> Path:
@@ -70,15 +84,22 @@ def configured(settings: dict[str, Any]) -> RunConfig:
     return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in settings.items()})  # type: ignore[misc]
 
 
-def measured(claim: Claim, arm: str, scale: Scale, seed: int, files: dict[str, Path]) -> Run:
+def rate_of(settings: dict[str, Any]) -> float:
+    """The learning rate of a configuration: its own, or its method's default for this encoder."""
+    return float(settings.get("training.lr", card(settings["method.name"]).lr_of(WIDTH)))
+
+
+def measured(claim: Claim, cell: Cell, scale: Scale, files: dict[str, Path]) -> Run:
     """The results of one run of a configuration: accuracies, bytes, and the means of its diagnostics over the rounds."""
+    own = claim.configurations(scale)[cell.arm]
     settings = {
         "model.name": str(encoder()),
         "model.device": "cuda" if torch.cuda.is_available() else "cpu",
         **{f"data.{split}": str(place) for split, place in files.items()},
         **scale.settings(),
-        **claim.configurations(scale)[arm],
-        "federation.seed": seed,
+        **own,
+        **({} if cell.rate == 1 else {"training.lr": cell.rate * rate_of(own)}),
+        "federation.seed": cell.seed,
     }
     result = Federation(configured(settings)).run()
     accuracies = [record["accuracy"] for record in result.records if record.get("accuracy") is not None]
@@ -92,9 +113,9 @@ def measured(claim: Claim, arm: str, scale: Scale, seed: int, files: dict[str, P
     }
 
 
-def finished(out: Path) -> dict[tuple[Any, ...], Run]:
-    """The runs in the file, by claim, configuration, size and seed; of repeated runs the last."""
-    return {tuple(run[name] for name in ("claim", "arm", "size", "seed")): run for run in lines(out)}
+def finished(out: Path) -> dict[Cell, Run]:
+    """The runs in the file; of repeated runs the last."""
+    return {Cell(**{name: run[name] for name in Cell._fields if name in run}): run for run in lines(out)}
 
 
 def kept(out: Path, line: Run) -> None:
@@ -103,20 +124,23 @@ def kept(out: Path, line: Run) -> None:
     print(f"(commonest {line['commonest']:.3f}), {line['seconds']:.0f} s", flush=True)
 
 
-def run_all(given: argparse.Namespace, size: str) -> None:
-    """Run everything seed by seed, so that early results are usable."""
-    scale = SIZES[size]
+def cells_of(given: argparse.Namespace) -> Iterator[tuple[Claim, Cell]]:
+    """Everything that was asked for, seed by seed, so that early results are usable."""
     wanted = [claim for claim in CLAIMS if not given.only or claim.name in given.only]
-    cells = ((seed, claim, arm) for seed in range(given.seeds) for claim in wanted for arm in claim.arms)
-    for seed, claim, arm in itertools.islice(cells, *given.part):
-        known = (claim.name, arm, size, seed) in finished(given.out) and not given.again
-        if not known and (not given.arms or arm in given.arms):
+    for seed in range(given.seeds) if given.seed is None else [given.seed]:
+        for claim in wanted:
+            for arm in claim.arms:
+                if not given.arms or arm in given.arms:
+                    yield claim, Cell(claim.name, arm, given.size, seed, given.rate)
+
+
+def run_all(given: argparse.Namespace) -> None:
+    scale = SIZES[given.size]
+    for claim, cell in itertools.islice(cells_of(given), *given.part):
+        if given.again or cell not in finished(given.out):
             started = time.perf_counter()
-            found = measured(claim, arm, scale, seed, texts(claim.data, scale, given.data, given.cache / size))
-            seconds = time.perf_counter() - started
-            kept(
-                given.out, {"claim": claim.name, "arm": arm, "size": size, "seed": seed} | found | {"seconds": seconds}
-            )
+            found = measured(claim, cell, scale, texts(claim.data, scale, given.data, given.cache / given.size))
+            kept(given.out, {**cell._asdict(), **found, "seconds": time.perf_counter() - started})
 
 
 def texts(name: str, scale: Scale, data: Path, cache: Path) -> dict[str, Path]:
@@ -140,6 +164,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=[claim.name for claim in CLAIMS])
     parser.add_argument("--arms", nargs="*", help="these configurations alone")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--rate", type=float, default=1.0, help="times the learning rate of every configuration")
     parser.add_argument("--size", choices=list(SIZES), default="reduced")
     parser.add_argument("--part", type=part, default="0/1", help="i/n: every n-th run, for processes side by side")
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
@@ -150,7 +176,7 @@ def main() -> None:
     if unknown := set(given.arms or ()) - {arm for claim in CLAIMS for arm in claim.arms}:
         parser.error(f"no claim has the configuration {', '.join(sorted(unknown))}")
     if given.data:
-        run_all(given, given.size)
+        run_all(given)
     if given.docs:
         from claims_report import page
 
