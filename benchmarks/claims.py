@@ -9,10 +9,10 @@ DATA contains a folder for each data set in the claims, with train.jsonl.gz and 
 configuration of a claim runs over the same seeds, and a seed draws the same partition for all of them, so that the page can
 compare them seed by seed. A finished run is a line of claims.jsonl beside this file and is not run again.
 
-The encoder is all-MiniLM-L6-v2 (the `bench` extra). There are four sizes. `reduced`, for two cores and some hours, cuts texts
-to 24 tokens and data to 4,000 texts. `longer` has four times the local steps, and a rate that falls to zero. `longest` has
-three times the rounds of `longer`. `full`, for a GPU, takes all data, 128 tokens and 100 rounds. `private_clients.py` and
-`private_silos.py` measure the cost of privacy for each method.
+The encoder is all-MiniLM-L6-v2 (the `bench` extra). There are three sizes. `reduced`, for two cores and some hours, cuts texts
+to 24 tokens and data to 4,000 texts. `longer` has four times the local steps, and a rate that falls to zero. `full`,
+for a GPU, takes all data, 128 tokens and 100 rounds. `private_clients.py` and `private_silos.py` measure the cost of privacy
+for each method.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from secure_fed.methods import card
 SIZES = {
     "reduced": Scale(train=4000, test=500, length=24, rounds=10, steps=4, batch=8, every=5, falls="constant"),
     "longer": Scale(train=4000, test=500, length=24, rounds=20, steps=8, batch=8, every=5),
-    "longest": Scale(train=4000, test=500, length=24, rounds=60, steps=8, batch=8, every=15),
     "full": Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10),
 }
 WIDTH = 384  # of all-MiniLM-L6-v2
