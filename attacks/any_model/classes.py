@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.export.model_card import LABELS
@@ -12,24 +12,22 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
 
-if TYPE_CHECKING:
-    from attacks.any_model.subject import Asked
 
-
-def in_order(asked: Asked, learned: Vocabulary) -> Vocabulary:
+def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: str, adapter: Path | None) -> Vocabulary:
     """The classes in the order of the model's outputs: as given, else as the model's configuration names them, else sorted.
 
-    learned: the classes of the texts; empty for a task without classes, which refuses `--labels`.
+    learned: the classes of the texts; empty for a task without classes, which refuses `--labels`. labels: the given order, or
+    empty.
     """
     if not learned.values:
-        if asked.labels:
-            given = ",".join(asked.labels)
-            raise UsageError(f"--labels is {given!r:.40}, but the task {asked.data.task} has no classes: leave it out")
+        if labels:
+            given = ",".join(labels)
+            raise UsageError(f"--labels is {given!r:.40}, but the task {task} has no classes: leave it out")
         return learned
-    order = asked.labels or (_named(asked.model) if asked.adapter is None else _noted(asked.adapter))
+    order = labels or (_named(model) if adapter is None else _noted(adapter))
     written = {str(value): value for value in learned.values}
     if not set(written) <= set(order):
-        if asked.labels:
+        if labels:
             missing = sorted(set(written) - set(order))[0]
             raise ModelError(
                 f"--labels leaves out {missing!r}, which the texts have: name every class in the model's order"

@@ -148,7 +148,8 @@ def _parts(asked: Asked, task: Task) -> list[Rows]:
     """The rows of each file, with the same label numbers."""
     tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
     learned = Vocabulary(asked.classes, tuple(map(str, asked.classes)))
-    classes = in_order(asked, learned if asked.classes else task.classes([one for some in tables for one in some]))
+    learned = learned if asked.classes else task.classes([one for some in tables for one in some])
+    classes = in_order(learned, asked.labels, task=asked.data.task, model=asked.model, adapter=asked.adapter)
     return [task.rows(some, classes) for some in tables]
 
 

@@ -244,7 +244,9 @@ def test_lists_of_those_who_have_dealt() -> None:
         "leaves this client out, or has another choice of neighbours",
         lambda dealt, own, _: dealt.update({VICTIM: bytes(32)}),
     )
-    check("leaves this client out, or has another choice of neighbours", lambda dealt, own, _: dealt.__delitem__(VICTIM))
+    check(
+        "leaves this client out, or has another choice of neighbours", lambda dealt, own, _: dealt.__delitem__(VICTIM)
+    )
     check(
         "client 4 is listed as having dealt shares but was not invited", lambda dealt, *_: dealt.update({4: bytes(32)})
     )
