@@ -120,10 +120,15 @@ class Budget:
 
     def holds(self, costs: Iterable[Cost]) -> bool:
         """Whether the sums of these costs are within the limits, up to `TOLERANCE`."""
-        sums = self.sums(costs)
-        return all(
-            total <= limit * (1 + TOLERANCE) and total < math.inf
-            for total, limit in zip(sums, self.limits, strict=True)
+        return not self.exceeded(costs)
+
+    def exceeded(self, costs: Iterable[Cost]) -> tuple[str, ...]:
+        """The names of the limits that the sums of these costs exceed: "epsilon", "delta", or "RDP"."""
+        names = ("epsilon", "delta") if self.order is None else ("RDP",)
+        return tuple(
+            name
+            for name, total, limit in zip(names, self.sums(costs), self.limits, strict=True)
+            if not (total <= limit * (1 + TOLERANCE) and total < math.inf)
         )
 
     def left(self, costs: Iterable[Cost]) -> tuple[float, ...]:
@@ -152,6 +157,15 @@ class Budget:
     def _conversion(self, order: float) -> float:
         """epsilon - rho."""
         return (-math.log(self.delta or 1.0) - math.log(order)) / (order - 1) + math.log1p(-1 / order)
+
+
+def remedy(exceeded: Iterable[str]) -> str:
+    """The settings to change where a run exceeds these limits. Lower epsilon or fewer rounds do not lower its delta."""
+    names = set(exceeded)
+    cheaper = (
+        ["lower privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier"] if names - {"delta"} else []
+    )
+    return "; ".join([*cheaper, *(["lower privacy.delta"] if "delta" in names else [])])
 
 
 def _check_number(name: str, value: float) -> None:

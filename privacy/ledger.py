@@ -34,7 +34,7 @@ from privacy import chain
 from privacy.book import FORMAT, Head, words_of
 from privacy.chain import Row
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
-from privacy.filters import Budget, Composition, Cost
+from privacy.filters import Budget, Composition, Cost, remedy
 from privacy.heads import Heads
 from privacy.journal import Journal, now
 from privacy.units import Unit, Units
@@ -156,8 +156,12 @@ class Ledger:
 
     def admits(self, run: str, cost: Cost) -> bool:
         """Whether the run could reserve `cost` now. Another process may reserve first: only `reserve` guarantees it."""
+        return not self.exceeded(run, cost)
+
+    def exceeded(self, run: str, cost: Cost, limits: Budget | None = None) -> tuple[str, ...]:
+        """The names of the limits that the run would exceed now with `cost`. limits: in place of the ledger's own."""
         with self._journal.transaction(write=False):
-            return self.budget.holds([*self._book.others(run), cost])
+            return (limits or self.budget).exceeded([*self._book.others(run), cost])
 
     def require(self, data_digest: str, data_set: str | None, unit: Unit) -> None:
         """LedgerError unless a new run on such data, for such a unit, may reserve here. Digests are passed unkeyed."""
@@ -222,10 +226,11 @@ class Ledger:
 
     def _exhausted(self, run: str, cost: Cost, others: list[Cost]) -> str:
         words, budget = self.budget.words, self.budget
+        change = remedy(budget.exceeded([*others, cost]))
         return (
             f"the privacy budget of data set {self.data_set!r} in {self.path} is too small for run {run!r}: it needs "
-            f"{words(budget.parts(cost))}, and {words(budget.left(others))} is left of {words(budget.limits)}; lower "
-            "privacy.epsilon or federation.rounds, raise privacy.noise_multiplier, or set privacy.on_exhausted = 'stop'"
+            f"{words(budget.parts(cost))}, and {words(budget.left(others))} is left of {words(budget.limits)}: "
+            f"{change}, or set privacy.on_exhausted = 'stop'"
         )
 
     def _require(self, run: str, data_digest: str, data_set: str | None, unit: Unit) -> None:

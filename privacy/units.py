@@ -8,6 +8,9 @@ which rows belong to which unit, and the neighbours. A reservation for any other
 The user states what digests cannot show: a patient with new rows is the same patient. The user gives the changed unit its own
 name and declares that both names mean one unit; the statement is a row of the ledger. Costs for different kinds of neighbours
 never add up, whatever is stated. Neither do costs for examples and for their owners: a client or a group has many examples.
+
+A holder whose ledger is about one set of people, whatever their rows, passes `SAME_UNITS` in place of the digest. Costs then
+add up over all states of the data, which never counts a unit's cost too low.
 """
 
 from __future__ import annotations
@@ -21,13 +24,17 @@ from typing import Any
 
 from privacy.errors import LedgerError, PlanError
 
+SAME_UNITS = (
+    ""  # in place of the digest: whoever holds the data states that the units are the same, whatever their rows
+)
+
 
 @dataclass(frozen=True)
 class Unit:
     """The unit whose presence a run's cost protects.
 
     name: chosen by the user, or the column that names a row's owner. kind: a client, an example, a group. members: a digest of
-    which rows belong to which unit. neighbours: the difference between two neighbouring data sets.
+    which rows belong to which unit, or `SAME_UNITS`. neighbours: the difference between two neighbouring data sets.
     """
 
     name: str
@@ -37,7 +44,7 @@ class Unit:
 
     def keyed(self, key: str) -> Unit:
         """With a keyed digest: without the key it confirms no guess about the rows."""
-        return replace(self, members=keyed(key, "members", self.members))
+        return replace(self, members=keyed(key, "members", self.members) if self.members else SAME_UNITS)
 
     def to_dict(self) -> dict[str, str]:
         return asdict(self)
@@ -106,7 +113,7 @@ class Units:
             )
 
     def _require_unchanged(self, path: Path, unit: Unit, known: Unit, row: int) -> None:
-        if (known.kind, known.members) == (unit.kind, unit.members):
+        if known.kind == unit.kind and unit.members in (SAME_UNITS, known.members):
             return
         how = "other rows" if known.kind == unit.kind else f"privacy.unit = {known.kind!r}, not {unit.kind!r}"
         raise LedgerError(

@@ -64,6 +64,17 @@ def test_every_example_is_run_here() -> None:
     assert {path.name for path in (EXAMPLES / "deployment").iterdir()} == deployment | told
 
 
+@pytest.mark.parametrize("name", ["secure-fed-node.service", "secure-fed-superlink.service"])
+def test_a_service_can_write_the_heads_of_ledgers(name: str) -> None:
+    """Without this, they would go to the user's home folder, which the unit protects."""
+    text = (EXAMPLES / "deployment" / name).read_text(encoding="utf-8")
+    writable = re.search("^ReadWritePaths=(.+)$", text, re.MULTILINE)
+    state = re.search("^Environment=XDG_STATE_HOME=(.+)$", text, re.MULTILINE)
+    assert writable is not None
+    assert state is not None
+    assert Path(writable[1]) in Path(state[1]).parents
+
+
 def test_the_files_of_a_try_on_one_machine_found_a_federation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

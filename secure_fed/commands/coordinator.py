@@ -39,8 +39,9 @@ def _init(chosen: argparse.Namespace) -> None:
 
 def _found(chosen: argparse.Namespace) -> None:
     from secure_fed.config import RunConfig
-    from secure_fed.deployment.founding import MEMBERS, found
+    from secure_fed.deployment.founding import found
     from secure_fed.deployment.home import CHARTER, read_card
+    from secure_fed.deployment.own_settings import MEMBERS
 
     members = [read_card(card) for card in chosen.cards]
     config = RunConfig.load(chosen.config, [*chosen.set, f"data.train={MEMBERS}"])

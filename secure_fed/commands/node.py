@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privacy.ledger import Ledger
+    from secure_fed.deployment.policy import Policy
 
 
 def add_parsers(parser: argparse.ArgumentParser) -> None:
@@ -96,12 +101,23 @@ def _status(chosen: argparse.Namespace) -> None:
     print(f"{found['name']}  {found['fingerprint']}  agent {'runs' if found['running'] else 'does not run'}")
     spent = found["spent"]
     if spent:
-        print(f"spent: epsilon {spent['epsilon']:.4g} of {spent['most_epsilon']:g} at delta {spent['delta']:.3g}")
+        for name in ("epsilon", "delta"):
+            print(f"spent: {name} {spent[name]:.4g} of {spent[f'most_{name}']:.4g}")
     for title, lines in (("lately", found["last"]), ("refused lately", found["refused"])):
         if lines:
             print(f"{title}:")
         for line in lines:
             print(f"  {line['time']}  {line['federation'] or '-'}  {line['what']}")
+
+
+def _spent(ledger: Ledger, policy: Policy) -> dict[str, float]:
+    """The cost of all federations, and its limits: the policy's now or the ledger's own, whichever is lower."""
+    cost = ledger.spent()
+    limits = {
+        "most_epsilon": min(policy.most_epsilon, math.inf if ledger.epsilon is None else ledger.epsilon),
+        "most_delta": min(policy.most_delta, math.inf if ledger.delta is None else ledger.delta),
+    }
+    return {"epsilon": cost.epsilon, "delta": cost.delta, **limits}
 
 
 def _found(folder: Path) -> dict[str, Any]:
@@ -113,8 +129,7 @@ def _found(folder: Path) -> dict[str, Any]:
 
     home, journal, spent = Home.load(folder), Journal(folder), None
     if (ledger := folder / LEDGER).exists():
-        cost = Ledger.open(ledger).spent()
-        spent = {"epsilon": cost.epsilon, "delta": cost.delta, "most_epsilon": home.policy.most_epsilon}
+        spent = _spent(Ledger.open(ledger), home.policy)
     return {
         "name": home.name,
         "fingerprint": fingerprint(home.identity.public),

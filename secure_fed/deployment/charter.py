@@ -6,7 +6,7 @@ The coordinator signs it with its Ed25519 key, and a node takes part only in fed
 (`policy`). So neither a carrier of the messages nor another coordinator can add a member, replace a key, lower a threshold or
 change a setting. The digest of the charter names the federation in everything that the parties sign later.
 
-The charter names nobody's data files: each member's own folder names the files with its examples.
+The charter names nobody's files (`own_settings`): each member's own folder names the files with its examples.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest, verify
 from secure_fed import __version__
 from secure_fed.config import RunConfig
+from secure_fed.deployment.own_settings import fault
 from secure_fed.errors import SecureFedError, UsageError
 
 MOST_BYTES = 16_000_000  # some 100,000 members
@@ -60,7 +61,7 @@ class Member:
 class Charter:
     """The terms of one run of a federation.
 
-    run: a unique identifier of the run. config: its settings, without paths of anybody's data (model.name may be a folder).
+    run: a unique identifier of the run. config: its settings, without those of one machine alone (`own_settings`).
     labels, label_names: the classes as written in the data, and their names. model_digest: of the base model before a method
     changes it. members: in the order of their numbers. coordinator: its public key.
     """
@@ -89,6 +90,8 @@ class Charter:
                     f"{called!r:.60} has {len(called):,} characters, and the name of a class has 1 to {LONGEST_CLASS:,}: "
                     "rename it in the members' data and in data.test, or set data.label to another column"
                 )
+        if sets := fault(self.config):
+            raise CharterError(f"the charter of {self.name!r} cannot be used: {sets}")
         (name, count), *_ = Counter(member.name for member in self.members).most_common(1) or [("", 0)]
         if count > 1:
             raise CharterError(f"{count} members of the federation are called {name!r}: give each another name")

@@ -7,17 +7,16 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from secure_fed.config import RunConfig
+from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, Member
-from secure_fed.deployment.home import BEGUN, CHARTER, COORDINATOR, RUN, HomeError, load_coordinator_key
+from secure_fed.deployment.home import BEGUN, BUDGET, CHARTER, COORDINATOR, RUN, HomeError, load_coordinator_key
+from secure_fed.deployment.own_settings import neutral
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.models.loading import digest_of, head_of, load
 from secure_fed.rounds.cohort import counts_on_secrecy
 from secure_fed.runs.durable import atomic_write
-
-MEMBERS = "the files of each member"  # data.train of a charter, which contains no path
 
 
 def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
@@ -52,26 +51,27 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
         members=tuple(members),
         coordinator=identity.public,
     )
-    own = f"[coordinator]\ntest = {json.dumps(list(map(str, paths)))}\nledger = {json.dumps(config.privacy.ledger)}\n"
-    atomic_write(folder / COORDINATOR, own, private=True)
+    atomic_write(folder / COORDINATOR, _own_toml(paths, config.privacy), private=True)
     (folder / BEGUN).unlink(missing_ok=True)
     atomic_write(folder / CHARTER, charter.signed(identity))
     return charter
 
 
+def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
+    """The text of coordinator.toml: the settings that stay on the coordinator's machine."""
+    own = {"test": list(map(str, test)), **{name: getattr(privacy, name) for name in BUDGET}}
+    return "\n".join(["[coordinator]", *(f"{name} = {json.dumps(value)}" for name, value in own.items())]) + "\n"
+
+
 def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
-    """The settings that all parties share, without paths of data or ledgers. Refuses settings that need all data together."""
+    """The settings that all parties share, without those of one machine. Refuses settings that need all data together."""
     _require_deployable(config, members)
     own = {
-        ("data", "train"): MEMBERS,
-        ("data", "test"): "",
+        **neutral(),
         ("federation", "clients"): None,
-        ("privacy", "ledger"): "",
-        ("privacy", "ledger_heads"): "",
         ("evaluation", "audit_fraction"): 0.0,
         ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
         **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
-        ("model", "device"): "cpu",
     }
     return config.replace(own)
 

@@ -39,6 +39,7 @@ NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "f
 LEDGER = "ledger.sqlite"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
+BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
 Section = TypeVar("Section")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
 
@@ -109,6 +110,9 @@ class CoordinatorSection:
     model: str = key("", "a folder with the base model; needed if the model is not found under the name in the charter")
     device: str = key("cpu", "where the model computes: cpu, cuda ...")
     ledger: str = key("", "a ledger that runs share, where clients are protected; empty: one for this run")
+    data_set: str = key("", "as privacy.data_set: the name of that ledger's data set")
+    unit_name: str = key("", "as privacy.unit_name: the unit's name in that ledger")
+    ledger_heads: str = key("", "as privacy.ledger_heads: the file with the newest heads of ledgers")
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,8 @@ class CoordinatorHome:
     def configured(self, config: RunConfig) -> RunConfig:
         """The charter's settings with this machine's own."""
         model = {("model", "name"): self.own.model} if self.own.model else {}
-        ledger = {("privacy", "ledger"): self.own.ledger} if self.own.ledger else {}
-        return config.replace({**model, **ledger, ("model", "device"): self.own.device})
+        budget = {("privacy", name): value for name in BUDGET if (value := getattr(self.own, name))}
+        return config.replace({**model, **budget, ("model", "device"): self.own.device})
 
 
 def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str, units: int = 0) -> Home:

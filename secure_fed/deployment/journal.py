@@ -13,7 +13,7 @@ from typing import Any
 
 FILE = "journal.jsonl"
 _MOST = 10_000_000  # bytes, before the file is renamed journal.jsonl.1
-_SENTENCE = 500  # characters
+_SENTENCE = 4000  # characters, above the longest sentences of errors
 
 
 @dataclass(frozen=True)

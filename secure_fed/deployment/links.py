@@ -1,8 +1,9 @@
 """`Transport` over a carrier: matches nodes with members, and checks their answers.
 
-Before a round's first stage the coordinator offers its charter to every new node. A node that accepts proves by a
-signature over a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node number,
-and a node that returns takes part from the next round on.
+Before a round's first stage the coordinator offers its charter to every new node, and again to every member whose last request
+got no usable answer: its node may have been started anew, under the same number. A node that accepts proves by a signature over
+a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node number, and a node
+that returns takes part from the next round on.
 
 A node's signature proves that the answer is from that member, to this very request; nothing more is assumed. Anything else (no
 answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
@@ -48,6 +49,7 @@ class Links:
     say: Callable[[str], None]
     _node: dict[int, int] = field(default_factory=dict)
     _refused: dict[int, float] = field(default_factory=dict)  # the time until which a node gets no new offer
+    _unsure: set[int] = field(default_factory=set)  # members whose last request got no usable answer
 
     @property
     def present(self) -> frozenset[int]:
@@ -55,9 +57,11 @@ class Links:
         return frozenset(self._node)
 
     def greet(self) -> None:
-        """Offer the charter to new nodes, to find out which members they are."""
+        """Offer the charter to new nodes, and to members that gave no usable answer, to find out which members are there."""
         there = self.carrier.nodes()
-        self._node = {member: node for member, node in self._node.items() if node in there}
+        known = {member: node for member, node in self._node.items() if member not in self._unsure}
+        self._node = {member: node for member, node in known.items() if node in there}
+        self._unsure.clear()
         refused = {node for node, until in self._refused.items() if time.monotonic() < until}
         new = there - set(self._node.values()) - refused
         if not new:
@@ -71,12 +75,14 @@ class Links:
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
         """The answers that members give before the deadline."""
         member_of = {self._node[member]: member for member in requests if member in self._node}
+        self._unsure.update(member_of.values())
         asked = {node: self._sealed(messages.encode(requests[member])) for node, member in member_of.items()}
         for node, envelope in self.carrier.exchange(asked, self.deadline):
             member = member_of.pop(node, None) if node in asked else None
             if member is not None:
                 answer = self._answer(member, asked[node], envelope)
                 if fits(answer, requests[member]):
+                    self._unsure.discard(member)
                     yield answer
                 elif answer is not None:
                     self.say(f"{self._name(member)} refuses: its answer does not fit the request")

@@ -5,31 +5,33 @@ terms, and if model and data are as the charter states; then the node proves whi
 signed by that coordinator. The node signs every answer together with the request.
 
 An error of this package, of `privacy` or of `protocols` becomes a refusal of one sentence, which is noted for the owner
-(`journal`) and sent back. An unexpected error is described in agent.log alone, and not to the coordinator.
+(`journal`). The coordinator gets the sentence only if it contains neither data nor paths (`refusals`), else the kind of error;
+agent.log then has the sentence too. An unexpected error is described in agent.log alone, and not to the coordinator.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from privacy.entropy import Entropy
 from privacy.errors import PrivacyError
 from protocols.errors import ProtocolError
-from secure_fed.deployment import messages, seal
+from secure_fed.deployment import messages, refusals, seal
 from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home import LEDGER, Home
 from secure_fed.deployment.journal import Journal
 from secure_fed.deployment.messages import Accepted, End, Ended, Left, Message, Offer, Refusal
+from secure_fed.deployment.own_ledger import OwnLedger
 from secure_fed.deployment.party import Own, Party
 from secure_fed.deployment.policy import PolicyError, require
+from secure_fed.deployment.refusals import Refused
 from secure_fed.errors import SecureFedError
 from secure_fed.rounds.transport import Request, Stage
 
-
-class Refused(SecureFedError):  # noqa: N818 - the node's decision
-    """The node refuses to answer this envelope."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -59,7 +61,9 @@ class Node:
             asked = messages.kind(envelope)
             answer, told = (self._offered if asked == "offer" else self._asked)(envelope)
         except (SecureFedError, PrivacyError, ProtocolError) as error:
-            answer, told = Refusal(type(error).__name__, str(error)), str(error)
+            answer, told = refusals.refusal(error), str(error)
+            if answer.sentence != told:
+                _log.warning("%s refused: %s", asked, told)
         charter = self._joined.charter if self._joined else None
         self._journal.note(asked, charter.name if charter else "", told, refused=isinstance(answer, Refusal))
         return self._sealed(answer, envelope)
@@ -88,15 +92,9 @@ class Node:
         number = charter.number(self.home.identity.public)
         if (name := charter.members[number].name) != self.home.name:
             raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")
-        own = Own(
-            self.home.identity,
-            self.home.train,
-            self.home.folder / LEDGER,
-            self.home.model,
-            self.home.device,
-            self.home.policy.most_epsilon,
-            self.home.policy.most_delta,
-        )
+        home, policy = self.home, self.home.policy
+        ledger = OwnLedger(home.folder / LEDGER, policy.most_epsilon, policy.most_delta)
+        own = Own(home.identity, home.train, ledger, home.model, home.device)
         party = Party(charter, own, self.home.federation(charter.digest), self._entropy)
         self.close()
         self._joined = _Joined(charter, party)

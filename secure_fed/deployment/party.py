@@ -14,18 +14,18 @@ it takes part in the next.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from privacy.attendance import Attendance
 from privacy.entropy import Entropy
-from privacy.ledger import Ledger
 from privacy.public_order import PublicOrder
 from protocols.keys import Identity
 from protocols.players import OneClient
 from protocols.record import OnDisk
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter
+from secure_fed.deployment.own_ledger import OwnLedger
 from secure_fed.deployment.problem import of_node
 from secure_fed.errors import ModelError
 from secure_fed.methods import build
@@ -33,23 +33,19 @@ from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.transport import Participant, Reply, Request, Stage, Staged
 from secure_fed.runs.assembly import Assembly, assemble
-from secure_fed.runs.budget import opened, require_room
-from secure_fed.runs.budget_terms import Subject
 
 
 @dataclass(frozen=True)
 class Own:
     """A member's own settings: its key, its data, the base model's place on this machine ("" for the charter's name of it), the
-    device, and the ledger of these data over all federations, with its limits.
+    device, and the ledger of these data over all federations.
     """
 
     identity: Identity
     train: tuple[Path, ...]
-    ledger: Path
+    ledger: OwnLedger
     model: str = ""
     device: str = "cpu"
-    epsilon: float | None = None
-    delta: float | None = None
 
 
 class Party:
@@ -86,24 +82,14 @@ class Party:
         """Open the member's budget and its record of rounds. Every run has this record, so that no round is trained twice."""
         assembly, config = self.assembly, self.assembly.config
         if plan := assembly.protection.plan:
-            privacy = replace(config.privacy, ledger=str(self._ledger()), data_set="", on_exhausted="refuse")
-            subject = Subject.of(config, assembly.problem)
-            require_room(privacy, plan, self._folder, subject)
-            assembly.charges.budget = self._during.enter_context(opened(privacy, plan, self._folder, subject))
+            reserved = self._own.ledger.reserved(config, plan, assembly.problem, self._folder)
+            assembly.charges.budget = self._during.enter_context(reserved)
             self._during.callback(assembly.charges.close)
         members = len(self.charter.members)
         memory = assembly.attendance or Attendance(PublicOrder(members, members), config.federation.rounds)
         memory.begin(self._folder / "attendance")
         self._during.callback(memory.end)
         return memory
-
-    def _ledger(self) -> Path:
-        """The owner's ledger of these data, which no server can reset."""
-        path = self._own.ledger
-        if not path.exists():
-            Ledger.create(path, data_set="this node", epsilon=self._own.epsilon, delta=self._own.delta)
-            path.chmod(0o600)
-        return path
 
 
 def _here(config: RunConfig, own: Own) -> RunConfig:

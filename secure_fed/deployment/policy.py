@@ -31,7 +31,10 @@ class Policy:
     privacy: bool = key(True, "every federation needs a differential privacy guarantee")
     against_server: bool = key(False, "the guarantee has to hold against the server and the coordinator too")
     most_epsilon: float = key(8.0, "the largest epsilon, of one federation and of all of them together", above=0.0)
-    most_delta: float = key(1e-5, "the largest delta, likewise", above=0.0, below=1.0)
+    # Deltas add up like epsilons. The default admits ten federations at the default privacy.delta, 1e-5.
+    most_delta: float = key(
+        1e-4, "the largest delta, likewise; deltas add up, and 1e-5 is usual for one federation", above=0.0, below=1.0
+    )
     most_rounds: int = key(1000, "the most rounds of a federation", at_least=1)
     least_cohort: int = key(3, "the fewest members in a round", at_least=1)
     secure_aggregation: bool = key(

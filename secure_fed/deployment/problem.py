@@ -17,6 +17,7 @@ from secure_fed.deployment.charter import Charter
 from secure_fed.errors import DataError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, sources
+from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models.loading import head_of, last_layer, load
@@ -41,13 +42,12 @@ def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Pa
     if rows.group is not None:
         groups = [list[str]() for _ in charter.members]
         groups[number] = list(rows.group)
-    units = [[index] for index in range(len(rows))] if config.privacy.unit == "example" else [list(range(len(rows)))]
     return replace(
         problem,
         train=everybody,
         groups=groups,
         data_digest=fingerprint.of_rows(rows),
-        unit_digest=fingerprint.of_units(rows, units),
+        unit_digest=fingerprint.of_units(rows, _units(config.privacy.unit, rows)),
     )
 
 
@@ -96,6 +96,14 @@ def _without_examples(charter: Charter, config: RunConfig) -> Problem:
 
 def _classes(charter: Charter) -> Vocabulary:
     return Vocabulary(charter.labels, charter.label_names)
+
+
+def _units(unit: str, rows: Rows) -> list[list[int]]:
+    """The rows of each protected unit of one member, as a simulation divides them (`division.units`)."""
+    if unit == "example":
+        return [[index] for index in range(len(rows))]
+    persons = rows.group if unit == "group" else None
+    return list(places_of(persons or ("",) * len(rows)).values())
 
 
 def _require_declared(charter: Charter, config: RunConfig, number: int, rows: Rows) -> None:

@@ -1,6 +1,7 @@
 """The connection from a node's message receiver to the node's agent, over a socket in the node's folder.
 
-Needs no torch and no key: a process may be started for each message, by code from third parties.
+Needs no torch and no key: a process may be started for each message, by code from third parties. Errors of the connection are
+printed for the node's owner, on standard error. The coordinator gets a sentence without the node's paths.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read
 SOCKET, LOCK, LOG = "agent.sock", "agent.lock", "agent.log"
 _STARTING = 120.0  # seconds until a new agent listens
 _LONGEST = 107  # bytes of a socket's path, a limit of the system
+UNREACHABLE = "this node's agent gave no answer; its owner finds the reason in the SuperNode's log"
 
 
 class NoAgent(EnvelopeError):  # noqa: N818 - named for the missing process
@@ -31,12 +33,18 @@ def ask(folder: Path, envelope: Envelope, seconds: float) -> Envelope:
     except NoAgent:
         pass
     except (EnvelopeError, OSError) as error:
-        return refusal("NoAnswer", f"the node's agent gave no answer: {error}")
+        return unreachable("NoAnswer", error)
     try:
         started(folder)
         return _exchanged(folder, envelope, seconds)
     except (EnvelopeError, OSError) as error:
-        return refusal("NoAgent", f"the node's agent does not answer: {error}")
+        return unreachable("NoAgent", error)
+
+
+def unreachable(kind: str, error: Exception) -> Envelope:
+    """The refusal that leaves the node; the reason, which may name the owner's folders, is printed."""
+    print(f"secure-fed: the node's agent gave no answer: {error or type(error).__name__}", file=sys.stderr, flush=True)
+    return refusal(kind, UNREACHABLE)
 
 
 def running(folder: Path) -> bool:

@@ -29,6 +29,7 @@ class ModelCard:
     base model has none and needs one (decoders). auto: the Auto class of transformers that loads the model; settings: the
     arguments of its configuration, by default the names of labels. conversion: a sentence on how to compute an answer from the
     model's scores, if they are not the answer. pooled: whether the head reads the mean over tokens, by secure-fed's own class.
+    deployed: whether the clients were separate nodes.
     """
 
     title: str
@@ -40,6 +41,7 @@ class ModelCard:
     settings: Mapping[str, Any] | None = None
     conversion: str = ""
     pooled: bool = False
+    deployed: bool = False
 
     @property
     def labels(self) -> dict[str, dict[Any, Any]]:
@@ -56,7 +58,7 @@ class ModelCard:
             *self._front_matter(kind),
             f"# {self.title}",
             "",
-            f"Fine-tuned by secure-fed in a simulated federation: one process held every client's data. {_HELD[kind]}",
+            f"Fine-tuned by secure-fed in {_DEPLOYED if self.deployed else _SIMULATED} {_HELD[kind]}",
             "",
             "| | |",
             "|---|---|",
@@ -197,6 +199,8 @@ _BFLOAT16 = (
     "trained beside a base model in bfloat16; beside one in float32 its scores differ from the third digit on "
     "(dtype=torch.bfloat16 loads what it was trained with)"
 )
+_SIMULATED = "a simulated federation: one process held every client's data."
+_DEPLOYED = "a federation of separate nodes, each with its own client's data."
 _HELD: dict[Kind, str] = {
     "peft": "The base model is not in this folder.",
     "own": "The base model is not in this folder. The adapter's layers are secure-fed's, which loads them; PEFT does not.",

@@ -31,7 +31,7 @@ from secure_fed.methods import build
 from secure_fed.methods.method import Method, State, fits
 from secure_fed.rounds.personal import completed
 from secure_fed.runs.checkpoint import Checkpoint, read_best, read_checkpoint, read_personal
-from secure_fed.runs.directory import METRICS, Published, withholds_test
+from secure_fed.runs.directory import METRICS, Published, is_deployed, withholds_test
 from secure_fed.runs.store import read_lines
 from secure_fed.tensors.tensors import Tensors
 
@@ -41,7 +41,8 @@ class Trained:
     """A run's model, of one client where tensors are personal, and the facts of its model card.
 
     initial: the tensors that the method's `prepare` returned. state: the last state, completed by that client's tensors.
-    withheld: whether the measurements are withheld, because the test rows were held out of private rows.
+    withheld: whether the measurements are withheld, because the test rows were held out of private rows. deployed: whether the
+    clients were separate nodes.
     """
 
     config: RunConfig
@@ -56,6 +57,7 @@ class Trained:
     client: str | None
     statement: str = ""
     withheld: bool = False
+    deployed: bool = False
 
     @property
     def card(self) -> ModelCard:
@@ -74,6 +76,7 @@ class Trained:
             task.model_settings(self.label_names),
             task.conversion,
             is_pooled(self.model.config),
+            self.deployed,
         )
 
     @torch.no_grad()
@@ -167,6 +170,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
         client=client,
         statement=stated(published),
         withheld=withholds_test(config, facts),
+        deployed=is_deployed(facts),
     )
 
 

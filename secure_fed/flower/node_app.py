@@ -1,13 +1,12 @@
 """The ClientApp: a relay. Bytes of a message go to the node's agent, and its answer back.
 
 Flower starts a process for every message. This one imports no torch, reads no data and no key, and decides nothing: the agent
-(`secure_fed.deployment.agent`), which lives on between messages, does that. Errors here are printed for the node's owner, and
-leave the node as a sentence without the node's paths or names.
+(`secure_fed.deployment.agent`), which lives on between messages, does that. Errors here and in `relay` are printed for the
+node's owner, and leave the node as a sentence without the node's paths or names.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -19,7 +18,6 @@ from secure_fed.errors import UsageError
 from secure_fed.flower.content import packed, unpacked
 
 HOME = "secure-fed-home"  # in the SuperNode's --node-config: set only by the owner
-UNREACHABLE = "this node's agent gave no answer; its owner finds the reason in the SuperNode's log"
 app = ClientApp()
 
 
@@ -31,9 +29,8 @@ def answer(message: Message, context: Context) -> Message:
         if not isinstance(home, str) or not home:
             raise UsageError(f"the SuperNode was started without {HOME} in its --node-config")
         content = packed(relay.ask(Path(home), unpacked(message.content), message.metadata.ttl))
-    except EnvelopeError as error:
+    except EnvelopeError as error:  # about the message or the answer: `relay` reports errors of the connection itself
         content = packed(refusal(type(error).__name__, str(error)))
     except Exception as error:  # any error may name the owner's folders
-        print(f"secure-fed: {error or type(error).__name__}", file=sys.stderr, flush=True)
-        content = packed(refusal(type(error).__name__, UNREACHABLE))
+        content = packed(relay.unreachable(type(error).__name__, error))
     return Message(content, reply_to=message)

@@ -94,7 +94,7 @@ class _Tally:
         self.rejected += error.rejected
         self.masked.append(error.spent)
         if error.dealer is not None:
-            self.caught[error.dealer] = "dealt wrong shares"
+            self.caught[error.dealer] = _MISDEALT
 
     def record(self, state: State, names: Sequence[str], lr: float) -> Record:
         return {
@@ -109,6 +109,14 @@ class _Tally:
             **({"caught": {names[client]: how for client, how in self.caught.items()}} if self.caught else {}),
             **({"lost": self.lost} if self.lost else {}),
         }
+
+
+def dealt_wrong(records: Sequence[Record], names: Sequence[str]) -> list[int]:
+    """The clients that dealt wrong shares in these rounds, which later rounds leave out. Where cohorts are secret, records name
+    none.
+    """
+    caught = {name for record in records for name, how in record.get("caught", {}).items() if how == _MISDEALT}
+    return [client for client, name in enumerate(names) if name in caught]
 
 
 def run_round(state: State, server: Server, transport: Transport, lr: float) -> tuple[State, Record]:
@@ -158,6 +166,9 @@ def run(
         if schedule.evaluates(state.round):
             record = _with_metrics(record, evaluate(state))
         yield state, _plain(record | {"seconds": time.perf_counter() - started})
+
+
+_MISDEALT = "dealt wrong shares"
 
 
 def _with_metrics(record: Record, measured: Record) -> Record:

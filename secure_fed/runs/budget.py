@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.account import Account
 from privacy.errors import BudgetExhausted
+from privacy.filters import remedy
 from privacy.ledger import Cost, Head, Ledger
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
@@ -103,6 +104,12 @@ class RunBudget:
         return self.ledger.charged(self.run)
 
 
+def name_in_ledger(run_dir: Path) -> str:
+    """The name of the run in its ledger; "" before it has reserved."""
+    noted = _noted(run_dir)
+    return str(noted["run"]) if noted else ""
+
+
 def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Plan:
     """The plan, shortened where `on_exhausted` allows it; refused, with nothing written, if it does not fit the ledger.
 
@@ -132,11 +139,14 @@ def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
         fits, exceeds = (middle, exceeds) if admits(middle) else (fits, middle)
     if fits >= plan.passes:
         return replace(plan, releases=fits - fits % plan.passes)
-    cost, spent = plan.cost(), ledger.spent()
+    cost, spent = plan.cost(orders=ledger.orders), ledger.spent()
+    exceeded = ledger.exceeded("a new run", cost)
+    # The runs of an RDP ledger share one delta; elsewhere their deltas add up.
+    delta = ledger.delta if ledger.orders else f"{spent.delta:.3g} of {ledger.delta}"
     raise BudgetExhausted(
         f"the plan costs epsilon {cost.epsilon:.4g} at delta {cost.delta:.3g}, and the ledger {ledger.path} of "
-        f"{ledger.data_set!r} has spent epsilon {spent.epsilon:.4g} of {ledger.epsilon} at delta {ledger.delta}: lower "
-        "privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier"
+        f"{ledger.data_set!r} has spent epsilon {spent.epsilon:.4g} of {ledger.epsilon} at delta {delta}: too "
+        f"little {' and '.join(exceeded)} is left; {remedy(exceeded)}"
     )
 
 

@@ -169,6 +169,11 @@ def withholds_test(config: RunConfig, facts: Mapping[str, Any]) -> bool:
     return config.privacy.unit != "none" and not is_declared(tested)
 
 
+def is_deployed(facts: Mapping[str, Any]) -> bool:
+    """Whether the clients of the run were separate nodes, by the facts in run.json; otherwise the run was a simulation."""
+    return "charter" in facts
+
+
 def read_object(path: Path, name: str) -> dict[str, Any]:
     """The JSON object in the file `name` of a run directory, which must be there."""
     content = read_text(path / name)

@@ -193,13 +193,13 @@ class _Run:
         return self.assembly.protection.plan is not None
 
     def _begin_masks(self) -> None:
-        """Clients that add the noise of sums add it for the reserved sums that are still to come."""
+        """Clients that add the noise of sums add it for the reserved sums still to come. Recorded wrong dealers stay out."""
         if self.assembly.masks is None:
             return
         left = None
         if self.budget is not None and self.assembly.protection.shares is not None:
             left = self.budget.plan.releases - self.budget.plan.passes * self.state.round
-        self.assembly.masks.begin(left)
+        self.assembly.masks.begin(left, engine.dealt_wrong(self.records, self.assembly.server.names))
 
     def _told(self, transport: Transport) -> Told:
         """The transport, wrapped so that callbacks learn of its exchanges."""

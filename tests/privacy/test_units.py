@@ -11,6 +11,7 @@ import pytest
 
 from privacy.errors import LedgerError, PlanError
 from privacy.ledger import Cost, Ledger, Unit
+from privacy.units import SAME_UNITS
 
 PATIENT = Unit("patient", "group", "who is which patient", "add-remove")
 DOCTOR = Unit("doctor", "group", "who has which doctor", "add-remove")
@@ -49,6 +50,22 @@ def test_another_unit_is_refused_and_nothing_is_written(ledger: Ledger, other: U
     assert ledger.path.read_bytes() == before
     reserve(ledger, "second", PATIENT)
     assert ledger.spent().epsilon == 2.0
+
+
+def test_a_holder_that_states_that_units_are_the_same_may_change_their_rows(ledger: Ledger) -> None:
+    """Another name, kind or neighbours are still refused, and so is a later reservation without that statement."""
+    reserve(ledger, "first", PATIENT)
+    same = replace(PATIENT, members=SAME_UNITS)
+    reserve(ledger, "second", same)
+    assert Ledger.open(ledger.path).spent().epsilon == 2.0
+    for other in (
+        replace(same, name="doctor"),
+        replace(same, kind="client"),
+        replace(same, neighbours="replace-one"),
+        replace(PATIENT, members=GROWN.members),
+    ):
+        with pytest.raises(LedgerError):
+            reserve(ledger, "third", other)
 
 
 def test_who_reserves_first_decides_though_both_have_looked(ledger: Ledger) -> None:

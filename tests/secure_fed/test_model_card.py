@@ -58,6 +58,13 @@ def test_the_table_holds_the_other_facts_and_no_statement() -> None:
     assert "\nA statement | of some length.\n" in text
 
 
+def test_a_deployed_run_is_not_called_a_simulation() -> None:
+    assert "in a simulated federation: one process held every client's data. " in ModelCard("t", "base").text("peft")
+    text = ModelCard("t", "base", deployed=True).text("peft")
+    assert "in a federation of separate nodes, each with its own client's data. " in text
+    assert "simulated" not in text
+
+
 @pytest.mark.parametrize(("unit", "bare"), [("client", True), ("example", False)])
 def test_personal_tensors_without_noise_are_said_to_be_so(unit: str, bare: bool) -> None:
     config = toys.config({**PRIVATE, "privacy.unit": unit, "method.personal": ["classifier.*"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 from secure_fed.report import formatting as words
 from secure_fed.report.page import write_report
+from secure_fed.report.page.masks import secure_aggregation
+from secure_fed.report.page.record import read
 from tests.secure_fed import toys
+from tests.secure_fed.conftest import make_private
 from tests.secure_fed.masked_edit import CASES, masked
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
@@ -70,6 +74,27 @@ def test_every_combination_says_what_the_server_sees(
     assert one_client in text
     assert "no secure aggregation" not in text
     assert "It hid nothing from whoever ran that process" in text
+
+
+def deployed(edit: Edit) -> Edit:
+    """The edit, of a run whose clients were separate nodes."""
+
+    def both(run: Run) -> None:
+        edit(run)
+        run["run"]["charter"] = "ab" * 32
+
+    return both
+
+
+@pytest.mark.parametrize("edit", [masked("nothing"), masked("distributed"), lambda run: None, make_private])
+def test_a_deployed_run_is_not_called_a_simulation(run_folder: RunFolder, edit: Edit) -> None:
+    """Its coordinator cannot measure the clients' time, and held none of their data."""
+    assert "This run was a simulation: one process held the data" in told(run_folder(edit=edit))
+    text = told(run_folder(edit=deployed(edit), name="deployed"))
+    assert "This run was no simulation: every client was a separate node with its own data" in text
+    assert "one process" not in text
+    assert "in turn" not in text
+    assert "time of all clients together 4.8 s" not in text
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -181,6 +206,20 @@ def test_a_lost_round_and_who_lied_in_the_protocol_are_named(run_folder: RunFold
     assert "client client-3 dealt wrong shares; left out from then on. The blame is wrong only if many holders" in text
     assert "client client-1 opened wrong shares; corrected. The blame is wrong only if" in text
     assert "clients in the smallest sum 3 of 4 invited" in text
+
+
+@pytest.mark.parametrize(
+    ("case", "says"), [("central", "but not after the run was resumed"), ("nothing", "all later rounds")]
+)
+def test_for_how_long_a_wrong_dealer_was_left_out(run_folder: RunFolder, case: str, says: str) -> None:
+    """A record of a secret cohort does not name it, so a resumed run cannot leave it out."""
+    record = read(run_folder(edit=masked(case)))
+    lost = dict(record.rounds[0]) | {"lost": "a client dealt shares that do not fit"}
+    text = secure_aggregation(replace(record, rounds=(lost, *record.rounds[1:])))
+    assert (
+        f"A client that dealt wrong shares was left out of {'later rounds, ' if case == 'central' else ''}{says}"
+        in text
+    )
 
 
 def test_how_long_a_round_took_is_told_where_nothing_hides(run_folder: RunFolder) -> None:

@@ -104,7 +104,7 @@ def test_a_plan_above_what_is_left_is_refused(tmp_path: Path) -> None:
     settings = made(tmp_path / "wards.sqlite", epsilon=10.0)
     federation(settings).run(tmp_path / "first")
     before = everything(tmp_path)
-    with pytest.raises(BudgetExhausted, match=r"wards.*lower privacy\.epsilon or federation\.rounds"):
+    with pytest.raises(BudgetExhausted, match=r"wards.*little epsilon.*lower privacy\.epsilon or federation\.rounds"):
         federation(settings).run(tmp_path / "second")
     assert everything(tmp_path) == before
 
@@ -112,7 +112,7 @@ def test_a_plan_above_what_is_left_is_refused(tmp_path: Path) -> None:
 def test_delta_is_budgeted_too(tmp_path: Path) -> None:
     settings = made(tmp_path / "wards.sqlite", delta=1.5e-3)
     federation(settings).run(tmp_path / "first")
-    with pytest.raises(BudgetExhausted, match="delta"):
+    with pytest.raises(BudgetExhausted, match=r"too little delta is left; lower privacy\.delta$"):
         federation(settings).run(tmp_path / "second")
 
 

@@ -52,7 +52,7 @@ def secure_aggregation(record: RunRecord) -> str:
     return section(
         "Secure aggregation",
         _caught(record),
-        folded("Its cost", paragraph(_TAKES), facts([*_traffic(record, found), *_time(record, found)], "terms")),
+        folded("Its cost", _counted(record), facts([*_traffic(record, found), *_time(record, found)], "terms")),
         folded("Its parameters", facts(_protocol(record, found), "terms")) if found else "",
     )
 
@@ -61,8 +61,14 @@ def _caught(record: RunRecord) -> str:
     """Lost rounds, and clients that lied in the protocol; empty where there were none."""
     lost = [(f"round {number(row['round'])} lost", str(row["lost"])) for row in record.rounds if row.get("lost")]
     caught = {name: how for row in record.rounds for name, how in row.get("caught", {}).items()}
+    lost_rounds = f"{_LOST} {_LEFT_OUT_SECRETLY if record.hides_cohort else _LEFT_OUT}"
     rows = [*lost, *((f"client {name}", f"{how}; {_BLAME[how]}") for name, how in caught.items() if how in _BLAME)]
-    return subsection("What went wrong", paragraph(_LOST), facts(rows, "terms")) if rows else ""
+    return subsection("What went wrong", paragraph(lost_rounds), facts(rows, "terms")) if rows else ""
+
+
+def _counted(record: RunRecord) -> str:
+    """What the bytes and the times include."""
+    return paragraph(f"{_TAKES} {_DEPLOYED if record.deployed else _SIMULATED}")
 
 
 def _traffic(record: RunRecord, found: Facts | None) -> Rows:
@@ -83,15 +89,21 @@ def _time(record: RunRecord, found: Facts | None) -> Rows:
         in_turn = record.config.federation.sampling == "schedule"
         why = "withheld: they tell of clients" if in_turn else "hidden, because they would reveal the cohort size"
         return [("time, and number of survivors", why)]
-    clients = _total(record, "client_seconds")
     invited = f" of {number(found['clients'])} invited" if found else ""
     survivors = [row["masked"].get("survivors") for row in record.rounds]
     fewest = min((count for count in survivors if count is not None), default=None)
     return [
-        ("time of all clients together", time(clients) + _each(time(clients / _turns(record, found)), found)),
+        ("time of all clients together", _time_of_clients(record, found)),
         ("time of the server", time(_total(record, "server_seconds"))),
         ("clients in the smallest sum", number(fewest) + invited),
     ]
+
+
+def _time_of_clients(record: RunRecord, found: Facts | None) -> str:
+    if record.deployed:
+        return "not measured: each client ran on its own node"
+    clients = _total(record, "client_seconds")
+    return time(clients) + _each(time(clients / _turns(record, found)), found)
 
 
 def _protocol(record: RunRecord, found: Facts) -> Rows:
@@ -154,13 +166,17 @@ def _at_most(count: int) -> str:
     return f"at most {number(count)}" if count else "none"
 
 
-_TAKES = (
-    "Bytes count everything that travelled: keys, shares of secrets, masked numbers, and the model on its way to the clients."
-    " Times exclude training. They are those of this simulation, in which one machine runs all clients in turn."
+_TAKES = "Bytes count keys, shares of secrets, masked numbers, and the model on its way to the clients. Times exclude training."
+_SIMULATED = "They are those of this simulation, in which one machine runs all clients in turn."
+_DEPLOYED = (
+    "The time of the server excludes waiting for clients. Bytes exclude the signatures of messages, and headers that the"
+    " network adds."
 )
-_LOST = (
-    "Nothing of a lost round was applied, and its privacy charges stay. A client that dealt wrong shares was left out of all"
-    " later rounds."
+_LOST = "Nothing of a lost round was applied, and its privacy charges stay."
+_LEFT_OUT = "A client that dealt wrong shares was left out of all later rounds."
+_LEFT_OUT_SECRETLY = (
+    "A client that dealt wrong shares was left out of later rounds, but not after the run was resumed: its name is not"
+    " recorded, because it would reveal who took part."
 )
 _BLAME = {
     "dealt wrong shares": "left out from then on. The blame is wrong only if many holders of its shares lied together",

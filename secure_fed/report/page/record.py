@@ -22,6 +22,7 @@ from secure_fed.runs.directory import (
     OWN_ROUNDS,
     PRIVATE,
     Published,
+    is_deployed,
     parsed,
     private_part,
     read_text,
@@ -51,6 +52,11 @@ class RunRecord:
     def private(self) -> bool:
         """Whether the run has a protected unit, so that part of its contents is private."""
         return self.config.privacy.unit != "none"
+
+    @property
+    def deployed(self) -> bool:
+        """Whether the clients were separate nodes; otherwise the run was a simulation."""
+        return is_deployed(self.facts)
 
     @property
     def withholds_test(self) -> bool:

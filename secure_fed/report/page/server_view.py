@@ -16,8 +16,14 @@ def server_view(record: RunRecord, guarantee: Guarantee | None) -> str:
     case: Case = guarantee.place if guarantee else "nowhere"
     seen = _masked(record, case) if masked(record) else paragraph(_IN_THE_CLEAR[case])
     participants = _participants(guarantee) if guarantee else ""
-    simulated = _SIMULATED_MASKS if masked(record) else _SIMULATED
-    return seen + paragraph(f"{participants} {simulated}".strip())
+    return seen + paragraph(f"{participants} {_whose_machines(record)}".strip())
+
+
+def _whose_machines(record: RunRecord) -> str:
+    """Whether the clients were separate from the server, and the consequence for what the masks hid."""
+    if record.deployed:
+        return _DEPLOYED_MASKS if masked(record) else _DEPLOYED
+    return _SIMULATED_MASKS if masked(record) else _SIMULATED
 
 
 def _masked(record: RunRecord, case: Case) -> str:
@@ -135,4 +141,12 @@ _SIMULATED = "This run was a simulation: one process held the data of all client
 _SIMULATED_MASKS = (
     "This run was a simulation: one process held the data, the keys and the masks of all clients, and acted as the server. It"
     " shows that the protocol works and what it costs. It hid nothing from whoever ran that process."
+)
+_DEPLOYED = (
+    "This run was no simulation: every client was a separate node with its own data and key, and the coordinator acted as the"
+    " server. The run's files do not show who ran the nodes."
+)
+_DEPLOYED_MASKS = (
+    "This run was no simulation: every client was a separate node with its own data, keys and masks, and the coordinator acted"
+    " as the server. The run's files do not show who ran the nodes: masks hide nothing from whoever runs all of them."
 )

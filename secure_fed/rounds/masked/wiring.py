@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,12 @@ class Masks:
         """The number of clients invited to a sum."""
         return self.sums.terms.invited
 
-    def begin(self, releases: int | None) -> None:
-        """Begin or resume a run. releases: noised sums still to come; None if clients do not add the noise."""
+    def begin(self, releases: int | None, barred: Iterable[int] = ()) -> None:
+        """Begin or resume a run. releases: noised sums still to come; None if clients do not add the noise. barred: clients
+        that dealt wrong shares in rounds before this start.
+        """
         self.sums.barred.clear()
+        self.sums.barred.update(barred)
         for client in self.clients:
             client.begin(releases)
 

@@ -87,10 +87,10 @@ def test_an_agent_that_does_not_answer_in_time_is_a_refusal(folder: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_an_agent_that_cannot_start_is_a_refusal(folder: Path) -> None:
+def test_an_agent_that_cannot_start_is_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = relay.ask(folder, ASKED, 10)  # the folder has no node
-    assert b"NoAgent" in found.header
-    assert b"ended with status 2" in found.header
+    assert found == refusal("NoAgent", relay.UNREACHABLE)
+    assert "ended with status 2" in capsys.readouterr().err
     assert "cannot be read" in (folder / relay.LOG).read_text()
     assert stat.S_IMODE((folder / relay.LOG).stat().st_mode) == 0o600
 

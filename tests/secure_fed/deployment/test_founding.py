@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protocols.keys import Identity
 from secure_fed.config import RunConfig
+from secure_fed.deployment import home
 from secure_fed.deployment.charter import Member
-from secure_fed.deployment.founding import MEMBERS, agreed
+from secure_fed.deployment.founding import agreed, found
+from secure_fed.deployment.own_settings import MEMBERS
 from secure_fed.errors import ConfigError
+from tests.secure_fed.deployment.parties import rows_of, written
 
 CARDS = [Member(f"clinic {number}", bytes([number] * 32)) for number in range(4)]
 USUAL: dict[str, dict[str, Any]] = {"data": {"train": "own.csv", "test": "test.csv"}}
@@ -18,6 +23,22 @@ USUAL: dict[str, dict[str, Any]] = {"data": {"train": "own.csv", "test": "test.c
 def test_the_paths_of_files_stay_out_of_a_charter() -> None:
     terms = agreed(RunConfig.from_dict(USUAL), CARDS)
     assert (terms.data.train, terms.data.test, terms.privacy.ledger) == (MEMBERS, "", "")
+
+
+def test_a_named_budget_stays_on_the_coordinators_machine(tmp_path: Path) -> None:
+    """A shared ledger, and the names in it, are in coordinator.toml, and the coordinator's run has them."""
+    own = {"ledger": "budget.sqlite", "data_set": "patients", "unit_name": "hospital", "ledger_heads": "heads.sqlite"}
+    private = {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local", **own}}
+    test = written(tmp_path / "test.jsonl", rows_of(40, 5, "test"))
+    config = RunConfig.from_dict({"data": {"train": "own.csv", "test": str(test)}, **private})
+    home.made(tmp_path / "coordinator", "coordinator init")
+    home.write_key(tmp_path / "coordinator" / home.COORDINATOR_KEY)
+    members = [Member(f"clinic {number}", Identity.new().public) for number in range(4)]
+    found(tmp_path / "coordinator", config, members, "hospitals")
+    loaded = home.CoordinatorHome.load(tmp_path / "coordinator")
+    assert {getattr(loaded.charter.config.privacy, name) for name in own} == {""}
+    there = loaded.configured(loaded.charter.config).privacy
+    assert {name: getattr(there, name) for name in own} == own
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_what_is_no_envelope_does_not_reach_the_agent(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("home", [None, "", 3])
 def test_a_node_without_a_home_says_so_to_its_owner(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(asked(packed(ENVELOPE), home)).sentence == node_app.UNREACHABLE
+    assert refused(asked(packed(ENVELOPE), home)).sentence == relay.UNREACHABLE
     assert "without secure-fed-home in its --node-config" in capsys.readouterr().err
 
 
@@ -64,8 +64,18 @@ def test_what_goes_wrong_leaves_the_node_without_its_paths(
         raise PermissionError(13, "Permission denied", "/home/clinic/agent.sock")
 
     monkeypatch.setattr(relay, "ask", ask)
-    assert refused(asked(packed(ENVELOPE))) == Refusal("PermissionError", node_app.UNREACHABLE)
+    assert refused(asked(packed(ENVELOPE))) == Refusal("PermissionError", relay.UNREACHABLE)
     assert "/home/clinic/agent.sock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "error"), [("no folder", "NoAgent"), ("a" * 120, "NoAgent"), ("file", "NoAnswer")])
+def test_an_agent_that_cannot_be_reached_leaves_the_node_without_its_paths(
+    tmp_path: Path, name: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real relay: to a folder that is not there, to one whose path is too long for a socket, and to a file."""
+    (tmp_path / "file").touch()
+    assert refused(asked(packed(ENVELOPE), str(tmp_path / name))) == Refusal(error, relay.UNREACHABLE)
+    assert "secure-fed: the node's agent gave no answer: " in capsys.readouterr().err
 
 
 def test_the_process_of_a_message_loads_no_torch() -> None:

@@ -116,6 +116,31 @@ def test_each_dealer_costs_a_round_until_too_few_are_left() -> None:
         misdealing(MASKED, 1, 3, 6).run()
 
 
+class Stopped(Exception):  # noqa: N818 - an event
+    """Stands in for a kill after a round is saved."""
+
+
+class Stops:
+    """A callback that stops the run after round 2."""
+
+    def on_round_end(self, record: Any, state: Any) -> None:
+        if state.round == 2:
+            raise Stopped
+
+
+@pytest.mark.parametrize(
+    "kind", [MASKED, pytest.param(DISTRIBUTED, marks=pytest.mark.nightly)], ids=["open", "private"]
+)
+def test_a_resumed_run_does_not_readmit_the_dealer(kind: dict[str, Any], tmp_path: Path) -> None:
+    first = misdealing(kind, 5)
+    first.callbacks.append(Stops())
+    with pytest.raises(Stopped):
+        first.run(tmp_path / "run")
+    result = misdealing(kind, 5).run(tmp_path / "run", resume=True)
+    assert [bool(record.get("lost")) for record in result.records] == [True, False, False, False]
+    assert result.whole["secure_aggregation"]["caught"] == {"client-5": "dealt wrong shares"}
+
+
 @pytest.mark.parametrize("way", [{}, SKETCH], ids=["one pass", "two passes"])
 def test_what_a_lost_round_charged_stays_charged_and_no_more_sums_are_made_than_planned(
     way: dict[str, Any], tmp_path: Path

@@ -1,0 +1,79 @@
+"""A node's place in its owner's ledger: one budget for its data, over all federations.
+
+- A charter determines only the cost. The ledger's file, its data set, and the file with its newest head are the owner's.
+- The ledger is about the same people, whatever their rows. So federations before and after a change of the data add up.
+- All federations together cost at most the limits of the ledger, fixed when it was created, and at most the policy's present
+  limits, which the owner may lower at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from privacy.errors import BudgetExhausted
+from privacy.ledger import Ledger
+from privacy.units import SAME_UNITS
+from secure_fed.config import RunConfig
+from secure_fed.learning.problem import Problem
+from secure_fed.runs.budget import RunBudget, name_in_ledger, opened, require_room
+from secure_fed.runs.budget_terms import Subject
+from secure_fed.runs.ledger_heads import heads_at
+
+if TYPE_CHECKING:
+    from privacy.run_plan import Plan  # it loads an accountant
+
+
+@dataclass(frozen=True)
+class OwnLedger:
+    """The owner's ledger, which no server can reset, and the present limits of the owner's policy (None: no limit)."""
+
+    path: Path
+    epsilon: float | None = None
+    delta: float | None = None
+
+    @contextmanager
+    def reserved(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> Iterator[RunBudget]:
+        """The reserved budget of the federation whose state is in `folder`. BudgetExhausted if it does not fit."""
+        ledger = self._opened()
+        privacy = replace(
+            config.privacy,
+            ledger=str(self.path),
+            data_set=ledger.data_set,
+            unit_name="",
+            ledger_heads="",
+            on_exhausted="refuse",
+        )
+        subject = replace(Subject.of(config, problem), members=SAME_UNITS)
+        self._require_within(ledger, plan, name_in_ledger(folder))
+        require_room(privacy, plan, folder, subject)
+        with opened(privacy, plan, folder, subject) as budget:
+            yield budget
+
+    def _opened(self) -> Ledger:
+        if not self.path.exists():
+            Ledger.create(self.path, data_set="this node", epsilon=self.epsilon, delta=self.delta)
+            self.path.chmod(0o600)
+        return Ledger.open(self.path, heads=heads_at(""))
+
+    def _require_within(self, ledger: Ledger, plan: Plan, run: str) -> None:
+        """Refuse a federation that would bring the total above the policy's limits. run: its name if it has reserved."""
+        limits = replace(ledger.budget, epsilon=self.epsilon, delta=self.delta)
+        cost = (ledger.reserved(run) if run else None) or plan.cost(orders=ledger.orders)
+        if exceeded := ledger.exceeded(run, cost, limits):
+            spent = ledger.spent()
+            above = " and ".join(map(self._limit, exceeded))
+            raise BudgetExhausted(
+                f"this federation costs epsilon {cost.epsilon:.4g} and delta {cost.delta:.3g}, {self.path} has reserved "
+                f"epsilon {spent.epsilon:.4g} and delta {spent.delta:.3g} in all, and the total may not exceed {above} of the "
+                "policy in node.toml: raise this limit there, or take no part"
+            )
+
+    def _limit(self, name: str) -> str:
+        """A limit of the policy in words; an RDP filter has one limit, for epsilon at a given delta."""
+        if name == "delta":
+            return f"most_delta = {self.delta}"
+        return f"most_epsilon = {self.epsilon}" + (f" at most_delta = {self.delta}" if name == "RDP" else "")

@@ -1,0 +1,136 @@
+"""A node's budget: one ledger of the owner for all federations, which no charter names, and the policy's present limits."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privacy.ledger import Ledger
+from secure_fed.commands.cli import main
+from secure_fed.deployment import messages, seal
+from secure_fed.deployment.home import LEDGER, NODE, CoordinatorHome
+from secure_fed.deployment.journal import Journal
+from secure_fed.deployment.messages import Refusal
+from secure_fed.deployment.node import Node
+from tests.secure_fed.deployment.parties import Deployed, written
+from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, PARTS, SHARES, deployed
+
+
+def offered(party: Deployed, node: Node, name: str) -> tuple[messages.Message, str]:
+    """The node's answer to the charter of another federation of the same terms, and the line of its journal."""
+    home = CoordinatorHome.load(party.folder)
+    another = replace(home.charter, name=name, run=name)
+    offer = messages.Offer(another.signed(home.identity), 100, bytes(32))
+    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, another.digest)
+    answer = messages.decode(seal.unsealed(node.answer(asked)))
+    return answer, Journal(node.home.folder).last(1)[0]["what"]
+
+
+def with_policy(party: Deployed, old: str, new: str) -> Node:
+    """The first node, started anew with a changed line of its policy."""
+    text = (party.homes[0] / NODE).read_text()
+    assert old in text
+    (party.homes[0] / NODE).write_text(text.replace(old, new))
+    return Node(party.homes[0])
+
+
+@pytest.mark.parametrize(
+    ("limits", "exhausted"),
+    [
+        ({"most_epsilon": 10.0, "most_delta": 1e-3}, "most_epsilon = 10.0 of the policy"),  # 8 and 8 are more than 10
+        ({"most_epsilon": 1000.0, "most_delta": 1.5e-5}, "most_delta = 1.5e-05 of the policy"),
+    ],
+)
+def test_a_node_spends_its_own_budget_once_for_all_federations(
+    tmp_path: Path, limits: dict[str, float], exhausted: str
+) -> None:
+    party = deployed(tmp_path, SHARES, **limits)
+    node = party.carrier.nodes_[100]
+    assert isinstance(offered(party, node, "first")[0], messages.Accepted)
+    found, noted = offered(party, node, "second")
+    assert isinstance(found, Refusal)
+    assert found.error == "BudgetExhausted"
+    assert exhausted in noted
+
+
+def test_the_default_delta_admits_several_federations(tmp_path: Path) -> None:
+    party = deployed(tmp_path, SHARES)
+    node = party.carrier.nodes_[100]
+    assert all(isinstance(offered(party, node, name)[0], messages.Accepted) for name in ("first", "second", "third"))
+
+
+def test_a_lower_limit_of_the_policy_holds_for_the_total_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ledger keeps the limit that it was created with; the policy's present limit counts beside it."""
+    party = deployed(tmp_path, SHARES, most_epsilon=100.0)
+    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], messages.Accepted)
+    node = with_policy(party, "most_epsilon = 100.0", "most_epsilon = 9.0")
+    assert isinstance(offered(party, node, "first")[0], messages.Accepted), "it has reserved, within 9"
+    found, noted = offered(party, node, "second")
+    assert isinstance(found, Refusal)
+    assert "most_epsilon = 9.0 of the policy" in noted
+    assert main(["node", "status", str(party.homes[0])]) == 0
+    assert "of 9\n" in capsys.readouterr().out
+    node = with_policy(party, "most_epsilon = 9.0", "most_epsilon = 1000.0")
+    assert isinstance(offered(party, node, "second")[0], messages.Accepted)
+    assert main(["node", "status", str(party.homes[0])]) == 0
+    assert "of 100\n" in capsys.readouterr().out, "the ledger's own limit is lower"
+
+
+@pytest.mark.parametrize("tables", [(SHARES,), pytest.param((EXAMPLE,), marks=pytest.mark.nightly)])
+def test_changed_data_of_a_node_go_on_with_its_budget(tmp_path: Path, tables: Any) -> None:
+    """Both states of the data are the same people's, so their costs add up in one ledger."""
+    party = deployed(tmp_path, *tables)
+    node = party.carrier.nodes_[100]
+    assert isinstance(offered(party, node, "first")[0], messages.Accepted)
+    written(party.homes[0] / "train.jsonl", [{**PARTS[0][0], "text": "changed"}, *PARTS[0][1:]])
+    assert isinstance(offered(party, node, "second")[0], messages.Accepted)
+    ledger = Ledger.open(party.homes[0] / LEDGER)
+    assert ledger.spent().delta == pytest.approx(2e-5)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("privacy", "ledger_heads", "heads.sqlite"),
+        ("privacy", "ledger", "other.sqlite"),
+        ("privacy", "data_set", "patients"),
+        ("data", "test", "secrets.csv"),
+        ("data", "train", "secrets.csv"),
+    ],
+)
+def test_a_charter_that_names_a_file_of_the_member_is_refused(
+    tmp_path: Path, section: str, name: str, value: str
+) -> None:
+    """The charter's own check is left out here: a coordinator can sign any text."""
+    party = deployed(tmp_path, SHARES)
+    home = CoordinatorHome.load(party.folder)
+    path = str(tmp_path / value)
+    ledger = {("privacy", "ledger"): "any"} if section == "privacy" else {}
+    charter = replace(home.charter)
+    object.__setattr__(charter, "config", charter.config.replace({**ledger, (section, name): path}))
+    offer = messages.Offer(charter.signed(home.identity), 100, bytes(32))
+    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, charter.digest)
+    found = messages.decode(seal.unsealed(party.carrier.nodes_[100].answer(asked)))
+    assert isinstance(found, Refusal)
+    assert "a charter leaves this setting to each machine" in found.sentence
+    assert not Path(path).exists()
+
+
+def test_an_older_copy_of_a_nodes_ledger_is_refused(tmp_path: Path) -> None:
+    party = deployed(tmp_path, SHARES)
+    node, ledger, copy = party.carrier.nodes_[100], party.homes[0] / LEDGER, tmp_path / "older.sqlite"
+    offered(party, node, "first")
+    node.close()
+    shutil.copy(ledger, copy)
+    offered(party, node, "second")
+    node.close()
+    shutil.copy(copy, ledger)
+    found, noted = offered(party, node, "third")
+    assert isinstance(found, Refusal)
+    assert "is an older copy" in noted

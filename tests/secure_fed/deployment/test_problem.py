@@ -1,0 +1,36 @@
+"""One party's side of the learning problem: its protected units are those of a simulation over the same rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from secure_fed.deployment.problem import of_node
+from secure_fed.learning import tasks
+from secure_fed.learning.data import fingerprint, sources
+from secure_fed.learning.data.labels import Vocabulary
+from tests.secure_fed.deployment.parties import founded, rows_of
+from tests.secure_fed.deployment.test_deployed_run import MASKED, config_of
+
+PERSONS = 4  # row i is about person i modulo 4
+UNITS = {
+    "client": [list(range(8))],
+    "group": [[0, 4], [1, 5], [2, 6], [3, 7]],
+    "example": [[index] for index in range(8)],
+}
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_units_of_a_node_are_its_clients_persons_or_examples(tmp_path: Path, unit: str) -> None:
+    column = {"group_column": "person"} if unit == "group" else {}
+    config = config_of(MASKED, {"privacy": {"unit": unit, "epsilon": 8.0, **column}})
+    part = [row | {"person": f"p{index % PERSONS}"} for index, row in enumerate(rows_of(8, 1))]
+    party = founded(tmp_path, config, [part] * 4, lambda number: None)
+    declared = tuple(replace(one, examples=len(UNITS[unit])) for one in party.charter.members)
+    charter, file = replace(party.charter, members=declared), party.homes[0] / "train.jsonl"
+    classes = Vocabulary(charter.labels, charter.label_names)
+    rows = sources.of_known_classes(tasks.build(charter.config.data), [file], classes, "data.train")
+    problem = of_node(charter, charter.config, 0, [file])
+    assert problem.unit_digest == fingerprint.of_units(rows, UNITS[unit])
