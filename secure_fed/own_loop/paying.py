@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -9,6 +11,7 @@ from typing import Any
 from weakref import finalize
 
 from privacy import accounting
+from privacy.errors import BudgetExhausted, LedgerError
 from privacy.run_plan import Plan
 from privacy.statement import NOT_COVERED, READER, Statement
 from secure_fed.config import PrivacyConfig
@@ -39,7 +42,8 @@ class Purse:
         members = _members(examples, told=bool(unit_name)) if ledger else fingerprint.of_sizes([terms.examples])
         self._subject = Subject(members, members, unit_name or "example", "example")
         self._account: RunBudget | None = None
-        self.plan: Plan = require_room(self._privacy, terms.plan(budget.epsilon), None, self._subject)
+        with _in_words_of_a_loop():
+            self.plan: Plan = require_room(self._privacy, terms.plan(budget.epsilon), None, self._subject)
 
     @property
     def charged(self) -> int:
@@ -59,8 +63,22 @@ class Purse:
         folder = Path(mkdtemp(prefix="secure-fed-"))
         finalize(self, rmtree, folder, ignore_errors=True)
         (run := folder / "own-loop").mkdir()
-        with opened(self._privacy, self.plan, run, self._subject) as account:
+        with _in_words_of_a_loop(), opened(self._privacy, self.plan, run, self._subject) as account:
             return account
+
+
+@contextmanager
+def _in_words_of_a_loop() -> Iterator[None]:
+    """Errors of budgets name a run's settings; this adds where a loop has them."""
+    try:
+        yield
+    except (BudgetExhausted, LedgerError) as error:
+        raise type(error)(f"{error}. In a loop, {_SETTINGS}") from error
+
+
+_SETTINGS = (
+    "epsilon, delta, epochs and steps are fields of Budget, and ledger, data_set and unit_name are arguments of wrap()"
+)
 
 
 def _members(examples: Any, *, told: bool) -> str:
