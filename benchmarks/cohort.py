@@ -16,7 +16,8 @@ Kinds of work, each with `train` for one client after the other and with `train_
     lengths   builtin/tiny and the lengths of the texts in FILE (column "text" or "sentence"): 64 clients of 8 texts, against
               one client after the other with all texts padded to 64 tokens.
     bfloat16  the notes of 100 clients with model.dtype = "bfloat16" against float32, one thread.
-    memory    the resident memory of a process at its peak, for a round of 10 and of 100 clients of 300,000 numbers each.
+    memory    the resident memory of a process at its peak, for a round of 10 and of 100 clients of 74,498 numbers
+              each (MiniLM-L6).
 
 Prints wall seconds, medians over the turns, and ratios; other work on the machine makes ratios of threads worse.
 """
@@ -258,7 +259,7 @@ def measure_memory() -> list[Limit]:
 
 
 def peak(clients: int) -> int:
-    """Peak memory in kilobytes in a round of `clients` clients of 300,000 numbers each."""
+    """Peak memory in kilobytes in a round of `clients` clients of MiniLM-L6, or of the built-in model without it."""
     import resource
 
     work = minilm(clients, 2)

@@ -12,10 +12,10 @@ DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz 
 of 8 steps of 16 texts; with --steps 200, 3,200 texts and 10 rounds of 20 steps; with 1000, 16,000 texts and rounds of 100.
 PEFT's method of the same kind, or else training of all weights, makes as many steps of as many texts.
 
-Rates are searched in steps of about three, until neighbours on both sides are worse; the default rates come from the 80 steps.
---finer tries rates between the best one of a data set and its neighbours. --repeats trains with further seeds at the rate that
-seed 0 chose on each data set. Every finished run is a line of learns.jsonl beside this file and is not run again (unless with
---again); --docs writes learning_rates.md from it.
+Rates are searched in steps of about three, until neighbours on both sides are no better; the default rates come from the 80
+steps. --finer tries rates between the best one of a data set and its neighbours. --repeats trains with further seeds at the
+rate that seed 0 chose on each data set. Every finished run is a line of learns.jsonl beside this file and is not run again
+(unless with --again); --docs writes learning_rates.md from it.
 """
 
 from __future__ import annotations

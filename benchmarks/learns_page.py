@@ -48,17 +48,18 @@ rounds on texts of at most 32 tokens. Each method has a peer: PEFT's method of t
 
 - **1,000 steps** of 16 texts, drawn from 16,000. Settings are those of 200 steps. A few methods ran, at one or two rates.
 - **200 steps** of 16 texts, drawn from 3,200, with this project's defaults: the rate is constant, then falls to zero over the
-  last fifth of the steps, and the head's last layer has three times the rate. A ° marks earlier runs, in which the rate fell
-  over the last third of the rounds and was constant within a round, and FedTT+ started from Gaussian cores. The peer has one
-  rate for all parameters, which falls linearly, as in Hugging Face's Trainer.
+  last fifth of the steps, and the head's last layer has three times the rate (`head` and `c2a`: the same rate). A ° marks
+  earlier runs, in which the rate fell over the last third of the rounds and was constant within a round, and FedTT+ started
+  from Gaussian cores. The peer has one rate for all parameters, which falls linearly, as in Hugging Face's Trainer.
 - **80 steps** of 16 texts, drawn from 2,000, at a constant rate, the same for all parameters; FedTT and FedTT+ from Gaussian
   cores.
 
 Rates are tried on a grid in which each is about three times the one before. On SST-2 the search ends when both neighbours of
-the best rate are no better; on the other data sets it covers the rates in the last tables. Method and peer each use the rate
-that was best for them on that data set. A star marks the accuracy on seed 0, by which the rate was chosen; a number without a
-star is the mean over further seeds. A test set has 872 (SST-2) or 1,000 texts: the standard error of a single number is 1 to
-1.6 points. The column "rate" gives the rate with the best mean over SST-2 and AG News.
+the best rate are no better (in 200 steps, FedTT, FedTT+ and the peers ran at one rate there); on the other data sets it covers
+the rates in the last tables. Method and peer each use the rate that was best for them on that data set. A star marks the
+accuracy on seed 0, by which the rate was chosen; a number without a star is the mean over further seeds. A test set has 872
+(SST-2) or 1,000 texts: the standard error of a single number is 1 to 1.6 points. The column "rate" gives the rate with the best
+mean over SST-2 and AG News.
 
 The defaults of `training.lr` come from the runs of 80 steps. A model of width 256 or less takes a method's default as it is, a
 wider one takes 256 / width times as much; `secure-fed methods --model NAME` lists the rates. For this encoder, of width 384,
@@ -139,7 +140,10 @@ Still open, and notes on the tables:
 """
 
 
-_BEFORE = "Accuracy at the best rate. Before: one rate for all, falling linearly. Now: the defaults. 200 steps, seed 0."
+_BEFORE = (
+    "Accuracy at the best rate. Before: one rate for all, falling linearly. Now: the head's rate by default, and a rate that "
+    "falls over the last third of the rounds (the runs marked ° below). 200 steps, seed 0."
+)
 _ELSEWHERE = (
     "Other implementations of the same methods, trained as the peers are, at one rate that falls linearly: AdapterHub's "
     "(`adapters`, in an environment of its own) with bottlenecks of the same size, and biases trained in a plain loop."

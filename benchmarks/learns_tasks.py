@@ -2,7 +2,8 @@
 
 Both sides have the same encoder, the same texts, AdamW, and as many steps of as many texts. The rate is constant over 80 steps.
 Over 200 steps, the peer's rate falls linearly to zero, as in Hugging Face's Trainer; ours falls in the last fifth of the steps,
-with three times the rate for the head's last layer, as by default. Ours restarts AdamW in every round, as clients do.
+with the method's default rate for the head's last layer (three times the rest's; `head`, `c2a`: once). Ours restarts AdamW in
+every round, as clients do.
 """
 
 from __future__ import annotations

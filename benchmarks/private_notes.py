@@ -189,7 +189,7 @@ def cohorts(found: Found) -> str:
 
 
 def left_open(found: Found) -> str:
-    """The same for runs with open steps, with the mean of the models over the last quarter of the rounds, also left open."""
+    """The same for runs with open steps, with the mean of the last five models, as an open `average_last` takes it."""
     columns = list(itertools.product(EPSILONS, NOISES, SIZES))
     cells = {(m, c): _shown(seeds(found, At(m, *c), LAST, OPEN)) for m in METHODS for c in columns}
     columns = [column for column in columns if any(cells[method, column] for method in METHODS)]

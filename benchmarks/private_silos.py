@@ -4,8 +4,9 @@
     one cell: python benchmarks/private_silos.py DATA --only sst2 --heads trained --methods fedlora --epsilons 8 --seeds 1
 
 DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Each of ten silos has
-1,000 texts, and all take part in each of four rounds of four steps: batches of 256 by secret coins, gradients clipped to norm
-1, noise in every step, delta 1e-5. At epsilon inf there is neither noise nor clipping; everything else is equal.
+1,000 texts (930 of AG News), and all take part in each of four rounds of four steps: batches of 256 by secret coins, gradients
+clipped to norm 1, noise in every step, delta 1e-5. At epsilon inf there is neither noise nor clipping; everything else is
+equal.
 
 The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are frozen and run once for each text, which makes
 this affordable. Adapters are on query and value of the last layer. The head takes the standardised mean over tokens. A trained

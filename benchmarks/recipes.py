@@ -5,8 +5,9 @@
     python benchmarks/recipes.py --docs docs                                           the table, from stored runs
 
 DATA contains a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. The encoder is all-MiniLM-L6-v2 (the
-`bench` extra), which was trained for the mean over its tokens. Only the following is set, beside the names of files and
-columns; the run itself chooses rates, batches, steps, clip norm and the server's steps, and nothing is searched:
+`bench` extra), which was trained for the mean over its tokens. Only the following is set, beside the names of files and columns
+and a length of at most 32 tokens; the run itself chooses rates, batches, steps, clip norm and the server's steps, and nothing
+is searched:
 
     clients    2,000 clients of three texts, cohorts of 100, 20 rounds, privacy for each client
     silos      10 silos of 1,000 texts, 5 rounds, privacy for each text

@@ -172,7 +172,7 @@ def test_two_loops_on_one_ledger_add_up(tmp_path: Path) -> None:
     with pytest.raises(BudgetExhausted, match=r"patients.* In a loop, epsilon, .* arguments of wrap\(\)"):
         wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(), BUDGET, ledger=path)
     assert not hasattr(model, "autograd_grad_sample_hooks")
-    with pytest.raises(LedgerError, match="no reservation.* In a loop, epsilon"):
+    with pytest.raises(LedgerError, match=r"no reservation.* In a loop, epsilon"):
         wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(examples=30), BUDGET, ledger=path)
 
 
