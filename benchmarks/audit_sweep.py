@@ -30,8 +30,8 @@ def configured(epsilon: float | None, share: float) -> RunConfig:
     """The demo's run at this epsilon, without masks."""
     tables = (demo.unprotected(Federation(demo.config()).config) if epsilon is None else demo.config()).to_dict()
     if epsilon is not None:
-        tables["secure_aggregation"]["enabled"] = False
-        tables["privacy"]["epsilon"] = epsilon
+        del tables["secure_aggregation"]
+        tables["privacy"] |= {"epsilon": epsilon, "noise": "central"}
     tables["evaluation"] |= {"audit_fraction": share, "every": tables["federation"]["rounds"]}
     return RunConfig.from_dict(tables)
 

@@ -129,7 +129,8 @@ def run(part: Part, given: argparse.Namespace) -> Outcome:
         printed, why = out.read(), f"stopped after {MOST} s" if code is None else errors.read().strip()
     if code != 0:
         printed += f"did not finish: {(why or 'no message').splitlines()[-1]}\n"
-    shown = f"python benchmarks/{part.script} {part.arguments}".strip().replace(f"{ROOT}{os.sep}", "")
+    texts = [part.data, "FILE" if part.data == "--texts" else "DATA"] if given.data and part.data else []
+    shown = " ".join(["python", f"benchmarks/{part.script}", part.arguments, *texts]).replace(f"{ROOT}{os.sep}", "")
     return Outcome(commit(), shown, time.monotonic() - started, -1 if code is None else code, printed)
 
 

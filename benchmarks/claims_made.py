@@ -131,7 +131,7 @@ def _as_many_texts(scale: Scale, name: str) -> Settings:
 
 
 def _ranks_fall(scale: Scale, name: str) -> Settings:
-    """FedARA's ranks fall from round 5 to 50 of 100 in the paper; over a short run they fall until near its end."""
+    """FedARA's ranks fall from round 5 to 50 of 100 in the paper; in a short run they fall until four rounds before its end."""
     if name != "fedara":
         return {}
     final = scale.rounds // 2 if scale.rounds >= 60 else 4

@@ -33,7 +33,10 @@ def settings(seed: int, phantoms: int | None) -> RunConfig:
         ("evaluation", "record"): "nothing",
         ("evaluation", "phantoms"): phantoms,
     }
-    plain = RunConfig.from_dict({k: v for k, v in demo.config().to_dict().items() if k != "secure_aggregation"})
+    tables = demo.config().to_dict()
+    del tables["secure_aggregation"]
+    tables["privacy"]["noise"] = "central"
+    plain = RunConfig.from_dict(tables)
     for section, name in small:
         find(section, name)
     return plain.replace(small)

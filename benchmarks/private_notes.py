@@ -8,9 +8,9 @@
 
 The built-in notes and model: 5,000 clients (or --clients) of five notes take part once each, a twentieth of them in each of 20
 rounds; a client makes one step of AdamW; no masks and no phantoms, which change no accuracy. The server adds the noise,
-independent or correlated over rounds. The clip norm is 3.1 for all: one step is 2.7 (the head alone) to 4.2 long (FedPower),
-which follows from the rate and the number of trained numbers. Since every contribution is about as long as the clip norm, only
-the length of the server's steps remains to be chosen. `length` 1.6 means momentum 0.5 and a rate of 1.6, or a rate of 3.2
+independent or correlated over rounds. The clip norm is 3.1 for all: one step moves the trained numbers by at most 2.7 (the head
+alone) to 3.5 (FedLoRA), the rate times the root of their count. Since every contribution is about as long as the clip norm,
+only the length of the server's steps remains to be chosen. `length` 1.6 means momentum 0.5 and a rate of 1.6, or a rate of 3.2
 without momentum for methods that refuse it. --search halves the length as long as that is better, on a division of the clients
 and notes that the table does not use (seed 100); the table uses the best length, or 1.6 if none was searched. The search is
 charged to no epsilon. With --open the run itself chooses the rate, the clip norm, momentum and the server's steps, as when only

@@ -22,6 +22,8 @@ def page(found: Found, commonest: Mapping[str, float]) -> str:
     parts = []
     for data, head in sorted({(cell.data, cell.head) for cell in found}, reverse=True):
         own = _Part({cell: value for cell, value in found.items() if (cell.data, cell.head) == (data, head)})
+        if not own.methods:
+            continue  # a search without runs so far
         alone = _Part({cell: value for cell, value in found.items() if (cell.data, cell.head) == (data, "trained")})
         parts.append(
             f"\n## {data}, {head} head\n\nThe commonest label has {100 * commonest[data]:.1f} % of the test texts.\n\n"
@@ -35,6 +37,11 @@ class _Part:
 
     def __init__(self, found: Found) -> None:
         self._found = found
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods with runs of the table."""
+        return [method for method in METHODS if any(self.seeds(method, epsilon) for epsilon in EPSILONS)]
 
     def accuracies(self, alone: _Part) -> str:
         """The table of accuracies. alone: runs that include the head alone."""

@@ -15,7 +15,8 @@ the last layer of all-MiniLM-L6-v2 (the `bench` extra): "sst2 clients" as in pro
 sentences for 10 rounds. "open": the same silos without privacy.
 
 Noise comes from the operating system; a seed decides the division of the data, the public order and a drawn A. Every finished
-run is a line of starts.jsonl beside this file and is not run again. --docs writes the table into docs/choosing.md.
+run is a line of starts.jsonl beside this file and is not run again. --docs writes the table into docs/choosing.md, and runs
+nothing.
 """
 
 from __future__ import annotations
@@ -141,8 +142,9 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
-    made = tasks(given.sst2)
-    for seed, task, start in itertools.product(range(given.seeds), given.only or made, STARTS):
+    made = {} if given.docs else tasks(given.sst2)
+    wanted = (given.only or made) if made else ()
+    for seed, task, start in itertools.product(range(given.seeds), wanted, STARTS):
         if (task, start, seed) in finished():
             continue
         began = time.perf_counter()
