@@ -40,10 +40,10 @@ def _counted_by_client(config: Sections) -> bool:
 
 
 def _may_be_banded(config: Sections) -> bool:
-    """Whether noise may be correlated over rounds: the server's, over clients in turn."""
+    """Whether noise is to be correlated over rounds, or may be: the server's, over clients in turn."""
     privacy, sampling = config.privacy, config.federation.sampling
     in_turn = privacy.unit == "client" and privacy.noise in ("auto", "central") and sampling in ("auto", "schedule")
-    return in_turn and privacy.correlation != "none"
+    return privacy.correlation == "banded" or (privacy.correlation == "auto" and in_turn)
 
 
 # Defaults of earlier versions, which wrote them into every file: they are no error where they have no effect.

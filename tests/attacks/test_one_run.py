@@ -149,6 +149,6 @@ def test_where_a_run_could_only_give_another_figure_it_gives_none(method: str) -
     told, case = ran({"method.name": method})
     assert told["attack"] == "one_run"
     assert told["auc"] is told["auc_interval"] is told["tpr_at_fpr"] is None
-    assert told["why"].startswith(f"what travels with {method} ")
+    assert told["why"].startswith(f"with {method} clients do not send ")
     assert "`secure-fed audit`" in told["why"]
     assert np.isfinite(run(case).scores).all(), "the audit has one"

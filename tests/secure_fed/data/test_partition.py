@@ -155,7 +155,7 @@ def test_a_partition_that_cannot_be() -> None:
         partition("random", [0], clients=1, rng=rng)
     with pytest.raises(DataError, match=r"'natural'.*data\.client"):
         partition("natural", [0, 1], clients=None, rng=rng)
-    with pytest.raises(DataError, match=r"names 2 clients and federation\.clients is 3.* to 2"):
+    with pytest.raises(DataError, match=r"the data name 2 clients and federation\.clients is 3.* to 2"):
         partition("natural", [0, 1], clients=3, keys=("a", "b"), rng=rng)
     with pytest.raises(ConfigError, match=r"federation\.clients is 0"):
         partition("iid", [0, 1], clients=0, rng=rng)

@@ -330,5 +330,5 @@ def test_a_group_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'patient'.*") as refused:
         load(train=train, test=train, group="patient")
     assert "privacy.group_column" in str(refused.value)
-    with pytest.raises(DataError, match=r"privacy\.group_column is 'patient', but builtin/notes names no person"):
+    with pytest.raises(DataError, match=r"privacy\.group_column is 'patient', but builtin/notes has no such column"):
         load(group="patient")

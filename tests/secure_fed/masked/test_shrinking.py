@@ -105,7 +105,7 @@ def test_shapes_that_the_run_cannot_have_come_to_are_refused_before_anybody_trai
     round_, masks, lie = LIES[what]
     built = lying(masks, round_, lie)
     seen = watch(built)
-    with pytest.raises(Tampering, match=f"of round {round_} is not the one that the run's configuration requires"):
+    with pytest.raises(Tampering, match=f"of round {round_ + 1} is not the one that the run's configuration requires"):
         built.run()
     assert {trained for trained, _ in seen.trained} == set(range(round_))
 
