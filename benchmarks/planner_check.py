@@ -5,7 +5,7 @@
 Two of the three ways there hold against adversaries that see which clients take part: clients in turn with independent noise,
 and with correlated noise. The planner recommends one of them for each data set and epsilon. It is right if this way has the
 higher mean accuracy, and not wrong if the other is not higher by more than twice the standard error of the difference over
-seeds. --docs writes the table into choosing.md.
+seeds. --docs writes the table into recipes.md.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def main() -> None:
     )
     print(shown)
     if given.docs:
-        place = given.docs / "choosing.md"
+        place = given.docs / "recipes.md"
         text = place.read_text(encoding="utf-8")
         before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
         place.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{after}", encoding="utf-8")

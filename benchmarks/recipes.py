@@ -15,7 +15,7 @@ is searched:
 
 At epsilon inf contributions are clipped as under privacy, and the noise multiplier is 0.001, too small to affect any accuracy.
 A seed decides the division of the texts among clients, and the order. Every finished run is a line of recipes.jsonl beside this
-file and is not run again. --docs writes the table into docs/choosing.md.
+file and is not run again. --docs writes the table into docs/recipes.md.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main() -> None:
     if given.docs:
         found = accuracies(Cell, given.out)
         parts = [f"{where}:\n\n{table(found, where)}" for where in WHERE]
-        put(given.docs / "choosing.md", "recipes", "\n\n".join([*parts, machine("torch")]))
+        put(given.docs / "recipes.md", "recipes", "\n\n".join([*parts, machine("torch")]))
 
 
 if __name__ == "__main__":
