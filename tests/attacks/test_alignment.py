@@ -45,6 +45,7 @@ def naive_cosine(
     return float(-g @ d / (g.norm() * d.norm()))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora"], ["fra_lora"]))
 def test_a_cosine_is_that_of_the_gradient_of_a_units_mean_loss(method: str) -> None:
     """On a transformer, for units of one, two and five texts of different lengths; batches contain whole units."""

@@ -126,6 +126,7 @@ def test_a_pipeline_learns_of_a_leak_by_the_exit_status(
     assert main(audit(folder, "members", "--fail-above", "auc=0.999")) == 0
 
 
+@pytest.mark.nightly
 def test_texts_that_differ_by_their_words_alone_void_the_audit(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +238,7 @@ def test_ratios_against_models_that_saw_no_text_are_their_papers_formulas() -> N
     assert np.allclose(found["RMIA offline"], shares)
 
 
+@pytest.mark.nightly
 def test_two_references_make_ratios_and_one_makes_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for count, more in ((1, set[str]()), (2, {"LiRA offline", "RMIA offline"})):
         named = [part for seed in range(count) for part in ("--reference", str(untrained(folder, seed)))]
@@ -315,6 +317,7 @@ def test_a_language_model_that_learned_texts_by_heart_is_found(
     assert json.loads(capsys.readouterr().out)["verdict"] == "nothing"
 
 
+@pytest.mark.nightly
 def test_false_alarms_of_the_verdict_are_as_rare_as_it_says() -> None:
     """400 null audits of five correlated signals: at most 5 %, within three standard deviations of the count."""
     rng, alarms, at_chance = np.random.default_rng(0), 0, Baseline(ranking=None, at_chance=True)  # type: ignore[arg-type]

@@ -73,6 +73,7 @@ def asked(folder: Path, config: RunConfig) -> Asked:
     return Asked("builtin/tiny", *files, config.data, folder / "adapter", max_length=24, shadows=COUNT, config=config)
 
 
+@pytest.mark.nightly
 def test_a_shadow_is_a_run_of_the_configuration_on_its_half(folder: Path, tmp_path: Path) -> None:
     whole = ["training.batch_size=48", "training.epochs=5"]  # a step on all texts, whatever their order
     config = RunConfig.load(folder / "config.toml", whole)
@@ -118,6 +119,7 @@ def test_the_scores_are_those_of_a_naive_computation() -> None:
         assert found["RMIA"][text] == pytest.approx(sum(ratio[text] / z > rmia.GAMMA for z in ratio) / 30)
 
 
+@pytest.mark.nightly
 def test_a_model_that_learned_by_heart_is_found_by_its_shadows(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def void(found: dict[str, Any]) -> set[str]:
     return {name for name, one in found.items() if not isinstance(one, str) and not one.at_chance}
 
 
+@pytest.mark.nightly
 def test_a_split_by_date_or_length_is_seen_by_that_baseline_alone() -> None:
     rng = np.random.default_rng(3)
     texts = made(120, rng)
@@ -68,6 +69,7 @@ def test_a_split_by_date_or_length_is_seen_by_that_baseline_alone() -> None:
     assert by_length["length"].ranking.auc > 0.95
 
 
+@pytest.mark.nightly
 def test_dates_of_a_column_stand_in_for_those_of_texts() -> None:
     rng = np.random.default_rng(4)
     texts = [text[:-11] for text in made(80, rng)]

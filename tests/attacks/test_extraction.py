@@ -90,6 +90,7 @@ def test_the_fitted_law_reaches_beyond_the_sample() -> None:
     assert modelled(0.5, np.ones(9)) == math.inf
 
 
+@pytest.mark.nightly
 @every("space", [100, 10**6])
 def test_secrets_that_never_trained_are_exposed_as_rarely_as_said(space: int) -> None:
     """Secrets with pure noise as scores, 400 times 6 canaries."""
@@ -259,6 +260,7 @@ def test_what_came_back_stands_beside_what_comes_back_anyway(
     assert main(extract(place, "fresh", "--fail-above", "extracted=0")) == 0
 
 
+@pytest.mark.nightly
 def test_exposure_of_a_prepared_training(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,6 +289,7 @@ def trained(train: Path, place: Path) -> None:
     model.save_pretrained(place)
 
 
+@pytest.mark.nightly
 def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def small() -> Audit:
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "spoil",
     chosen([None, math.nan, [1, "x"], {"a": None}, -1, 10**400], [None]),

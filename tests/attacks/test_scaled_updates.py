@@ -39,6 +39,7 @@ def read(of: Case, factor: float) -> tuple[Recovery, Recovery]:
     return first, second
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("factor", chosen(FACTORS, [1e-3, 1e3]))
 def test_scaling_changes_nothing(several: Case, factor: float) -> None:
     for one, scaled in zip(read(several, 1.0), read(several, factor), strict=True):

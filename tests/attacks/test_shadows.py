@@ -76,6 +76,7 @@ def products(states: Sequence[Tensors]) -> list[Tensors]:
 # Stacked.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora", "rolora"], ["fra_lora"]))
 @pytest.mark.parametrize("make", [few, many])
 def test_references_in_common_passes_are_those_trained_one_client_at_a_time(method: str, make: Any) -> None:
@@ -107,6 +108,7 @@ REPEATED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", chosen(REPEATED, [REPEATED[0], REPEATED[3]]))
 def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(more: dict[str, Any]) -> None:
     federation = many("fra_lora" if "method.transport_form" in more else "ffa_lora", **more)

@@ -65,6 +65,7 @@ def test_noise_tells_nothing(attacked: tuple[Any, Any, Any, Any]) -> None:
     assert found.p_value(true) > 0.01
 
 
+@pytest.mark.nightly
 def test_false_alarms_are_as_rare_as_said() -> None:
     rng = np.random.default_rng(0)
     alarms = sum(Shares(rng.random(12), 0.5).p_value(rng.random(12), seed) < 0.05 for seed in range(200))

@@ -51,6 +51,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp / "run"
 
 
+@pytest.mark.nightly
 def test_a_word_that_goes_with_the_label_is_read_from_answers(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_word_that_goes_with_the_label_is_read_from_answers(
     assert "nothing found" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_guesses_that_luck_explains_are_no_leak() -> None:
     """Shuffled guesses over 200 audits; and exact ones, which are one."""
     rng, leaks = np.random.default_rng(0), 0

@@ -84,6 +84,7 @@ def test_known_laws_reach_their_area() -> None:
     assert abs(overfitted.area_of_shuffled(found, members) - 0.5) < 0.02
 
 
+@pytest.mark.nightly
 def test_members_of_a_federation_are_found_better_than_by_the_loss(server: Case) -> None:
     members = server.assembly.audit_pool.members
     found = update_score.run(server, Settings())

@@ -45,6 +45,7 @@ def by_svd(noised: Tensor, rank: int, noise_std: float, *, shrink: bool) -> Tens
     return u[:, :rank] * s[:rank] @ vt[:rank]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("values", "clients", "raw", "truncated", "shrunken"),
     [(FALLING, 100, 14.6, 2.52, 0.79), (FALLING, 1000, 1.46, 0.23, 0.14), (EQUAL, 100, 14.6, None, 1.00)],

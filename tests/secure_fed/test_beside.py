@@ -53,6 +53,7 @@ def trained(setting: Setting, rows: Sequence[int], *, public: bool, ways: Ways |
     return [digest(one.after) for one in train_together(setting.objective, jobs, ways, public=public)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("devices", [1, 6])
 def test_which_device_trains_a_client_moves_no_bit(devices: int, seen: dict[Objective, int]) -> None:
     setting = wide()
@@ -68,6 +69,7 @@ def test_which_device_trains_a_client_moves_no_bit(devices: int, seen: dict[Obje
     assert told[-1] == len(SIZES)
 
 
+@pytest.mark.nightly
 def test_each_has_its_own_model(seen: dict[Objective, int]) -> None:
     """Each device has its own model: tensors that are loaded into one model do not change trainings on the others."""
     setting = wide()
@@ -96,6 +98,7 @@ def test_a_model_whose_copy_works_on_the_first_one_stays_on_one_device(seen: dic
     require_equal(together, alone)
 
 
+@pytest.mark.nightly
 def test_an_error_on_one_device_comes_out() -> None:
     setting = wide()
     setting.objective.beside = copies_on(setting.objective, [ALSO])

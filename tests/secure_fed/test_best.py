@@ -90,6 +90,7 @@ def test_what_is_no_choice_is_refused(tmp_path: Path) -> None:
 PRIVATE = ["--set", "privacy.unit=client", "--set", "privacy.noise_multiplier=1", "--set", "privacy.delta=1e-3"]
 
 
+@pytest.mark.nightly
 def test_under_privacy_nothing_is_chosen_by_rows_that_were_held_out_of_the_protected_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

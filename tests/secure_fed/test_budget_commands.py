@@ -81,6 +81,7 @@ def test_a_target_is_turned_into_noise(told: Told) -> None:
     assert {other["epsilon"] for other in facts["alternatives"]} == {1.0, 3.0, 5.0, 8.0}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "setting", "dim", "word", "cohorts"),

@@ -70,6 +70,7 @@ def bert() -> Setting:
     return wide()
 
 
+@pytest.mark.nightly
 def test_who_else_trains_moves_no_bit(bert: Setting) -> None:
     everybody = trained(bert, range(6), public=True)
     assert trained(bert, [3, 0], public=True) == [everybody[3], everybody[0]]
@@ -127,6 +128,7 @@ def test_a_model_whose_copy_works_on_the_first_one_is_not_spread() -> None:
     require_equal(together, alone)
 
 
+@pytest.mark.nightly
 def test_an_error_in_a_pass_comes_out_and_threads_end(monkeypatch: pytest.MonkeyPatch, bert: Setting) -> None:
     made: list[crew.Crew] = []
     close = crew.Crew.close

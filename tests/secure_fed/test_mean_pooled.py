@@ -107,6 +107,7 @@ def shown(readme: str, folder: Path) -> nn.Module:
     return model
 
 
+@pytest.mark.nightly
 def test_the_whole_model_is_loaded_where_there_is_no_secure_fed(
     small_model: Path, small_data: Path, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def adapted(dtype: torch.dtype) -> tuple[Objective, Tensors]:
     return Objective(model, classification.loss, CPU), Tensors(moved)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", chosen([torch.float32, torch.bfloat16], [torch.float32]), ids=str)
 @pytest.mark.parametrize(
     "groups",

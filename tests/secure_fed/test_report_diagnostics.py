@@ -112,6 +112,7 @@ def test_the_target(run_folder: RunFolder, target: float, said: str) -> None:
     assert said in told(run_folder(edit=measuring(target_accuracy=target)))[1]
 
 
+@pytest.mark.nightly
 def test_time_over_a_line_of_a_run_that_is_not_finished(run_folder: RunFolder) -> None:
     text = told(run_folder(4, planned=9, finished=False, edit=measuring(bandwidth=1.0)))[1]
     assert "Over lines of 1 MB/s, clients would spend 10 s sending and receiving." in text

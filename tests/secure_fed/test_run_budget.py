@@ -194,6 +194,7 @@ def test_objects_without_content_need_a_name_for_their_unit(tmp_path: Path) -> N
         federation({**settings, "privacy.unit_name": "patient"}, **own).run(tmp_path / name)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("unit", chosen(["client", "example"], ["client"]))
 def test_runs_of_several_seeds_share_a_ledger_though_each_holds_out_other_rows(
     small_model: Path, tmp_path: Path, unit: str

@@ -92,6 +92,7 @@ def held(out: Path, name: str) -> tuple[list[dict[str, Any]], list[list[dict[str
     return results, [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
 
 
+@pytest.mark.nightly
 def test_runs_are_ordinary_and_of_their_seeds(base: RunConfig, compared: tuple[Path, list[Any]]) -> None:
     out, rows = compared
     assert [row.name for row in rows] == list(configs_of(base))

@@ -341,6 +341,7 @@ def test_nobody_can_take_a_members_place(tmp_path: Path) -> None:
     assert any("says that it is c0, and does not have that member's key" in line for line in party.said)
 
 
+@pytest.mark.nightly
 def test_another_model_or_other_data_are_refused(tmp_path: Path) -> None:
     party = deployed(tmp_path, MASKED, EXAMPLE)
     home = CoordinatorHome.load(party.folder)

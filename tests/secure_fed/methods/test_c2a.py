@@ -174,6 +174,7 @@ def test_the_search_would_find_them() -> None:
     assert bool(torch.isclose(rows, torch.tensor(SHARE[0]), atol=1e-6).all(1).any())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("coupling", COUPLING)
 def test_examples_are_protected_unless_a_setting_couples_them(coupling: dict[str, str]) -> None:
     assert federation(unit="example").run().summary["unit"] == "example"

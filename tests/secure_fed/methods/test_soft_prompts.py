@@ -192,6 +192,7 @@ def federation(name: str, architecture: str, more: dict[str, Any]) -> Federation
     return toys.federation(settings(name, **{**chosen, **more}), model=model, train=train, test=items(30, 9))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "architecture"),
     chosen(

@@ -185,6 +185,7 @@ def test_a_question_without_its_context_is_refused(
         list(trained.load_run(tmp_path / "run").predict(["what"]))
 
 
+@pytest.mark.nightly
 def test_questions_without_an_answer_are_learned_and_left_unanswered(
     configured: Configured, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
