@@ -60,8 +60,8 @@ WITHOUT_MOMENTUM = ("rolora", "fedsvd", "fedask", "fedpower")
 EPSILONS, NOISES, LENGTHS, CLIP_NORM = (8.0, 3.0, 1.0), ("independent", "correlated"), (1.6, 0.8, 0.4, 0.2), 3.1
 OPEN = 0.0  # stands for a length that the settings leave open
 SEARCHED_ON = 100  # a seed outside the tables
-LAST, ROUNDS, CLIENTS, EACH = 5, 20, 5_000, 5
-SIZES = (2_000, CLIENTS, 20_000)
+LAST, ROUNDS, CLIENTS, EACH, DELTA = 5, 20, 5_000, 5, 1e-5
+SIZES = (2_000, CLIENTS, 20_000, 100_000)
 
 
 class At(NamedTuple):
@@ -101,7 +101,7 @@ def config(cell: Cell) -> RunConfig:
         tables["federation"] |= {"server_optimizer": "mean", "server_lr": 2 * cell.length}
     correlation = "banded" if cell.noise == "correlated" else "none"
     tables["privacy"] = {"unit": "client", "epsilon": cell.epsilon, "noise": "central", "correlation": correlation}
-    tables["privacy"] |= {"clip_norm": CLIP_NORM}
+    tables["privacy"] |= {"clip_norm": CLIP_NORM, "delta": DELTA if cell.clients < 1 / DELTA else DELTA / 10}
     if cell.length == OPEN:
         for name in ("server_optimizer", "server_momentum", "server_lr"):
             tables["federation"].pop(name, None)
