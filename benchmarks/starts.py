@@ -1,6 +1,6 @@
 """FFA-LoRA's frozen A, drawn at random or made from the model's weights: which trains better under noise?
 
-    python benchmarks/starts.py [--sst2 FOLDER] [--seeds 3] [--only NAME ...] [--docs docs]
+    python benchmarks/starts.py [--sst2 FOLDER] [--seeds 3] [--only NAME ...] [--starts NAME ...] [--docs docs]
 
     gaussian, orthonormal    A is drawn from the seed (`method.freeze_init`)
     singular                 A contains the largest singular vectors of the adapted weights: `method.name = "federa"` with
@@ -9,13 +9,13 @@
                              which is the length of one step
 
 clients: the clients, rounds and steps of `secure-fed demo` at epsilon 8 with independent noise (or at epsilon 3 with
-correlated noise), without masks and phantoms, which change no accuracy. silos: four silos of 1,000 built-in notes, 10 rounds,
-epsilon 8 for each note, otherwise defaults. FOLDER: named sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`;
-the last layer of all-MiniLM-L6-v2 (the `bench` extra): "sst2 clients" as in promises.py, "sst2 silos" 10 silos of 800
-sentences for 10 rounds. "open": the same silos without privacy.
+correlated noise), without masks and phantoms, which change no accuracy. silos: four silos of 1,000 built-in notes, 10 rounds
+(or 20, the default), epsilon 8 for each note (or 3), otherwise defaults. FOLDER: named sst2, with train.jsonl.gz and
+test.jsonl.gz of `text` and `label`; the last layer of all-MiniLM-L6-v2 (the `bench` extra): "sst2 clients" as in promises.py,
+"sst2 silos" 10 silos of 800 sentences for 10 rounds. "open": the same silos without privacy.
 
 Noise comes from the operating system; a seed decides the division of the data, the public order and a drawn A. Every finished
-run is a line of starts.jsonl beside this file and is not run again. --docs writes the table into docs/choosing.md, and runs
+run is a line of starts.jsonl beside this file and is not run again. --docs writes the table into docs/recipes.md, and runs
 nothing.
 """
 
@@ -62,10 +62,10 @@ def of_clients(seed: int, method: Mapping[str, Any], epsilon: float = 8.0, corre
     return notes(RunConfig.from_dict(tables | {"method": dict(method)}))
 
 
-def of_silos(seed: int, method: Mapping[str, Any], epsilon: float | None = 8.0) -> Federation:
+def of_silos(seed: int, method: Mapping[str, Any], epsilon: float | None = 8.0, rounds: int = 10) -> Federation:
     tables = {
         "data": {"examples": 4000, "test_examples": 1000},
-        "federation": {"clients": 4, "rounds": 10, "seed": seed},
+        "federation": {"clients": 4, "rounds": rounds, "seed": seed},
     }
     return notes(RunConfig.from_dict({**tables, **_promised(epsilon), "method": dict(method)}))
 
@@ -108,6 +108,8 @@ def tasks(folder: Path | None) -> dict[str, Made]:
         "clients": of_clients,
         "clients, epsilon 3, correlated noise": functools.partial(of_clients, epsilon=3.0, correlation="banded"),
         "silos": of_silos,
+        "silos, 20 rounds": functools.partial(of_silos, rounds=20),
+        "silos, 20 rounds, epsilon 3": functools.partial(of_silos, epsilon=3.0, rounds=20),
         "silos, open": functools.partial(of_silos, epsilon=None),
     }
     if folder is None:
@@ -138,13 +140,14 @@ def main() -> None:
     parser.add_argument("--sst2", type=Path, metavar="FOLDER")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these tasks alone")
+    parser.add_argument("--starts", nargs="+", choices=list(STARTS), default=list(STARTS))
     parser.add_argument("--docs", type=Path)
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
     made = {} if given.docs else tasks(given.sst2)
     wanted = (given.only or made) if made else ()
-    for seed, task, start in itertools.product(range(given.seeds), wanted, STARTS):
+    for seed, task, start in itertools.product(range(given.seeds), wanted, given.starts):
         if (task, start, seed) in finished():
             continue
         began = time.perf_counter()
@@ -161,7 +164,7 @@ def main() -> None:
     shown = f"{table(finished())}\n\n{machine('torch')}"
     print(shown)
     if given.docs:
-        runs_file.put(given.docs / "choosing.md", "starts", shown)
+        runs_file.put(given.docs / "recipes.md", "starts", shown)
 
 
 if __name__ == "__main__":
