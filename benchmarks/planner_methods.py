@@ -27,8 +27,6 @@ from privacy.promises import Possible, in_turn
 from privacy.target import Target
 from secure_fed.rounds.way import reached
 
-DELTA = 1e-5
-
 
 class Seen(NamedTuple):
     """A cell: method, epsilon, kind of noise, clients, the count of noised numbers, the noise length, the accuracy."""
@@ -61,8 +59,9 @@ def cells(out: Path) -> Iterator[Seen]:
 
 def length(at: private_notes.At, numbers: int) -> float:
     """The planner's noise length for clients in turn, with noise added by the server."""
-    setting = Setting(at.clients, at.clients // private_notes.ROUNDS, private_notes.ROUNDS, DELTA, dim=numbers)
-    ways = in_turn(setting, Target(at.epsilon, None, DELTA, stop_early=True), Possible(momentum=0.5))
+    delta = private_notes.delta_of(at.clients)
+    setting = Setting(at.clients, at.clients // private_notes.ROUNDS, private_notes.ROUNDS, delta, dim=numbers)
+    ways = in_turn(setting, Target(at.epsilon, None, delta, stop_early=True), Possible(momentum=0.5))
     correlation = {"independent": "none", "correlated": "banded"}[at.noise]
     way = next(each for each in ways if (each.noise, each.correlation) == ("central", correlation))
     return way.share(setting) or 0.0

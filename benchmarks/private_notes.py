@@ -86,6 +86,11 @@ class Cell(NamedTuple):
 Found = Mapping[Cell, float]
 
 
+def delta_of(clients: int) -> float:
+    """1e-5, or 1e-6 where 1e-5 would permit publishing one of the clients."""
+    return DELTA if clients < 1 / DELTA else DELTA / 10
+
+
 def config(cell: Cell) -> RunConfig:
     tables = of_notes(cell.seed, ROUNDS).to_dict()
     tables["data"]["examples"] = EACH * cell.clients
@@ -101,7 +106,7 @@ def config(cell: Cell) -> RunConfig:
         tables["federation"] |= {"server_optimizer": "mean", "server_lr": 2 * cell.length}
     correlation = "banded" if cell.noise == "correlated" else "none"
     tables["privacy"] = {"unit": "client", "epsilon": cell.epsilon, "noise": "central", "correlation": correlation}
-    tables["privacy"] |= {"clip_norm": CLIP_NORM, "delta": DELTA if cell.clients < 1 / DELTA else DELTA / 10}
+    tables["privacy"] |= {"clip_norm": CLIP_NORM, "delta": delta_of(cell.clients)}
     if cell.length == OPEN:
         for name in ("server_optimizer", "server_momentum", "server_lr"):
             tables["federation"].pop(name, None)
@@ -182,7 +187,7 @@ def cohorts(found: Found) -> str:
     columns = list(itertools.product(EPSILONS, NOISES, SIZES))
     cells = {(m, c): seeds(found, At(m, *c), 1) for m in METHODS for c in columns}
     others = {c[:2] for (_, c), held in cells.items() if held and c[2] != CLIENTS}
-    columns = [column for column in columns if column[:2] in others]
+    columns = [c for c in columns if c[:2] in others and any(cells[m, c] for m in METHODS)]
     methods = [m for m in METHODS if any(cells[m, c] for c in columns if c[2] != CLIENTS)]
     rows = [[_name(m), *(_shown(cells[m, c]) for c in columns)] for m in methods]
     return _lines(["method", *(f"epsilon {e:g}, {noise}, {size // ROUNDS:,}" for e, noise, size in columns)], rows)
