@@ -44,12 +44,14 @@ from secure_fed import Federation, RunConfig
 METHODS: dict[str, dict[str, Any]] = {
     "head": {"name": "head"},
     "federa, A frozen": {"name": "federa", "rule": "ffa_lora"},
-    "fedlora": {"name": "fedlora"},
+    **{name: {"name": name} for name in ("fedlora", "ffa_lora", "fra_lora", "bitfit")},
 }
 WHERE: dict[str, tuple[int, int, str, dict[str, Any]]] = {  # clients, texts of a client, the unit, the federation
     "clients": (2_000, 3, "client", {"rounds": 20, "cohort": 100}),
     "silos": (10, 1_000, "example", {"rounds": 5}),
     "longer": (10, 1_000, "example", {"rounds": 20}),
+    "whole": (10, 6_700, "example", {"rounds": 5}),
+    "many": (20_000, 3, "client", {"rounds": 20, "cohort": 1_000}),
 }
 POOLINGS, EPSILONS, NONE = ("mean", "model"), (math.inf, 8.0, 3.0, 1.0), 0.001
 READS = {"mean": "the mean over tokens", "model": "the first token"}

@@ -287,7 +287,7 @@ def test_buffers_are_left_as_they_were_and_the_model_in_training_mode() -> None:
 def test_a_step_of_few_examples_is_divided_all_the_same_so_that_cores_share_it() -> None:
     """The passes have similar numbers of tokens, and hold every example once."""
     entries = [(number % 3, {"input_ids": [1] * tokens}) for number, tokens in enumerate([64] * 8 + [9, 30])]
-    room = Room.of(torch.device("cpu"), 1000)
+    room = Room.of(torch.device("cpu"), 1000, public=False)
     assert room.tokens > 8 * 64 + 39, "one pass would hold them all"
     packs = list(Tight(Collate(0), room).packs(entries))
     assert [sum(len(item["input_ids"]) for item in pack.items) for pack in packs] == [128, 128, 128, 128, 39]

@@ -397,9 +397,9 @@ def test_the_gpus_generator_is_left_alone_and_decides_nothing() -> None:
     device = torch.device("cuda")
     runs = []
     for disturbance in (1, 2):
+        model = toys.model(dropout=0.4).to(device)  # seeds every generator
         torch.cuda.manual_seed(disturbance)
         state = torch.cuda.get_rng_state(device)
-        model = toys.model(dropout=0.4).to(device)
         start = Tensors((name, parameter.cpu()) for name, parameter in weights(model).items())
         target = Objective(model, classification.loss, device)
         rng = np.random.default_rng(0)

@@ -147,7 +147,8 @@ def _on_one(
     """Jobs of one kind on one device, as many at a time as its memory has room for."""
     first, done = jobs[0], list[Trained]()
     numbers = sum(math.prod(first.before[name].shape) for name in first.trainable)
-    room, most = Room.of(objective.device, numbers), clients_at_once(_held(first, numbers), objective.device)
+    room = Room.of(objective.device, numbers, public=public)
+    most = clients_at_once(_held(first, numbers), objective.device)
     if first.settings.microbatch:
         room = replace(room, rows=first.settings.microbatch)
     placed, examples = first.placed(objective.device), Plain(first.examples)

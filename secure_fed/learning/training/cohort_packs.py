@@ -49,9 +49,15 @@ class Room:
     parts: int = 1
 
     @classmethod
-    def of(cls, device: torch.device, numbers: int) -> Room:
-        """numbers: the size of one client's moving tensors; a pass has a copy and a gradient of them for each example."""
+    def of(cls, device: torch.device, numbers: int, *, public: bool) -> Room:
+        """numbers: the size of one client's moving tensors; a pass has a copy and a gradient of them for each example.
+
+        public: whether passes have public shapes. On an accelerator most sizes round differently, so that one size is left
+        and all passes are filled up to it: it must not be much larger than a step.
+        """
         tokens, rows, memory, parts = (1536, 48, 2**25, 4) if device.type == "cpu" else (2**15, 2**12, 2**30, 1)
+        if public and device.type != "cpu":
+            tokens = _FILLED
         return cls(tokens, max(1, min(rows, memory // max(1, numbers))), parts)
 
     def among(self, tokens: int) -> Room:
@@ -153,10 +159,12 @@ class Public:
         if self._uncoupled:
             self._uncoupled.require(kind, self._placed, [item])
         small = tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
+        if self._objective.device.type != "cpu":
+            small = (1,)  # where most sizes differ, further ones only take time
         probe, collate = self._probing.of(kind, [item], small[-1]), self._kinds.together(kind)
         if mixes_experts(self._objective.model) or not probe.padded:
             return Shapes(self._kinds.collate, (1,))  # no trial for experts; or no positions for this width
-        if self._agreeing(probe.items, collate, small) == small:
+        if len(small) > 1 and self._agreeing(probe.items, collate, small) == small:
             return Shapes(collate, small, most if most > small[-1] else 0, item)
         items = self._probing.of(kind, [item], most).items
         return Shapes(collate, self._agreeing(items, collate, tuple(sorted({*small, most}))) or (1,))
@@ -187,5 +195,6 @@ def _tokens(item: Any) -> int:
 
 _PER_PASS = 96  # the overhead of a pass, in tokens
 _WORTH_A_PASS = 128  # tokens
+_FILLED = 2**13  # tokens
 _UNKNOWN = 64  # the assumed number of an example's tokens if it is unknown
 _PLACES = 4

@@ -122,25 +122,35 @@ def clipped_sums(
     total = torch.zeros(len(steps), width, dtype=torch.float64, device=device)
     left, begun = [len(unit.items) for unit in units], dict[int, Tensor]()
     for found in passes:
-        done: list[tuple[int, Tensor]] = []
+        done: list[tuple[Drawn, Tensor]] = []
         for number, row in zip(found.owners.tolist(), found.gradients.to(device, torch.float64), strict=True):
             whole = begun.pop(number) + row if number in begun else row
             left[number] -= 1
             if left[number]:
                 begun[number] = whole.clone()
             else:
-                unit = units[number]
-                done.append((unit.owner, _clipped(whole / len(unit.items), steps[unit.owner])))
+                done.append((units[number], whole))
         if done:
-            owners = torch.tensor([owner for owner, _ in done], device=device)
-            add_in_order(total, owners, torch.stack([part for _, part in done]))
+            owners = torch.tensor([unit.owner for unit, _ in done], device=device)
+            add_in_order(total, owners, _clipped(done, steps))
     return total
 
 
-def _clipped(mean: Tensor, steps: PrivateSteps) -> Tensor:
-    """A unit's gradient, clipped in float64, so that rounding does not lengthen it. Zeros if it cannot be bounded."""
-    factor = steps.mechanism.scale(partial(float, torch.linalg.vector_norm(mean)), steps.clip_norm)
-    return mean * factor if factor else torch.zeros_like(mean)  # infinity times zero is NaN
+def _clipped(done: Sequence[tuple[Drawn, Tensor]], steps: Sequence[PrivateSteps]) -> Tensor:
+    """(B, P) the mean gradient of each unit, clipped in float64, so that rounding does not lengthen it.
+
+    done: units with the sums of their examples' gradients. Zeros for a mean that cannot be bounded.
+    """
+    sizes = torch.tensor([len(unit.items) for unit, _ in done], device=done[0][1].device)
+    means = torch.stack([whole for _, whole in done]) / sizes[:, None]
+    # Each norm apart, since one reduction of all rows may round a row by their number; read at once, since a GPU waits.
+    norms = torch.stack([torch.linalg.vector_norm(mean) for mean in means]).tolist()
+    factors = [
+        steps[unit.owner].mechanism.scale(partial(float, norm), steps[unit.owner].clip_norm)
+        for (unit, _), norm in zip(done, norms, strict=True)
+    ]
+    scale = torch.tensor(factors, dtype=means.dtype, device=means.device)[:, None]
+    return torch.where(scale != 0, means * scale, 0.0)  # infinity times zero is NaN
 
 
 def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> list[int]:
