@@ -19,6 +19,7 @@ from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError
 from secure_fed.export import assembled
 from secure_fed.learning.given import given
+from secure_fed.learning.models.devices import idle_gpu
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.methods import build
@@ -86,10 +87,13 @@ class Federation:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on surprising behaviour of the run: held-out training data, or clients that all send in every round."""
+        """Sentences on surprising behaviour of the run: held-out training data, clients that all send in every round, or a
+        GPU that is not used.
+        """
         counted = self.assembly.protection.plan is None
         pool, tail = self.assembly.pools["data"], self.assembly.server.tail
-        found = (pool.held_out(counted=counted), tail.said, traffic.of_hidden_cohort(self.assembly))
+        idle = idle_gpu(self.config.model.device)
+        found = (pool.held_out(counted=counted), tail.said, traffic.of_hidden_cohort(self.assembly), idle)
         return [note for note in found if note]
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:

@@ -17,7 +17,7 @@ from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
 from secure_fed.learning.models import loading
-from secure_fed.learning.models.devices import find_devices
+from secure_fed.learning.models.devices import find_devices, idle_gpu
 from secure_fed.learning.models.loading import head_names
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks import build
@@ -250,6 +250,17 @@ def test_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_devices() -> None:
     assert find_devices("cpu") == [torch.device("cpu")]
     assert find_devices("auto")[0].type in ("cpu", "cuda", "mps")
+
+
+def test_a_run_says_that_it_leaves_a_gpu_idle(
+    small_model: Path, small_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = run(small_model, small_data)
+    assert not any("model.device" in note for note in federation.notes)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    assert "model.device is 'cpu', and Some GPU is not used; set model.device = 'auto' to use it" in federation.notes
+    assert not idle_gpu("cuda:0")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,13 @@ def find_devices(names: str) -> list[torch.device]:
     return devices
 
 
+def idle_gpu(names: str) -> str:
+    """A note if there is a GPU and the run leaves it idle, as it does by default; else ""."""
+    if names.strip() != "cpu" or not torch.cuda.is_available():
+        return ""
+    return f"model.device is 'cpu', and {torch.cuda.get_device_name()} is not used; set model.device = 'auto' to use it"
+
+
 def _found(name: str, names: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu")
