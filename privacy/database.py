@@ -18,6 +18,7 @@ from pathlib import Path
 
 from privacy.errors import LedgerError
 
+PRAGMAS = ("journal_mode=DELETE", "synchronous=EXTRA", "fullfsync=ON", "cell_size_check=ON")
 BUSY_SECONDS = 30.0  # how long one transaction waits for those of other processes
 
 
@@ -31,7 +32,7 @@ def connection(path: Path, mode: str) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_SECONDS
     )
     try:
-        for pragma in ("journal_mode=DELETE", "synchronous=EXTRA", "fullfsync=ON", "cell_size_check=ON"):
+        for pragma in PRAGMAS:
             opened.execute(f"PRAGMA {pragma}")
     except BaseException:
         opened.close()

@@ -77,10 +77,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Skip fsync: the system keeps a killed process's writes, and waiting for the disk only costs time."""
-    with patch.object(os, "fsync", lambda descriptor: None):
-        yield
+def durable_pragmas() -> Iterator[tuple[str, ...]]:
+    """The pragmas of every SQLite file outside tests. In tests nothing waits for the disk, which only costs time: the system
+    keeps a killed process's writes.
+    """
+    from privacy import database
+
+    pragmas = database.PRAGMAS
+    hasty = tuple("synchronous=OFF" if pragma.startswith("synchronous") else pragma for pragma in pragmas)
+    with patch.object(os, "fsync", lambda descriptor: None), patch.object(database, "PRAGMAS", hasty):
+        yield pragmas
 
 
 @pytest.fixture(scope="session")

@@ -225,7 +225,10 @@ def test_a_row_that_does_not_reach_the_disk_is_in_no_book(ledger: Ledger, monkey
     assert ledger.charged("a") == {"": 1}
 
 
-def test_rows_are_synced_and_so_is_the_folder_after_the_journal_is_gone(ledger: Ledger) -> None:
+def test_rows_are_synced_and_so_is_the_folder_after_the_journal_is_gone(
+    ledger: Ledger, durable_pragmas: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PRAGMAS", durable_pragmas)
     with chain.transaction(ledger.path, write=False) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
