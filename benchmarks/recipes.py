@@ -5,13 +5,15 @@
     python benchmarks/recipes.py --docs docs                                           the table, from stored runs
 
 DATA contains a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. The encoder is all-MiniLM-L6-v2 (the
-`bench` extra), which was trained for the mean over its tokens. Only the following is set, beside the names of files and columns
-and a length of at most 32 tokens; the run itself chooses rates, batches, steps, clip norm and the server's steps, and nothing
-is searched:
+`bench` extra), which was trained for the mean over its tokens. Only the following is set, beside the names of files and
+columns, a length of at most 32 tokens, and the GPU if there is one; the run itself chooses rates, batches, steps, clip norm and
+the server's steps, and nothing is searched:
 
     clients    2,000 clients of three texts, cohorts of 100, 20 rounds, privacy for each client
     silos      10 silos of 1,000 texts, 5 rounds, privacy for each text
     longer     the same silos, 20 rounds
+    whole      10 silos of 6,700 texts, nearly all of SST-2's, 5 rounds
+    many       20,000 clients of three texts, cohorts of 1,000, 20 rounds, privacy for each client
 
 At epsilon inf contributions are clipped as under privacy, and the noise multiplier is 0.001, too small to affect any accuracy.
 A seed decides the division of the texts among clients, and the order. Every finished run is a line of recipes.jsonl beside this
@@ -35,7 +37,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from claims import encoder
+from claims import device, encoder
 from runs_file import Runs, accuracies, put
 from timing import machine
 
@@ -71,7 +73,7 @@ def config(cell: Cell, files: dict[str, str]) -> RunConfig:
     budget = {"noise_multiplier": NONE} if math.isinf(cell.epsilon) else {"epsilon": cell.epsilon}
     return RunConfig.from_dict(
         {
-            "model": {"name": str(encoder()), "pooling": cell.pooling, "max_length": 32},
+            "model": {"name": str(encoder()), "device": device(), "pooling": cell.pooling, "max_length": 32},
             "data": files | {"client": "client"},
             "federation": federation | {"seed": cell.seed},
             "method": METHODS[cell.method],
@@ -149,7 +151,8 @@ def main() -> None:
             run(cell)
     if given.docs:
         found = accuracies(Cell, given.out)
-        parts = [f"{where}:\n\n{table(found, where)}" for where in WHERE]
+        made_in = [where for where in WHERE if any(cell.where == where for cell in found)]
+        parts = [f"{where}:\n\n{table(found, where)}" for where in made_in]
         put(given.docs / "recipes.md", "recipes", "\n\n".join([*parts, machine("torch")]))
 
 
