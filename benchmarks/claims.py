@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-import torch
 from claims_made import CLAIMS, Claim, Scale
 from runs_file import keep, lines
 from timing import machine
@@ -58,11 +57,6 @@ class Cell(NamedTuple):
     size: str
     seed: int
     rate: float = 1.0
-
-
-def device() -> str:
-    """The GPU if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def encoder() -> Path:
@@ -98,7 +92,7 @@ def measured(claim: Claim, cell: Cell, scale: Scale, files: dict[str, Path]) -> 
     own = claim.configurations(scale)[cell.arm]
     settings = {
         "model.name": str(encoder()),
-        "model.device": device(),
+        "model.device": "auto",
         **{f"data.{split}": str(place) for split, place in files.items()},
         **scale.settings(),
         **own,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from claims import configured, device, encoder
+from claims import configured, encoder
 from peers import environments
 from peers.fine_tuning import BATCH, classes_of, fine_tuned, rows_of
 
@@ -99,7 +99,7 @@ def ours(
     """The test accuracy of a method after `steps` steps, with all data at one client."""
     settings: dict[str, Any] = {
         "model.name": str(encoder()),
-        "model.device": device(),
+        "model.device": "auto",
         "model.pooling": pooling,
         "model.max_length": LENGTH,
         **{f"data.{split}": str(place) for split, place in files.items()},

@@ -37,7 +37,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from claims import device, encoder
+from claims import encoder
 from runs_file import Runs, accuracies, put
 from timing import machine
 
@@ -73,7 +73,7 @@ def config(cell: Cell, files: dict[str, str]) -> RunConfig:
     budget = {"noise_multiplier": NONE} if math.isinf(cell.epsilon) else {"epsilon": cell.epsilon}
     return RunConfig.from_dict(
         {
-            "model": {"name": str(encoder()), "device": device(), "pooling": cell.pooling, "max_length": 32},
+            "model": {"name": str(encoder()), "device": "auto", "pooling": cell.pooling, "max_length": 32},
             "data": files | {"client": "client"},
             "federation": federation | {"seed": cell.seed},
             "method": METHODS[cell.method],

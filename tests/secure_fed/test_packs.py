@@ -205,7 +205,7 @@ def test_passes_that_draw_random_numbers_are_not_used() -> None:
 
 
 def test_sizes_that_all_differ_cost_a_few_passes_each() -> None:
-    """On a GPU most sizes differ: with passes for each example against each other size, a trial took minutes."""
+    """On a GPU most sizes differ: passes for each example against each other size would take long."""
     passes = []
 
     def gradients(items: Sequence[int]) -> dict[str, Tensor]:

@@ -207,7 +207,7 @@ class _Cohort:
         ]
 
     def _step(self, step: int, gradient: Tensor) -> None:
-        """One step of the clients with a gradient, each at its own rate: one with fewer steps is further in its schedule."""
+        """Step along the gradients (S, P) of the first S clients, each at the rate of its own schedule."""
         gradient = gradient.to(self._moving.device)
         if self._start is not None:  # FedProx: the gradient of mu/2 ||w - w_before||^2
             mu = self._jobs[0].settings.proximal

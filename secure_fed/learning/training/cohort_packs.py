@@ -159,12 +159,10 @@ class Public:
         if self._uncoupled:
             self._uncoupled.require(kind, self._placed, [item])
         small = tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
-        if self._objective.device.type != "cpu":
-            small = (1,)  # where most sizes differ, further ones only take time
         probe, collate = self._probing.of(kind, [item], small[-1]), self._kinds.together(kind)
         if mixes_experts(self._objective.model) or not probe.padded:
             return Shapes(self._kinds.collate, (1,))  # no trial for experts; or no positions for this width
-        if len(small) > 1 and self._agreeing(probe.items, collate, small) == small:
+        if self._agreeing(probe.items, collate, small) == small:
             return Shapes(collate, small, most if most > small[-1] else 0, item)
         items = self._probing.of(kind, [item], most).items
         return Shapes(collate, self._agreeing(items, collate, tuple(sorted({*small, most}))) or (1,))

@@ -92,7 +92,7 @@ def sizes_that_agree(
         own = _own(gradients, probe, list(passes))
         for sizes, known in agreeing if own else ():
             if any(known.get(i, digest) != digest for i, digest in own.items()):
-                continue  # most sizes differ on a GPU: passes for the other examples would take minutes
+                continue  # most sizes differ on a GPU: passes for the other examples would take long
             known |= _own(gradients, probe, _covering([i for i in own if i not in known], sizes[-1]))
             if all(known.get(i) == digest for i, digest in own.items()):
                 sizes.append(size)
@@ -138,7 +138,7 @@ def _candidates(most: int) -> list[int]:
 
 
 def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
-    """Whether every tensor differs by at most `tolerance` of its norm.
+    """Whether each tensor of `found` differs from the expected one by at most `tolerance` of the latter's norm.
 
     A thousandth of the norm of all tensors together is added to a tensor's norm: a gradient that is zero by the model's
     symmetry (an attention's key bias) is only rounding on both paths.

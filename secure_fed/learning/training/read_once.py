@@ -43,12 +43,11 @@ Numbers = NDArray[np.int64]
 Key = tuple[int, int, bytes]
 
 
-def read_once(objective: Objective, names: Collection[str], most: int | None) -> None:
+def read_once(objective: Objective, names: Collection[str], most: int) -> None:
     """Make the objective keep the means, if its model's head reads them and only the head ever changes.
 
-    names: the names of all tensors of the run's states. most: the most texts in a pass; None: the device's default.
+    names: the names of all tensors of the run's states. most: the most texts in a pass.
     """
-    most = most or (8 if objective.device.type == "cpu" else 128)
     if is_pooled(getattr(objective.model, "config", None)) and all(name.startswith(_HEAD) for name in names):
         objective.reading = ReadOnce(objective.model, objective.longest, most)
 
