@@ -14,7 +14,6 @@ from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.beside import copies_on
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import read_once
-from secure_fed.learning.training.uncoupled import most_at_once
 from secure_fed.methods.method import Method, RoundPlan, State, loss_of
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.personal import personal_names
@@ -80,5 +79,5 @@ def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Ten
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
     if problem.tokenizer is not None:  # a model passed directly is its owner's, with texts of any form
         for one in (objective, *objective.beside):
-            read_once(one, list(tensors), most_at_once(one.device, config.training))
+            read_once(one, list(tensors), config.training.microbatch)
     return objective

@@ -16,10 +16,12 @@ from transformers import BertConfig, BertForSequenceClassification
 from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError
+from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import cohort_ways, crew
 from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.flat import add_in_order
 from secure_fed.learning.training.local import Trained
+from secure_fed.learning.training.objective import Objective
 from secure_fed.rounds.transport import InProcess
 from tests.contracts import runs as contracts
 from tests.secure_fed import small_models, toys
@@ -75,6 +77,17 @@ def test_who_else_trains_moves_no_bit(bert: Setting) -> None:
     everybody = trained(bert, range(6), public=True)
     assert trained(bert, [3, 0], public=True) == [everybody[3], everybody[0]]
     assert trained(bert, [4], public=True) == [everybody[4]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("public", [True, False])
+def test_who_else_trains_moves_no_bit_on_a_gpu_either(public: bool) -> None:
+    device = torch.device("cuda")
+    model = wide_model()
+    setting = adapted(model)
+    setting = replace(setting, objective=Objective(model.to(device), classification.loss, device))
+    everybody = trained(setting, range(6), public=public)
+    assert (trained(setting, [3, 0], public=public) == [everybody[3], everybody[0]]) == public
 
 
 def test_tight_passes_would_move_bits(bert: Setting) -> None:

@@ -24,7 +24,7 @@ from secure_fed.learning.training.cohort_packs import Room as Space
 from secure_fed.learning.training.cohort_pass import Places, found_in
 from secure_fed.learning.training.gradient_trial import sizes_that_agree
 from secure_fed.learning.training.kind_probe import Probing
-from secure_fed.learning.training.kinds import Kinds, Padded
+from secure_fed.learning.training.kinds import Kinds, Padded, apart_on
 from secure_fed.learning.training.local import Job, Placed
 from secure_fed.learning.training.made_up import varied
 from secure_fed.learning.training.objective import Objective
@@ -272,7 +272,46 @@ def test_gradients_have_the_same_bits_before_and_after_large_passes_are_tried(
     assert (after.sizes, after.untried) == (sizes, 0)
 
 
+# On an accelerator passes have one size, which most steps fill.
+
+
+@pytest.mark.parametrize(
+    ("device", "expected", "rows"),
+    [("cuda", 8.0, 17), ("cuda", 256.0, 256), ("cuda", float("inf"), 256), ("cpu", 8.0, 48)],
+)
+def test_a_pass_has_room_for_most_steps_and_for_little_more(device: str, expected: float, rows: int) -> None:
+    room = Space.of(torch.device(device), 1000, public=True, expected=expected)
+    assert (room.filled, room.of_width(32)) == (device == "cuda", rows)
+    assert not Space.of(torch.device(device), 1000, public=False, expected=expected).filled
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_filled_passes_have_one_size_or_hold_one_example(coupled: bool) -> None:
+    """The loss depends on the size of a pass, as on a GPU; if coupled, also on an example's row."""
+    torch.manual_seed(0)
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        found = nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+        return found * (1 + 1e-5 * len(found)) * (1 + 1e-5 * coupled * torch.arange(len(found)))
+
+    layer = nn.Linear(6, 3)
+    objective = Objective(layer, loss, CPU)
+    placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
+    public = Public(objective, default_collate, Space(4096, 17, filled=True), placed, [])
+    packs = list(public.packs([(0, item) for item in toys.examples(1, 20)]))
+    assert [(len(pack.items), pack.count) for pack in packs] == ([(1, 1)] * 20 if coupled else [(17, 17), (17, 3)])
+
+
 # Kinds of examples, and the examples that they are tried on.
+
+
+def test_an_accelerator_has_fewer_widths() -> None:
+    kinds = Kinds(Collate(0), longest=100, apart=apart_on(torch.device("cuda")))
+    widths = [kinds.padded(tokens) for tokens in (1, 31, 32, 64, 95, 96, 100)]
+    shapes = [(one.width, one.above, one.full) for one in widths]
+    few, more = (32, 0, False), (64, 31, False)
+    assert shapes == [few, few, more, (96, 63, False), (96, 63, False), (100, 95, False), (100, 99, True)]
+    assert Kinds.of(Objective(nn.Identity(), classification.loss, CPU), Collate(0)).apart == 8
 
 
 def test_a_kind_is_a_matter_of_the_example_alone() -> None:

@@ -147,8 +147,8 @@ def _on_one(
     """Jobs of one kind on one device, as many at a time as its memory has room for."""
     first, done = jobs[0], list[Trained]()
     numbers = sum(math.prod(first.before[name].shape) for name in first.trainable)
-    room = Room.of(objective.device, numbers, public=public)
     most = clients_at_once(_held(first, numbers), objective.device)
+    room = Room.of(objective.device, numbers, public=public, expected=_expected(jobs[:most]))
     if first.settings.microbatch:
         room = replace(room, rows=first.settings.microbatch)
     placed, examples = first.placed(objective.device), Plain(first.examples)
@@ -159,6 +159,12 @@ def _on_one(
         cohort = _Cohort(objective, jobs[start : start + most], trial, packing)
         done += cohort.trained(partial(_told_after, told, start))
     return done
+
+
+def _expected(jobs: Sequence[Job]) -> float:
+    """The expected number of examples in a private step of these jobs; infinite if it is not public."""
+    first = jobs[0]
+    return math.inf if first.private is None or first.private.groups else len(jobs) * float(first.settings.batch)
 
 
 def _held(job: Job, numbers: int) -> int:

@@ -11,6 +11,7 @@ In both, the order of one client's examples over the passes depends on its own e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -42,23 +43,30 @@ class Packing(Protocol):
 
 @dataclass(frozen=True)
 class Room:
-    """The limits of a pass. tokens, rows: the most tokens and examples. parts: the fewest passes of a step, for many cores."""
+    """The limits of a pass.
+
+    tokens, rows: the most tokens and examples. parts: the fewest passes of a step, for many cores. filled: whether public
+    passes have the largest size alone.
+    """
 
     tokens: int
     rows: int
     parts: int = 1
+    filled: bool = False
 
     @classmethod
-    def of(cls, device: torch.device, numbers: int, *, public: bool) -> Room:
+    def of(cls, device: torch.device, numbers: int, *, public: bool, expected: float = math.inf) -> Room:
         """numbers: the size of one client's moving tensors; a pass has a copy and a gradient of them for each example.
 
-        public: whether passes have public shapes. On an accelerator most sizes round differently, so that one size is left
-        and all passes are filled up to it: it must not be much larger than a step.
+        public: whether passes have public shapes. On an accelerator most sizes give other bits, so all passes are filled up to
+        one size, which should have room for most steps, and for little more. expected: the expected number of a step's
+        examples, if it is public; the variance of a step is at most as large.
         """
         tokens, rows, memory, parts = (1536, 48, 2**25, 4) if device.type == "cpu" else (2**15, 2**12, 2**30, 1)
-        if public and device.type != "cpu":
-            tokens = _FILLED
-        return cls(tokens, max(1, min(rows, memory // max(1, numbers))), parts)
+        filled = public and device.type != "cpu"
+        if filled:
+            tokens, rows = _FILLED, int(min(rows, expected + _DEVIATIONS * math.sqrt(expected) + 1))
+        return cls(tokens, max(1, min(rows, memory // max(1, numbers))), parts, filled)
 
     def among(self, tokens: int) -> Room:
         """The limits of each pass of a step with `tokens` tokens. They, and so bits, do not depend on the number of cores."""
@@ -103,7 +111,7 @@ class Public:
 
     The largest passes take most of the time of a trial, so their trial waits until enough examples come. A gradient has the
     same bits before and after: the largest size is used only if it gives the bits of the smaller sizes, and a smaller size that
-    fails this trial is given up.
+    fails this trial is given up. If passes are filled (`Room`), only the largest size is tried.
     """
 
     def __init__(
@@ -158,12 +166,14 @@ class Public:
     def _tried(self, kind: Hashable, item: Any, most: int) -> Shapes:
         if self._uncoupled:
             self._uncoupled.require(kind, self._placed, [item])
-        small = tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
+        small = (most,) if self._room.filled else tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
         probe, collate = self._probing.of(kind, [item], small[-1]), self._kinds.together(kind)
         if mixes_experts(self._objective.model) or not probe.padded:
             return Shapes(self._kinds.collate, (1,))  # no trial for experts; or no positions for this width
         if self._agreeing(probe.items, collate, small) == small:
             return Shapes(collate, small, most if most > small[-1] else 0, item)
+        if self._room.filled:
+            return Shapes(collate, (1,))
         items = self._probing.of(kind, [item], most).items
         return Shapes(collate, self._agreeing(items, collate, tuple(sorted({*small, most}))) or (1,))
 
@@ -194,5 +204,6 @@ def _tokens(item: Any) -> int:
 _PER_PASS = 96  # the overhead of a pass, in tokens
 _WORTH_A_PASS = 128  # tokens
 _FILLED = 2**13  # tokens
+_DEVIATIONS = 3  # standard deviations of a step's size for which a pass has room
 _UNKNOWN = 64  # the assumed number of an example's tokens if it is unknown
 _PLACES = 4

@@ -97,11 +97,13 @@ class NoisedSums:
         yield from passes(
             [entry for entry in entries if not isinstance(entry[1], Pointing)], [unit.owner for unit in units]
         )
-        for number, item in entries:
-            if isinstance(item, Pointing):
-                along = direction(item.unit, item.seed, self._layout).parts()
-                length = 2 * self._drawings[units[number].owner].steps.clip_norm
-                yield Found(torch.tensor([number]), self._flat.rows([along]) * -length, torch.zeros(1))
+        pointing = [(number, item) for number, item in entries if isinstance(item, Pointing)]
+        for at in range(0, len(pointing), _POINTING):
+            some = pointing[at : at + _POINTING]
+            lengths = [2 * self._drawings[units[number].owner].steps.clip_norm for number, _ in some]
+            along = self._flat.rows([direction(item.unit, item.seed, self._layout).parts() for _, item in some])
+            owners = torch.tensor([number for number, _ in some])
+            yield Found(owners, along * -torch.tensor(lengths)[:, None], torch.zeros(len(some)))
 
     def _noised(self, drawing: Drawing, total: Tensor) -> Tensor:
         """(1, P) float32."""
@@ -151,6 +153,9 @@ def _clipped(done: Sequence[tuple[Drawn, Tensor]], steps: Sequence[PrivateSteps]
     ]
     scale = torch.tensor(factors, dtype=means.dtype, device=means.device)[:, None]
     return torch.where(scale != 0, means * scale, 0.0)  # infinity times zero is NaN
+
+
+_POINTING = 32  # examples of directions at once
 
 
 def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -61,9 +62,10 @@ def add_in_order(total: Tensor, owners: Tensor, rows: Tensor) -> None:
     for at, owner in enumerate(owners.tolist()):
         taken[owner] = taken.get(owner, -1) + 1
         turns.setdefault(taken[owner], []).append(at)
-    for turn in turns.values():
-        these = torch.tensor(turn, device=total.device)
-        total[owners[these]] += rows[these]
+    order = torch.tensor(list(itertools.chain(*turns.values())), device=total.device)  # the CPU waits for each copy
+    lengths = [len(turn) for turn in turns.values()]
+    for own, some in zip(owners[order].split(lengths), rows[order].split(lengths), strict=True):
+        total[own] += some
 
 
 _TOGETHER = 64

@@ -7,7 +7,8 @@ change the gradients of others. So only examples of one kind share a pass:
     collate functions with `padded_to` (all of ours)   texts are padded to the next longer of a few public widths, since models
                                                        drop the attention mask if nothing in the batch is masked, and then use
                                                        other kernels. Texts of the greatest length are a separate kind,
-                                                       without padding.
+                                                       without padding. An accelerator has fewer widths, since a pass costs
+                                                       more there than padding.
     any other collate function                         examples are of one kind if their batches of one have the same shapes
 
 For a model that reads each text once (`read_once`), passes compute only the layers after the encoder, with one shape for texts
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from secure_fed.errors import ModelError
@@ -48,16 +50,29 @@ class Padded:
 
 @dataclass(frozen=True)
 class Kinds:
-    """The kinds of the examples that `collate` takes. longest, reads_once: as in `Objective`."""
+    """The kinds of the examples that `collate` takes.
+
+    longest, reads_once: as in `Objective`. apart: the least difference between two widths (`apart_on`).
+    """
 
     collate: Collate
     longest: int | None = None
     reads_once: bool = False
+    apart: int = 8
 
     @classmethod
     def of(cls, objective: Objective, collate: Collate) -> Kinds:
         """The kinds of an objective's examples."""
-        return cls(collate, objective.longest, objective.reads_once)
+        return cls(collate, objective.longest, objective.reads_once, apart_on(objective.device))
+
+    def padded(self, tokens: int, *, shown: bool = True) -> Padded:
+        """The kind of a text of `tokens` tokens. shown: whether no token is masked."""
+        longest = self.longest
+        width, above = _width(tokens + 1, self.apart)  # with padding: without any a model may use another kernel
+        above = max(0, above - 1)
+        if longest is not None and width > longest:
+            width, above = (longest, above) if tokens < longest else (tokens, tokens - 1)
+        return Padded(width, above, tokens == width and shown)
 
     @property
     def by_length(self) -> bool:
@@ -70,7 +85,7 @@ class Kinds:
         if self.reads_once and self.longest is not None and len(item["input_ids"]) <= self.longest:
             return Padded(self.longest, above=0, full=False, read=True)
         shown = bool(np.all(np.asarray(item["attention_mask"]))) if "attention_mask" in item else True
-        return padded(len(item["input_ids"]), self.longest, shown=shown)
+        return self.padded(len(item["input_ids"]), shown=shown)
 
     def together(self, kind: Hashable) -> Collate:
         """The collate function for examples of this kind. It raises ModelError for batches of other shapes than the kind's."""
@@ -94,21 +109,17 @@ class Kinds:
 _AFTERWARDS = 32  # tokens: passes of examples with kept means are as large as passes of short texts
 
 
-def padded(tokens: int, longest: int | None, *, shown: bool = True) -> Padded:
-    """The kind of a text of `tokens` tokens. longest: the most tokens of a text. shown: whether no token is masked."""
-    width, above = _width(tokens + 1)  # at least one token of padding: without any a model may use another kernel
-    above = max(0, above - 1)
-    if longest is not None and width > longest:
-        width, above = (longest, above) if tokens < longest else (tokens, tokens - 1)
-    return Padded(width, above, tokens == width and shown)
+def apart_on(device: torch.device) -> int:
+    """The least difference between two public widths on a device."""
+    return 8 if device.type == "cpu" else 32
 
 
-def _width(tokens: int) -> tuple[int, int]:
+def _width(tokens: int, apart: int) -> tuple[int, int]:
     """The smallest public width of at least `tokens` tokens, and the next smaller width.
 
-    The widths are 8, 16, ..., 64, and from there four for every doubling: 80, 96, 112, 128, 160, ...
+    With widths at least 8 apart they are 8, 16, ..., 64, and from there four for every doubling: 80, 96, 112, 128, 160, ...
     """
-    step = 8 if tokens <= 64 else 1 << ((tokens - 1).bit_length() - 3)
+    step = max(apart, 8 if tokens <= 64 else 1 << ((tokens - 1).bit_length() - 3))
     width = -(-tokens // step) * step
     return width, width - step
 

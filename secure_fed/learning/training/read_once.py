@@ -34,19 +34,20 @@ from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
 from secure_fed.learning.training.cohort_packs import next_size
 from secure_fed.learning.training.gradient_trial import sizes_that_agree
-from secure_fed.learning.training.kinds import Kinds, Padded, padded
+from secure_fed.learning.training.kinds import Kinds, Padded, apart_on
 from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.supported import mixes_experts
+from secure_fed.learning.training.uncoupled import most_at_once
 
 Numbers = NDArray[np.int64]
 Key = tuple[int, int, bytes]
 
 
-def read_once(objective: Objective, names: Collection[str], most: int) -> None:
+def read_once(objective: Objective, names: Collection[str], most: int | None = None) -> None:
     """Make the objective keep the means, if its model's head reads them and only the head ever changes.
 
-    names: the names of all tensors of the run's states. most: the most texts in a pass.
+    names: the names of all tensors of the run's states. most: the most texts in a pass; None for what suits the device.
     """
     if is_pooled(getattr(objective.model, "config", None)) and all(name.startswith(_HEAD) for name in names):
         objective.reading = ReadOnce(objective.model, objective.longest, most)
@@ -92,8 +93,17 @@ class ReadOnce(AbstractContextManager[None]):
     Copies of the model that share its weights also share the kept means.
     """
 
-    def __init__(self, model: Any, longest: int | None, most: int) -> None:
+    def __init__(self, model: Any, longest: int | None, most: int | None) -> None:
         self._model, self._longest, self._most, self._kept = model, longest, most, Kept()
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = next(self._model.encoder.parameters()).device
+        return device
+
+    @property
+    def _kinds(self) -> Kinds:
+        return Kinds(list, self._longest, apart=apart_on(self._device))
 
     def __enter__(self) -> None:
         vars(self._model)["read"] = self
@@ -127,8 +137,9 @@ class ReadOnce(AbstractContextManager[None]):
     def _read(self, texts: list[Text]) -> list[Tensor]:
         """The mean (d,) of each text, computed in passes of public shapes."""
         found: dict[int, Tensor] = {}
-        kinds = (padded(len(text.ids), self._longest, shown=bool(text.mask.all())) for text in texts)
-        for kind, places in places_of(kinds).items():
+        kinds = self._kinds
+        of = (kinds.padded(len(text.ids), shown=bool(text.mask.all())) for text in texts)
+        for kind, places in places_of(of).items():
             sizes, at = self._sizes(kind, typed=texts[places[0]].types is not None), 0
             while at < len(places):
                 some = places[at : at + next_size(sizes, len(places) - at, kind.width)]
@@ -143,14 +154,21 @@ class ReadOnce(AbstractContextManager[None]):
         key = torch.get_num_threads(), kind, typed
         if key not in self._kept.sizes:
             names = ("input_ids", "attention_mask", "token_type_ids")[: 2 + typed]
-            made = made_up(Kinds(list, self._longest), kind, self._model, dict.fromkeys(names), self._most) or ()
+            tries = self._tries(kind.width)
+            made = made_up(self._kinds, kind, self._model, dict.fromkeys(names), tries[-1]) or ()
             probe = [Text(item["input_ids"], item["attention_mask"], item.get("token_type_ids")) for item in made]
-            tries = [1, self._most] if probe and not mixes_experts(self._model) else []
+            tries = tries if probe and not mixes_experts(self._model) else []
             found = sizes_that_agree(
                 lambda texts: {"mean": self._pass(kind.width, texts).float()}, probe, tries, copied=1
             )
             self._kept.sizes[key] = found or (1,)
         return self._kept.sizes[key]
+
+    def _tries(self, width: int) -> list[int]:
+        """The pass sizes to try. On an accelerator they give different bits, so there is one."""
+        if self._device.type == "cpu":
+            return [1, self._most or most_at_once(self._device)]
+        return [self._most or max(1, _FILLED // width)]
 
     def _pass(self, width: int, texts: Sequence[Text]) -> Tensor:
         """The means (B, d) of texts that are padded to this width."""
@@ -163,8 +181,7 @@ class ReadOnce(AbstractContextManager[None]):
                     column[row, : len(part)] = part
         if texts[0].types is None:
             del columns["token_type_ids"]
-        device = next(encoder.parameters()).device
-        return self._computed({name: torch.from_numpy(column).to(device) for name, column in columns.items()})[0]
+        return self._computed({name: torch.from_numpy(column).to(self._device) for name, column in columns.items()})[0]
 
     def _computed(self, inputs: dict[str, Any]) -> tuple[Tensor, Any]:
         """The model's own `read` without kept means, in evaluation mode."""
@@ -197,4 +214,5 @@ def _numbers(tensor: Tensor) -> Numbers:
 
 _HEAD = "classifier."
 _READ = ("input_ids", "attention_mask", "token_type_ids")
+_FILLED = 2**13  # tokens of a pass on an accelerator
 _MOST, _BESIDE = 2**30, 1024  # bytes: of all means, and the overhead of each mean
