@@ -18,13 +18,16 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import read_once as module
+from secure_fed.learning.training.cohort_packs import Public, Room
 from secure_fed.learning.training.crew import copy_of
 from secure_fed.learning.training.kinds import Kinds
+from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import ReadOnce, read_once
 from secure_fed.methods import METHODS
 from secure_fed.runs import start
+from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed.test_loading import FAMILIES, saved
 from tests.secure_fed.test_mean_pooled import load
@@ -270,6 +273,16 @@ def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path
     made = made_up(wide, wide(items[0]), whole.model, items[0], 9)
     assert made is not None
     assert max(len(item["input_ids"]) for item in made) < 40, "a trial reads no longer ones than it has to"
+
+
+def test_texts_of_like_lengths_share_a_pass_so_that_the_encoder_fills_up_few(small_model: Path) -> None:
+    """Equally long texts keep their order: an owner's own examples alone decide the order of its gradients."""
+    whole, some = objective(small_model), texts(60)
+    entries = [(at % 3, {"input_ids": text.numpy(), "labels": 0}) for at, text in enumerate(some)]
+    start = Tensors((name, whole.model.get_parameter(name).detach()) for name in HEAD)
+    packing = Public(whole, Collate(0), Room.of(CPU, 1000, public=True), Placed.of(start, HEAD, CPU), [])
+    found = [id(item) for pack in packing.packs(entries) for item in pack.items[: pack.count]]
+    assert found == [id(item) for _, item in sorted(entries, key=lambda entry: len(entry[1]["input_ids"]))]
 
 
 @pytest.mark.parametrize("method", chosen(METHODS, ["head", "c2a", "fedlora"]))

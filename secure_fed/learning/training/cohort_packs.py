@@ -137,7 +137,10 @@ class Public:
         for entry in entries:
             by_kind.setdefault(self._kinds(entry[1]), []).append(entry)
         for kind in sorted(by_kind, key=repr):
-            yield from self._of_kind(kind, by_kind[kind])
+            some = by_kind[kind]
+            if isinstance(kind, Padded) and kind.read:  # the encoder reads new texts in passes of like lengths
+                some = sorted(some, key=lambda entry: _tokens(entry[1]))
+            yield from self._of_kind(kind, some)
 
     def _of_kind(self, kind: Hashable, entries: Sequence[Entry]) -> Iterator[Pack]:
         width = kind.work if isinstance(kind, Padded) else _UNKNOWN
