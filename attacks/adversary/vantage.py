@@ -18,8 +18,9 @@ from hashlib import sha256
 import torch
 
 from secure_fed.runs.recording import Recorded, Summed, Update
+from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from attacks.adversary.target import opened
 from attacks.any_model.signals import Floats
 from attacks.inference.share import Shares, guessed, made_up
 from secure_fed.errors import UsageError
-from secure_fed.tensors.tensors import Layout
+from secure_fed.tensors.layout import Layout
 
 ALPHA, MADE_UP, CLIENTS, FEWEST_CLIENTS, FEWEST_TEXTS = 0.05, 120, 60, 8, 20
 Say = Callable[[str], None]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Tensors
 
 
 def has_text(answer: Tensors, with_text: Tensors, without: Tensors) -> bool:

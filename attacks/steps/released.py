@@ -18,7 +18,8 @@ import torch
 from attacks.adversary.case import Case, Inapplicable
 from attacks.adversary.null import Floats
 from secure_fed.methods.method import State
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Tensors
 
 
 @dataclass(frozen=True)

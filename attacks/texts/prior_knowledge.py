@@ -20,7 +20,7 @@ from secure_fed.learning.training.schedule import Falling, planned_steps
 from secure_fed.rounds.masked.encoding import Rounded
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.recording import Summed, Update
-from secure_fed.tensors.tensors import Layout
+from secure_fed.tensors.layout import Layout
 
 POSITIONS = 128
 _SEEN_TEXTS = 500

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, pairs
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
+from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import Svd, balanced, truncated
-from secure_fed.tensors.tensors import Layout, LowRank, Tensors
+from secure_fed.tensors.tensors import LowRank, Tensors
 
 
 class Adapter(Protocol):

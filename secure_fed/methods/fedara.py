@@ -37,7 +37,8 @@ from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, 
 from secure_fed.learning.models.adapters.triplet import TripletAdapter, importance, kept, triplets
 from secure_fed.methods.averaging import Averaged, change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Tensors
 
 CARD = Card(
     name="fedara",

@@ -23,7 +23,8 @@ from secure_fed.methods.method import Contextual, Method, RoundPlan, State
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.transport import Reply, Request
-from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
+from secure_fed.tensors.layout import Layout, LayoutError
+from secure_fed.tensors.tensors import Tensors
 
 
 @dataclass(frozen=True)

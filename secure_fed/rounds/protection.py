@@ -36,8 +36,9 @@ from secure_fed.rounds.own_mechanism import require_made, require_open_sums, req
 from secure_fed.rounds.placement import NOWHERE, Placement, placement_of
 from secure_fed.rounds.plans import Population
 from secure_fed.rounds.way import unsteady
+from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import in_own_factors
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.tensors import Tensors
 
 if TYPE_CHECKING:
     from privacy.distributed import DistributedGaussian

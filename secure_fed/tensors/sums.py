@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from secure_fed.tensors.layout import Layout, LayoutError
 from secure_fed.tensors.low_rank import recompressed
-from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Member, Tensors, dense, is_finite
+from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense, is_finite
 
 
 class NotFiniteError(ValueError):

@@ -13,8 +13,9 @@ import math
 import torch
 from torch import Tensor
 
+from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import NotFiniteError, require_fits
-from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors, dense
+from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
 
 MEDIAN = 0.5
 

@@ -18,7 +18,8 @@ from attacks.evidence.canary_estimate import independent
 from attacks.steps.released import evenly, releases
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.runs.recording import Update
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Tensors
 from tests.attacks import canaried
 from tests.cells import chosen
 

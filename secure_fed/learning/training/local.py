@@ -19,7 +19,8 @@ from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import Falling, local_batches, optimizer_of, planned_steps, stepped
-from secure_fed.tensors.tensors import Layout, Tensors
+from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Tensors
 
 
 @dataclass(frozen=True)

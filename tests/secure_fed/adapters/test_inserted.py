@@ -18,7 +18,7 @@ from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.adapters.scaling import Scales
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.objective import Objective
-from secure_fed.tensors.tensors import Layout
+from secure_fed.tensors.layout import Layout
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.behind import adapted, lively, shake
 

@@ -12,7 +12,7 @@ from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods import build
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.tensors.tensors import Layout
+from secure_fed.tensors.layout import Layout
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.gradients import both
