@@ -28,7 +28,8 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import State
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import charges_nothing
-from secure_fed.rounds.client import Client, ClientSetup
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.client_setup import ClientSetup
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.masked.wiring import in_process

@@ -8,7 +8,7 @@ from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.training.canary_directions import trains_towards
-from secure_fed.rounds.client import ClientSetup
+from secure_fed.rounds.client_setup import ClientSetup
 
 
 def canary_setups(config: RunConfig, held: AuditPool, setup: ClientSetup) -> dict[str, ClientSetup]:

@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
-from privacy.attendance import Attendance
-from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.local import Job, Train, Trained, train
-from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.cohort import train_together
+from secure_fed.learning.training.local import Job, Trained, train
 from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import Falling, planned_steps
-from secure_fed.methods.method import Contextual, Method, RoundPlan, State
-from secure_fed.rounds.acceptable import Acceptable
-from secure_fed.rounds.protection import Protection
+from secure_fed.learning.training.schedule import planned_steps
+from secure_fed.methods.method import Contextual, RoundPlan, State
+from secure_fed.rounds.client_setup import ClientSetup
+from secure_fed.rounds.clipped import clipped
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.tensors.layout import Layout, LayoutError
 from secure_fed.tensors.tensors import Tensors
-
-
-@dataclass(frozen=True)
-class ClientSetup:
-    """The part of a client that all clients of one process share: the frozen base inside the objective, and the settings.
-
-    initial: the state that `method.prepare` made, which every party can compute.
-    personal: names of trained tensors that never leave their client. allowance: called with a client's name, a number of
-    releases and the round; charges up to this number, as many as the client has left, durably, and returns the charged number.
-    watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
-    train: local training without noise in its steps, `local.train` or an equivalent. ways: the measured facts about common
-    passes. attendance: the rounds that clients took part in, where a public order fixes their turns. acceptable: the bounds on
-    requests. last: the names of the head's last layer. rounds: of the run.
-    """
-
-    objective: Objective
-    method: Method
-    protection: Protection
-    training: TrainingConfig
-    collate: Collate
-    initial: Tensors
-    rounds: int
-    personal: tuple[str, ...]
-    by_examples: bool
-    seed: int
-    group_examples: int
-    allowance: Callable[[str, int, int], int]
-    watch: Callable[[Tensors, Tensors, float], None] | None = None
-    train: Train = train
-    ways: Ways = field(default_factory=Ways)
-    attendance: Attendance | None = None
-    acceptable: Acceptable | None = None
-    last: tuple[str, ...] = ()
-
-    def job(self, before: Tensors, request: Request, examples: Sequence[Any], rng: np.random.Generator) -> Job:
-        """The local training that a request asks for."""
-        falling = Falling(self.training, request.round, self.rounds)
-        trainable = request.plan.trainable
-        return Job(
-            before, trainable, examples, self.collate, self.training, request.lr, rng, last=self.last, falling=falling
-        )
 
 
 class Client:
@@ -205,7 +159,7 @@ class Client:
     def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
         """The clipped contribution with the mechanism's counters, and with noise if the client adds it.
 
-        A contribution for which no budget is left is zeros, and where contributions are clipped, one that is not finite.
+        A contribution for which no budget is left is zeros.
         """
         protection = self._setup.protection
         bounded = self._clipped(contribution, request.clip_norm)
@@ -215,23 +169,7 @@ class Client:
         return bounded
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
-        """The contribution clipped to the clip norm, with the mechanism's counters, before any noise."""
-        protection = self._setup.protection
-        mechanism = protection.contribution_mechanism
-        if protection.placement.bounds_contribution:
-            contribution = protection.measurable(contribution)
-        norm = cache(partial(_norm, contribution, mechanism.order))
-        factor = mechanism.scale(norm, clip_norm)
-        if protection.given and factor != 0.0 and not abs(factor) * norm() <= clip_norm:  # a NaN fails too
-            raise ConfigError(
-                f"{type(mechanism).__name__}.scale makes contributions longer than the clip norm, which bounds what one client "
-                "can change: return privacy.mechanisms.clip_factor(norm(), clip_norm), or less"
-            ).about("mechanism", type(mechanism).__name__, "a scale that keeps contributions below the clip norm")
-        if factor == 0.0 or not self._takes_part:
-            contribution = _zeros(contribution)
-        elif factor != 1.0:
-            contribution = contribution * factor
-        return contribution | mechanism.counted(norm, clip_norm)
+        return clipped(contribution, clip_norm, self._setup.protection, nothing=not self._takes_part)
 
     def _train(self, request: Request) -> None:
         setup = self._setup
@@ -301,15 +239,3 @@ class Client:
 
 def _terms(request: Request) -> tuple[object, ...]:
     return request.round, request.plan, request.lr, request.clip_norm
-
-
-def _norm(contribution: Tensors, order: float) -> float:
-    """The norm over all tensors together, in float64."""
-    if order == 2:
-        return contribution.norm()
-    flat = Layout.of(contribution).flatten(contribution, torch.float64)
-    return float(torch.linalg.vector_norm(flat, order))
-
-
-def _zeros(like: Tensors) -> Tensors:
-    return Tensors((name, torch.zeros(shape)) for name, shape in Layout.of(like).entries)

@@ -23,7 +23,8 @@ from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import trains_towards
 from secure_fed.learning.training.local import Train
-from secure_fed.rounds.client import Client, ClientSetup
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.client_setup import ClientSetup
 from secure_fed.rounds.transport import Request
 from secure_fed.rounds.turns import Turns
 from secure_fed.tensors.tensors import Tensors

@@ -25,7 +25,8 @@ from secure_fed.methods.method import Method, State
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import Charges, charges_nothing
-from secure_fed.rounds.client import Client, ClientSetup
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.client_setup import ClientSetup
 from secure_fed.rounds.cohort import phantom_sampler, with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
