@@ -28,11 +28,11 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
 
 
 def _init(chosen: argparse.Namespace) -> None:
-    from secure_fed.deployment import home
+    from secure_fed.deployment import home, home_files
     from secure_fed.deployment.charter import fingerprint
 
-    home.made(chosen.folder, "secure-fed coordinator init")
-    key = home.write_key(chosen.folder / home.COORDINATOR_KEY)
+    home_files.new_folder(chosen.folder, "secure-fed coordinator init")
+    key = home_files.write_key(chosen.folder / home.COORDINATOR_KEY)
     print(fingerprint(key.public))
     print("secure-fed: give this fingerprint to the owners of nodes, by another way than this network", file=sys.stderr)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, Member
-from secure_fed.deployment.home import BEGUN, BUDGET, CHARTER, COORDINATOR, RUN, HomeError, load_coordinator_key
+from secure_fed.deployment.home import BEGUN, BUDGET, CHARTER, COORDINATOR, RUN, load_coordinator_key
+from secure_fed.deployment.home_files import HomeError
 from secure_fed.deployment.own_settings import neutral
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks

@@ -14,24 +14,29 @@ coordinator    coordinator.toml   its test data and other settings of its own
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
-import stat
 import time
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
 
-from protocols.keys import Identity, Secret
+from protocols.keys import Identity
 from secure_fed.config import RunConfig
-from secure_fed.config.setting import coerced, key
+from secure_fed.config.setting import key
 from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, shown_name
+from secure_fed.deployment.home_files import (
+    HomeError,
+    new_folder,
+    read_key,
+    read_toml,
+    require_known,
+    section_of,
+    write_key,
+)
 from secure_fed.deployment.policy import Policy
-from secure_fed.errors import ConfigError, UsageError, plainly
+from secure_fed.errors import plainly
 from secure_fed.learning.data.files import require_an_example
 from secure_fed.runs.durable import atomic_write
 
@@ -40,12 +45,7 @@ LEDGER = "ledger.sqlite"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
-Section = TypeVar("Section")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
-
-
-class HomeError(UsageError):
-    """A folder of a deployment that is missing, damaged, or open to others."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,16 @@ class Home:
     @classmethod
     def load(cls, folder: Path) -> Home:
         """The folder of `secure-fed node init`. HomeError, in one sentence, for any other."""
-        tables = _toml(folder / NODE, "secure-fed node init")
-        _known(tables, ("node", "policy"), folder / NODE)
-        node = _section(NodeSection, tables.get("node", {}), folder / NODE, "node")
+        tables = read_toml(folder / NODE, "secure-fed node init")
+        require_known(tables, ("node", "policy"), folder / NODE)
+        node = section_of(NodeSection, tables.get("node", {}), folder / NODE, "node")
         require_name(node.name, f"name in {folder / NODE}")
         train = tuple((folder / Path(one).expanduser()).absolute() for one in node.train)
         if not train or (missing := [path for path in train if not path.exists()]):
             what = f"{missing[0]}, which is not there" if train else "nothing"
             raise HomeError(f"train in {folder / NODE} names {what}: name the file of this node's examples")
-        policy = _section(Policy, tables.get("policy", {}), folder / NODE, "policy")
-        identity = _key(folder / IDENTITY)
+        policy = section_of(Policy, tables.get("policy", {}), folder / NODE, "policy")
+        identity = read_key(folder / IDENTITY)
         model = node.model
         if model and not model.startswith("builtin/") and (folder / model).is_dir():
             model = str((folder / model).absolute())
@@ -127,10 +127,10 @@ class CoordinatorHome:
     @classmethod
     def load(cls, folder: Path) -> CoordinatorHome:
         """The folder after `secure-fed coordinator found`. HomeError, in one sentence, for any other."""
-        tables = _toml(folder / COORDINATOR, "secure-fed coordinator found")
-        _known(tables, ("coordinator",), folder / COORDINATOR)
-        own = _section(CoordinatorSection, tables.get("coordinator", {}), folder / COORDINATOR, "coordinator")
-        identity = _key(folder / COORDINATOR_KEY)
+        tables = read_toml(folder / COORDINATOR, "secure-fed coordinator found")
+        require_known(tables, ("coordinator",), folder / COORDINATOR)
+        own = section_of(CoordinatorSection, tables.get("coordinator", {}), folder / COORDINATOR, "coordinator")
+        identity = read_key(folder / COORDINATOR_KEY)
         unread = plainly(HomeError, f"{folder / CHARTER} cannot be read", "found the federation first")
         with unread, open(folder / CHARTER, "rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -158,7 +158,7 @@ def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str,
     require_name(name)
     for one in train:
         require_an_example(Path(one), "--train")
-    made(folder, "secure-fed node init")
+    new_folder(folder, "secure-fed node init")
     write_key(folder / IDENTITY)
     node, policy = NodeSection(name, tuple(train), units=units), Policy(coordinators=(coordinator,))
     atomic_write(folder / NODE, _node_toml(node, policy), private=True)
@@ -227,70 +227,6 @@ def read_card(path: Path) -> Member:
         ) from error
 
 
-def made(folder: Path, command: str) -> None:
-    """Make a private folder; it must be new or empty."""
-    with plainly(HomeError, f"{folder} cannot be made", f"give `{command}` another folder"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise HomeError(f"{folder} is not empty: give `{command}` a new folder")
-        folder.chmod(0o700)
-
-
-def write_key(path: Path) -> Identity:
-    """A new key from the operating system's entropy, in a file that only its owner can read."""
-    identity = Identity.new()
-    atomic_write(path, identity.private.reveal().hex() + "\n", private=True)
-    return identity
-
-
 def load_coordinator_key(folder: Path) -> Identity:
     """The key of the coordinator whose folder this is."""
-    return _key(folder / COORDINATOR_KEY)
-
-
-def _key(path: Path) -> Identity:
-    """The private key in a file that nobody else can read."""
-    with plainly(HomeError, f"the key {path} cannot be read", "restore it, or make a new folder"):
-        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-        with os.fdopen(opened) as file:
-            mode = stat.S_IMODE(os.fstat(opened).st_mode)
-            text = file.read(100).strip()
-    if mode & 0o077:
-        raise HomeError(f"the key {path} has mode {mode:o}, so that others can read it: `chmod 600` it, or replace it")
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        key = b""
-    if len(key) != 32:
-        raise HomeError(f"the key {path} is damaged: restore it, or make a new folder")
-    return Identity.from_secret(Secret(key))
-
-
-def _toml(path: Path, command: str) -> dict[str, Any]:
-    with plainly(HomeError, f"{path} cannot be read", f"give a folder that `{command}` has made"):
-        content = path.read_bytes()
-    try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise HomeError(f"{path} is not valid TOML: {error}") from error
-
-
-def _known(found: Iterable[str], known: Iterable[str], place: Path, section: str = "") -> None:
-    words = list(known)
-    for name in found:
-        if name not in words:
-            near = difflib.get_close_matches(name, words, n=1, cutoff=0.4)
-            meant = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
-            raise HomeError(f"{place} has the unknown name {section}{name!r}: {meant}")
-
-
-def _section(kind: type[Section], table: Any, place: Path, section: str) -> Section:
-    """A section's values, each checked against its declared type."""
-    if not isinstance(table, Mapping):
-        raise HomeError(f"{place} has {section} = {table!r:.40}: write a section [{section}]")
-    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
-    _known(table, known, place, f"in [{section}] ")
-    try:
-        return kind(**{name: coerced(f"{section}.{name}", known[name], value) for name, value in table.items()})
-    except ConfigError as error:
-        raise HomeError(f"{place}: {error}") from error
+    return read_key(folder / COORDINATOR_KEY)

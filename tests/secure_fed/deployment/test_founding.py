@@ -9,7 +9,7 @@ import pytest
 
 from protocols.keys import Identity
 from secure_fed.config import RunConfig
-from secure_fed.deployment import home
+from secure_fed.deployment import home, home_files
 from secure_fed.deployment.charter import Member
 from secure_fed.deployment.founding import agreed, found
 from secure_fed.deployment.own_settings import MEMBERS
@@ -31,8 +31,8 @@ def test_a_named_budget_stays_on_the_coordinators_machine(tmp_path: Path) -> Non
     private = {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local", **own}}
     test = written(tmp_path / "test.jsonl", rows_of(40, 5, "test"))
     config = RunConfig.from_dict({"data": {"train": "own.csv", "test": str(test)}, **private})
-    home.made(tmp_path / "coordinator", "coordinator init")
-    home.write_key(tmp_path / "coordinator" / home.COORDINATOR_KEY)
+    home_files.new_folder(tmp_path / "coordinator", "coordinator init")
+    home_files.write_key(tmp_path / "coordinator" / home.COORDINATOR_KEY)
     members = [Member(f"clinic {number}", Identity.new().public) for number in range(4)]
     found(tmp_path / "coordinator", config, members, "hospitals")
     loaded = home.CoordinatorHome.load(tmp_path / "coordinator")

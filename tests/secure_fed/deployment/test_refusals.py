@@ -10,7 +10,7 @@ import pytest
 from privacy.attendance import NotYourTurn
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
 from protocols.errors import ParameterError, ProtocolError, RangeError, Tampering
-from secure_fed.deployment.home import HomeError
+from secure_fed.deployment.home_files import HomeError
 from secure_fed.deployment.journal import Journal
 from secure_fed.deployment.policy import PolicyError
 from secure_fed.deployment.refusals import Expected, refusal
