@@ -1,0 +1,87 @@
+"""Reading and writing the files of a deployment's folders: private folders, keys, and sections of TOML."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from protocols.keys import Identity, Secret
+from secure_fed.config.setting import coerced
+from secure_fed.errors import ConfigError, UsageError, plainly
+from secure_fed.runs.durable import atomic_write
+
+Section = TypeVar("Section")
+
+
+class HomeError(UsageError):
+    """A folder of a deployment that is missing, damaged, or open to others."""
+
+
+def new_folder(folder: Path, command: str) -> None:
+    """Make a private folder; it must be new or empty."""
+    with plainly(HomeError, f"{folder} cannot be made", f"give `{command}` another folder"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise HomeError(f"{folder} is not empty: give `{command}` a new folder")
+        folder.chmod(0o700)
+
+
+def write_key(path: Path) -> Identity:
+    """A new key from the operating system's entropy, in a file that only its owner can read."""
+    identity = Identity.new()
+    atomic_write(path, identity.private.reveal().hex() + "\n", private=True)
+    return identity
+
+
+def read_key(path: Path) -> Identity:
+    """The private key in a file that nobody else can read."""
+    with plainly(HomeError, f"the key {path} cannot be read", "restore it, or make a new folder"):
+        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(opened) as file:
+            mode = stat.S_IMODE(os.fstat(opened).st_mode)
+            text = file.read(100).strip()
+    if mode & 0o077:
+        raise HomeError(f"the key {path} has mode {mode:o}, so that others can read it: `chmod 600` it, or replace it")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise HomeError(f"the key {path} is damaged: restore it, or make a new folder")
+    return Identity.from_secret(Secret(key))
+
+
+def read_toml(path: Path, command: str) -> dict[str, Any]:
+    with plainly(HomeError, f"{path} cannot be read", f"give a folder that `{command}` has made"):
+        content = path.read_bytes()
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise HomeError(f"{path} is not valid TOML: {error}") from error
+
+
+def require_known(found: Iterable[str], known: Iterable[str], place: Path, section: str = "") -> None:
+    words = list(known)
+    for name in found:
+        if name not in words:
+            near = difflib.get_close_matches(name, words, n=1, cutoff=0.4)
+            meant = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
+            raise HomeError(f"{place} has the unknown name {section}{name!r}: {meant}")
+
+
+def section_of(kind: type[Section], table: Any, place: Path, section: str) -> Section:
+    """A section's values, each checked against its declared type."""
+    if not isinstance(table, Mapping):
+        raise HomeError(f"{place} has {section} = {table!r:.40}: write a section [{section}]")
+    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    require_known(table, known, place, f"in [{section}] ")
+    try:
+        return kind(**{name: coerced(f"{section}.{name}", known[name], value) for name, value in table.items()})
+    except ConfigError as error:
+        raise HomeError(f"{place}: {error}") from error
