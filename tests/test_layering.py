@@ -141,7 +141,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.way",
         ),
         ("rounds.protection",),
-        ("rounds.client_setup", "rounds.clipped"),
+        ("rounds.client_setup", "rounds.clipped", "rounds.protect"),
         ("rounds.client", "rounds.server"),
         ("rounds.turns",),
         ("rounds.canary_clients", "rounds.engine", "rounds.phantom_clients", "rounds.registered", "rounds.together"),

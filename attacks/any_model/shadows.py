@@ -30,7 +30,7 @@ from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.learning import tasks
-from secure_fed.learning.audit_pool.pool import everything
+from secure_fed.learning.audit_pool.hold_out import everything
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.tasks.confidence import confidence

@@ -8,34 +8,20 @@ hidden cohort, everybody takes part, and each client tosses its own coin for whe
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from privacy.correlation import INDEPENDENT
 from privacy.entropy import Entropy, Floats, SystemEntropy
 from privacy.mechanisms import Mechanism, Named, NoMechanism
-from privacy.public_order import PublicOrder
-from privacy.sampling import Sampler
-from secure_fed.config import RunConfig, TrainingConfig
-from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.phantoms import Count, Room, count
-from secure_fed.learning.audit_pool.pool import kind_of
-from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.supported import require_data_free_start, require_supported
-from secure_fed.learning.training.uncoupled import Uncoupled
-from secure_fed.methods.method import Card, Method, RoundPlan, State
-from secure_fed.rounds.cohort import expected_phantoms
+from secure_fed.learning.audit_pool.phantoms import Count
+from secure_fed.methods.method import Method, State
 from secure_fed.rounds.correlated_noise import CorrelatedNoise
-from secure_fed.rounds.own_mechanism import require_made, require_open_sums, require_whole
-from secure_fed.rounds.placement import NOWHERE, Placement, placement_of
-from secure_fed.rounds.plans import Population
-from secure_fed.rounds.way import unsteady
+from secure_fed.rounds.own_mechanism import require_whole
+from secure_fed.rounds.placement import NOWHERE, Placement
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import in_own_factors
 from secure_fed.tensors.tensors import Tensors
@@ -43,7 +29,6 @@ from secure_fed.tensors.tensors import Tensors
 if TYPE_CHECKING:
     from privacy.distributed import DistributedGaussian
     from privacy.run_plan import Plan
-    from privacy.run_planning import Made
 
 
 @dataclass(frozen=True)
@@ -128,146 +113,3 @@ class Protection:
         # The part of a round's independent noise that remains in the end: the sum of its weights up to then.
         left = self.noise_weights(rounds).cumsum()
         return std * math.sqrt(dim * float(left @ left)) / (rounds * self.clip_norm)
-
-
-def protect(
-    config: RunConfig,
-    card: Card,
-    names: Sequence[str],
-    units: Sequence[int],
-    cohorts: Sampler,
-    passes: int,
-    entropy: Entropy | None = None,
-    numbers: int = 0,
-    mechanism: Made | None = None,
-) -> Protection:
-    """The protection that a configuration requests.
-
-    names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: the number
-    of trained coordinates; 0 where it is unknown, and then there are only the phantoms that the configuration requests.
-    mechanism: makes the user's own mechanism from a noise multiplier.
-    """
-    privacy, placement = config.privacy, placement_of(config)
-    if mechanism is not None:
-        require_made(mechanism)
-        require_open_sums(config, passes)
-    if placement.plan is None:
-        return _nothing(config, cohorts)
-    _require_unit(card, privacy.unit)
-    _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
-    population = Population(names, units, cohorts, passes, mechanism)
-    plan = placement.plan(config, population)
-    phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier))
-    contributors = len(names) if privacy.hidden_cohort else round(cohorts.expected)
-    among_clients = 0 if placement.step_noise else phantoms.phantoms
-    beside = among_clients if privacy.hidden_cohort else expected_phantoms(cohorts, among_clients)
-    shares = _shares(config, plan.noise_multiplier, contributors, beside) if placement.share_noise else None
-    return Protection(
-        unit=privacy.unit,
-        placement=placement,
-        mechanism=plan.mechanism,
-        given=mechanism is not None,
-        shares=shares,
-        clip_norm=privacy.clip,
-        entropy=entropy or SystemEntropy(),
-        plan=plan,
-        hidden=privacy.hidden_cohort,
-        audited=config.audit_fraction > 0,
-        phantoms=phantoms,
-        beside=beside,
-        correlated=CorrelatedNoise(plan.correlation, config.federation.rounds) if plan.correlation.band > 1 else None,
-    )
-
-
-def _nothing(config: RunConfig, cohorts: Sampler) -> Protection:
-    """No protection, with the phantoms that the configuration requests."""
-    chosen = config.evaluation.phantoms or 0
-    among_clients = chosen if kind_of(config) == "client" else 0
-    return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
-
-
-def _require_unit(card: Card, unit: str) -> None:
-    """Refuse a unit that the method cannot protect."""
-    if unit not in card.units:
-        message = f"{card.name} cannot protect privacy.unit = {unit!r}: {card.refusals[unit]}"
-        raise ConfigError(message).about("privacy.unit", unit, f"one of {', '.join(card.units)}")
-
-
-def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:
-    """Refuse correlated noise over rounds whose sums have different coordinates: noise cancels coordinate by coordinate.
-
-    A method declares whether the means of several rounds can be added up. Where the tensors themselves differ, streams of noise
-    would not line up either.
-    """
-    if protection.correlated is None:
-        return
-    if why := unsteady(method, initial, rounds):
-        raise ConfigError(
-            f"privacy.correlation = 'banded' is refused with {method.card.name}: {why}; set privacy.correlation = 'none'"
-        ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
-
-
-def require_protectable(
-    protection: Protection,
-    objective: Objective,
-    train: Sequence[Sequence[Any]],
-    collate: Collate,
-    plan: RoundPlan,
-    initial: Tensors,
-    settings: TrainingConfig,
-) -> None:
-    """Refuse a model, a loss or a method's tensors for which the guarantee would not hold, with the reason."""
-    if not protection.placement.private:
-        return
-    require_data_free_start(objective.model)
-    if not protection.placement.step_noise:
-        return
-    require_supported(objective.model, plan.trainable)
-    clients = [Plain(own) for own in train]
-    uncoupled = Uncoupled.of(objective, collate, settings, max(clients, key=len))
-    uncoupled.require_all(Placed.of(initial, plan.trainable, objective.device), clients)
-
-
-def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silent: int) -> DistributedGaussian:
-    """The mechanism of the shares: enough noise without the clients that may vanish or collude, and without phantoms.
-
-    silent: the phantoms in a sum. They add no noise, so the noise is the same as without them and comes from real clients.
-    """
-    from privacy.distributed import DistributedGaussian
-    from protocols.choice import colluding, surviving
-
-    settings, everybody = config.secure_aggregation, contributors + silent
-    counted = surviving(everybody, settings.dropout) - colluding(everybody, settings.corrupt) - silent
-    bits: Literal[32, 64] = 32 if settings.bits == 32 else 64
-    if silent and counted < 1:
-        raise ConfigError(
-            f"evaluation.phantoms puts {silent} phantoms beside {contributors} clients of a sum, of whom as many may vanish or "
-            "collude as leave no share of noise to count on: lower it, or secure_aggregation.dropout and corrupt"
-        ).about("evaluation.phantoms", silent, "fewer, so that a share of noise is left to count on")
-    return DistributedGaussian(noise_multiplier, everybody, counted, bits)
-
-
-def _room(config: RunConfig, placement: Placement, population: Population, numbers: int, z: float) -> Room:
-    """The public numbers that determine how many phantoms a run can have."""
-    if placement.step_noise:
-        return Room(sum(population.units), config.training.batch, numbers, z)
-    missing, order = config.secure_aggregation.corrupt + config.secure_aggregation.dropout, population.cohorts
-    in_turn = config.secure_aggregation.enabled and isinstance(order, PublicOrder)
-    return Room(
-        len(population.names),
-        population.cohorts.expected,
-        numbers,
-        z,
-        own_noise=placement.own_noise,
-        lost=missing if placement.share_noise else 0.0,
-        fewest=math.ceil(1 / order.rate) if in_turn else 0,
-    )
-
-
-def _check_delta(config: RunConfig, units: int) -> None:
-    """Refuse a delta of one over the number of units: it allows revealing one unit completely."""
-    if config.privacy.delta * units >= 1:
-        raise ConfigError(
-            f"privacy.delta is {config.privacy.delta:g}, no less than one over {units} units, so that it would allow "
-            f"publishing one of them: set it well below {1 / units:.2g}"
-        ).about("privacy.delta", config.privacy.delta, f"below {1 / units:.2g}")

@@ -32,7 +32,8 @@ from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
 from secure_fed.rounds.phantom_clients import Phantom, phantom_clients, phantom_examples
 from secure_fed.rounds.phantom_scores import PhantomScores
-from secure_fed.rounds.protection import Protection, protect, require_protectable, require_steady
+from secure_fed.rounds.protect import protect, require_protectable, require_steady
+from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.registered import Joined, Registered
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.server_optimizer import ServerOptimizer

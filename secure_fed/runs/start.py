@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
-from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
+from secure_fed.learning.audit_pool.hold_out import hold_out
+from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.models.architecture import width_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import digest_of

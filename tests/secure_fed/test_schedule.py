@@ -31,7 +31,7 @@ from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler
 from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.plans import Population
-from secure_fed.rounds.protection import _room
+from secure_fed.rounds.protect import _room
 from secure_fed.rounds.transport import Request
 from secure_fed.runs.budget import RunBudget
 from tests.cells import chosen, every
