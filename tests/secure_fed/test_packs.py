@@ -18,11 +18,11 @@ from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import cohort_packs
+from secure_fed.learning.training.bit_trial import sizes_that_agree
 from secure_fed.learning.training.cohort import Ways
 from secure_fed.learning.training.cohort_packs import Public, Shapes
 from secure_fed.learning.training.cohort_packs import Room as Space
 from secure_fed.learning.training.cohort_pass import Places, found_in
-from secure_fed.learning.training.gradient_trial import sizes_that_agree
 from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds, Padded, apart_on
 from secure_fed.learning.training.local import Job, Placed

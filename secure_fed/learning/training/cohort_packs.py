@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.bit_trial import sizes_that_agree
 from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_in
-from secure_fed.learning.training.gradient_trial import moved_away, sizes_that_agree, still
+from secure_fed.learning.training.gradient_trial import moved_away, still
 from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Placed

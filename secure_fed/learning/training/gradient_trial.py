@@ -6,7 +6,6 @@ nothing. The result of a trial is a property of the model and of the shape of it
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError, SecureFedError
 from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.bit_trial import CANNOT, sizes_that_agree, sizes_up_to
 from secure_fed.learning.training.local import Placed, seeded
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import Gradients, Path, by_layer, losses, one_by_one
@@ -38,7 +38,7 @@ def tried(
         with still(objective, lambda: losses(objective, alone, placed, probe[:1])):
             away = moved_away(placed)
             sizes = sizes_that_agree(
-                lambda items: by_layer(objective, together, away, items), probe, _candidates(len(probe))
+                lambda items: by_layer(objective, together, away, items), probe, sizes_up_to(len(probe))
             )
             if sizes:
                 return by_layer, sizes
@@ -65,76 +65,10 @@ def path_for(
         away = moved_away(placed)
         try:
             quick = by_layer(objective, together, away, probe)
-        except _CANNOT:
+        except CANNOT:
             return one_by_one
         slow = one_by_one(objective, alone, away, probe)
         return by_layer if agree(quick, slow, objective.tolerance) else one_by_one
-
-
-def sizes_that_agree(
-    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]],
-    probe: Sequence[Any],
-    candidates: Sequence[int],
-    copied: int = 3,
-) -> tuple[int, ...]:
-    """The pass sizes with which every example's gradient is bit-identical, ascending; () if only passes of one agree.
-
-    Passes of each size consist of the first examples, of the last examples in reverse, and of one example in every row, for up
-    to `copied` examples, so that an example appears beside other examples and in another row. Each of these examples also
-    appears in smaller passes, beside fewer examples. Of sets of sizes that agree the largest is used. candidates: the sizes to
-    try, up to `len(probe)`, ascending.
-    """
-    agreeing: list[tuple[list[int], dict[int, bytes]]] = []
-    for size in candidates:
-        last = len(probe) - 1
-        copies = [(one,) * size for one in (0, last // 2, last)[:copied]]
-        passes = dict.fromkeys([tuple(range(size)), tuple(range(last, last - size, -1)), *copies])
-        own = _own(gradients, probe, list(passes))
-        for sizes, known in agreeing if own else ():
-            if any(known.get(i, digest) != digest for i, digest in own.items()):
-                continue  # most sizes differ on a GPU: passes for the other examples would take long
-            known |= _own(gradients, probe, _covering([i for i in own if i not in known], sizes[-1]))
-            if all(known.get(i) == digest for i, digest in own.items()):
-                sizes.append(size)
-                break
-        else:
-            agreeing += [([size], own)] if own else []
-    best = max((sizes for sizes, _ in agreeing), key=lambda sizes: (len(sizes), sizes[-1]), default=[1])
-    return tuple(best) if best[-1] > 1 else ()
-
-
-def _covering(places: Sequence[int], size: int) -> list[list[int]]:
-    """Passes of this size that contain all of these examples; the last pass is filled up with its first example."""
-    parts = [list(places[at : at + size]) for at in range(0, len(places), size)]
-    return [part + part[:1] * (size - len(part)) for part in parts]
-
-
-def _own(
-    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]], probe: Sequence[Any], passes: Sequence[Sequence[int]]
-) -> dict[int, bytes]:
-    """A digest of each example's gradient, if it is the same in every row of these passes; otherwise {}.
-
-    {} also if a pass draws random numbers, which could couple examples.
-    """
-    own, drawn = dict[int, bytes](), torch.get_rng_state()
-    for rows in passes:
-        try:
-            found = gradients([probe[i] for i in rows]).values()
-            flat = torch.cat([part.detach().flatten(1) for part in found], 1) + 0.0  # turns -0.0 into 0.0
-        except _CANNOT:
-            return {}
-        if not torch.equal(torch.get_rng_state(), drawn):
-            return {}
-        digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in flat.cpu().numpy()]
-        if any(own.setdefault(i, digest) != digest for i, digest in zip(rows, digests, strict=True)):
-            return {}
-    return own
-
-
-def _candidates(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, ... and `most`."""
-    steps = [2**power * part // 2 for power in range(most.bit_length()) for part in (2, 3)]
-    return sorted({size for size in steps if size <= most} | {most})
 
 
 def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
@@ -215,7 +149,7 @@ def require_uncoupled(
 def _require_own(objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]) -> None:
     """Require each example's loss to equal its loss alone: in whole and partial batches, other orders, among its copies."""
     count = len(probe)
-    orders: list[Sequence[int]] = [range(size) for size in _candidates(count)]
+    orders: list[Sequence[int]] = [range(size) for size in sizes_up_to(count)]
     orders += [range(count - 1, -1, -1), [0] * count, [count - 1] * count, [i % min(2, count) for i in range(count)]]
     with torch.no_grad():
         own = torch.cat([losses(objective, alone, placed, [item]) for item in probe])
@@ -267,4 +201,3 @@ class WithoutDropout(TorchFunctionMode):
 
 
 _LOOKED_AT = 64
-_CANNOT = (ModelError, RuntimeError, ValueError)

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
+from secure_fed.learning.training.bit_trial import sizes_that_agree
 from secure_fed.learning.training.cohort_packs import next_size
-from secure_fed.learning.training.gradient_trial import sizes_that_agree
 from secure_fed.learning.training.kinds import Kinds, Padded, apart_on
 from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective

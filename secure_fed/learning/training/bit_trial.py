@@ -1,0 +1,83 @@
+"""Trials of the sizes that a pass may have: with which is each gradient bit-identical, whatever else is in the pass?
+
+The result is a property of the model and of the shape of its passes, not of the examples in the trial.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secure_fed.errors import ModelError
+
+CANNOT = (ModelError, RuntimeError, ValueError)  # what a model raises that cannot compute a pass
+
+
+def sizes_that_agree(
+    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]],
+    probe: Sequence[Any],
+    candidates: Sequence[int],
+    copied: int = 3,
+) -> tuple[int, ...]:
+    """The pass sizes with which every example's gradient is bit-identical, ascending; () if only passes of one agree.
+
+    Passes of each size consist of the first examples, of the last examples in reverse, and of one example in every row, for up
+    to `copied` examples, so that an example appears beside other examples and in another row. Each of these examples also
+    appears in smaller passes, beside fewer examples. Of sets of sizes that agree the largest is used. candidates: the sizes to
+    try, up to `len(probe)`, ascending.
+    """
+    agreeing: list[tuple[list[int], dict[int, bytes]]] = []
+    for size in candidates:
+        last = len(probe) - 1
+        copies = [(one,) * size for one in (0, last // 2, last)[:copied]]
+        passes = dict.fromkeys([tuple(range(size)), tuple(range(last, last - size, -1)), *copies])
+        own = _own(gradients, probe, list(passes))
+        for sizes, known in agreeing if own else ():
+            if any(known.get(i, digest) != digest for i, digest in own.items()):
+                continue  # most sizes differ on a GPU: passes for the other examples would take long
+            known |= _own(gradients, probe, _covering([i for i in own if i not in known], sizes[-1]))
+            if all(known.get(i) == digest for i, digest in own.items()):
+                sizes.append(size)
+                break
+        else:
+            agreeing += [([size], own)] if own else []
+    best = max((sizes for sizes, _ in agreeing), key=lambda sizes: (len(sizes), sizes[-1]), default=[1])
+    return tuple(best) if best[-1] > 1 else ()
+
+
+def _covering(places: Sequence[int], size: int) -> list[list[int]]:
+    """Passes of this size that contain all of these examples; the last pass is filled up with its first example."""
+    parts = [list(places[at : at + size]) for at in range(0, len(places), size)]
+    return [part + part[:1] * (size - len(part)) for part in parts]
+
+
+def _own(
+    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]], probe: Sequence[Any], passes: Sequence[Sequence[int]]
+) -> dict[int, bytes]:
+    """A digest of each example's gradient, if it is the same in every row of these passes; otherwise {}.
+
+    {} also if a pass draws random numbers, which could couple examples.
+    """
+    own, drawn = dict[int, bytes](), torch.get_rng_state()
+    for rows in passes:
+        try:
+            found = gradients([probe[i] for i in rows]).values()
+            flat = torch.cat([part.detach().flatten(1) for part in found], 1) + 0.0  # turns -0.0 into 0.0
+        except CANNOT:
+            return {}
+        if not torch.equal(torch.get_rng_state(), drawn):
+            return {}
+        digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in flat.cpu().numpy()]
+        if any(own.setdefault(i, digest) != digest for i, digest in zip(rows, digests, strict=True)):
+            return {}
+    return own
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, ... and `most`."""
+    steps = [2**power * part // 2 for power in range(most.bit_length()) for part in (2, 3)]
+    return sorted({size for size in steps if size <= most} | {most})
