@@ -31,59 +31,29 @@ import itertools
 import math
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from last_layer import SCALES, Item, prepared, pretrained, zero_shot
-from private_silos import LORA, Head, collate, featured, padded
+from private_clients_cells import (
+    CLIPS,
+    EPSILONS,
+    HEADS,
+    METHODS,
+    OPEN,
+    SEARCHED,
+    SIZES,
+    TEXTS,
+    WAYS,
+    Cell,
+    settings,
+)
+from private_clients_page import put
+from private_silos import Head, collate, featured, padded
 from runs_file import Runs
 from torch import nn
 
 from secure_fed import Federation, RunConfig
-
-TEXTS, ROUNDS, DELTA, SEARCHED = 66_000, 20, 1e-5, 8.0
-NONE = 0.001  # the noise multiplier at epsilon inf, the smallest allowed
-SIZES = {"small": (2_000, 3), "middle": (20_000, 3), "large": (60_000, 1)}  # clients, and texts of each client
-EPSILONS, HEADS = (math.inf, 8.0, 3.0, 1.0), ("trained", "warm", "frozen")
-_USUAL = (0.1, 0.3, 1.0)
-CLIPS = {
-    "trained": _USUAL,
-    "warm": _USUAL,
-    "frozen": (0.01, 0.03, *_USUAL, 3.0),
-}  # without the head's part, steps differ more
-FRA = {"name": "fra_lora"} | LORA
-METHODS: dict[str, dict[str, Any]] = {
-    "head alone": {"name": "fedft"},
-    "bitfit": {"name": "bitfit"},
-    **{name: {"name": name} | LORA for name in ("fedlora", "ffa_lora", "rolora")},
-    **{f"fra_then_ffa, {how}": {"name": "fra_then_ffa", "denoise": how} | LORA for how in ("tangent", "shrink")},
-    **{f"fra_lora, {how}": FRA | {"denoise": how} for how in ("tangent", "none", "shrink")},
-    "fra_lora, sketch": FRA | {"transport_form": "sketch", "denoise": "shrink"},
-    **{name: {"name": name} | LORA for name in ("fedsvd", "fedask", "fedpower")},
-    "federa, A frozen": {"name": "federa", "rule": "ffa_lora"} | LORA,
-}
-MEANS = ("rolora", "fra_lora, sketch", "fedsvd", "fedask", "fedpower")  # their rounds use changing bases
-WAYS: dict[str, dict[str, dict[str, Any]]] = {
-    "schedule": {},
-    "correlated": {"privacy": {"correlation": "banded"}},
-    "coins": {"federation": {"sampling": "poisson"}},
-    "left open": {"privacy": {"correlation": "banded"}},
-}
-OPEN = "left open"  # the way in which the run itself chooses steps and clip norm
-STEEP = 1.0  # the rate of the local step, at which nearly every contribution is longer than the clip norm
-
-
-class Cell(NamedTuple):
-    """One run. seed: of clients, their order, adapters and head; -1 in the search, which uses other texts."""
-
-    size: str
-    head: str
-    way: str
-    method: str
-    epsilon: float
-    clip: float
-    seed: int
 
 
 class Task:
@@ -119,44 +89,6 @@ class Task:
         config = RunConfig.from_dict(settings(cell))
         result = Federation(config, model=model, train=clients, test=test, collate=collate).run()
         return float(result.records[-1]["accuracy"])
-
-
-def settings(cell: Cell) -> dict[str, Any]:
-    clients, each = SIZES[cell.size]
-    method = dict(METHODS[cell.method])
-    if (cell.way, cell.method) == (OPEN, "head alone"):
-        method = {
-            "name": "head",
-            "modules_to_save": ["classifier"],
-        }  # the rate for a head, not for all weights
-    if cell.head != "frozen" and cell.method != "head alone":
-        method["modules_to_save"] = ["classifier"]
-    tables: dict[str, dict[str, Any]] = {
-        "federation": {
-            "cohort": clients // ROUNDS,
-            "rounds": ROUNDS,
-            "seed": max(0, cell.seed),
-            "sampling": "schedule",
-            "server_optimizer": "mean" if cell.method in MEANS else "momentum",
-        },
-        "method": method,
-        "training": {"lr": STEEP, "steps": 1, "batch_size": each, "optimizer": "sgd"},
-        "evaluation": {"every": ROUNDS, "phantoms": 0},
-        "privacy": {"unit": "client", "delta": DELTA, "clip_norm": cell.clip, "correlation": "none"},
-    }
-    if tables["federation"]["server_optimizer"] == "momentum":
-        tables["federation"]["server_momentum"] = 0.7
-    if math.isfinite(cell.epsilon):
-        tables["privacy"]["epsilon"] = cell.epsilon
-    else:
-        tables["privacy"]["noise_multiplier"] = NONE
-    for table, own in WAYS[cell.way].items():
-        tables[table] |= own
-    if cell.way == OPEN:
-        for name in ("server_optimizer", "server_momentum"):
-            tables["federation"].pop(name, None)
-        del tables["training"], tables["privacy"]["clip_norm"]
-    return tables
 
 
 def best_clip(accuracy: Runs[Cell], head: str, method: str) -> float:
@@ -198,8 +130,6 @@ def main() -> None:
         make = lambda cell: (task().accuracy(cell), task().commonest)  # noqa: E731
         run_all(given, Runs(Cell, given.out, make, again=given.again))
     if given.docs:
-        from private_clients_page import put
-
         put(given.docs / "private_utility.md", given.out)
 
 

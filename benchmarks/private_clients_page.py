@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import runs_file
-from private_clients import CLIPS, EPSILONS, HEADS, METHODS, OPEN, ROUNDS, SEARCHED, SIZES, WAYS, Cell
+from private_clients_cells import CLIPS, EPSILONS, HEADS, METHODS, OPEN, ROUNDS, SEARCHED, SIZES, WAYS, Cell
 from private_silos_page import named, paired, shown, table
 
 Found = Mapping[Cell, float]

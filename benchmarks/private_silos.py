@@ -27,42 +27,19 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from last_layer import SCALES, Item, Top, prepared, pretrained, zero_shot
+from private_silos_cells import EACH, EPSILONS, HEADS, METHODS, RATES, SEARCHED, SILOS, Cell, settings
+from private_silos_page import put
 from runs_file import Runs, accuracies, lines
 from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed import Federation, RunConfig
 
-SILOS, EACH, ROUNDS, DELTA = 10, 1000, 4, 1e-5
-RATES, EPSILONS, HEADS = (0.005, 0.02), (math.inf, 8.0, 3.0, 1.0), ("trained", "frozen")
-LORA = {"rank": 8, "target_modules": ["query", "value"]}
-METHODS: dict[str, dict[str, Any]] = {
-    "head alone": {"name": "fedft"},
-    "bitfit": {"name": "bitfit"},
-    **{
-        name: {"name": name} | LORA
-        for name in ("fedlora", "ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "fedsvd", "fedask", "fedpower")
-    },
-    "federa, A frozen": {"name": "federa", "rule": "ffa_lora"} | LORA,
-}
-SEARCHED, _TO = 8.0, 8  # the epsilon of the search; widths of texts are multiples
-Run = dict[str, Any]
-
-
-class Cell(NamedTuple):
-    """One run. seed: of silos, adapters and head; -1 in the search, which uses other texts."""
-
-    data: str
-    head: str
-    method: str
-    epsilon: float
-    rate: float
-    seed: int
+_TO = 8  # widths of texts are multiples
 
 
 class Head(nn.Module):
@@ -141,22 +118,6 @@ def featured(top: Top, items: Sequence[Item], known: dict[int, Item]) -> list[It
     return [known[id(item)] for item in items]
 
 
-def settings(cell: Cell) -> dict[str, Any]:
-    method = dict(METHODS[cell.method])
-    if cell.head == "trained" and cell.method != "head alone":
-        method["modules_to_save"] = ["classifier"]
-    tables: dict[str, Any] = {
-        "federation": {"cohort": SILOS, "rounds": ROUNDS, "seed": max(0, cell.seed)},
-        "method": method,
-        "training": {"lr": cell.rate, "batch_size": 256},
-        "evaluation": {"every": ROUNDS, "audit_fraction": 0.0},
-    }
-    if math.isfinite(cell.epsilon):
-        tables["privacy"] = {"unit": "example", "epsilon": cell.epsilon, "delta": DELTA, "clip_norm": 1.0}
-        tables["evaluation"]["phantoms"] = 0
-    return tables
-
-
 def best_rate(accuracy: Runs[Cell], data: str, head: str, method: str, epsilon: float) -> float:
     searched = SEARCHED if math.isfinite(epsilon) else epsilon
     return max(RATES, key=lambda rate: accuracy(Cell(data, head, method, searched, rate, -1)))
@@ -188,8 +149,6 @@ def main() -> None:
         make = lambda cell: (task(cell.data).accuracy(cell), task(cell.data).commonest)  # noqa: E731
         run_all(given, Runs(Cell, given.out, make, again=given.again))
     if given.docs:
-        from private_silos_page import put
-
         put(given.docs / "private_silos.md", accuracies(Cell, given.out), commonest(given.out))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import runs_file
-from private_silos import EPSILONS, METHODS, RATES, SEARCHED, Cell
+from private_silos_cells import EPSILONS, METHODS, RATES, SEARCHED, Cell
 from scipy import stats
 
 Found = Mapping[Cell, float]
