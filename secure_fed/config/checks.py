@@ -168,7 +168,19 @@ def _privacy(config: Sections) -> None:
     if privacy.correlation == "banded":
         _correlated(config)
     if privacy.unit == "client":
+        require_small_delta(config, config.federation.clients or 1)  # before data are read, if their number is known
         _denoising(config)
+
+
+def require_small_delta(config: Sections, units: int) -> None:
+    """Refuse a delta of one over the number of units: it allows revealing one unit completely."""
+    delta = config.privacy.delta
+    if delta * units >= 1:
+        message = (
+            f"privacy.delta is {delta:g}, no less than one over {units} units, so that it would allow publishing one of them: "
+            f"set it well below {1 / units:.2g}"
+        )
+        _wrong(config, "privacy.delta", f"below {1 / units:.2g}", message)
 
 
 def _denoising(config: Sections) -> None:

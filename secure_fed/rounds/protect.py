@@ -10,6 +10,7 @@ from privacy.entropy import Entropy, SystemEntropy
 from privacy.public_order import PublicOrder
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig, TrainingConfig
+from secure_fed.config.checks import require_small_delta
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.phantoms import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
@@ -58,7 +59,7 @@ def protect(
     if placement.plan is None:
         return _nothing(config, cohorts)
     _require_unit(card, privacy.unit)
-    _check_delta(config, len(names) if privacy.unit == "client" else sum(units))
+    require_small_delta(config, len(names) if privacy.unit == "client" else sum(units))
     population = Population(names, units, cohorts, passes, mechanism)
     plan = placement.plan(config, population)
     phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier))
@@ -166,12 +167,3 @@ def _room(config: RunConfig, placement: Placement, population: Population, numbe
         lost=missing if placement.share_noise else 0.0,
         fewest=math.ceil(1 / order.rate) if in_turn else 0,
     )
-
-
-def _check_delta(config: RunConfig, units: int) -> None:
-    """Refuse a delta of one over the number of units: it allows revealing one unit completely."""
-    if config.privacy.delta * units >= 1:
-        raise ConfigError(
-            f"privacy.delta is {config.privacy.delta:g}, no less than one over {units} units, so that it would allow "
-            f"publishing one of them: set it well below {1 / units:.2g}"
-        ).about("privacy.delta", config.privacy.delta, f"below {1 / units:.2g}")

@@ -250,6 +250,11 @@ def test_a_delta_that_gives_a_client_away_is_refused(delta: float) -> None:
     protection({**NOISE, "privacy.delta": 0.2})
 
 
+def test_a_delta_that_gives_a_client_away_is_refused_before_data_are_read() -> None:
+    with pytest.raises(ConfigError, match="no less than one over 100000 units"):
+        toys.config({**NOISE, "federation.clients": 100_000, "federation.cohort": 10})
+
+
 def test_delta_is_held_against_all_examples_together() -> None:
     with pytest.raises(ConfigError, match="one over 200 units"):
         protection({**EXAMPLE, **Z, "privacy.delta": 0.005})
