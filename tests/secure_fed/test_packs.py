@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from transformers import BertConfig, BertForSequenceClassification
 
 from secure_fed.config import MethodConfig, TrainingConfig
-from secure_fed.errors import ModelError
+from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import cohort_packs
@@ -189,6 +189,7 @@ def test_whichever_example_a_large_pass_has_no_room_for_a_trial_sees_it(dropped:
         return {"w": torch.tensor(kept)[:, None]}
 
     assert sizes_that_agree(gradients, range(12), (1, 2, 3, 12)) == (1, 2, 3)
+    assert sizes_that_agree(gradients, range(12), (12,)) == (), "nor if no smaller size is tried, as on a GPU"
 
 
 def test_passes_that_draw_random_numbers_are_not_used() -> None:
@@ -300,6 +301,24 @@ def test_filled_passes_have_one_size_or_hold_one_example(coupled: bool) -> None:
     public = Public(objective, default_collate, Space(4096, 17, filled=True), placed, [])
     packs = list(public.packs([(0, item) for item in toys.examples(1, 20)]))
     assert [(len(pack.items), pack.count) for pack in packs] == ([(1, 1)] * 20 if coupled else [(17, 17), (17, 3)])
+
+
+def test_a_size_for_which_memory_lacks_is_an_error_and_no_verdict() -> None:
+    """Memory depends on what other clients hold, and so would the bits of this client's gradients."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if len(batch["x"]) > 8:
+            raise torch.OutOfMemoryError
+        return nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+
+    layer = nn.Linear(6, 3)
+    objective = Objective(layer, loss, CPU)
+    placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
+    public = Public(objective, default_collate, Space(4096, 17, filled=True), placed, [])
+    with pytest.raises(
+        ConfigError, match=r"a pass of 17 examples needs more memory .* set training.microbatch to 8 or less"
+    ):
+        list(public.packs([(0, item) for item in toys.examples(1, 20)]))
 
 
 # Kinds of examples, and the examples that they are tried on.

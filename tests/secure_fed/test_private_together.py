@@ -19,7 +19,7 @@ from secure_fed.learning.data.pointing import Pointing
 from secure_fed.learning.training import cohort
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.cohort_packs import Tight
+from secure_fed.learning.training.cohort_packs import Room, Tight
 from secure_fed.learning.training.cohort_pass import Trial
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampler, members_of
@@ -113,6 +113,21 @@ def test_whoever_shares_the_passes_a_sum_is_the_clients_own_to_the_bit(clients: 
         found = clients.sums({row: drawn[row] for row in company})
         assert all(same(found[row], everybody[row]) for row in company)
     assert norm(everybody[1]) == 0
+
+
+def test_on_an_accelerator_too_pass_sizes_do_not_depend_on_who_trains(
+    alone: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms, of = [], Room.of
+
+    def elsewhere(device: torch.device, numbers: int, **settings: Any) -> Room:
+        rooms.append(of(torch.device("cuda"), numbers, **settings))
+        return rooms[-1]
+
+    monkeypatch.setattr(Room, "of", elsewhere)
+    everybody, single = alone.sums({0: [0, 3], 1: [1], 2: [2, 4]}), alone.sums({2: [2, 4]})
+    assert same(everybody[2], single[2])
+    assert [(room.filled, room.rows) for room in rooms] == [(True, 7)] * 2
 
 
 def others_stay(clients: Clients) -> bool:

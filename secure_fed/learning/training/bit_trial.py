@@ -27,14 +27,16 @@ def sizes_that_agree(
 
     Passes of each size consist of the first examples, of the last examples in reverse, and of one example in every row, for up
     to `copied` examples, so that an example appears beside other examples and in another row. Each of these examples also
-    appears in smaller passes, beside fewer examples. Of sets of sizes that agree the largest is used. candidates: the sizes to
-    try, up to `len(probe)`, ascending.
+    appears beside fewer examples: in smaller passes, or if there is a single candidate, in passes of half of them, filled up
+    with one of them. Of sets of sizes that agree the largest is used. candidates: the sizes to try, up to `len(probe)`,
+    ascending.
     """
     agreeing: list[tuple[list[int], dict[int, bytes]]] = []
     for size in candidates:
         last = len(probe) - 1
         copies = [(one,) * size for one in (0, last // 2, last)[:copied]]
-        passes = dict.fromkeys([tuple(range(size)), tuple(range(last, last - size, -1)), *copies])
+        halves = [] if len(candidates) > 1 else [_covering(range(at, size, 2), size)[0] for at in (0, 1) if at < size]
+        passes = dict.fromkeys([tuple(range(size)), tuple(range(last, last - size, -1)), *copies, *map(tuple, halves)])
         own = _own(gradients, probe, list(passes))
         for sizes, known in agreeing if own else ():
             if any(known.get(i, digest) != digest for i, digest in own.items()):

@@ -148,7 +148,7 @@ def _on_one(
     first, done = jobs[0], list[Trained]()
     numbers = sum(math.prod(first.before[name].shape) for name in first.trainable)
     most = clients_at_once(_held(first, numbers), objective.device)
-    room = Room.of(objective.device, numbers, public=public, expected=_expected(jobs[:most]))
+    room = Room.of(objective.device, numbers, public=public, expected=_expected(first))
     if first.settings.microbatch:
         room = replace(room, rows=first.settings.microbatch)
     placed, examples = first.placed(objective.device), Plain(first.examples)
@@ -161,10 +161,12 @@ def _on_one(
     return done
 
 
-def _expected(jobs: Sequence[Job]) -> float:
-    """The expected number of examples in a private step of these jobs; infinite if it is not public."""
-    first = jobs[0]
-    return math.inf if first.private is None or first.private.groups else len(jobs) * float(first.settings.batch)
+def _expected(job: Job) -> float:
+    """The most examples that a private step of one client has on average, by its settings alone; infinite if unknown.
+
+    Who else trains, and on how many devices, must not move the bits of a client's steps.
+    """
+    return math.inf if job.private is None or job.private.groups else float(job.settings.batch)
 
 
 def _held(job: Job, numbers: int) -> int:

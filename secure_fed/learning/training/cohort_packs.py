@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from secure_fed.errors import ConfigError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.bit_trial import sizes_that_agree
 from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_in
@@ -60,8 +61,8 @@ class Room:
         """numbers: the size of one client's moving tensors; a pass has a copy and a gradient of them for each example.
 
         public: whether passes have public shapes. On an accelerator most sizes give other bits, so all passes are filled up to
-        one size, which should have room for most steps, and for little more. expected: the expected number of a step's
-        examples, if it is public; the variance of a step is at most as large.
+        one size, which should have room for most steps, and for little more. expected: the expected number of examples in a
+        client's step, if it is public; the variance is at most as large.
         """
         tokens, rows, memory, parts = (1536, 48, 2**25, 4) if device.type == "cpu" else (2**15, 2**12, 2**30, 1)
         filled = public and device.type != "cpu"
@@ -188,7 +189,13 @@ class Public:
 
         def gradients(entries: Sequence[Entry]) -> Mapping[str, Tensor]:
             pack = Pack([own for own, _ in entries], [one for _, one in entries], collate, len(entries), apart=True)
-            found = found_in(self._objective, places, pack)
+            try:
+                found = found_in(self._objective, places, pack)
+            except torch.OutOfMemoryError as error:  # memory that others hold must not decide sizes, and so bits
+                raise ConfigError(
+                    f"a pass of {len(entries)} examples needs more memory than {self._objective.device} has: set "
+                    f"training.microbatch to {max(1, len(entries) // 2)} or less"
+                ).about("training.microbatch", None, f"{max(1, len(entries) // 2)} or less") from error
             return {"gradient": found.gradients, "loss": found.losses[:, None]}
 
         entries = [(number % len(away), one) for number, one in enumerate(probe)]

@@ -98,8 +98,9 @@ class NoisedSums:
             [entry for entry in entries if not isinstance(entry[1], Pointing)], [unit.owner for unit in units]
         )
         pointing = [(number, item) for number, item in entries if isinstance(item, Pointing)]
-        for at in range(0, len(pointing), _POINTING):
-            some = pointing[at : at + _POINTING]
+        most = max(1, min(len(pointing), _POINTING // self._flat.width))
+        for at in range(0, len(pointing), most):
+            some = pointing[at : at + most]
             lengths = [2 * self._drawings[units[number].owner].steps.clip_norm for number, _ in some]
             along = self._flat.rows([direction(item.unit, item.seed, self._layout).parts() for _, item in some])
             owners = torch.tensor([number for number, _ in some])
@@ -155,7 +156,7 @@ def _clipped(done: Sequence[tuple[Drawn, Tensor]], steps: Sequence[PrivateSteps]
     return torch.where(scale != 0, means * scale, 0.0)  # infinity times zero is NaN
 
 
-_POINTING = 32  # examples of directions at once
+_POINTING = 2**23  # numbers of directions at once
 
 
 def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> list[int]:

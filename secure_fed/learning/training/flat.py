@@ -54,7 +54,7 @@ def add_in_order(total: Tensor, owners: Tensor, rows: Tensor) -> None:
 
     An accelerator adds rows of one owner in no fixed order, so there each addition takes at most one row of each owner.
     """
-    if total.device.type == "cpu":
+    if total.device.type == "cpu" or not len(owners):
         total.index_add_(0, owners, rows)
         return
     turns: dict[int, list[int]] = {}
