@@ -79,7 +79,7 @@ def _short(made: Mapping[tuple[str, str], Arms]) -> str:
 
 
 def _top(sizes: Mapping[str, Scale], machine: str) -> str:
-    short, longer = sizes["reduced"], sizes["longer"]
+    short, longer, full = (sizes[name] for name in ("reduced", "longer", "full"))
     return f"""# Claims of the papers, tried
 
 Made by `python benchmarks/claims.py --docs docs` from the runs in `benchmarks/claims.jsonl`; `python benchmarks/claims.py DATA`
@@ -88,23 +88,23 @@ makes the runs; `--only NAME --arms ARM --seeds N --again` repeats some of them.
 The model is all-MiniLM-L6-v2, the data AG News (descriptions, {_size(short.train)} training texts of at most {short.length}
 tokens). A **reduced** run has {short.rounds} rounds of {short.steps} local steps of {short.batch} texts at a constant rate. A
 **longer** run has {longer.rounds} rounds of {longer.steps} local steps, and a learning rate that falls to zero between rounds
-(in today's code within them, too). Runs of the claims `federa` and `c2a` have twice the rounds; runs of `fra`
-and of federations with three silos have three times the local steps. Each method has its default learning rate
-([learning_rates.md](learning_rates.md)); none is tuned here. `fedtt_plus_former` has 0.0033, FedTT+'s default before.
+(in today's code within them, too). A **full** run has all training texts, of at most {full.length} tokens, and
+{full.rounds} rounds of {full.steps} local steps of {full.batch} texts; the full runs were made on one NVIDIA H200. Runs of
+the claims `federa` and `c2a` have twice the rounds; runs of `fra` and of federations with three silos have three times
+the local steps. Each method has its default learning rate ([learning_rates.md](learning_rates.md)); none is tuned here.
+`fedtt_plus_former` has 0.0033, FedTT+'s default before.
 
 **No order rests on these rates, as far as others were tried.** With seed 5, which no comparison uses, FedARA, FedTT+ and LoRA
 also ran at three times their rates, FedARA and LoRA with 20 silos at a third, too. All are best at three times (one run
 each): FedLoRA ends at 85.2 there and FedARA at 82.0; with 20 silos LoRA ends at 84.2 and FedTT+ at 81.0. So they keep their
 order.
 
-**Training is short here**: rounds times local steps are 40 to 120 in the reduced runs and 160 to 480 in the longer runs; the
-papers have thousands. FedARA and FedTT+ start from adapters whose output is zero, and learn late. Where a claim has longer
-runs, they decide: results differ less between seeds there, and seeds draw the partition.
+**Training is short here**: rounds times local steps are 40 to 120 in the reduced runs, 160 to 480 in the longer and 1,000 in
+the full runs; the papers have thousands. FedARA and FedTT+ start from adapters whose output is zero, and learn late. Where a
+claim has longer runs, they decide: results differ less between seeds there, and seeds draw the partition.
 
-In the claim `fedtt` the longer runs of LoRA and FedTT+ with 20 and 50 silos are of today's code. All its other runs, those with
-three silos among them, are of earlier code: FedTT+ started from Gaussian cores and not from orthonormal ones
-([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)), and longer runs had a rate that fell between rounds.
-So FFA and RoLoRA are compared across versions, and so is every lead that grows from 3 silos on.
+In the claim `fedtt` all longer runs are of today's code. Its reduced runs are of earlier code, in which FedTT+ started from
+Gaussian cores and not from orthonormal ones ([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)).
 
 - **measured**: the mean difference in points of accuracy. Differences are taken seed by seed, since a seed draws the same
   partition for both configurations.
