@@ -103,8 +103,8 @@ order.
 the full runs; the papers have thousands. FedARA and FedTT+ start from adapters whose output is zero, and learn late. Where a
 claim has longer runs, they decide: results differ less between seeds there, and seeds draw the partition.
 
-In the claim `fedtt` all longer runs are of today's code. Its reduced runs are of earlier code, in which FedTT+ started from
-Gaussian cores and not from orthonormal ones ([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)).
+In the claim `fedtt` all compared longer runs are of today's code. Its reduced runs are of earlier code, in which FedTT+ started
+from Gaussian cores and not from orthonormal ones ([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)).
 
 - **measured**: the mean difference in points of accuracy. Differences are taken seed by seed, since a seed draws the same
   partition for both configurations.

@@ -16,11 +16,11 @@ from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.pointing import Pointing
-from secure_fed.learning.training import cohort
+from secure_fed.learning.training import cohort, dp_sgd
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.cohort_packs import Room, Tight
-from secure_fed.learning.training.cohort_pass import Trial
+from secure_fed.learning.training.cohort_pass import Found, Trial
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampler, members_of
 from secure_fed.tensors.tensors import Tensors
@@ -179,6 +179,24 @@ def test_what_a_client_releases_is_its_own_to_the_bit(clients: Clients) -> None:
         assert after(clients, [2, 0]) == [everybody[2], everybody[0]]
     finally:
         torch.set_num_threads(1)
+
+
+def test_directions_are_gathered_in_bounded_memory_without_moving_a_bit(
+    alone: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[int] = []
+
+    def found(owners: Tensor, gradients: Tensor, losses: Tensor) -> Found:
+        gathered.append(len(owners))
+        return Found(owners, gradients, losses)
+
+    monkeypatch.setattr(dp_sgd, "Found", found)
+    together = after(alone, range(3))
+    assert max(gathered) > 1
+    monkeypatch.setattr(dp_sgd, "_POINTING", 1)
+    gathered.clear()
+    assert after(alone, range(3)) == together
+    assert set(gathered) == {1}
 
 
 def test_a_stream_that_clients_share_would_be_seen(alone: Clients) -> None:
