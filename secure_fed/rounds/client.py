@@ -169,6 +169,7 @@ class Client:
         return bounded
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
+        """The contribution with the mechanism's counters, before any noise; phantoms have counters of their own."""
         return clipped(contribution, clip_norm, self._setup.protection, nothing=not self._takes_part)
 
     def _train(self, request: Request) -> None:

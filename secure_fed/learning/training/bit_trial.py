@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secure_fed.errors import ModelError
+from secure_fed.errors import ConfigError, ModelError
 
 CANNOT = (ModelError, RuntimeError, ValueError)  # what a model raises that cannot compute a pass
 
@@ -62,13 +62,19 @@ def _own(
 ) -> dict[int, bytes]:
     """A digest of each example's gradient, if it is the same in every row of these passes; otherwise {}.
 
-    {} also if a pass draws random numbers, which could couple examples.
+    {} also if a pass draws random numbers, which could couple examples. ConfigError if memory lacks for a pass: the memory that
+    other clients hold must not decide sizes, and so bits.
     """
     own, drawn = dict[int, bytes](), torch.get_rng_state()
     for rows in passes:
         try:
             found = gradients([probe[i] for i in rows]).values()
             flat = torch.cat([part.detach().flatten(1) for part in found], 1) + 0.0  # turns -0.0 into 0.0
+        except torch.OutOfMemoryError as error:
+            limit = f"{max(1, len(rows) // 2)} or less"
+            raise ConfigError(
+                f"a pass of {len(rows)} examples needs more memory than the device has: set training.microbatch to {limit}"
+            ).about("training.microbatch", None, limit) from error
         except CANNOT:
             return {}
         if not torch.equal(torch.get_rng_state(), drawn):

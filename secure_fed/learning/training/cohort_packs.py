@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from secure_fed.errors import ConfigError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.bit_trial import sizes_that_agree
 from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_in
@@ -189,13 +188,7 @@ class Public:
 
         def gradients(entries: Sequence[Entry]) -> Mapping[str, Tensor]:
             pack = Pack([own for own, _ in entries], [one for _, one in entries], collate, len(entries), apart=True)
-            try:
-                found = found_in(self._objective, places, pack)
-            except torch.OutOfMemoryError as error:  # memory that others hold must not decide sizes, and so bits
-                raise ConfigError(
-                    f"a pass of {len(entries)} examples needs more memory than {self._objective.device} has: set "
-                    f"training.microbatch to {max(1, len(entries) // 2)} or less"
-                ).about("training.microbatch", None, f"{max(1, len(entries) // 2)} or less") from error
+            found = found_in(self._objective, places, pack)
             return {"gradient": found.gradients, "loss": found.losses[:, None]}
 
         entries = [(number % len(away), one) for number, one in enumerate(probe)]

@@ -33,7 +33,7 @@ from torch import Tensor
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
 from secure_fed.learning.training.bit_trial import sizes_that_agree
-from secure_fed.learning.training.cohort_packs import next_size
+from secure_fed.learning.training.cohort_packs import Room, next_size
 from secure_fed.learning.training.kinds import Kinds, Padded, apart_on
 from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
@@ -168,7 +168,7 @@ class ReadOnce(AbstractContextManager[None]):
         """The pass sizes to try. On an accelerator they give different bits, so there is one."""
         if self._device.type == "cpu":
             return [1, self._most or most_at_once(self._device)]
-        return [self._most or max(1, _FILLED // width)]
+        return [self._most or Room.of(self._device, 1, public=True).of_width(width)]
 
     def _pass(self, width: int, texts: Sequence[Text]) -> Tensor:
         """The means (B, d) of texts that are padded to this width."""
@@ -214,5 +214,4 @@ def _numbers(tensor: Tensor) -> Numbers:
 
 _HEAD = "classifier."
 _READ = ("input_ids", "attention_mask", "token_type_ids")
-_FILLED = 2**13  # tokens of a pass on an accelerator
 _MOST, _BESIDE = 2**30, 1024  # bytes: of all means, and the overhead of each mean
