@@ -147,7 +147,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rounds.canary_clients", "rounds.engine", "rounds.phantom_clients", "rounds.registered", "rounds.together"),
         ("rounds.masked", "rounds.phantom_scores"),
         ("runs.best", "runs.budget_terms", "runs.durable", "runs.ledger_heads", "runs.published", "runs.start"),
-        ("runs.assembly", "runs.directory", "runs.meaning", "runs.trust_statement"),
+        ("runs.directory", "runs.meaning", "runs.parties", "runs.trust_statement"),
+        ("runs.assembly",),
         ("runs.checkpoint", "runs.participation", "runs.same_run", "runs.traffic"),
         ("runs.evaluation", "runs.membership", "runs.recording", "runs.store"),
         ("runs.budget", "runs.noise_key", "runs.releases"),
@@ -160,7 +161,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("commands __main__",),
     ),
     "protocols": (
-        ("errors", "polynomials"),
+        ("errors", "odds", "polynomials"),
         ("codec", "graph", "keys", "choice", "record", "decoding"),
         ("masking", "shamir", "chosen", "parameters", "agreements"),
         ("wire", "one_process", "policy"),

@@ -1,25 +1,25 @@
 """Every setting of a run: frozen, typed, checked on entry, read from TOML and `section.key=value`.
 
 setting    the description of one setting: its default, its type, its limits, and their words
-sections   the settings, one class for each [section], and all together; some of the classes are in `federation`, `method` and
-           `protection`. Also the TOML file with every key that `secure-fed config init` writes
-effects    when a setting has an effect; checks: which settings exclude or require each other
+data       the settings of [model] and [data]; `federation`, `method`, `training`, `evaluation`: those of one section each;
+           `protection`: those of [privacy] and [secure_aggregation]
+sections   all sections together, and the TOML file with every key that `secure-fed config init` writes
+effects    when a setting has an effect
+checks     which settings exclude or require each other; `privacy_checks`: those that would void a guarantee
+refusals   errors about a setting
 run        the whole configuration: read, changed, and compared
 
 An unknown key is an error that offers the nearest one; a setting without effect beside the others is an error too.
 """
 
+from secure_fed.config.data import DataConfig, ModelConfig
+from secure_fed.config.evaluation import EvaluationConfig
 from secure_fed.config.federation import FederationConfig
 from secure_fed.config.method import MethodConfig
 from secure_fed.config.protection import PrivacyConfig, SecureAggregationConfig
 from secure_fed.config.run import RunConfig, with_absolute_paths
-from secure_fed.config.sections import (
-    DataConfig,
-    EvaluationConfig,
-    ModelConfig,
-    TrainingConfig,
-    commented_toml,
-)
+from secure_fed.config.sections import commented_toml
+from secure_fed.config.training import TrainingConfig
 
 __all__ = [
     "DataConfig",

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.choice import ABORT, Choice, _at_least, choose
+from protocols.choice import ABORT, Choice, choose
 from protocols.errors import ParameterError
 from protocols.graph import ring
 from protocols.keys import registry_digest
+from protocols.odds import at_least
 from protocols.parameters import Parameters
 from protocols.policy import Policy
 from tests.cells import chosen, every
@@ -35,7 +36,7 @@ def exact(population: int, marked: int, drawn: int, least: int) -> Fraction:
     [(1, 0, 1), (9, 9, 4), (10, 3, 8), (50, 20, 7), (799, 200, 140), (4999, 1000, 60)],
 )
 def test_tails_are_those_of_exact_counting(population: int, marked: int, drawn: int) -> None:
-    tails = _at_least(population, marked, drawn)
+    tails = at_least(population, marked, drawn)
     assert tails.shape == (drawn + 2,)
     for least in range(drawn + 2):
         expected = exact(population, marked, drawn, least)

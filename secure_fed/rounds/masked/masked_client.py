@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from protocols.players import Here, Message, Played, Players, Waiting
 from secure_fed.errors import TrainingError
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.rounds.client import Client
+from secure_fed.rounds.masked.answers import Begun, Clock
 from secure_fed.rounds.masked.bound import Passes
 from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, Words
 from secure_fed.rounds.masked.expected_round import (
@@ -31,30 +32,6 @@ from secure_fed.rounds.masked.expected_round import (
 from secure_fed.rounds.phantom_clients import Phantom
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
 from secure_fed.tensors.layout import Layout
-
-
-@dataclass
-class Clock:
-    """Seconds that the clients of this process have spent on the protocol, training apart."""
-
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """An answer, made here or in another process, or the error. seconds: the time spent here, training apart."""
-
-    answer: Message | Waiting
-    seconds: float
-    error: Exception | None = None
-
-    def result(self) -> tuple[Message, float]:
-        if self.error is not None:
-            raise self.error
-        if not isinstance(self.answer, Waiting):
-            return self.answer, self.seconds
-        message, seconds = self.answer.result()
-        return message, self.seconds + seconds
 
 
 class MaskedClient:
@@ -87,7 +64,7 @@ class MaskedClient:
         self._identity = identity
         self._players = Here() if players is None else players
         self._masking: Played | None = None
-        self._ahead: tuple[Stage, _Begun] | None = None
+        self._ahead: tuple[Stage, Begun] | None = None
         self._left: int | None = None
         self._tossed: tuple[int, bool] | None = None
         self._right: Stage | None = None
@@ -134,13 +111,13 @@ class MaskedClient:
         if stage.request is not None:
             self.client.train_ahead(self._within(stage.request, self._encoding(stage.request)), trained)
 
-    def _begin(self, stage: Stage) -> _Begun:
+    def _begin(self, stage: Stage) -> Begun:
         started = time.perf_counter()
         try:
             answer, training = self._answer(stage)
         except Exception as error:
-            return _Begun(b"", 0.0, error)
-        return _Begun(answer, time.perf_counter() - started - training)
+            return Begun(b"", 0.0, error)
+        return Begun(answer, time.perf_counter() - started - training)
 
     def _answer(self, stage: Stage) -> tuple[Message | Waiting, float]:
         """The message, and the seconds spent on training."""

@@ -21,8 +21,8 @@ from protocols.errors import Aborted, Misdealt, ProtocolError, Tampering
 from protocols.parameters import Parameters
 from protocols.server import Server as Unmasking
 from secure_fed.errors import TrainingError
+from secure_fed.rounds.masked.answers import Clock
 from secure_fed.rounds.masked.encoding import Encoding
-from secure_fed.rounds.masked.masked_client import Clock
 from secure_fed.rounds.masked.plausible import require_plausible, require_plausible_release
 from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.record import Spent

@@ -24,8 +24,9 @@ from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.client import Client
+from secure_fed.rounds.masked.answers import Clock
 from secure_fed.rounds.masked.expected_round import ExpectedRounds
-from secure_fed.rounds.masked.masked_client import Clock, MaskedClient, masked_clients
+from secure_fed.rounds.masked.masked_client import MaskedClient, masked_clients
 from secure_fed.rounds.masked.masked_sum import MaskedSum
 from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
 from secure_fed.rounds.phantom_clients import Phantom

@@ -1,0 +1,103 @@
+"""The sections [model] and [data]: the model that is trained, the data, and their division over clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secure_fed.config.setting import key
+
+_NOTES = 10_000_000  # record numbers are distinct up to here
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    name: str = key("builtin/tiny", "builtin/tiny, a folder, or a Hugging Face Hub id")
+    device: str = key(
+        "cpu",
+        "torch device: cpu, cuda, mps ...; auto: the GPU if there is one; of several devices, as in 'cuda:0, cuda:1', each "
+        "trains a share of a round's clients",
+    )
+    dtype: str = key(
+        "float32", "type of the model's computations; adapters stay float32", choices=("float32", "bfloat16")
+    )
+    max_length: int = key(128, "texts are cut after this many tokens", at_least=2)
+    pooling: str = key(
+        "model",
+        "input of the head: model, as in the architecture, often the first token; mean, the mean over tokens, for which "
+        "sentence encoders are made (classification, multi_label, regression)",
+        choices=("model", "mean"),
+    )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    name: str = key("builtin/notes", "builtin/notes, a Hub id or a data set folder")
+    train: str | tuple[str, ...] = key(
+        "", "a JSON Lines, CSV or Parquet file (.gz too), a folder, or a list with one file per client"
+    )
+    test: str | tuple[str, ...] = key(
+        "", "test file, folder or list of files; empty: test_fraction of the training rows is held out"
+    )
+    task: str = key(
+        "classification",
+        "learning task",
+        choices=(
+            "classification",
+            "multi_label",
+            "regression",
+            "tokens",
+            "question_answering",
+            "causal_lm",
+            "multiple_choice",
+        ),
+    )
+    text: str = key(
+        "", "column of the text; empty: text (tokens: tokens, a list of words; question_answering: question)"
+    )
+    text_b: str = key(
+        "",
+        "column of the second text of a pair, or of a prompt's continuation (causal_lm); empty: none "
+        "(question_answering: context; multiple_choice: choices)",
+    )
+    label: str = key(
+        "",
+        "column of the label: integers or names, lists of them, or a number; empty: label (tokens: tags; question_answering: "
+        "answers)",
+    )
+    class_priors: tuple[str, ...] | tuple[float, ...] = key(
+        (),
+        "public shares of the classes, in their order or as 'name=share': the loss of a class is divided by its share "
+        "(classification)",
+    )
+    label_centre: float = key(0.0, "number that the model learns as 0; never taken from the data (regression)")
+    label_scale: float = key(
+        1.0,
+        "difference from label_centre that the model learns as 1; never taken from the data (regression)",
+        above=0.0,
+    )
+    stride: int = key(32, "tokens that neighbouring windows of a long context share (question_answering)", at_least=0)
+    unanswerable: bool = key(
+        False, "some questions have no answer in their context, as in SQuAD 2 (question_answering)"
+    )
+    learn_prompt: bool = key(False, "learn the prompt too, not only its continuation (causal_lm with text_b)")
+    likelihood: str = key(
+        "mean", "log-likelihood of a choice: mean or sum over its tokens (multiple_choice)", choices=("mean", "sum")
+    )
+    client: str = key("", "column that names the client of each row (patient, author, site)")
+    examples: int = key(20_000, "training examples to generate (builtin/notes)", at_least=1, at_most=_NOTES)
+    test_examples: int = key(2_000, "test examples to generate (builtin/notes)", at_least=1, at_most=_NOTES)
+    test_fraction: float = key(0.2, "share of the data that is held out if there is no test set", above=0.0, below=1.0)
+    partition: str = key(
+        "auto",
+        "division of the examples over clients; auto: natural if the data name each row's client, else dirichlet",
+        choices=("auto", "iid", "dirichlet", "label_dirichlet", "language", "pathological", "matrix", "natural"),
+    )
+    alpha: float = key(
+        10.0,
+        "Dirichlet concentration, times the class share (dirichlet) or as it is (label_dirichlet, language); 1 is strong "
+        "skew, 1000 is IID",
+        above=0.0,
+    )
+    language: str = key("", "column that names each row's language: each client gets one language (language)")
+    labels_per_client: int = key(2, "number of labels among a client's examples (pathological)", at_least=1)
+    matrix: str = key("", "each label's shares for the clients, such as '0.9 0.1; 0.1 0.9' (matrix)")
