@@ -44,7 +44,7 @@ def findings(
     shadows = Shadows(
         target.assembly,
         settings.seed,
-        lambda done, of: progress(f"round {done} of {of} of the reference adapters"),
+        lambda done, of: progress(f"reference adapters, round {done} of {of} of them all"),
         target.final.round,
     )
     averaged = target.assembly.config.federation.averaged > 1

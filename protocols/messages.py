@@ -125,8 +125,8 @@ class Confirm:
 class Opened:
     """Shares of the seeds of neighbours that survived and of the mask keys of the others: never both of one client."""
 
-    seeds: Mapping[int, bytes]  # by owner
-    keys: Mapping[int, bytes]
+    seeds: Mapping[int, bytes] = field(repr=False)  # by owner
+    keys: Mapping[int, bytes] = field(repr=False)
 
     def to_bytes(self, parameters: Parameters, sender: int) -> bytes:
         return written(Kind.OPENED, parameters, sender, (self.seeds, SHARE), (self.keys, SHARE))

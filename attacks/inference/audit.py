@@ -16,6 +16,7 @@ from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.data import files
 
 ALPHA, FEWEST, MOST_VALUES = 0.05, 10, 50
+_WORDS, _USUAL = "words alone", "the most frequent value"  # guesses without the model
 Say = Callable[[str], None]
 
 
@@ -62,8 +63,8 @@ def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
     stripped = [_put(text, found.values[own], " ") for text, own in zip(subject.texts.plain, found.of, strict=True)]
     guessed = {
         "the model": guesses(losses, shares),
-        "words alone": without_model(stripped, found.of, members),
-        "the most frequent value": np.full(len(members), int(shares.argmax())),
+        _WORDS: without_model(stripped, found.of, members),
+        _USUAL: np.full(len(members), int(shares.argmax())),
     }
     rows = {name: advantage(own == found.of, members) for name, own in guessed.items()}
     return {
@@ -120,17 +121,21 @@ def _to_dict(name: str, one: Advantage) -> dict[str, Any]:
 
 
 def _verdict(rows: dict[str, Advantage]) -> str:
-    if rows["words alone"].p_value < ALPHA:
+    """Void if members and others differ by a guess without the model; they would then differ without any training."""
+    if min(rows[_WORDS].p_value, rows[_USUAL].p_value) < ALPHA:
         return "void"
     return "leak" if rows["the model"].p_value < ALPHA else "nothing"
 
 
 def _sentences(name: str, rows: dict[str, Advantage]) -> list[str]:
-    model, words = rows["the model"], rows["words alone"]
+    model, words, usual = rows["the model"], rows[_WORDS], rows[_USUAL]
+    without, by = (
+        (words, "their words") if words.p_value <= usual.p_value else (usual, f"the shares of the values of {name}")
+    )
     shares = f"{model.members:.1%} of the members and {model.others:.1%} of the others"
     first = {
-        "void": f"Members and others differ by their words: without the model {name} is guessed for {words.members:.1%} of the "
-        f"members and {words.others:.1%} of the others. So the model's guesses say nothing about its training.",
+        "void": f"Members and others differ by {by}: without the model {name} is guessed for {without.members:.1%} of the "
+        f"members and {without.others:.1%} of the others. So the model's guesses say nothing about its training.",
         "leak": f"The model gives away {name} of its training records: it guesses right for {shares}. Chance makes as "
         f"large a difference with a probability of {model.p_value:.2g}.",
         "nothing": f"The model guesses {name} right for {shares}: no larger difference than by chance "

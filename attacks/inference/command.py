@@ -11,6 +11,8 @@ from attacks.any_model.command import longest
 from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from secure_fed.errors import UsageError
 
+_TASKS = ("classification", "multi_label", "regression", "causal_lm")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
@@ -28,13 +30,19 @@ def run(chosen: argparse.Namespace) -> int:
             raise UsageError(f"--{name.replace('_', '-')} is missing: --attribute needs a model, members and others")
     if chosen.run_dir is not None:
         raise UsageError(f"name either RUN_DIR, which is {chosen.run_dir}, or --model")
+    task = chosen.task or "classification"
+    if task not in _TASKS:
+        raise UsageError(
+            f"--task is {task}, whose tags or answers belong to places in a text, and --attribute changes the text: it is for "
+            f"{', '.join(_TASKS)}"
+        )
     limit = limit_of(chosen.fail_above, "advantage", "with --attribute give advantage= and a number from 0 to 1")
     from attacks.any_model.subject import Asked, opened
     from attacks.inference.audit import attribute, audited
     from secure_fed.config import DataConfig
 
     columns = chosen.text or "", chosen.text_b or "", chosen.label or ""
-    data = DataConfig("", "of the user", "", chosen.task or "classification", *columns)
+    data = DataConfig("", "of the user", "", task, *columns)
     labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
     of_model = chosen.adapter, (), labels, longest(chosen), chosen.device
     subject = opened(Asked(chosen.model, chosen.members, chosen.non_members, data, *of_model))
@@ -42,9 +50,7 @@ def run(chosen: argparse.Namespace) -> int:
     facts = audited(subject, found, lambda what: print(f"secure-fed: {what}", file=sys.stderr))
     print(json.dumps(facts)) if chosen.json else _show(facts)
     if chosen.fail_above is not None and facts["verdict"] == "void":
-        print(
-            "secure-fed: --fail-above cannot be judged: members and others differ by their words alone", file=sys.stderr
-        )
+        print("secure-fed: --fail-above cannot be judged: members and others differ without any model", file=sys.stderr)
         return CANNOT_TELL
     advantage = facts["guesses"][0]["advantage"]
     if advantage <= limit:

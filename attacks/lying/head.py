@@ -17,9 +17,13 @@ from torch import Tensor, nn
 from attacks.adversary.active import LyingServer
 from attacks.adversary.case import Inapplicable
 from secure_fed.learning.training.objective import to_device
+from secure_fed.methods.method import State
 from secure_fed.tensors.tensors import Tensors
 
-_NO_HEAD = "the attack needs a classifier's head with a hidden layer and tanh, such as BERT's pooler, and there is none"
+_NO_HEAD = (
+    "the attack needs a classifier's head with a hidden layer and tanh, such as BERT's pooler, whose tensors all travel, and "
+    "there is none"
+)
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,14 @@ class Head:
     @classmethod
     def of(cls, server: LyingServer, example: Any) -> Head:
         """The head of the federation's model, after a check on an example that it computes the assumed formula."""
-        names, initial = server.assembly.problem.head, server.honest
-        weights = [name for name in names if name.endswith("weight") and name in initial and initial[name].shape[1:]]
+        initial, sent = server.honest, _sent(server)
+        names = [name for name in server.assembly.problem.head if name in sent]
+        weights = [name for name in names if name.endswith("weight") and initial[name].shape[1:]]
         pairs = [(one, two) for one in weights for two in weights if one != two and _chained(initial, one, two)]
         for inner, outer in pairs:
             hidden, width = initial[inner].shape
             head = cls(inner[: -len(".weight")], outer[: -len(".weight")], width, hidden, initial[outer].shape[0])
-            if f"{head.inner}.bias" in initial and f"{head.outer}.bias" in initial and head.holds(server, example):
+            if f"{head.inner}.bias" in sent and f"{head.outer}.bias" in sent and head.holds(server, example):
                 return head
         raise Inapplicable(_NO_HEAD)
 
@@ -105,3 +110,10 @@ class Head:
 
 def _chained(initial: Tensors, inner: str, outer: str) -> bool:
     return initial[inner].shape[0] == initial[outer].shape[1]
+
+
+def _sent(server: LyingServer) -> set[str]:
+    """The names of the tensors that clients train and send in the round: neither frozen nor personal."""
+    assembly = server.assembly
+    plan = assembly.method.plan(State(server.honest, round=server.round))
+    return set(plan.trainable) & set(server.honest) - set(assembly.server.personal)

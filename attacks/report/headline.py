@@ -36,12 +36,12 @@ def headline(audit: Audit, level: str) -> str:
 
 
 def able(audit: Audit) -> str:
-    """The number of attacks that found nothing, if not all were made: " by the 4 of 13 attacks ..."."""
+    """The number of attacks that found nothing, if not all were made: " by 4 of 13 attacks ..."."""
     applied, total = len(_made(audit)), len(audit.attacks)
     if audit.asked_for or applied == total:
         return ""
     these = f"one attack of {total}" if applied == 1 else f"{applied} of {total} attacks"
-    return f" by the {these} that {'was' if applied == 1 else 'were'} made"
+    return f" by {these} that {'was' if applied == 1 else 'were'} possible"
 
 
 def tried(audit: Audit) -> str:
@@ -68,7 +68,7 @@ def reading(audit: Audit) -> str:
     member, non_member = sides(audit)
     meaning = (
         f"An AUC says how often an attack picks the right one of two {units(audit)}, one {member} and one {non_member}: 1 is"
-        " always, 0.5 is a coin. An AUC below 0.5 is no sign of privacy: it is luck, or the answers are the wrong way round."
+        " always, 0.5 is a coin. An AUC below 0.5 does not show privacy: it is chance, or the score has the wrong sign."
     )
     if cell.interval is None or not cell.interval[0] <= COIN <= cell.interval[1]:
         return meaning

@@ -72,7 +72,7 @@ def missed(audit: Audit) -> str:
     if least is None:
         return ""
     return (
-        f"With this number of {units(audit)}, an attack that is right in {hundred(least)} of 100 cases goes unnoticed half of"
+        f"With this number of {units(audit)}, the audit overlooks an attack whose true rate is {hundred(least)} of 100 half of"
         " the time."
     )
 
@@ -214,7 +214,7 @@ def _tried(audit: Audit) -> str:
     named = (
         ""
         if main is None
-        else f", least for the main attack, {audit.attack_title(main.attack)}, which was chosen before any score was seen"
+        else f", mildly for the main attack, {audit.attack_title(main.attack)}, which was chosen before any score was computed"
     )
     return f"{made} compare {_counts(audit)}. Their significance is corrected for their number{named}."
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -51,16 +51,36 @@ def show(audit: Mapping[str, Any]) -> None:
     by = able(parsed) if found == "none_found" else ""
     console.print(f"verdict: {made}{_LEVELS[found].format(uncovered(parsed))}{by}", style="bold")
     console.print(text)
-    console.print(_matrix(parsed))
-    console.print("AUC with its 95 % interval. n/a: not applicable; the report gives the reason.")
+    possible, impossible, partly = _applicable(parsed)
+    if possible:
+        console.print(_matrix(parsed, possible))
+    console.print(
+        "AUC with its 95 % interval." + (" n/a: not applicable; the report gives the reason." if partly else "")
+    )
+    if impossible:
+        console.print(f"Not applicable in this run (the report gives the reasons): {', '.join(impossible)}.")
     console.print(" ".join(filter(None, (reading(parsed), untried(parsed)))))
     console.print(_numbers(parsed))
 
 
-def _matrix(audit: Audit) -> Table:
+def _applicable(audit: Audit) -> tuple[list[str], list[str], bool]:
+    """The names of the attacks with a row, the titles of those that apply nowhere, and whether some cell of a row does not."""
+    possible, impossible, partly = [], [], False
+    for attack in audit.attacks:
+        cells = [audit.cell(attack.name, at.name) for at in audit.vantages]
+        nowhere = [cell is not None and not cell.applicable for cell in cells]
+        if all(nowhere):
+            impossible.append(attack.title)
+        else:
+            possible.append(attack.name)
+            partly |= any(nowhere)
+    return possible, impossible, partly
+
+
+def _matrix(audit: Audit, names: Collection[str]) -> Table:
     vantages = [Column(vantage.title, ratio=3) for vantage in audit.vantages]
     table = Table(Column("attack", ratio=4), *vantages, box=SIMPLE_HEAD, expand=True)
-    for attack in audit.attacks:
+    for attack in (one for one in audit.attacks if one.name in names):
         table.add_row(attack.title, *(_cell(audit, audit.cell(attack.name, at.name)) for at in audit.vantages))
     return table
 
@@ -88,7 +108,7 @@ def _numbers(audit: Audit) -> Table:
     table.add_row("epsilon, lower bound", at_least(next((cell.lower for cell in audit.bounded), None)))
     without = {True: "at chance", False: "NOT AT CHANCE: AUCs are void", None: "not checked"}
     table.add_row(
-        "without any model", "phantoms have no texts" if audit.phantoms else without[audit.baseline.at_chance]
+        "by the texts alone", "phantoms have no texts" if audit.phantoms else without[audit.baseline.at_chance]
     )
     return table
 

@@ -146,8 +146,8 @@ _CANARIES = (
     " give away less."
 )
 _PHANTOMS = (
-    "The audited units are phantoms, which are nobody's data. Each phantom that a coin chose pulled the model whenever it was"
-    " drawn, as far as one unit may. Units of the data were not audited and are expected to give away less."
+    "The audited units are phantoms, which are nobody's data. Each phantom that a coin chose contributed a random direction"
+    " whenever it was drawn, as long as one unit may. Units of the data were not audited and are expected to give away less."
 )
 _PERSONAL = (
     "Parts of the model stay with the clients. Outsiders and other clients had only the shared part, and the rest as it was"

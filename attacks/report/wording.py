@@ -53,13 +53,13 @@ def units(audit: Audit) -> str:
 
 def sides(audit: Audit) -> tuple[str, str]:
     """The words for members and for non-members: "in training" and "held out"."""
-    return ("that pulled", "that did not") if audit.phantoms else ("in training", "held out")
+    return ("that contributed", "that did not") if audit.phantoms else ("in training", "held out")
 
 
 def guess(audit: Audit) -> str:
     """The guess whose rate of right answers is the AUC."""
     if audit.phantoms:
-        return "and guesses which of two phantoms pulled the model"
+        return "and guesses which of two phantoms contributed"
     return _GUESS.get(audit.audited, _GUESS["example"])
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attacks.adversary.null import Floats
-from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
+from secure_fed.learning.models.adapters.lora import pairs, scaling_of
 from secure_fed.learning.training.gradient_trial import length
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.packs import Packs
@@ -79,7 +79,7 @@ def of_states(assembly: Assembly, before: Tensors, after: Tensors, round_: int) 
     split = any(name not in names and not torch.equal(after.tensor(name), before.tensor(name)) for name in before)
     if not (sends_products or split):
         return Tensors(plain)
-    scale = LoraAdapter.of(assembly.config.method).scaling ** 2
+    scale = scaling_of(assembly.method) ** 2
     for pair in pairs(before):
         (a, b), (a_new, b_new) = ((side.tensor(pair.a), side.tensor(pair.b)) for side in (before, after))
         if pair.a in plain:

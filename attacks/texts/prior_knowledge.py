@@ -14,7 +14,7 @@ from attacks.texts.first_layer import FirstLayer, NoFirstLayerError, first_layer
 from attacks.texts.recovery import Recovery, recover
 from attacks.texts.span import Key
 from attacks.texts.token_scores import CERTAIN, Common, known_tokens, score, texts_of, truth_of
-from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.lora import scaling_of
 from secure_fed.learning.training.private_steps import batch_sampler
 from secure_fed.learning.training.schedule import Falling, planned_steps
 from secure_fed.rounds.masked.encoding import Rounded
@@ -104,7 +104,7 @@ def prior_knowledge(case: Case) -> PriorKnowledge:
         first,
         known_tokens(public, first),
         special,
-        LoraAdapter.of(assembly.config.method).scaling,
+        scaling_of(assembly.method),
         assembly.config.training.batch * (assembly.config.training.steps or 1),
         sorted(map(len, public))[len(public) // 2],
         Common.of(public, first, special),

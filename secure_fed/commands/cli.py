@@ -103,7 +103,7 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
 
     audit = command("audit", audits.run, "attack a run, and report what it gives away")
     audits.add_arguments(audit)
-    preparing = "toss coins for an audit of a training that happens elsewhere, and write its training file"
+    preparing = "divide data by coins, to audit a training with any tool, and write its training file"
     prepared.add_preparing(command(PREPARING, prepared.prepare, preparing))
     report = command("report", _report, "write the HTML report of a run again")
     export = command("export", export_command.run, "write the trained adapter as a folder")

@@ -32,7 +32,7 @@ _RAW = "This is the raw mean; FRA-LoRA can remove part of the noise, with method
 
 def add_to(made: argparse.ArgumentParser) -> None:
     given = made.add_mutually_exclusive_group(required=True)
-    given.add_argument("--epsilon", type=float, help="the target, against who sees the models only")
+    given.add_argument("--epsilon", type=float, help="the target, against readers of the models")
     given.add_argument("--noise-multiplier", type=float, metavar="Z", help="standard deviation over clip norm")
     made.add_argument("--delta", required=True, type=float, help="well below one over the number of units")
     loop_plan.add_to(made)
@@ -101,14 +101,19 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _show_coins(console: Console, made: Plan, others: list[Plan]) -> None:
-    """The plan with coins, and plans for other targets and cohorts."""
+    """The plan with cohorts drawn at random, and plans for other targets and cohorts."""
+    drawn = "the first row above" if made.setting.sampling == "poisson" else "cohorts of a fixed size"
+    console.print(
+        f"The rest is about {drawn}: sampling = {made.setting.sampling!r}, noise = 'central'.\n", style="bold"
+    )
     console.print(_plan_table(made))
     if made.outlook is not None:
         console.print(f"{_OUTLOOKS[made.outlook]}. {_RAW}")
     console.print()
     console.print(_alternatives_table(made.setting, others))
     console.print(
-        "Calibrated on a coarse grid: never above the target, with up to a few percent more noise than needed."
+        "This last table is calibrated on a coarse grid: never above the target epsilon, with up to a few per cent more noise "
+        "than needed."
     )
 
 
@@ -176,12 +181,12 @@ def _plan_table(made: Plan) -> Table:
 
     setting = made.setting
     unit = "one client replaced" if setting.sampling == "fixed" else "one client added or removed"
-    table = Table(
-        show_header=False, title=f"{setting.rounds} rounds, (epsilon, delta = {setting.delta:g})", title_style="bold"
-    )
+    table = Table(show_header=False, title=f"{setting.rounds} rounds, delta = {setting.delta:g}", title_style="bold")
     table.add_row("noise multiplier", f"{made.noise_multiplier:g}")
-    table.add_row("epsilon", f"{made.epsilon:.4g} against who sees the models only ({unit})")
-    table.add_row("epsilon_participants", f"{made.epsilon_participants:.4g} against who sees who takes part")
+    table.add_row("epsilon", f"{made.epsilon:.4g} against readers of the models ({unit})")
+    table.add_row(
+        "epsilon_participants", f"{made.epsilon_participants:.4g} against participants, who also see each cohort"
+    )
     table.add_row("sampling rate", f"{setting.rate:.4g} ({setting.cohort} of {setting.clients}, {setting.sampling})")
     table.add_row("noise on a mean", f"{made.noise_std:.4g} a coordinate (clip norm {setting.clip_norm:g})")
     if made.noise_norm is not None:
@@ -196,16 +201,16 @@ def _alternatives_table(setting: Setting, others: list[Plan]) -> Table:
 
     whole = setting.dim is not None
     says = (
-        "noise multiplier, and length of a mean's noise"
+        "by cohort: noise multiplier, and length of the noise on a round's mean"
         if whole
-        else "noise multiplier, and noise a coordinate of a mean"
+        else "by cohort: noise multiplier, and noise on a coordinate of a round's mean"
     )
     table = Table("epsilon", title=says)
     cohorts = sorted({other.setting.cohort for other in others})
     for cohort in cohorts:
-        table.add_column(f"cohort {cohort}", justify="right")
+        table.add_column(f"{cohort}", justify="right")
     for target in sorted({other.epsilon for other in others}):
         row = [other for other in others if other.epsilon == target]
-        cells = [f"{one.noise_multiplier:.3f}  {one.noise_norm if whole else one.noise_std:.3g}" for one in row]
+        cells = [f"{one.noise_multiplier:.3f}, {one.noise_norm if whole else one.noise_std:.3g}" for one in row]
         table.add_row(f"{target:g}", *cells)
     return table

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from privacy.promises import Possible, in_turn, least_cohort, pick
+from secure_fed.commands.ways import noise_in_words
 from secure_fed.methods.catalogue import on
 from secure_fed.methods.counted import usual_classes
 from secure_fed.methods.method import Method, State
-from secure_fed.report.terminal import PlainConsole
+from secure_fed.report.terminal import NARROW, PlainConsole
 from secure_fed.rounds.way import reached, unsteady
 
 if TYPE_CHECKING:
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from privacy.target import Target
 
 _EXPLAINED = (
-    "Numbers: under noise in a round, each counted once for every pass of it; of FRA those alone whose noise can reach the "
-    "model. Length: of that noise, over the longest way that these numbers can travel. Hopeless below: with smaller "
-    "cohorts the noise is longer than that, whatever central noise is chosen. What a method makes of a release beyond that "
-    "(products of noised factors) is not counted, nor that noise cancels less over rounds where what is taken in changes (FRA)."
+    "Numbers: the noised numbers of a round; one that is sent in two passes counts twice; of FRA only those whose noise "
+    "reaches the model. Noise: the way with the least noise for this method. Length: of the final noise, divided by the "
+    "longest distance that these numbers can move. Hopeless below: with smaller cohorts the noise is longer than this "
+    "distance, whatever central noise is chosen. Not counted: products of noised factors, and that noise cancels less if a "
+    "method's space changes between rounds (FRA)."
 )
 
 
@@ -46,12 +48,13 @@ def spaces(model: str, pooling: str, setting: Setting, target: Target, possible:
 def show(console: PlainConsole, model: str, rows: list[Space]) -> None:
     from rich.table import Table
 
-    table = Table("method", title=f"Methods on {model}", title_style="bold")
-    for head in ("numbers", "noise", "correlation", "length", "hopeless below"):
-        table.add_column(head, justify="left" if head in ("noise", "correlation") else "right")
+    table = Table(title=f"Methods on {model}", title_style="bold", **NARROW)
+    table.add_column("method", no_wrap=True)
+    for head in ("numbers", "noise", "length", "hopeless\nbelow"):
+        table.add_column(head, justify="left" if head == "noise" else "right")
     for row in rows:
         least = "any cohort" if row.hopeless_below is None else str(row.hopeless_below)
-        table.add_row(row.method, f"{row.numbers:,}", row.noise, row.correlation, f"{row.length:.3f}", least)
+        table.add_row(row.method, f"{row.numbers:,}", noise_in_words(row), f"{row.length:.3f}", least)
     console.print(table)
     console.print(_EXPLAINED)
 

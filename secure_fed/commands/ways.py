@@ -11,22 +11,31 @@ from protocols import costs
 from protocols.choice import choose, colluding
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
-from secure_fed.report.terminal import PlainConsole
+from secure_fed.report.formatting import size
+from secure_fed.report.terminal import NARROW, PlainConsole
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from privacy.planning import Setting
     from privacy.promises import Way
+    from secure_fed.commands.release_space import Space
 
-_AGAINST = {1: "readers", 2: "and participants", 3: "everyone"}
+_AGAINST = {1: "readers", 2: "participants", 3: "everyone"}
+_SAMPLING = {"coins": "poisson"}  # as federation.sampling names it
 _EXPLAINED = (
-    "Everyone: the server too. Final noise: standard deviation on a coordinate of the sum of all rounds, in clip norms. Coins "
-    "with central noise need a server that keeps the cohort secret; with distributed noise all clients send in every round."
+    "Holds against: readers of the models; participants, who also see who takes part, and readers; everyone, the server too. "
+    "Poisson: secret coins draw each cohort. With central noise the server must keep them secret; with distributed noise all "
+    "clients send in every round. Final noise: standard deviation on a coordinate of the sum of all rounds, in clip norms."
 )
 _LENGTH = (
-    "Length: of the noise on the final model, over the longest way that the model can travel. A tenth or less is small."
+    "Length: of the final noise, divided by the longest distance that the model can move. A tenth or less is small."
 )
+
+
+def noise_in_words(one: Way | Space) -> str:
+    """The noise of a way or of a method's best way: "central", "correlated", "distributed" or "local"."""
+    return "correlated" if one.correlation == "banded" else one.noise
 
 
 def counted(clients: int, corrupt: float, dropout: float) -> int:
@@ -75,11 +84,13 @@ def show(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argpa
     """The table, and the settings of the recommended way."""
     console.print(_table(setting, ways))
     console.print(_EXPLAINED if setting.dim is None else f"{_EXPLAINED} {_LENGTH}")
+    if any(way.correlation == "banded" for way in ways):
+        band = next(way.band for way in ways if way.correlation == "banded")
+        console.print(f"Correlated: central noise of which a part cancels over {band} rounds.")
     for sent in filter(None, (sent_by_all(setting, way, chosen) for way in ways)):
-        whole = setting.clients * setting.rounds * sent / 1e6
         console.print(
-            f"With coins and distributed noise each of the {setting.clients:,} clients sends about {sent / 1e6:.3g} MB in "
-            f"every round: {whole:,.3g} MB in {setting.rounds} rounds, over all clients."
+            f"With Poisson sampling and distributed noise each of the {setting.clients:,} clients sends about {size(sent)} in "
+            f"every round: {size(setting.clients * setting.rounds * sent)} in {setting.rounds} rounds, over all clients."
         )
     console.print("\nRecommended settings:\n")
     console.print(settings(setting, next(way for way in ways if way.recommended), chosen))
@@ -112,18 +123,18 @@ def _line(item: tuple[str, Any]) -> str:
 
 
 def _table(setting: Setting, ways: list[Way]) -> Table:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     whole = setting.dim is not None
-    table = Table("", "sampling", "noise", "band", title="Who is promised what", title_style="bold")
-    table.add_column("holds against")
-    for head in ("noise multiplier", "epsilon", "final noise", *(["length"] if whole else [])):
-        table.add_column(head, justify="right")
+    heads = ("", "sampling", "noise", "holds\nagainst")
+    numeric = ("noise\nmultiplier", "epsilon", "final\nnoise", *(["length"] if whole else []))
+    columns = [Column(head, no_wrap=True) for head in heads]
+    columns += [Column(head, justify="right", no_wrap=True) for head in numeric]
+    table = Table(*columns, title="Who is promised what", title_style="bold", **NARROW)
     for way in ways:
         numbers = [f"{way.noise_multiplier:.4g}", f"{way.epsilon:.3g}", f"{way.final_noise:.3g}"]
         share = way.share(setting)
         numbers += [] if share is None else [f"{share:.3f}"]
-        band = str(way.band) if way.correlation == "banded" else ""
-        mark = "->" if way.recommended else ""
-        table.add_row(mark, way.sampling, way.noise, band, _AGAINST[len(way.holds_against)], *numbers)
+        mark, sampling = "->" if way.recommended else "", _SAMPLING.get(way.sampling, way.sampling)
+        table.add_row(mark, sampling, noise_in_words(way), _AGAINST[len(way.holds_against)], *numbers)
     return table

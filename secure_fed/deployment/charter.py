@@ -23,6 +23,7 @@ from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest, verify
 from secure_fed import __version__
 from secure_fed.config import RunConfig
+from secure_fed.deployment.deployable import faults
 from secure_fed.deployment.own_settings import fault
 from secure_fed.errors import SecureFedError, UsageError
 
@@ -92,6 +93,11 @@ class Charter:
                 )
         if sets := fault(self.config):
             raise CharterError(f"the charter of {self.name!r} cannot be used: {sets}")
+        for one in faults(self.config):
+            raise CharterError(
+                f"the charter of {self.name!r} cannot be used: {one.setting} = {one.value!r:.80} {one.why}; it must be "
+                f"{one.limit}"
+            )
         (name, count), *_ = Counter(member.name for member in self.members).most_common(1) or [("", 0)]
         if count > 1:
             raise CharterError(f"{count} members of the federation are called {name!r}: give each another name")

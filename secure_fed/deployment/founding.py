@@ -9,6 +9,7 @@ from pathlib import Path
 
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, Member
+from secure_fed.deployment.deployable import faults
 from secure_fed.deployment.home import BEGUN, BUDGET, CHARTER, COORDINATOR, RUN, load_coordinator_key
 from secure_fed.deployment.home_files import HomeError
 from secure_fed.deployment.own_settings import neutral
@@ -66,11 +67,12 @@ def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
 
 def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
     """The settings that all parties share, without those of one machine. Refuses settings that need all data together."""
+    audited = config.evaluation.audit_fraction or 0.0  # by default nothing is held out here, as with privacy
+    config = config.replace({("evaluation", "audit_fraction"): audited})
     _require_deployable(config, members)
     own = {
         **neutral(),
         ("federation", "clients"): None,
-        ("evaluation", "audit_fraction"): 0.0,
         ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
         **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
     }
@@ -78,12 +80,10 @@ def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
 
 
 def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
-    for setting, (admitted, why) in _ADMITTED.items():
-        section, name = setting.split(".")
-        value = getattr(getattr(config, section), name)
-        if value not in admitted:
-            limit = " or ".join(map(repr, admitted))
-            raise ConfigError(f"{setting} = {value!r} {why}: set it to {limit}").about(setting, value, limit)
+    for one in faults(config):
+        raise ConfigError(f"{one.setting} = {one.value!r} {one.why}: set it to {one.limit}").about(
+            one.setting, one.value, one.limit
+        )
     unit, clients = config.privacy.unit, config.federation.clients
     if clients not in (None, len(members)):
         message = f"federation.clients = {clients} differs from the number of cards, {len(members)}: leave it out"
@@ -98,16 +98,3 @@ def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
             f"privacy.unit = {unit!r} counts each member's units, and the card of {silent[0]!r} declares none: set units in "
             "its node.toml, and write its card anew"
         ).about("privacy.unit", unit, "cards that declare their units")
-
-
-_ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "federation.sampling": (
-        ("schedule", "fixed", "auto"),
-        "draws clients by secret coins, and everybody who runs or watches the machines sees the draw",
-    ),
-    "federation.vanishing": ((0.0,), "makes clients of a simulation vanish"),
-    "evaluation.per_client": ((False,), "needs the members' examples in one place"),
-    "evaluation.canaries": (("none",), "needs the members' examples in one place"),
-    "evaluation.diagnostics": (((), ("variation",)), "needs the members' tensors in one place"),
-    "method.personal": (((),), "is not kept by nodes yet"),
-}

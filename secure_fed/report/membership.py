@@ -45,7 +45,7 @@ def meaning(found: Mapping[str, Any]) -> str:
         return ""
     right = f"{100 * float(found['auc']):.0f}"
     pair = (
-        "Of a phantom that pulled and one that did not, the attack names the one that pulled"
+        "Of a phantom that contributed and one that did not, the attack names the one that did"
         if of_phantoms(found)
         else f"Of {unit(found)[1]} that trained and one that was held out, the attack names the one that trained"
     )
@@ -60,12 +60,12 @@ def judgement(found: Mapping[str, Any]) -> str:
     low, high = map(float, between)
     interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
     if low > _CHANCE and of_phantoms(found):
-        return f"{interval}: phantoms that pulled can be distinguished from others. {_ALLOWED}"
+        return f"{interval}: phantoms that contributed can be distinguished from others. {_ALLOWED}"
     if low > _CHANCE:
         return f"{interval}: the model reveals something about whether {unit(found)[1]} was in its training."
     if high < _CHANCE:
         return f"{interval}, below a coin. That is not privacy: the opposite guess is right more often than a coin."
-    below = " A figure below 50 is luck here, and no sign of privacy." if float(found["auc"]) < _CHANCE else ""
+    below = " A value below 50 is chance; it does not show privacy." if float(found["auc"]) < _CHANCE else ""
     if high - low > WIDE:
         sizes = f"{number(found.get('members'))} and {number(found.get('non_members'))}"
         return f"{interval}: {sizes} are too few to show whether there is a leak.{below}"
@@ -74,7 +74,7 @@ def judgement(found: Mapping[str, Any]) -> str:
 
 def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
     if rate is None:
-        others = "phantoms that did not pull" if of_phantoms(found) else "held out"
+        others = "phantoms that did not contribute" if of_phantoms(found) else "held out"
         return f"not stated: {number(found.get('non_members'))} {others} are too few for a rate of {100 * target:g} %"
     accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} falsely accused"
     return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"

@@ -14,12 +14,23 @@ from rich.table import Column, Table
 
 from secure_fed.learning.tasks.commonest import Commonest, no_better
 from secure_fed.learning.tasks.headline import ENTITIES
-from secure_fed.report.formatting import at_most, size, time
+from secure_fed.report.formatting import at_most, percent, size, time
 from secure_fed.report.membership import auc, meaning, rates
 from secure_fed.report.whose import measured_model
 
-_WIDE = 120
+_ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
+NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # of a table
+_ANY = "any"
 _UNITS = 3  # client, example, group of examples
+_NUMBERS = ("trainable", "up a\nround", "lr", "of head")
+_RIGHT: dict[str, Any] = {"justify": "right", "no_wrap": True}
+_EXPLAINED = {
+    "sent": "the changes of these tensors; from clients to the server if nothing else is said",
+    "exact": "yes if the mean of the updates is the update of the mean model",
+    "lr": "the learning rate in this model where training.lr is not set",
+    "of head": "the learning rate of the head's last layer; in private runs it equals lr",
+    "protects": "the units that differential privacy can protect; any: client, example and group",
+}
 _SUMS = {
     "nowhere": "without noise",
     "sum": "before it adds noise",
@@ -82,7 +93,9 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     accuracy, common = summary["accuracy"], Commonest.of_result(summary)
     rows = []
     if accuracy is not None or not summary["metrics"]:
-        beside = "" if common is None or accuracy is None else f"; always the commonest label: {_percent(common.share)}"
+        beside = (
+            "" if common is None or accuracy is None else f"; share of the commonest label: {_percent(common.share)}"
+        )
         rows = [("accuracy", _percent(accuracy) + beside)]
     rows += [("macro-F1", _percent(summary["macro_f1"]))] if summary["macro_f1"] is not None else []
     rows = own + rows if summary["task"] == ENTITIES else rows + own
@@ -92,38 +105,49 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
 
 
 def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The catalogue of methods with sizes for one model; the tensors sent, and papers, where there is room."""
+    """The catalogue of methods with sizes for one model; tensors and papers where there is room.
+
+    The columns of the head's rate and of the protected units are left out if they say the same of every method.
+    """
     console = PlainConsole()
-    wide = console.width >= _WIDE
-    narrow = [Column(name, justify="right", no_wrap=True) for name in ("trainable", "up a\nround", "lr", "of head")]
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "sent": lambda row: str(row["travels"]),
+        "exact": lambda row: "yes" if row["mean_exact"] else "no",
+        "trainable": lambda row: "-" if row["trainable"] is None else f"{row['trainable']:,}",
+        "up a\nround": lambda row: "-" if row["trainable"] is None else size(row["bytes_up"]),
+        "lr": lambda row: f"{row['lr']:g}",
+        "of head": lambda row: f"{row['lr'] * row['head_factor']:g}",
+        "protects": _protected,
+        "paper": lambda row: str(row["paper"]),
+    }
+    if all(row["head_factor"] == 1 for row in rows):
+        del columns["of head"]
+    if all(_protected(row) == _ANY for row in rows):
+        del columns["protects"]
+    for name, least in _ROOM.items():
+        if console.width < least:
+            del columns[name]
     table = Table(
         Column("method", no_wrap=True),
-        *(("travels",) if wide else ()),
-        "exact",
-        *narrow,
-        "protects",
-        *(("paper",) if wide else ()),
-        title=f"for {model}, with a head for {classes} classes",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
+        *(Column(name, **_RIGHT if name in _NUMBERS else {}) for name in columns),
+        **NARROW,
     )
+    console.print(f"for {model}, with a head for {classes} classes", style="italic")
     for row in rows:
-        exact = "yes" if row["mean_exact"] else "no"
-        counted = ("-", "-") if row["trainable"] is None else (f"{row['trainable']:,}", size(row["bytes_up"]))
-        rates = (f"{row['lr']:g}", f"{row['lr'] * row['head_factor']:g}")
-        units = [unit for unit in row["units"] if unit != "none"]
-        named = "any" if len(units) == _UNITS else ", ".join(units) or "none"
-        travels, paper = ((row["travels"],), (row["paper"],)) if wide else ((), ())
-        table.add_row(row["name"], *travels, exact, *counted, *rates, named, *paper)
+        table.add_row(row["name"], *(shown(row) for shown in columns.values()))
     console.print(table)
-    console.print("exact: whether averaging what clients send equals averaging their models")
-    console.print("lr: the learning rate in this model where training.lr is not set")
-    console.print("of head: the learning rate of the head's last layer; in private runs it equals lr")
-    console.print("protects: the units that differential privacy can protect; any: client, example and group")
+    for name in columns:
+        if name in _EXPLAINED:
+            console.print(f"{name}: {_EXPLAINED[name]}")
     for row in rows:
         if row["trainable"] is None:
             console.print(f"{row['name']}: {row['not_applicable']}")
+
+
+def _protected(row: Mapping[str, Any]) -> str:
+    """The units that differential privacy can protect."""
+    units = [unit for unit in row["units"] if unit != "none"]
+    return _ANY if len(units) == _UNITS else ", ".join(units) or "none"
 
 
 def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -137,11 +161,11 @@ def _attack(name: str, found: Mapping[str, Any] | None) -> list[tuple[str, str]]
         return []
     if found.get("auc") is None:
         return [(name, f"not measured: {found.get('why') or 'no reason given'}")]
-    sizes = f"{found['members']:,} in training, {found['non_members']:,} held out"
+    sizes = f"{found['members']:,} members, {found['non_members']:,} held out"
     if found.get("of") == "phantoms":
-        sizes = f"{found['members']:,} phantoms that pulled, {found['non_members']:,} that did not"
-    caught = [(f"  caught at {100 * target:g} %", rate) for target, rate in rates(found)]
-    return [(f"{name} AUC", f"{auc(found)}, a coin: .5; {sizes}"), ("  meaning", meaning(found)), *caught]
+        sizes = f"{found['members']:,} phantoms that contributed, {found['non_members']:,} that did not"
+    caught = [(f"  found at {100 * target:g} %", rate) for target, rate in rates(found)]
+    return [(f"{name} AUC", f"{auc(found)}; 0.5 is chance; {sizes}"), ("  meaning", meaning(found)), *caught]
 
 
 def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -227,4 +251,4 @@ def _those_in(summary: Mapping[str, Any]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:.1%}"
+    return "not measured" if value is None else percent(value)

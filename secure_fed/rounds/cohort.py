@@ -95,6 +95,14 @@ def with_phantoms(cohorts: Sampler, phantoms: int) -> Sampler:
     return FixedSize(population, round(cohorts.expected + _beside(cohorts, phantoms).expected))
 
 
+def invited(cohorts: Sampler, participants: int, *, hidden: bool) -> int:
+    """The number of participants invited to a masked sum whose size is public, phantoms included; everybody if `hidden`.
+
+    The shares of noise that a guarantee counts, and the survivors that a sum needs, both follow from this number.
+    """
+    return participants if hidden else min(round(cohorts.expected), participants)
+
+
 def expected_phantoms(cohorts: Sampler, phantoms: int) -> int:
     """The number of phantoms expected in a round."""
     return round(_beside(cohorts, phantoms).expected) if phantoms else 0

@@ -21,7 +21,7 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.supported import require_data_free_start, require_supported
 from secure_fed.learning.training.uncoupled import Uncoupled
 from secure_fed.methods.method import Card, Method, RoundPlan, State
-from secure_fed.rounds.cohort import expected_phantoms
+from secure_fed.rounds.cohort import expected_phantoms, invited, with_phantoms
 from secure_fed.rounds.correlated_noise import CorrelatedNoise
 from secure_fed.rounds.own_mechanism import require_made, require_open_sums
 from secure_fed.rounds.placement import Placement, placement_of
@@ -63,10 +63,10 @@ def protect(
     population = Population(names, units, cohorts, passes, mechanism)
     plan = placement.plan(config, population)
     phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier))
-    contributors = len(names) if privacy.hidden_cohort else round(cohorts.expected)
-    among_clients = 0 if placement.step_noise else phantoms.phantoms
-    beside = among_clients if privacy.hidden_cohort else expected_phantoms(cohorts, among_clients)
-    shares = _shares(config, plan.noise_multiplier, contributors, beside) if placement.share_noise else None
+    among, hidden = 0 if placement.step_noise else phantoms.phantoms, privacy.hidden_cohort
+    beside = among if hidden else expected_phantoms(cohorts, among)
+    everybody = invited(with_phantoms(cohorts, among), len(names) + among, hidden=hidden)
+    shares = _shares(config, plan.noise_multiplier, everybody, beside) if placement.share_noise else None
     return Protection(
         unit=privacy.unit,
         placement=placement,
@@ -76,7 +76,7 @@ def protect(
         clip_norm=privacy.clip,
         entropy=entropy or SystemEntropy(),
         plan=plan,
-        hidden=privacy.hidden_cohort,
+        hidden=hidden,
         audited=config.audit_fraction > 0,
         phantoms=phantoms,
         beside=beside,
@@ -133,21 +133,22 @@ def require_protectable(
     uncoupled.require_all(Placed.of(initial, plan.trainable, objective.device), clients)
 
 
-def _shares(config: RunConfig, noise_multiplier: float, contributors: int, silent: int) -> DistributedGaussian:
+def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: int) -> DistributedGaussian:
     """The mechanism of the shares: enough noise without the clients that may vanish or collude, and without phantoms.
 
-    silent: the phantoms in a sum. They add no noise, so the noise is the same as without them and comes from real clients.
+    everybody: the participants of a sum. silent: the phantoms among them. They add no noise, so the noise is the same as
+    without them and comes from real clients.
     """
     from privacy.distributed import DistributedGaussian
     from protocols.choice import colluding, surviving
 
-    settings, everybody = config.secure_aggregation, contributors + silent
+    settings = config.secure_aggregation
     counted = surviving(everybody, settings.dropout) - colluding(everybody, settings.corrupt) - silent
     bits: Literal[32, 64] = 32 if settings.bits == 32 else 64
     if silent and counted < 1:
         raise ConfigError(
-            f"evaluation.phantoms puts {silent} phantoms beside {contributors} clients of a sum, of whom as many may vanish or "
-            "collude as leave no share of noise to count on: lower it, or secure_aggregation.dropout and corrupt"
+            f"evaluation.phantoms puts {silent} phantoms beside {everybody - silent} clients of a sum, of whom as many may "
+            "vanish or collude as leave no share of noise to count on: lower it, or secure_aggregation.dropout and corrupt"
         ).about("evaluation.phantoms", silent, "fewer, so that a share of noise is left to count on")
     return DistributedGaussian(noise_multiplier, everybody, counted, bits)
 

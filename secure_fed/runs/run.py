@@ -89,7 +89,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         budget = stack.enter_context(opened(privacy, plan, run_dir, subject)) if plan else None
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
-        if budget and budget.plan.exposures:
+        if budget and budget.plan.exposures and not stalled(records, assembly.config.evaluation.patience):
             stack.enter_context(opened_noise(assembly.protection, run_dir, begun=budget.begun, left=budget.left))
         if assembly.attendance is not None:
             assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None)

@@ -12,7 +12,7 @@ import torch
 from attacks.adversary.case import Case
 from attacks.steps import alignment
 from secure_fed.federation import Federation
-from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
+from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
 from tests.cells import chosen
@@ -106,9 +106,11 @@ def test_a_step_does_not_go_by_how_products_are_split(method: str) -> None:
         )
 
 
-def test_a_pulled_back_product_is_its_inner_product_with_any_small_step() -> None:
-    """<J v, D> by a difference of two products, against <v, d>."""
-    federation = runs.federation(runs.settings("fra_lora"))
+@pytest.mark.parametrize(("method", "scale"), [("fra_lora", 2.0), ("federa", 1.0)])
+def test_a_pulled_back_product_is_its_inner_product_with_any_small_step(method: str, scale: float) -> None:
+    """<J v, D> by a difference of two products, against <v, d>. FeDeRA's scale does not follow from alpha."""
+    rule = {"method.rule": "fra_lora"} if method == "federa" else {}
+    federation = runs.federation(runs.settings(method, **rule, **{"method.rank": 8}))
     generator = torch.Generator().manual_seed(1)
 
     def normal(like: Tensors) -> Tensors:
@@ -116,7 +118,6 @@ def test_a_pulled_back_product_is_its_inner_product_with_any_small_step() -> Non
 
     before, after, v = (normal(federation.assembly.initial.tensors) for _ in range(3))
     step = alignment.of_states(federation.assembly, before, after, 0)
-    scale = LoraAdapter.of(federation.config.method).scaling
     expected = sum(float((step.tensor(n) * v.tensor(n)).sum()) for n in before)
     found = 0.0
     adapted = set()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attacks.inference.attribute import advantage, guesses, prior, without_model
+from attacks.inference.audit import ALPHA, _sentences, _verdict
 from secure_fed.commands.cli import main
 from secure_fed.learning.data import notes
 from tests.attacks.small_lm import learned, saved, tokenizer_of, untrained
@@ -41,6 +42,18 @@ def test_an_advantage_is_of_members_over_others() -> None:
     assert (found.members, found.others, found.advantage) == (0.75, 0.25, 0.5)
     assert found.p_value < 1e-4
     assert advantage(right, ~members).p_value > 0.99
+
+
+def test_files_with_other_shares_of_a_value_are_no_leak() -> None:
+    """A model that guesses by the shares alone is right for more members, where the members' file has more of that value."""
+    members, rng = np.arange(200) < 100, np.random.default_rng(0)
+    usual = np.where(members, rng.random(200) < 0.9, rng.random(200) < 0.6)
+    same, chance = advantage(usual, members), advantage(np.tile([True, False], 100), members)
+    assert same.p_value < ALPHA < chance.p_value
+    rows = {"the model": same, "words alone": chance, "the most frequent value": same}
+    assert _verdict(rows) == "void"
+    assert "differ by the shares of the values of town" in _sentences("town", rows)[0]
+    assert _verdict({**rows, "the most frequent value": chance}) == "leak"
 
 
 @every("size", [20, 60])
@@ -126,6 +139,11 @@ def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: 
         (audit(place, "fresh", "--fail-above", "auc=1"), "with --attribute give advantage="),
         (audit(place, "fresh", "--attribute", "text"), "an attribute to guess must have from 2 to 50"),
         (audit(place, "fresh", "--attribute", "city"), "has no column 'city'"),
+        (
+            audit(place, "fresh", "--task", "tokens"),
+            "--task is tokens, whose tags or answers belong to places in a text",
+        ),
+        (audit(place, "fresh", "--task", "question_answering"), "it is for classification, multi_label"),
         (
             audit(place, "fresh", "--members", str(hidden)),
             "the text of row 1 of --members does not contain its town, 'Derry'",

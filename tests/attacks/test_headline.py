@@ -77,7 +77,7 @@ def test_an_audit_of_all_attacks_says_how_many_could_be_made(protected: dict[str
     cells = [cell | ({"applicable": False} if cell["attack"] == "lira" else {}) for cell in protected["cells"]]
     fewer = samples.copied(protected, cells=cells)
     of = len(samples.ATTACKS)
-    said = f"Nothing was found by the {of - 1} of {of} attacks that were made"
+    said = f"Nothing was found by {of - 1} of {of} attacks that were possible"
     assert headline(read(fewer), "none_found") == said
 
 
@@ -90,7 +90,7 @@ def test_an_auc_is_explained_where_it_is_shown(
 ) -> None:
     audit = at(only(protected, "loss"), auc, interval)
     said = reading(read(audit))
-    assert "An AUC below 0.5 is no sign of privacy" in said
+    assert "An AUC below 0.5 does not show privacy" in said
     assert ("are too few to show whether there is a leak" in said) == wide
     assert said in page(audit)
     show(audit)

@@ -202,6 +202,17 @@ def test_a_model_without_a_hidden_layer_in_its_head_is_not_attacked() -> None:
         Head.of(server, server.assembly.problem.test[0])
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [("method.name=fedtt",), ("method.name=fedtt_plus",), ("method.name=fedlora", "method.personal=['classifier']")],
+    ids=["a train in the head", "cores in turn", "personal"],
+)
+def test_a_head_that_does_not_travel_is_not_attacked(settings: tuple[str, ...]) -> None:
+    server = LyingServer(federation(*settings).assembly)
+    with pytest.raises(Inapplicable, match="whose tensors all travel"):
+        Head.of(server, server.assembly.problem.test[0])
+
+
 def test_a_method_of_two_passes_is_not_attacked() -> None:
     with pytest.raises(Inapplicable, match="has 2 passes"):
         LyingServer(federation("method.name=fra_lora", "method.transport_form=sketch").assembly)

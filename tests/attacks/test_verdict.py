@@ -312,7 +312,7 @@ def test_phantoms_are_not_told_as_clients_who_trained() -> None:
     about = {"audited_unit": "client", "audited_of": "phantoms", "canaries": "direction", "baseline": unchecked}
     text = judged(cell(0.5), **about)[1]
     assert "nobody's data" in text
-    assert "phantoms that pulled" in text
+    assert "phantoms that contributed" in text
     for wrong in ("in training", "held out", "are canaries", "not checked", "take part"):
         assert wrong not in text
     shown = page(audit_of(cell(0.5), **about))

@@ -26,6 +26,7 @@ from secure_fed.commands import ways as shown_ways
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.methods.method import Card
+from secure_fed.report.formatting import size
 from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.protect import protect
 from secure_fed.runs.ledger_heads import heads_at
@@ -138,7 +139,7 @@ def test_the_plan_says_what_everybody_sends_by_coins_of_their_own(told: Told) ->
     )
     measured = sum(stage.bytes_up for stage in simulate(Simulation(clients=20, dim=24_000)).stages)
     assert sent == pytest.approx(measured, rel=0.02)
-    assert f"each of the 20 clients sends about {sent / 1e6:.3g} MB" in " ".join(told(*plan)[1].split())
+    assert f"each of the 20 clients sends about {size(sent)} in every round" in " ".join(told(*plan)[1].split())
 
 
 @every(

@@ -300,12 +300,12 @@ def test_what_is_held_out_of_training_is_said_before_it_begins(
     lines = capsys.readouterr().err.splitlines()
     units = json.loads((out / "private" / "membership.json").read_text(encoding="utf-8"))["units"]
     gone = sum(not unit["member"] for unit in units)
-    (said,) = (place for place, line in enumerate(lines) if "held out of training" in line)
+    (said,) = (place for place, line in enumerate(lines) if "are not trained on" in line)
     assert lines[said].startswith(f"secure-fed: {gone} of ")
     assert "evaluation.audit_fraction; 0 trains on all" in lines[said]
     assert said < min(place for place, line in enumerate(lines) if line.startswith("round 1"))
     assert main(["train", *settings, *few, "--out", str(tmp_path / "all"), "--set", "evaluation.audit_fraction=0"]) == 0
-    assert "held out of training" not in capsys.readouterr().err
+    assert "are not trained on" not in capsys.readouterr().err
 
 
 def test_weights_and_biases_get_what_metrics_have(

@@ -198,6 +198,14 @@ def test_a_run_that_has_ended_can_be_asked_again_without_its_keys(tmp_path: Path
     assert (again["rounds"], again["epsilon"], again["ended_early"]) == (3, said["epsilon"], said["ended_early"])
 
 
+def test_a_run_that_its_patience_ended_can_be_asked_again_without_its_keys(tmp_path: Path) -> None:
+    settings, still = {**BANDED, "evaluation.patience": 1}, {"metrics": lambda model, batches: {"accuracy": 0.5}}
+    said = federation(settings, **still).run(tmp_path / "run").summary
+    assert said["rounds"] == 2
+    again = federation(settings, **still).run(tmp_path / "run", resume=True).summary
+    assert (again["rounds"], again["epsilon"], again["ended_early"]) == (2, said["epsilon"], said["ended_early"])
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -68,7 +68,7 @@ def test_the_membership_figure_is_explained(result: Result) -> None:
     said = words(replace(result, summary={**result.summary, "membership": found})._repr_html_())
     assert "names the one that trained in 47 of 100 pairs; a coin does in 50" in said
     assert (
-        "60 and 58 are too few to show whether there is a leak. A figure below 50 is luck here, and no sign of privacy."
+        "60 and 58 are too few to show whether there is a leak. A value below 50 is chance; it does not show privacy."
         in said
     )
 

@@ -88,7 +88,7 @@ def test_a_finished_run_is_told_in_words_first(run_folder: RunFolder) -> None:
         " 82.7 % of the test examples (macro-F1 0.805)."
     )
     travelled = (
-        "What travelled were updates of the 18,436 trained numbers, not texts: 14.8 MB from the clients to the"
+        "Clients sent updates of 18,436 trained parameters, not texts: 14.8 MB from the clients to the"
         " server and 20.8 MB back. It took 54 s."
     )
     assert text.index(told) < text.index(travelled) < text.index("Privacy: this run is not protected")
@@ -162,7 +162,7 @@ def test_every_section_of_a_full_run_is_there_with_its_plots(run_folder: RunFold
         "Configuration",
     ):
         assert title in outline.text
-    assert outline.tags.count("svg") == 9
+    assert outline.tags.count("svg") == 8
     assert "Jensen-Shannon divergence between clients: 0.183" in outline.text
     assert "from 60 to 1,900 each, median 525" in outline.text
     assert "method.target_modules" in outline.text
@@ -261,7 +261,7 @@ def test_a_run_before_its_first_round(run_folder: RunFolder) -> None:
     outline = written(folder)
     assert "Not finished: 0 of 5 rounds done" in outline.text
     assert "has not been evaluated on test examples" in outline.text
-    assert outline.tags.count("svg") == 4  # protection and clients only: there are no rounds to draw
+    assert outline.tags.count("svg") == 3  # protection and clients only: there are no rounds to draw
 
 
 def test_a_run_of_one_round(run_folder: RunFolder, undrawn: None) -> None:
@@ -301,7 +301,7 @@ def test_what_was_never_measured_has_no_plot(run_folder: RunFolder) -> None:
         del run["run"]["partition"]
 
     outline = written(run_folder(edit=bare))
-    assert outline.tags.count("svg") == 4  # protection and bytes only
+    assert outline.tags.count("svg") == 3  # protection and bytes only
     assert "Learning" not in outline.text
     assert "has not been evaluated on test examples" in outline.text
 
@@ -405,6 +405,6 @@ def test_a_thousand_clients_are_one_outline(run_folder: RunFolder) -> None:
         run["run"]["partition"]["sizes"] = [1 + number % 37 for number in range(1000)]
 
     text = written(run_folder(edit=many)).text
-    assert "1,000 clients hold 18,982 training examples: from 1 to 37 each" in text
+    assert "1,000 clients hold 18,982 examples: from 1 to 37 each" in text
     drawing = plots.bars("sizes", range(1000), x_label="client", y_label="examples")
     assert drawing.count("<path") < 20

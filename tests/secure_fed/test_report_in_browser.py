@@ -241,7 +241,7 @@ def test_every_plot_is_visible(browser: Browser, run_folder: RunFolder, width: i
     browser.screen(width=width, scheme=scheme)
     browser.open(write_report(run_folder(rounds)).as_uri())
     drawings = browser.evaluate(BOXES)
-    assert len(drawings) == 9
+    assert len(drawings) == 8
     pixels = browser.whole_picture()
     for drawing in drawings:
         assert_drawn(pixels, drawing)

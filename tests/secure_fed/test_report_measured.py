@@ -64,7 +64,7 @@ def test_accuracy_stands_beside_the_commonest_label() -> None:
         replace(record("classification", {"accuracy": accuracy}), result={**common, "accuracy": accuracy})
         for accuracy in (0.52, 0.8)
     )
-    assert ("always the commonest label", "50.0 %") in key_numbers(worse)
+    assert ("share of the commonest label", "50.0 %") in key_numbers(worse)
     assert "The accuracy of 52.0% is no better than always giving the commonest label" in how_good(worse)
     assert "no better" not in how_good(better)
     tags = replace(record("tokens", {"f1": 0.3, "accuracy": 0.9}), result={**common, "accuracy": 0.9})

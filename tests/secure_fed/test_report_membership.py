@@ -57,14 +57,12 @@ def test_membership_stands_beside_accuracy(run_folder: RunFolder) -> None:
     )
     assert "the model reveals something about whether an example was in its training" in section
     assert "accuracy 82.7 % membership AUC (a coin: 0.5) 0.531 (0.505 to 0.558)" in section
-    assert "in the training, and held out 900, 903" in section
+    assert "members, held out 900, 903" in section
     assert (
-        "members caught at 1 % false accusations 3.4 % (2.3 % to 4.8 %), with 1.0 % (0.5 % to 1.9 %) falsely accused"
+        "members found at 1 % false positives 3.4 % (2.3 % to 4.8 %), with 1.0 % (0.5 % to 1.9 %) falsely accused"
         in section
     )
-    assert (
-        "members caught at 0.1 % false accusations not stated: 903 held out are too few for a rate of 0.1 %" in section
-    )
+    assert "members found at 0.1 % false positives not stated: 903 held out are too few for a rate of 0.1 %" in section
     assert "no sign of privacy" in section
     assert text.count("membership AUC (a coin: 0.5) 0.531 (0.505 to 0.558)") == 2  # in the summary, and in its section
     assert text.count("membership AUC 0.531 (0.505 to 0.558)") == 1  # in the result
@@ -74,8 +72,8 @@ def test_membership_stands_beside_accuracy(run_folder: RunFolder) -> None:
     ("interval", "said"),
     [
         ([0.49, 0.55], "this attack found nothing."),
-        ([0.46, 0.52], "this attack found nothing. A figure below 50 is luck here, and no sign of privacy."),
-        ([0.42, 0.56], "900 and 903 are too few to show whether there is a leak. A figure below 50 is luck here"),
+        ([0.46, 0.52], "this attack found nothing. A value below 50 is chance; it does not show privacy."),
+        ([0.42, 0.56], "900 and 903 are too few to show whether there is a leak. A value below 50 is chance"),
         ([0.41, 0.47], "below a coin. That is not privacy"),
     ],
 )
@@ -182,13 +180,13 @@ def test_the_terminal_shows_it_below_the_accuracy(run_folder: RunFolder, shown: 
     assert printed.index("accuracy") < printed.index("membership AUC") < printed.index("rounds")
     words = " ".join(printed.replace("│", " ").split())
     assert "membership AUC 0.531 (0.505 to 0.558)" in words
-    assert "900 in training, 903 held out" in words
+    assert "900 members, 903 held out" in words
     assert (
         "the attack names the one that trained in 53 of 100 pairs; a coin does in 50. The 95 % interval is 50.5"
         in words
     )
-    assert "caught at 1 % 3.4 % (2.3 % to 4.8 %), with 1.0 % (0.5 % to 1.9 %) falsely accused" in words
-    assert "caught at 0.1 % not stated" in words
+    assert "found at 1 % 3.4 % (2.3 % to 4.8 %), with 1.0 % (0.5 % to 1.9 %) falsely accused" in words
+    assert "found at 0.1 % not stated" in words
 
 
 def test_the_terminal_says_why_there_is_none(run_folder: RunFolder, shown: Callable[[Path], str]) -> None:

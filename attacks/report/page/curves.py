@@ -32,7 +32,7 @@ def characteristic(audit: Audit) -> str:
     return section(
         "True positives at low false-positive rates",
         figures(*drawn),
-        folded("How to read these curves", paragraph(_READING)) if drawn or shown else "",
+        folded("How to read these curves", paragraph(_READING)) if any(drawn) else "",
     )
 
 

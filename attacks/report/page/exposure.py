@@ -18,7 +18,7 @@ def clients(audit: Audit) -> str:
     """Clients by the scores of their members, beside the scores of their held-out units."""
     if not audit.clients:
         return ""
-    head = ("rank", "client", "in training", "their score", "held out", "their score")
+    head = ("rank", "client", "in training", "score in training", "held out", "score held out")
     rows = [
         (
             str(rank),
@@ -40,7 +40,9 @@ def examples(audit: Audit) -> str:
     ordered = sorted(audit.exposed, key=lambda one: number(one.get("rank")) or float("inf"))
     texts = any(words(one.get("text")) for one in ordered)
     sides = (
-        ("others with a lower score", "pulled") if audit.phantoms else ("held out, with a lower score", "in training")
+        ("others with a lower score", "contributed")
+        if audit.phantoms
+        else ("held out, with a lower score", "in training")
     )
     head = ("rank", "unit", "score", *sides, *(("text",) if texts else ()))
     rows = [(*_unit(one), *((words(one.get("text")) or "not shown",) if texts else ())) for one in ordered]
@@ -54,7 +56,7 @@ def examples(audit: Audit) -> str:
 
 def _false(audit: Audit) -> str:
     """The number of false accusations among the highest-ranked units, in one line."""
-    did = "pulled" if audit.phantoms else "trained"
+    did = "contributed" if audit.phantoms else "trained"
     pairs = [(count(one.get("first")), count(one.get("false"))) for one in audit.accusations]
     counts = [
         f"of the first {first}, {wrong or 'none'} had not {did}"

@@ -73,8 +73,8 @@ _TRAINED = (
     " So members and non-members differ only in that."
 )
 _PULLED = (
-    "Phantoms are audited units that are nobody's data. A fair coin decided for each whether it pulled the model along a"
-    " random direction of its own, as far as a unit of the data may, or did nothing. So members and non-members differ only"
+    "Phantoms are audited units that are nobody's data. A fair coin decided for each whether it contributed a random"
+    " direction of its own, as long as a unit of the data may, or zeros. So members and non-members differ only"
     " in that."
 )
 _TESTED = (
@@ -84,7 +84,7 @@ _TESTED = (
 )
 _NO_TEXTS = (
     "Phantoms have no texts, and their coins are independent of everything else. So only the run can distinguish"
-    " phantoms that pulled from the others."
+    " phantoms that contributed from the others."
 )
 _WHAT = "A classifier without access to the model tried to distinguish members from non-members by their texts alone."
 _FAIR = "So the findings of the attacks come from the model."

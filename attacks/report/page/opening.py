@@ -65,7 +65,7 @@ def _epsilons(audit: Audit) -> str:
     lower = None if cell is None else cell.lower
     by = (
         ""
-        if cell is None
+        if not lower or cell is None
         else f"Lower bar: the attack “{audit.attack_title(cell.attack)}”, by {who(audit, cell.vantage)}. "
     )
     unproven = [

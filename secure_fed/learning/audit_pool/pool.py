@@ -89,7 +89,7 @@ class AuditPool:
         every = {"client": len(self.train), "example": sum(map(len, self.train))}.get(self.kind)
         some = f"{out:,}" + ("" if every is None else f" of {every:,}") if counted else "some"
         return (
-            f"{some} {self.kind}s are held out of training, by coins, to measure membership with"
+            f"{some} {self.kind}s, chosen by coins, are not trained on, to measure membership inference"
             " (evaluation.audit_fraction; 0 trains on all)"
         )
 

@@ -94,7 +94,7 @@ def configuration(record: RunRecord) -> str:
 
 def _sizes(sizes: list[int]) -> str:
     verb = "holds" if len(sizes) == 1 else "hold"
-    held = f"{counted(len(sizes), 'client')} {verb} {number(sum(sizes))} training examples"
+    held = f"{counted(len(sizes), 'client')} {verb} {number(sum(sizes))} examples"
     if sizes[0] == sizes[-1]:
         return f"{held}, {number(sizes[0])} each."
     middle = number(round(median(sizes)))
@@ -102,7 +102,7 @@ def _sizes(sizes: list[int]) -> str:
 
 
 def _size_bars(sizes: list[int]) -> str:
-    title = "Training examples of each client"
+    title = "Examples of each client"
     return figure(
         title,
         plots.bars(title, sizes, x_label="client, largest first", y_label="examples"),

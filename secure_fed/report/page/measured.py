@@ -38,7 +38,7 @@ def key_numbers(record: RunRecord) -> list[tuple[str, str]]:
     accuracy = [("accuracy", percent(record.last("accuracy")))] if has_accuracy(task) else []
     common = Commonest.of_result(record.result or {})
     if accuracy and common is not None:
-        accuracy.append(("always the commonest label", percent(common.share)))
+        accuracy.append(("share of the commonest label", percent(common.share)))
     own = [(spoken(key), number(record.last(key))) for key in keys(record)]
     return own + accuracy if leads(task) else accuracy + own
 

@@ -40,7 +40,7 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
         (f"{name(found)} (a coin: 0.5)", auc(found)),
         (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
-    caught = [(f"members caught at {100 * target:g} % false accusations", rate) for target, rate in rates(found)]
+    caught = [(f"members found at {100 * target:g} % false positives", rate) for target, rate in rates(found)]
     silent = _SILENT_PHANTOMS if of_phantoms(found) else _SILENT
     return (
         paragraph(_meaning(found)) + facts(key, "key") + (facts(caught, "terms") if caught else "") + paragraph(silent)
@@ -53,7 +53,7 @@ def _meaning(found: Mapping[str, Any]) -> str:
         count = number(int(found.get("members") or 0) + int(found.get("non_members") or 0))
         return (
             f"{count} phantoms took part beside the {unit(found)[0]}. They are nobody's data. A coin decided for each whether"
-            " it pulls the model along a random direction of its own whenever it is drawn, by the clip norm, the most that"
+            " it contributes a random direction of its own whenever it is drawn, as long as the clip norm, the most that"
             " anybody may. The attack sees everything that was released, and goes by how far the model moved along each"
             f" direction. {meaning(found)}"
         )
@@ -64,7 +64,7 @@ def _meaning(found: Mapping[str, Any]) -> str:
 
 
 def _sides(found: Mapping[str, Any]) -> str:
-    return "phantoms that pulled, and that did not" if of_phantoms(found) else "in the training, and held out"
+    return "phantoms that contributed, that did not" if of_phantoms(found) else "members, held out"
 
 
 _SILENT = (

@@ -14,23 +14,22 @@ from secure_fed.report.page.record import RunRecord
 
 
 def guarantee_picture(record: RunRecord) -> str:
-    """Epsilon against each observer on one scale, with the share of right guesses that it allows."""
+    """Epsilon against each observer on one scale, with the share of right guesses that it allows; "" without a guarantee."""
     guarantee = stated(record)
-    caption = _scale(guarantee) if guarantee is not None and guarantee.holds else _UNLIMITED
+    if guarantee is None or not guarantee.holds:
+        return ""
     drawn = pictures.limits("epsilon against each observer", observers(guarantee))
-    return figure("How often a guess may be right", drawn, caption)
+    return figure("How often a guess may be right", drawn, _scale(guarantee))
 
 
 def path_picture(record: RunRecord) -> str:
     """Clients, server and readers of the model: what each sees, where noise is added, and the guarantee against each."""
     drawn = pictures.path("who sees what", stations(record, stated(record)), carried(record))
-    return figure("Who sees what", drawn, _EPSILON if record.private else _NO_EPSILON)
+    return figure("Who sees what", drawn, _EPSILON if record.private else _UNLIMITED)
 
 
-def observers(guarantee: Guarantee | None) -> tuple[Bar, ...]:
+def observers(guarantee: Guarantee) -> tuple[Bar, ...]:
     """A bar for the reader, the participant and the server; observers with equal epsilon share one."""
-    if guarantee is None or not guarantee.holds:
-        return tuple(Bar(name, math.inf, "no limit") for name in (_READERS, _SERVER))
     seen = guarantee.epsilon_participants
     server = math.inf if guarantee.place == "server" else seen
     found: tuple[tuple[str, float], ...] = ((_READERS, guarantee.epsilon), (_PARTICIPANTS, seen), (_SERVER, server))
@@ -106,6 +105,5 @@ _CLIENTS = {
 _NOISED = {"contribution": "noised "}
 _IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
 _ASSUMED = " Against the server it rests on the assumptions below."
-_UNLIMITED = "No guarantee limits how often somebody guesses rightly whether one client was in the training."
+_UNLIMITED = "No limit: nothing bounds how often this party guesses rightly whether one unit was in the training."
 _EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."
-_NO_EPSILON = "Right side of a box: the limit on this party."

@@ -32,7 +32,6 @@ def summary(record: RunRecord) -> str:
         ("epsilon", privacy.short(record)),
         *((f"{name(found)} (a coin: 0.5)", auc(found)) for found in [measured(record)] if found.get("auc") is not None),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
-        ("method", record.config.method.name),
     )
     return section(
         "In short",
@@ -104,10 +103,10 @@ def _averaged(record: RunRecord) -> str:
 
 def _what_travelled(record: RunRecord) -> str:
     trained = (record.result or {}).get("trainable")
-    what = f"the {number(trained)} trained numbers" if trained else "the trained numbers"
+    what = f"{number(trained)} trained parameters" if trained else "the trained parameters"
     expected = " These are expected sizes: readers do not learn how many clients took part."
     return (
-        f"What travelled were updates of {what}, not texts: {size(record.total('bytes_up'))} from the"
+        f"Clients sent updates of {what}, not texts: {size(record.total('bytes_up'))} from the"
         f" clients to the server and {size(record.total('bytes_down'))} back.{expected if record.hides_cohort else ''}"
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from privacy.errors import PlanError
 from privacy.public_order import PublicOrder
 from protocols.choice import Choice, choose, colluding, surviving
 from protocols.errors import Aborted, ParameterError
@@ -179,8 +180,9 @@ class Terms:
         return surviving(max(clients, self.invited), self.settings.dropout)
 
     def require_feasible(self) -> None:
-        """Refuse, before the run, terms under which some cohort size has no sum."""
+        """Refuse, before the run, terms under which some cohort size has no sum, or less noise than the guarantee counts."""
         self.choice(self.invited)
+        self._require_counted_shares()
         if not self.varies:
             self._require_real_survivors()
             return
@@ -196,6 +198,20 @@ class Terms:
             threshold = (clients - 1 + corrupt) // 2 + 1 if settings.active else corrupt + 1
             if threshold > left - 1 or left < corrupt + 2:
                 self.choice(clients)  # its error names the setting to lower
+
+    def _require_counted_shares(self) -> None:
+        """PlanError if the fewest survivors, without colluders and phantoms, have fewer shares of noise than are counted.
+
+        No setting leads there: noise and terms follow from one number of participants. This holds the two together.
+        """
+        shares, beside = self.protection.shares, self.protection.beside
+        if shares is None:
+            return
+        honest = self.least(self.invited) - colluding(self.invited, self.settings.corrupt) - beside
+        if honest < shares.shares:
+            raise PlanError(
+                f"the guarantee counts {shares.shares} shares of noise, and a sum may have only {honest} of honest clients"
+            )
 
     def _require_real_survivors(self) -> None:
         """Require two honest clients in every sum, even if only clients vanish and no phantom does.

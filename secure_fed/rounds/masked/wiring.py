@@ -24,6 +24,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.client import Client
+from secure_fed.rounds.cohort import invited
 from secure_fed.rounds.masked.answers import Clock
 from secure_fed.rounds.masked.expected_round import ExpectedRounds
 from secure_fed.rounds.masked.masked_client import MaskedClient, masked_clients
@@ -173,11 +174,11 @@ def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, roun
     """Refuse an order in which some round has so many empty places that it has no sum and would end the run."""
     phantoms = beside if isinstance(beside, PublicOrder) else None
 
-    def invited(round_: int) -> int:
+    def present(round_: int) -> int:
         return len(order.of_round(round_)) + (len(phantoms.of_round(round_)) if phantoms else 0)
 
-    emptiest = min(range(rounds), key=invited)
-    if (found := invited(emptiest)) < (least := terms.least(found)):
+    emptiest = min(range(rounds), key=present)
+    if (found := present(emptiest)) < (least := max(FEWEST, terms.least(found))):
         raise ConfigError(
             f"round {emptiest + 1} of the public order has {found} clients and phantoms, fewer than the {least} that a masked "
             "sum needs, since held-out clients and missing phantoms leave places empty: set evaluation.phantoms to 0 or to at "
@@ -198,7 +199,7 @@ def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
     A secret cohort is filled up to a public number, which it exceeds with a probability of at most 2^-40. So neither the
     outcome of a sum nor its cost depends on the cohort size.
     """
-    usual = clients if protection.hidden else min(round(sampler.expected), clients)
+    usual = invited(sampler, clients, hidden=protection.hidden)
     real = usual - protection.beside  # a phantom's contribution is known, so it hides nobody
     if real < FEWEST:
         raise ConfigError(

@@ -13,8 +13,9 @@ from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter, CharterError, Member, fingerprint
 
 COORDINATOR = Identity.new()
+CONFIG = RunConfig().replace({("evaluation", "audit_fraction"): 0.0})
 MEMBERS = tuple(Member(f"clinic {number}", Identity.new().public, 10 + number) for number in range(3))
-CHARTER = Charter("hospitals", "run-1", RunConfig(), ("a", 1), ("one", "two"), "model", MEMBERS, COORDINATOR.public)
+CHARTER = Charter("hospitals", "run-1", CONFIG, ("a", 1), ("one", "two"), "model", MEMBERS, COORDINATOR.public)
 SIGNED = CHARTER.signed(COORDINATOR)
 
 
@@ -22,6 +23,22 @@ def test_a_signed_charter_reads_back() -> None:
     assert Charter.verified(SIGNED) == CHARTER
     assert Charter.verified(SIGNED).digest == CHARTER.digest
     assert CHARTER.number(MEMBERS[1].identity) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("evaluation.audit_fraction", 1.0),
+        ("evaluation.audit_fraction", None),
+        ("federation.vanishing", 0.1),
+        ("federation.sampling", "poisson"),
+        ("evaluation.per_client", True),
+    ],
+)
+def test_a_charter_of_a_federation_that_nodes_cannot_run_is_refused(setting: str, value: Any) -> None:
+    """A coordinator that lies may sign one: founding refuses these settings, too."""
+    with pytest.raises(CharterError, match=f"cannot be used: {setting} = "):
+        replace(CHARTER, config=CHARTER.config.replace({tuple(setting.split(".")): value}))
 
 
 CHANGES: dict[str, Any] = {

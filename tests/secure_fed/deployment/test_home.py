@@ -188,7 +188,8 @@ def test_what_a_member_is_called_cannot_pass_for_another_line(
     home_files.new_folder(tmp_path / "coord", "coordinator init")
     key = home_files.write_key(tmp_path / "coord" / home.COORDINATOR_KEY)
     members = Member("coordinator", Identity.new().public), Member("clinic 9 units", Identity.new().public, 4)
-    charter = Charter("hospitals", "run", RunConfig(), ("a", "b"), ("a", "b"), "model", members, key.public)
+    config = RunConfig().replace({("evaluation", "audit_fraction"): 0.0})
+    charter = Charter("hospitals", "run", config, ("a", "b"), ("a", "b"), "model", members, key.public)
     (tmp_path / "coord" / home.CHARTER).write_bytes(charter.signed(key))
     (tmp_path / "coord" / home.COORDINATOR).write_text("[coordinator]\n")
     assert main(["coordinator", "show", str(tmp_path / "coord")]) == 0

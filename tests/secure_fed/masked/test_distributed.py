@@ -14,6 +14,7 @@ from scipy.stats import kstest
 from privacy import distributed
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
+from privacy.errors import PlanError
 from protocols.choice import colluding, surviving
 from protocols.errors import Aborted
 from secure_fed.rounds.masked.encoding import Contribution, Noised
@@ -107,6 +108,44 @@ def test_seeded_noise_is_said_to_be_not_private() -> None:
     runs = [federation({**DISTRIBUTED, "federation.rounds": 1}, seed=3).run() for _ in range(2)]
     assert runs[0].state.tensors.to_bytes() == runs[1].state.tensors.to_bytes()
     assert runs[0].summary["privacy_statement"].startswith("NOT PRIVATE")
+
+
+IN_TURN = {"federation.sampling": "schedule", "secure_aggregation.corrupt": 0.1, "secure_aggregation.dropout": 0.4}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"federation.cohort": 20, "evaluation.audit_fraction": 1.0},
+        {"federation.cohort": 16, "evaluation.audit_fraction": 0.5},
+        {"federation.cohort": 12, "evaluation.audit_fraction": 0.9, "evaluation.phantoms": 5},
+        {"federation.cohort": 12, "evaluation.phantoms": 5},
+        {"federation.sampling": "fixed", "federation.cohort": 18, "evaluation.audit_fraction": 1.0},
+        {**HIDDEN, "federation.sampling": "poisson", "federation.cohort": 12, "evaluation.audit_fraction": 0.5},
+    ],
+    ids=lambda settings: " ".join(map(str, settings.values())),
+)
+def test_a_sum_has_as_many_honest_shares_as_the_guarantee_counts(settings: dict[str, Any]) -> None:
+    """Of the fewest survivors, without colluders and phantoms; also where held-out clients leave the order's places empty."""
+    built = federation({**DISTRIBUTED, **IN_TURN, **settings}, sizes=[2] * 20)
+    protection, masks = built.assembly.protection, built.assembly.masks
+    assert protection.shares is not None
+    assert masks is not None
+    terms = masks.sums.terms
+    honest = terms.least(masks.invited) - colluding(masks.invited, 0.1) - protection.beside
+    assert protection.shares.shares == honest
+    assert protection.shares.contributors == masks.invited <= len(built.assembly.clients) + len(built.assembly.phantoms)
+
+
+def test_terms_with_fewer_honest_shares_than_counted_are_refused() -> None:
+    masks = federation({**DISTRIBUTED, **HALF}, sizes=TEN).assembly.masks
+    assert masks is not None
+    protection = masks.sums.terms.protection
+    assert protection.shares is not None
+    more = replace(protection, shares=replace(protection.shares, shares=protection.shares.shares + 1))
+    masks.sums.terms.require_feasible()
+    with pytest.raises(PlanError, match="counts 6 shares of noise, and a sum may have only 5"):
+        replace(masks.sums.terms, protection=more).require_feasible()
 
 
 # Sensitivity.

@@ -74,7 +74,7 @@ def test_a_run_that_learned_nothing_says_so() -> None:
     result = federation.run().summary
     assert result["commonest"] == {"share": max(map(labels.count, labels)) / 60, "of": 60}
     shown = dict(rows(result))
-    assert f"; always the commonest label: {result['commonest']['share']:.1%}" in shown["accuracy"]
+    assert f"; share of the commonest label: {100 * result['commonest']['share']:.1f} %" in shown["accuracy"]
     assert "no better than always" in shown["  no better"]
     better = dict(rows({**result, "accuracy": 0.99}))
     assert "  no better" not in better

@@ -163,6 +163,12 @@ class LoraAdapter:
         return targets
 
 
+def scaling_of(method: object) -> float:
+    """s in the W + s B A of a method's adapter; 1 without such factors. FeDeRA's is 1 whatever the configuration's alpha is."""
+    adapter = getattr(method, "adapter", None)
+    return adapter.scaling if isinstance(adapter, LoraAdapter) else 1.0
+
+
 @dataclass(frozen=True)
 class LoraForm:
     """A state in the form of PEFT's LoRA: `W + s B A` for every adapted matrix W of the original model.
