@@ -46,8 +46,14 @@ def page(runs: Sequence[Run], sizes: Mapping[str, Scale], machine: str) -> str:
         for size in sizes:
             arms = made[claim.name, size]
             if arms.runs:
-                table = _table(_HEADS, _verdicts(claim, arms))
-                parts += [f"### {claim.name}, {size}", table, _configurations(claim, arms), *_rates(runs, claim, size)]
+                found = _verdicts(claim, arms)
+                compared = [_table(_HEADS, found)] if found else []
+                parts += [
+                    f"### {claim.name}, {size}",
+                    *compared,
+                    _configurations(claim, arms),
+                    *_rates(runs, claim, size),
+                ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -86,8 +92,9 @@ Made by `python benchmarks/claims.py --docs docs` from the runs in `benchmarks/c
 makes the runs; `--only NAME --arms ARM --seeds N --again` repeats some of them. The page was made on: {machine}.
 
 The model is all-MiniLM-L6-v2, the data AG News (descriptions, {_size(short.train)} training texts of at most {short.length}
-tokens). A **reduced** run has {short.rounds} rounds of {short.steps} local steps of {short.batch} texts at a constant rate. A
-**longer** run has {longer.rounds} rounds of {longer.steps} local steps, and a learning rate that falls to zero between rounds
+tokens). A **reduced** run has {short.rounds} rounds of {short.steps} local steps of {short.batch} texts at a constant rate
+(in `fedara` a falling one). A **longer** run has {longer.rounds} rounds of {longer.steps} local steps, and a learning rate
+that falls to zero between rounds
 (in today's code within them, too). A **full** run has all training texts, of at most {full.length} tokens, and
 {full.rounds} rounds of {full.steps} local steps of {full.batch} texts; the full runs were made on one NVIDIA H200. Runs of
 the claims `federa` and `c2a` have twice the rounds; runs of `fra` and of federations with three silos have three times
@@ -101,7 +108,7 @@ order.
 
 **Training is short here**: rounds times local steps are 40 to 120 in the reduced runs, 160 to 480 in the longer and 1,000 in
 the full runs; the papers have thousands. FedARA and FedTT+ start from adapters whose output is zero, and learn late. Where a
-claim has longer runs, they decide: results differ less between seeds there, and seeds draw the partition.
+claim has longer runs, they decide: results mostly differ less between seeds there, and seeds draw the partition.
 
 In the claim `fedtt` all compared longer runs are of today's code. Its reduced runs are of earlier code, in which FedTT+ started
 from Gaussian cores and not from orthonormal ones ([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)).

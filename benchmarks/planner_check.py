@@ -39,15 +39,14 @@ def recommended(data: str, epsilon: float) -> str:
     return "schedule" if named[0]["correlation"] == "none" else "correlated"
 
 
-def row(data: str, epsilon: float, found: dict[str, list[float]]) -> tuple[str, bool, bool]:
-    """The line of the table, whether the recommended way is better, and whether it is at least not worse."""
+def row(data: str, epsilon: float, found: dict[str, list[float]]) -> tuple[str, str]:
+    """The line of the table, and the verdict: decided where the mean difference exceeds two standard errors."""
     name = recommended(data, epsilon)
     other = {"schedule": "correlated", "correlated": "schedule"}[name]
     ahead = [100 * (a - b) for a, b in zip(found[name], found[other], strict=True)]
     mean, error = statistics.mean(ahead), statistics.stdev(ahead) / math.sqrt(len(ahead))
-    verdict = "right" if mean >= 0 else "not decided" if mean > -2 * error else "wrong"
-    line = f"| {data} | {epsilon:g} | {name} | {mean:+.1f} ± {error:.1f} points | {verdict} |"
-    return line, mean >= 0, mean > -2 * error
+    verdict = "right" if mean > 2 * error else "wrong" if mean < -2 * error else "not decided"
+    return f"| {data} | {epsilon:g} | {name} | {mean:+.1f} ± {error:.1f} points | {verdict} |", verdict
 
 
 def main() -> None:
@@ -56,23 +55,23 @@ def main() -> None:
     given = parser.parse_args()
     runs = [json.loads(line) for line in (HERE / "promises.jsonl").read_text(encoding="utf-8").splitlines()]
     rows = ["| data | epsilon | recommended | ahead of the other | |", "|---|---:|---|---:|---|"]
-    right = bearable = 0
+    verdicts = []
     for data in PLANS:
         for epsilon in EPSILONS:
             found: dict[str, list[float]] = {"schedule": [], "correlated": []}
             for run in sorted(runs, key=lambda run: run["seed"]):
                 if (run["data"], run["target"]) == (data, epsilon) and run["way"] in found:
                     found[run["way"]].append(run["accuracy"])
-            line, better, fine = row(data, epsilon, found)
+            line, verdict = row(data, epsilon, found)
             rows.append(line)
-            right, bearable = right + better, bearable + fine
-    count = len(PLANS) * len(EPSILONS)
+            verdicts.append(verdict)
+    right, open_, wrong = (verdicts.count(one) for one in ("right", "not decided", "wrong"))
     shown = "\n".join(
         [
             *rows,
             "",
-            f"The planner names the better way in {right} of {count} cases, and in {bearable} one that is not worse beyond the "
-            "spread over seeds.",
+            f"Of {len(verdicts)} recommendations {right} is right, {wrong} wrong and {open_} not decided. ± is the standard "
+            "error; a difference is decided if it exceeds two of them.",
         ]
     )
     print(shown)

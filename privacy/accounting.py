@@ -112,10 +112,10 @@ def calibrate(
     guaranteed where epsilon jumps: above 1000, or where delta alone makes it zero.
     """
     _checked(count, delta)
-    if not 0 < epsilon < math.inf or not count > 0:
-        raise PlanError(
-            f"no noise multiplier exists for epsilon {epsilon:g} over {count} releases; both must be positive and finite"
-        )
+    if not 0 < epsilon < math.inf:
+        raise PlanError(f"epsilon is {epsilon:g}; it must be a finite number above 0")
+    if not count > 0:
+        raise PlanError(f"no noise multiplier exists for {count:g} releases; there must be at least one")
 
     first = release_at(1.0)
     if first.plain or not (first.gaussian or first.concentrated):

@@ -36,12 +36,20 @@ class Attendance:
         self._taken: dict[int, int] = {}
         self._file: int | None = None
 
-    def begin(self, path: Path | None) -> None:
-        """Begin or resume a run with its record in `path`; with None the record is lost when the process ends."""
+    def begin(self, path: Path | None, *, begun: bool = False) -> None:
+        """Begin or resume a run with its record in `path`; with None the record is lost when the process ends.
+
+        begun: a round of the run has been charged, so that LedgerError is raised where there is no record.
+        """
         self.end()
         self._taken = {}
         if path is None:
             return
+        if begun and not path.exists():
+            raise LedgerError(
+                f"{path}, the record of which client took part when, is missing, and the run has begun rounds: restore it, or "
+                "start again in another --out"
+            )
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             kept = path.read_bytes()

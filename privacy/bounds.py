@@ -196,11 +196,12 @@ def least_delta(count: float) -> float:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Hides dp_accounting's warnings: an order at which its series does not converge counts as infinite."""
+    """Hides dp_accounting's warnings: an order at which its series does not converge counts as infinite; log(0) as well."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with np.errstate(divide="ignore"):
+            yield
     finally:
         logger.setLevel(level)

@@ -138,6 +138,8 @@ def _demo(chosen: argparse.Namespace) -> None:
 
 
 def _train(chosen: argparse.Namespace) -> None:
+    if chosen.out == "":
+        raise RunDirectoryError("--out is empty: name a folder, or leave --out out")
     if chosen.resume and not chosen.out:
         raise RunDirectoryError("--resume needs --out DIR, the run directory to go on with")
     config = RunConfig.load(chosen.config, () if chosen.resume else chosen.set)
@@ -210,7 +212,11 @@ def _methods(chosen: argparse.Namespace) -> None:
 def _report(chosen: argparse.Namespace) -> None:
     from secure_fed.report.page import write_report
 
-    print(write_report(chosen.run_dir))
+    try:
+        print(write_report(chosen.run_dir))
+    except StorageError as error:
+        why = str(error).rpartition(";")[0]
+        raise RunDirectoryError(f"{why}; copy the run to a folder that you can write to") from error
 
 
 def _config_init(chosen: argparse.Namespace) -> None:

@@ -54,6 +54,10 @@ def run(chosen: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
     from secure_fed.commands import ahead
 
+    if any(one.replace(" ", "").startswith("federation.seed=") for one in chosen.set):
+        raise ConfigError("--set federation.seed has no effect, since --seeds replaces it: leave it out").about(
+            "federation.seed", chosen.set, "not set beside --seeds"
+        )
     seeds, configs = _seeds(chosen.seeds), _configs(chosen.configs, chosen.set)
     for config in configs.values():
         ahead.check(config)

@@ -54,7 +54,9 @@ def show(console: PlainConsole, model: str, rows: list[Space]) -> None:
         table.add_column(head, justify="left" if head == "noise" else "right")
     for row in rows:
         least = "any cohort" if row.hopeless_below is None else str(row.hopeless_below)
-        table.add_row(row.method, f"{row.numbers:,}", noise_in_words(row), f"{row.length:.3f}", least)
+        table.add_row(
+            row.method, f"{row.numbers:,}", noise_in_words(row.noise, row.correlation), f"{row.length:.3f}", least
+        )
     console.print(table)
     console.print(_EXPLAINED)
 

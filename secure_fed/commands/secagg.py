@@ -67,6 +67,13 @@ def run(chosen: argparse.Namespace) -> int:
     from protocols.errors import ParameterError
     from protocols.rig.simulate import Simulation, simulate
 
+    if chosen.neighbours is not None and chosen.neighbours > chosen.clients - 1:
+        message = (
+            f"--neighbours is {chosen.neighbours}, and each of {chosen.clients} clients has {chosen.clients - 1} others"
+        )
+        raise ConfigError(f"{message}: lower it").about(
+            "--neighbours", chosen.neighbours, f"at most {chosen.clients - 1}"
+        )
     try:
         simulation = Simulation(**{field.name: getattr(chosen, field.name) for field in fields(Simulation)})
         report = simulate(simulation, progress=_Patience(time.monotonic()))
@@ -98,6 +105,10 @@ def _show(report: Report) -> None:
     console = PlainConsole()
     console.print(_stages(report))
     console.print(_outcome(report))
+    if report.simulation.clients == 2:
+        console.print(
+            "A sum of two hides nothing from the two: each can subtract its own vector. A run takes three or more."
+        )
 
 
 def _stages(report: Report) -> Table:

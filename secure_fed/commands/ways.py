@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from privacy.planning import Setting
     from privacy.promises import Way
-    from secure_fed.commands.release_space import Space
 
 _AGAINST = {1: "readers", 2: "participants", 3: "everyone"}
 _SAMPLING = {"coins": "poisson"}  # as federation.sampling names it
@@ -33,9 +32,9 @@ _LENGTH = (
 )
 
 
-def noise_in_words(one: Way | Space) -> str:
-    """The noise of a way or of a method's best way: "central", "correlated", "distributed" or "local"."""
-    return "correlated" if one.correlation == "banded" else one.noise
+def noise_in_words(noise: str, correlation: str) -> str:
+    """The noise of a way: "central", "correlated", "distributed" or "local"."""
+    return "correlated" if correlation == "banded" else noise
 
 
 def counted(clients: int, corrupt: float, dropout: float) -> int:
@@ -136,5 +135,7 @@ def _table(setting: Setting, ways: list[Way]) -> Table:
         share = way.share(setting)
         numbers += [] if share is None else [f"{share:.3f}"]
         mark, sampling = "->" if way.recommended else "", _SAMPLING.get(way.sampling, way.sampling)
-        table.add_row(mark, sampling, noise_in_words(way), _AGAINST[len(way.holds_against)], *numbers)
+        table.add_row(
+            mark, sampling, noise_in_words(way.noise, way.correlation), _AGAINST[len(way.holds_against)], *numbers
+        )
     return table

@@ -18,7 +18,7 @@ class FederationConfig:
         optional=200,
     )
     cohort: int | None = key(None, "expected clients a round (10, or all if there are fewer)", at_least=1, optional=10)
-    rounds: int = key(20, "communication rounds", at_least=1)
+    rounds: int = key(20, "communication rounds", at_least=1, at_most=1_000_000)
     seed: int = key(
         0,
         "seed of the partition, the cohorts and the training",

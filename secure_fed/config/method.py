@@ -6,11 +6,13 @@ from dataclasses import dataclass, fields
 
 from secure_fed.config.setting import key
 
+_WIDEST = 65_536  # wider than any layer of a model that can be fine-tuned here
+
 
 @dataclass(frozen=True)
 class MethodConfig:
     name: str = key("fra_lora", "see `secure-fed methods`")
-    rank: int = key(8, "rank of the adapter", at_least=1)
+    rank: int = key(8, "rank of the adapter", at_least=1, at_most=_WIDEST)
     alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", above=0.0)
     rslora: bool = key(False, "scale by alpha / sqrt(rank) instead")
     dropout: float = key(0.0, "dropout before the adapter", at_least=0.0, below=1.0)
@@ -40,25 +42,28 @@ class MethodConfig:
     transport_form: str = key(
         "dense", "FRA's mean of whole matrices, or of sketches in two passes", choices=("dense", "sketch")
     )
-    sketch: int | None = key(None, "columns of the sketch (4 x rank)", at_least=1, optional=32)
+    sketch: int | None = key(None, "columns of the sketch (4 x rank)", at_least=1, at_most=_WIDEST, optional=32)
     rule: str = key(
         "fedlora",
         "how FeDeRA's factors train and are averaged",
         choices=("fedlora", "ffa_lora", "rolora", "fra_lora"),
     )
-    oversampling: int = key(8, "columns of a sketch beyond the rank (FedASK, FedPower)", at_least=0)
-    power_iterations: int = key(2, "noised subspace iterations of a round (FedPower)", at_least=1)
+    oversampling: int = key(8, "columns of a sketch beyond the rank (FedASK, FedPower)", at_least=0, at_most=_WIDEST)
+    power_iterations: int = key(2, "noised subspace iterations of a round (FedPower)", at_least=1, at_most=_WIDEST)
     bottleneck: int | None = key(
         None,
         "width of a bottleneck adapter (Houlsby, Pfeiffer and FedTT 64, Compacter, AdaMix and C2A 16)",
         at_least=1,
+        at_most=_WIDEST,
         optional=64,
     )
-    kronecker: int = key(4, "Compacter's n: its matrices are sums of n Kronecker products", at_least=1)
-    experts: int = key(4, "adapters per place, of which each forward pass takes one (AdaMix)", at_least=2)
-    prompt_length: int = key(20, "virtual tokens (prompt, prefix and P-tuning)", at_least=1)
-    context_dim: int = key(8, "size of a client's embedding (C2A's t)", at_least=1)
-    hyper_dim: int = key(64, "rank of the hypernetwork's factors (C2A's s)", at_least=1)
+    kronecker: int = key(4, "Compacter's n: its matrices are sums of n Kronecker products", at_least=1, at_most=_WIDEST)
+    experts: int = key(
+        4, "adapters per place, of which each forward pass takes one (AdaMix)", at_least=2, at_most=_WIDEST
+    )
+    prompt_length: int = key(20, "virtual tokens (prompt, prefix and P-tuning)", at_least=1, at_most=_WIDEST)
+    context_dim: int = key(8, "size of a client's embedding (C2A's t)", at_least=1, at_most=_WIDEST)
+    hyper_dim: int = key(64, "rank of the hypernetwork's factors (C2A's s)", at_least=1, at_most=_WIDEST)
     context: str = key(
         "text",
         "context from which C2A makes adapters in training: each text's own, as in evaluation, or its batch's, as in the "

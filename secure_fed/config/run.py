@@ -75,14 +75,18 @@ def find(section: str, name: str) -> Setting:
     """The setting `section.name`; the error for an unknown one suggests the nearest name."""
     known = sections()
     if section not in known:
-        raise ConfigError(
-            f"there is no section [{section}]; {nearest(section, known)}{_also(homes(name))}", setting=section
-        )
+        raise ConfigError(f"there is no section [{section}]; {_meant_section(section, name, known)}", setting=section)
     settings = {setting.name: setting for setting in dataclasses.fields(known[section])}
     if name not in settings:
         message = f"there is no setting {section}.{name}; {meant(section, name)}"
         raise ConfigError(message, setting=f"{section}.{name}")
     return settings[name]
+
+
+def _meant_section(section: str, name: str, known: Iterable[str]) -> str:
+    """The suggestion for a section that does not exist: the settings of this name, else the nearest section."""
+    own = homes(name)
+    return f"did you mean {' or '.join(own)}?" if own else nearest(section, known)
 
 
 def _also(settings: Sequence[str]) -> str:
@@ -92,8 +96,12 @@ def _also(settings: Sequence[str]) -> str:
 def _flat(tables: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     for section, table in tables.items():
         if not isinstance(table, Mapping):
+            if section in sections():
+                raise ConfigError(
+                    f"{section} is a section: write [{section}], and below it key = value", setting=section
+                )
             remedy = f"write [section] and then key = value{_also(homes(section))}"
-            raise ConfigError(f"{section} = {table!r} stands outside a section; {remedy}")
+            raise ConfigError(f"{section} = {table!r:.80} stands outside a section; {remedy}")
     return {(section, key): value for section, table in tables.items() for key, value in table.items()}
 
 
@@ -102,7 +110,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, or a number of thousands of digits
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the configuration {path} is not UTF-8: it has the byte {content[error.start]:#04x} at position {error.start}; "
+            "save it as UTF-8"
+        ) from error
+    except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number of thousands of digits
         raise ConfigError(f"the configuration {path} is not valid TOML: {error}") from error
 
 

@@ -40,6 +40,9 @@ def key(default: Any, doc: str, **limits: Any) -> Any:
     return field(default=default, metadata={"doc": doc, **limits})
 
 
+_LARGEST = 10**9  # of a whole number without a limit of its own
+
+
 class Typed(str):
     """A value as typed on a command line: read as TOML if this gives the right type, otherwise as plain text."""
 
@@ -58,6 +61,8 @@ def coerced(name: str, setting: Setting, value: Any) -> Any:
     if isinstance(fits, float) and not math.isfinite(fits):
         raise _refused(name, fits, str(fits), "a finite number")
     limits = setting.metadata
+    if type(fits) is int and "at_most" not in limits and fits > _LARGEST:
+        raise _refused(name, fits, f"{fits:.3g}" if fits < 10**300 else "far larger", f"at most {_LARGEST:,}")
     if "choices" in limits and fits not in limits["choices"]:
         raise _refused(name, fits, f"{fits!r:.80}", f"one of {', '.join(map(str, limits['choices']))}")
     for word, holds in _HOLDS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,8 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
+from torch import Tensor
 
 from secure_fed.errors import RunDirectoryError
 from secure_fed.methods.method import State
@@ -38,7 +41,7 @@ def write(
     for client, kept in personal.items():
         tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
     whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
-    fields = {"round": state.round, "clip_norm": state.clip_norm, "record": record}
+    fields = {"round": state.round, "clip_norm": state.clip_norm, "record": record, "digest": _digest(whole)}
     # One text, because the order of several would differ between processes.
     content = safetensors.torch.save(whole, {"said": json.dumps(fields)})
     atomic_write(file, content, private=private)
@@ -78,21 +81,34 @@ def _read(file: Path) -> Checkpoint | None:
         with safetensors.safe_open(file, framework="pt") as opened:
             fields = json.loads(opened.metadata()["said"])
             finished, clip_norm, record = int(fields["round"]), float(fields["clip_norm"]), dict(fields["record"])
+            whole: dict[str, Tensor] = {}
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 group, _, rest = name.partition("/")
                 # A copy: the file may be replaced while it is open, and kernels may sum in an order that depends on a tensor's
                 # memory layout, which must be as in a run that was never stopped.
-                tensor = opened.get_tensor(name).clone()
+                whole[name] = tensor = opened.get_tensor(name).clone()
                 if group == "client":
                     client, _, rest = rest.partition("/")
                     personal.setdefault(int(client), {})[rest] = tensor
                 else:
                     groups[group][rest] = tensor
+        if fields.get("digest", found := _digest(whole)) != found:  # earlier versions wrote none
+            raise ValueError("its tensors are not those that were written")
         tensors, memory = (Tensors.from_parts(groups[group]) for group in ("state", "memory"))
         own = {client: Tensors.from_parts(parts) for client, parts in personal.items()}
         return Checkpoint(State(tensors, finished, memory, clip_norm), own, record)
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"{file} is damaged ({error}); start again in another --out") from error
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the tensors' names, types, shapes and bytes, which finds a damaged disk or copy."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        one = tensors[name]
+        found.update(f"{name} {one.dtype} {tuple(one.shape)} ".encode())
+        found.update(one.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def personal_file(round_: int | str) -> str:

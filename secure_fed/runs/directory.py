@@ -179,8 +179,7 @@ def read_object(path: Path, name: str) -> dict[str, Any]:
     content = read_text(path / name)
     if content is None:
         raise RunDirectoryError(
-            f"{path} holds no run: {name} is missing; give the --out of `secure-fed train`, "
-            "or, where that was stopped before it wrote anything, start it again without --resume"
+            f"{path} holds no run: it has no {name}; give the --out of `secure-fed train`, or start one there without --resume"
         )
     return parsed(content, str(path / name))
 

@@ -1,7 +1,8 @@
 """The secret keys of a run's correlated noise, from its first round to its last.
 
     private/noise.key    for each start of the run: the first round of its noise, as a little-endian integer of 4 bytes, and 32
-                         bytes of the operating system; on disk before the first charge, removed when the run has ended
+                         bytes of the operating system; then 8 bytes of the SHA-256 of all that; on disk before the first
+                         charge, removed when the run has ended
 
 A resumed run makes past noise again from its original keys: noise from a new key would not cancel the noise of earlier rounds.
 New rounds get a new key at every start, because noise from one key on two sums of one round would reveal their difference. A
@@ -11,6 +12,7 @@ detect this. With a new key the second sum has its own noise.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from secure_fed.runs.durable import atomic_write, crash_point
 
 NOISE_KEY = "noise.key"
 _ENTRY = struct.Struct("<I32s")
+_CHECK = 8  # bytes
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,18 @@ class NoiseKeys:
         return NoiseKeys((*self.starts, (round_, KeyedEntropy.new())))
 
     def to_bytes(self) -> bytes:
-        return b"".join(_ENTRY.pack(first, one.key) for first, one in self.starts)
+        entries = b"".join(_ENTRY.pack(first, one.key) for first, one in self.starts)
+        return entries + hashlib.sha256(entries).digest()[:_CHECK]
 
     @classmethod
     def from_bytes(cls, content: bytes) -> NoiseKeys:
         """The inverse of `to_bytes`; ValueError for other content."""
-        if not content or len(content) % _ENTRY.size:
+        whole = len(content) - len(content) % _ENTRY.size
+        entries, check = content[:whole], content[whole:]
+        right = not check or check == hashlib.sha256(entries).digest()[:_CHECK]  # earlier versions wrote no check
+        if not entries or not right:
             raise ValueError("it is damaged")
-        starts = tuple((first, KeyedEntropy(key)) for first, key in _ENTRY.iter_unpack(content))
+        starts = tuple((first, KeyedEntropy(key)) for first, key in _ENTRY.iter_unpack(entries))
         rounds = [first for first, _ in starts]
         if rounds[0] != 0 or rounds != sorted(rounds):
             raise ValueError("it is damaged")

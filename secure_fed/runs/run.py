@@ -92,7 +92,8 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         if budget and budget.plan.exposures and not stalled(records, assembly.config.evaluation.patience):
             stack.enter_context(opened_noise(assembly.protection, run_dir, begun=budget.begun, left=budget.left))
         if assembly.attendance is not None:
-            assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None)
+            begun = budget is not None and budget.begun > 0
+            assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None, begun=begun)
             stack.callback(assembly.attendance.end)
         public = read_records(run_dir) if run_dir else []
         running = _Run(assembly, recorder, store, budget, notify, state, records, public)

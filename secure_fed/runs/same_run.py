@@ -34,7 +34,10 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
     unread = _left_unread(config, held)
     differences = config.replace({rounds: held.federation.rounds, **unread}).differences(held)
     if differences:
-        raise RunDirectoryError(f"{path} was written by another configuration: {'; '.join(differences)}")
+        raise RunDirectoryError(
+            f"{path} was started with another configuration (now, and then): {'; '.join(differences)}; resume without that "
+            "change"
+        )
 
 
 def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], Any]:

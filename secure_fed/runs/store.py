@@ -141,6 +141,8 @@ class RunStore:
     def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
         """The last finished round and the records up to it, with their withheld part; later or torn lines are dropped."""
         checkpoint = read_checkpoint(self.path)
+        if checkpoint is None:
+            self._require_no_round()
         finished = checkpoint.state.round if checkpoint else 0
         self._keep_personal_of(finished)
         shown = self._records(self.path / METRICS, finished)
@@ -148,6 +150,15 @@ class RunStore:
             return checkpoint, shown
         own = self._records(private_part(self.path) / OWN_ROUNDS, finished)
         return checkpoint, [published.together(*both) for both in zip(shown, own, strict=True)]
+
+    def _require_no_round(self) -> None:
+        """Refuse a run that has lost its checkpoint. The first round's record may be there: it is written before the state."""
+        done = len(read_records(self.path))
+        if done > 1 or (self.path / RESULT).exists():
+            raise RunDirectoryError(
+                f"{self.path} records {done} finished rounds, and {CHECKPOINT}, the state after them, is missing: restore it, "
+                "or start again in another --out"
+            )
 
     def _records(self, file: Path, finished: int) -> list[dict[str, Any]]:
         """The records of the finished rounds; other lines are removed from the file."""

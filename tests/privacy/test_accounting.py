@@ -223,9 +223,9 @@ def test_a_coarse_grid_says_more_never_less() -> None:
         (lambda: epsilon(unamplified(1.0), 1, 0.0), "delta is 0"),
         (lambda: epsilon(unamplified(1.0), -1, DELTA), "choose at least 0"),
         (lambda: delta(unamplified(1.0), 1, -1.0), "negative"),
-        (lambda: calibrate(unamplified, 1, 0.0, DELTA), "must be positive"),
-        (lambda: calibrate(unamplified, 0, 1.0, DELTA), "must be positive"),
-        (lambda: calibrate(unamplified, 1, math.inf, DELTA), "must be positive"),
+        (lambda: calibrate(unamplified, 1, 0.0, DELTA), "epsilon is 0; it must be a finite number above 0"),
+        (lambda: calibrate(unamplified, 0, 1.0, DELTA), "for 0 releases; there must be at least one"),
+        (lambda: calibrate(unamplified, 1, math.inf, DELTA), "epsilon is inf"),
         (lambda: calibrate(lambda z: unamplified(1.0), 1, 0.1, DELTA), "choose a larger epsilon"),
     ],
 )

@@ -78,10 +78,11 @@ SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
         ("max_length=3",),
         ("not of the form section.key=value", "did you mean model.max_length?"),
     ),
-    "key of no section": (("xyz.learning_rate=1",), ("[xyz]", "known are model", "did you mean training.lr?")),
+    "key of no section": (("xyz.learning_rate=1",), ("[xyz]", "did you mean training.lr?")),
     "method as elsewhere": (("method.name=lora",), ("'lora'", "did you mean 'fedlora'?")),
-    "unknown section": (("traning.lr=1",), ("[traning]", "did you mean 'training'?")),
-    "section like no other": (("xyz.lr=1",), ("[xyz]", "known are model, data, federation")),
+    "unknown section": (("traning.lr=1",), ("[traning]", "did you mean training.lr?")),
+    "unknown section and key": (("traning.speed=1",), ("[traning]", "did you mean 'training'?")),
+    "section like no other": (("xyz.speed=1",), ("[xyz]", "known are model, data, federation")),
     "zero rounds": (("federation.rounds=0",), ("federation.rounds", "is 0,", "at least 1")),
     "zero clients": (("federation.clients=0",), ("federation.clients", "is 0,", "at least 1")),
     "negative learning rate": (("training.lr=-0.1",), ("training.lr", "-0.1", "above 0")),
@@ -102,6 +103,13 @@ SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
     "a guarantee for nobody": (("privacy.epsilon=3",), ("privacy.epsilon = 3.0", "privacy.unit")),
     "a ledger for nobody": (("privacy.ledger=here.sqlite",), ("privacy.ledger", "privacy.unit")),
     "share of one": (("data.test=", "data.test_fraction=1.0"), ("data.test_fraction", "1.0", "below 1")),
+    "more rounds than anybody has": (("federation.rounds=10000000",), ("federation.rounds", "at most 1000000")),
+    "a batch of septillions": (("training.batch_size=" + "9" * 24,), ("training.batch_size", "at most 1,000,000,000")),
+    "an adapter wider than any layer": (
+        ("method.name=adapter_houlsby", "method.bottleneck=100000000"),
+        ("method.bottleneck is 100000000", "at most 65536"),
+    ),
+    "the label for a text": (("data.text=label",), ("data.text and data.label are both 'label'", "read the answer")),
     "seed too large": (("federation.seed=4294967296",), ("federation.seed", "4294967296", "at most 4294967295")),
     "a number of thousands of digits": (("training.lr=" + "9" * 5000,), ("training.lr is '999", "a number")),
     "a list too deep": (("training.lr=" + "[" * 5000,), ("training.lr is '[[[", "a number")),
@@ -233,7 +241,7 @@ FILES: dict[str, tuple[str, tuple[str, ...], FACTS]] = {
         (),
         ("bad.jsonl, line 3", "0.5", "integer nor a name", "data.label"),
     ),
-    "no label": (TWO + line("calm", None), (), ("bad.jsonl, line 3", "None", "data.label")),
+    "no label": (TWO + line("calm", None), (), ("bad.jsonl, line 3: a label is missing", "data.label")),
     "names beside integers": (TWO + line("calm", 3), (), ("bad.jsonl, line 3", "3", "'calm'", "mixes")),
     "one class": (line("calm", "a") * 5, (), ("all 5 labels", "'a'", "at least two", "data.label")),
     "an empty file": ("", (), ("bad.jsonl", "is empty", "data.train")),
@@ -283,7 +291,7 @@ def test_configuration_files(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[training]\nlr = \n", encoding="utf-8")
     says(refused("train", "run.toml"), ("run.toml", "not valid TOML", "line 2"))
     (tmp_path / "run.toml").write_bytes(b"[model]\nname = '\xff'\n")
-    says(refused("train", "run.toml"), ("run.toml", "not valid TOML", "0xff"))
+    says(refused("train", "run.toml"), ("run.toml", "not UTF-8", "0xff"))
     (tmp_path / "run.toml").write_text("lr = 3\n", encoding="utf-8")
     says(refused("train", "run.toml"), ("lr = 3", "[section]"))
     (tmp_path / "run.toml").write_text("[training]\nlearning_rate = 3\n", encoding="utf-8")

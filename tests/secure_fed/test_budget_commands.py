@@ -173,8 +173,8 @@ def test_the_recommended_settings_make_the_noise_that_was_promised(
     ("arguments", "says"),
     [
         (("--epsilon", "3", *SMALL[:-1], "21"), "cohort is 21, of 20 clients"),
-        (("--epsilon", "0", *SMALL), "must be positive"),
-        (("--epsilon", "-1", *SMALL), "must be positive"),
+        (("--epsilon", "0", *SMALL), "epsilon is 0; it must be a finite number above 0"),
+        (("--epsilon", "-1", *SMALL), "epsilon is -1; it must be"),
         (("--noise-multiplier", "0", *SMALL), "noise multiplier is 0"),
         (("--noise-multiplier", "nan", *SMALL), "noise multiplier is nan"),
         (("--noise-multiplier", "1", "--delta", "2", *SMALL[2:]), "delta is 2"),

@@ -136,6 +136,7 @@ def test_without_a_place_it_goes_under_runs_and_states_the_cost_before_and_after
         (["--seeds", "-1"], "federation.seed is -1"),
         (["--target", "80"], "target accuracy is 80"),
         (["--set", "method.rank=x"], "method.rank"),
+        (["--set", "federation.seed=7"], "--set federation.seed has no effect, since --seeds replaces it"),
         (["--set", "method.sketch=3"], "method.sketch = 3 has no effect"),
     ],
 )

@@ -225,6 +225,8 @@ def test_true_is_not_a_whole_number() -> None:
 def test_what_is_not_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rounds = 3 stands outside a section; .*did you mean federation\.rounds\?"):
         loaded(tmp_path, "rounds = 3")
+    with pytest.raises(ConfigError, match=r"federation is a section: write \[federation\], and below it key = value"):
+        loaded(tmp_path, "federation = 2")
 
 
 def test_names_of_elsewhere_stand_for_settings_that_there_are() -> None:

@@ -82,7 +82,9 @@ def test_copies_share_their_lot_and_are_not_asked_about() -> None:
     assert set(counts) == {0, 2}
     assert len(federation.assembly.audit_pool.copies) == 2 * counts.count(0)
     gone = sum(map(len, copied)) - len(trained)
-    assert f"{gone} of {sum(map(len, copied))} examples are held out" in " ".join(federation.notes)
+    assert f"{gone} of {sum(map(len, copied))} examples, chosen by coins, are not trained on" in " ".join(
+        federation.notes
+    )
     alone = held(WIDE, whole)
     for unit, member in zip(alone.units, alone.members, strict=True):
         assert (content(unit.examples[0]) in trained) is bool(member)  # an added copy changes no other coin

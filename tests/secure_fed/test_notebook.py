@@ -43,7 +43,7 @@ def test_a_result_is_a_small_table(result: Result) -> None:
     assert isinstance(result, secure_fed.Result)
     html = result._repr_html_()
     said = words(html)
-    assert f"accuracy {result.summary['accuracy']:.1%}" in said
+    assert f"accuracy {100 * result.summary['accuracy']:.1f} %" in said
     assert "rounds 3, each with 3 of 3 clients" in said
     assert "No differential privacy" in said
     assert len(html) < 10_000
@@ -117,10 +117,10 @@ def test_a_notebook_shows_the_figure_by_itself(result: Result) -> None:
 def test_how_many_are_held_out_is_said_of_runs_without_privacy_alone() -> None:
     half = {"evaluation.audit_fraction": 0.5}
     counted = " ".join(toys.federation(half, sizes=(30, 30, 30)).notes)
-    assert re.search(r"\d+ of 90 examples are held out of training", counted)
+    assert re.search(r"\d+ of 90 examples, chosen by coins, are not trained on", counted)
     settings = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, **half}
     uncounted = " ".join(private_toys.federation(settings, sizes=(30, 30, 30)).notes)
-    assert "some examples are held out of training" in uncounted
+    assert "some examples, chosen by coins, are not trained on" in uncounted
 
 
 def test_a_callback_is_given_a_result_that_shows_itself(tmp_path: Path) -> None:

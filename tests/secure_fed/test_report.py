@@ -361,8 +361,8 @@ def test_poisson_cohorts_are_expected_sizes(run_folder: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", None, "holds no run: config.json is missing"),
-        ("run.json", None, "holds no run: run.json is missing"),
+        ("config.json", None, "holds no run: it has no config.json"),
+        ("run.json", None, "holds no run: it has no run.json"),
         ("result.json", "{", "result.json is damaged: it cannot be read as JSON"),
         ("run.json", "[1, 2]", "run.json is damaged: it holds [1, 2], not an object"),
         ("metrics.jsonl", '{"round": 1}\nnonsense\n', "metrics.jsonl, line 2 is damaged: it cannot be read as JSON"),

@@ -112,7 +112,7 @@ def test_another_configuration_is_refused_with_every_difference_named(held: Path
     with pytest.raises(RunDirectoryError) as refused:
         begin(held, {"training.lr": 0.5, "federation.seed": 3})
     message = str(refused.value)
-    assert "written by another configuration" in message
+    assert "was started with another configuration (now, and then)" in message
     assert "training.lr: 0.5, not 0.05" in message
     assert "federation.seed: 3, not 0" in message
     assert run_store.read_config(held) == toys.config()
@@ -256,7 +256,7 @@ def test_a_configuration_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> No
 
 
 def test_reading_a_directory_without_a_run_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"holds no run: config\.json is missing.*without --resume"):
+    with pytest.raises(RunDirectoryError, match=r"holds no run: it has no config\.json.*without --resume"):
         run_store.read_config(tmp_path)
 
 
@@ -269,6 +269,35 @@ def test_a_damaged_checkpoint_is_refused(held: Path, kept: int) -> None:
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(RunDirectoryError, match=r"checkpoint\.safetensors is damaged .*start again in another --out"):
         read_checkpoint(held)
+
+
+def test_a_flipped_bit_in_a_tensor_is_refused(held: Path) -> None:
+    file = held / "checkpoint.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1  # the tensors are at the end
+    file.write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=r"damaged .its tensors are not those that were written"):
+        read_checkpoint(held)
+
+
+@pytest.mark.parametrize("left", [{"result.json": "{}"}, {"metrics.jsonl": '{"round": 1}\n{"round": 2}\n'}])
+def test_a_run_that_has_lost_its_checkpoint_is_refused(held: Path, left: dict[str, str]) -> None:
+    for name, content in left.items():
+        (held / name).write_text(content)
+    (held / "checkpoint.safetensors").unlink()
+    store = RunStore(held)
+    with pytest.raises(
+        RunDirectoryError, match=r"checkpoint\.safetensors, the state after them, is missing: restore it"
+    ):
+        store.restore()
+    store.close()
+
+
+def test_a_run_that_was_killed_in_its_first_round_has_no_checkpoint_yet(held: Path) -> None:
+    (held / "checkpoint.safetensors").unlink()
+    store = RunStore(held)
+    assert store.restore() == (None, [])
+    store.close()
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"round": "1"}, {"said": "{"}, {"said": '{"round": "many"}'}])
@@ -419,7 +448,7 @@ def test_resuming_needs_a_run_or_the_settings_of_one(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["train", "--resume", "--out", str(tmp_path / "none")]) == 2
-    assert "holds no run: config.json is missing" in sentence(capsys)
+    assert "holds no run: it has no config.json" in sentence(capsys)
     assert not (tmp_path / "none").exists()
     assert cli.main(["train", "--resume"]) == 2
     assert "--resume needs --out" in sentence(capsys)

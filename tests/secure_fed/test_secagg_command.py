@@ -154,6 +154,7 @@ def test_a_sum_that_aborted_or_is_wrong_is_a_failure(told: Told, monkeypatch: py
         ((*SMALL, "--bits", "16"), "16"),
         ((*SMALL, "--threshold", "9"), "threshold is 9"),
         ((*SMALL, "--neighbours", "3"), "neighbours is 3, fewer than all: choose an even number"),
+        ((*SMALL, "--neighbours", "50"), "--neighbours is 50, and each of 8 clients has 7 others: lower it"),
         ((*SMALL, "--corrupt", "-1"), "corrupt is -1.0"),
         ((*SMALL, "--corrupt", "0.4", "--dropout", "0.5", "--active"), "lower"),
         ((*SMALL, "--tamper", "rudeness"), "tamper is 'rudeness': choose one of weak-masks, "),

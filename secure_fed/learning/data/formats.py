@@ -44,7 +44,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             with path.open("rb") as plain:
                 yield plain
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file: {error}") from error
+        raise DataError(f"{path} is not a whole gzip file ({error}): pack it again, or give it without .gz") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
@@ -205,7 +205,9 @@ def _whole_parquet(path: Path) -> Iterator[ParquetFile]:
             yield parquet.ParquetFile(pyarrow.BufferReader(content) if packed else file)
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also a date Python lacks
             why = f"{error}".strip().partition("\n")[0]
-            raise DataError(f"{path} is not a whole Parquet file: {why}") from error
+            raise DataError(
+                f"{path} is not a whole Parquet file ({why}): set data.train or data.test to another file"
+            ) from error
 
 
 def _parquet(path: Path, wanted: Collection[str]) -> Table:

@@ -88,7 +88,7 @@ def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[lis
     for table in tables:
         for row, value in enumerate(_cells(table, column)):
             if value is None or value != value:
-                _refuse(table, row, value)
+                raise DataError(f"{table.place(row)}: a label is missing; add it, or set data.label to another column")
     labels: list[list[Label]] = []
     first: tuple[Label, str] | None = None
     for table in tables:

@@ -6,6 +6,7 @@ Needs no torch, so that a wrong column is reported at once.
 from __future__ import annotations
 
 from secure_fed.config import DataConfig
+from secure_fed.errors import ConfigError
 from secure_fed.learning.data.rows import Columns
 
 _USUAL = Columns("text", "", "label")
@@ -18,5 +19,12 @@ _OWN = {
 
 
 def columns(data: DataConfig) -> Columns:
-    """The columns of the task `data.task`, where the settings of [data] name no others."""
-    return _OWN.get(data.task, _USUAL).chosen(data)
+    """The columns of the task `data.task`, where the settings of [data] name no others. Refuses a label that is an input."""
+    found = _OWN.get(data.task, _USUAL).chosen(data)
+    if found.label and found.label in (found.text, found.text_b):
+        setting = "data.text" if found.label == found.text else "data.text_b"
+        raise ConfigError(
+            f"{setting} and data.label are both {found.label!r}, so that the model would read the answer: set one of them to "
+            "another column"
+        ).about(setting, found.label, "another column than data.label")
+    return found

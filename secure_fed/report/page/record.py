@@ -163,6 +163,10 @@ def owned(run_dir: Path) -> RunRecord:
 def _ended(record: RunRecord) -> RunRecord:
     """The record, without a result of fewer rounds than requested, unless the run ended early with it."""
     result = record.result
+    if result is not None and len(record.rounds) < result.get("rounds", 0):
+        raise RunDirectoryError(
+            f"{METRICS} of {record.name} has {len(record.rounds)} of the {result['rounds']} rounds of its result: restore it"
+        )
     if result is None or result.get("rounds", 0) >= record.planned:
         return record
     last_word = result.get("ended_early") and result.get("rounds", 0) >= len(record.rounds)

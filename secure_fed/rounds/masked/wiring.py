@@ -204,7 +204,7 @@ def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
     if real < FEWEST:
         raise ConfigError(
             f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {real}: raise "
-            "federation.cohort, since of a sum over two each could subtract its own"
+            "federation.cohort; in a sum of two, each client could compute the other's contribution"
         ).about("federation.cohort", real, f"at least {FEWEST} with secure_aggregation.enabled = true")
     if protection.hides_cohort and isinstance(sampler, Poisson):
         return min(sampler.seldom_exceeded(_SELDOM), clients)

@@ -86,7 +86,7 @@ def test_labels_are_read_from_lists_and_from_texts() -> None:
     ("cells", "facts"),
     [
         ([["a"], 7], ("line 2", "'label' is 7", "not a list of labels")),
-        ([["a"], ["b", None]], ("line 2", "label None", "neither an integer nor a name")),
+        ([["a"], ["b", None]], ("line 2", "a label is missing")),
         ([[], []], ("no row of x.jsonl has a label", "data.label")),
         ([["a"], ["b", 3]], ("line 2", "mixes")),
     ],
