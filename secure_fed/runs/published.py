@@ -15,6 +15,8 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
+from secure_fed.learning.data.holdout import is_declared
+
 
 class Source(Enum):
     """The source of a public value."""
@@ -115,8 +117,12 @@ def of_round(
 
 
 def of_result(summary: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A run's result, split in the same way; the public part keeps every key, with null for withheld values."""
-    shown, withheld = cut(summary, RESULT, whole=True)
+    """A run's result, split in the same way; the public part keeps every key, with null for withheld values.
+
+    The best round is chosen by evaluations that `of_round` withholds where the test rows were held out of private ones.
+    """
+    declared = is_declared(str(summary["test"]["from"]))
+    shown, withheld = cut(summary, RESULT if declared else {**RESULT, "best_round": WITHHELD}, whole=True)
     shown.pop("membership_of_data", None)
     return shown, withheld
 

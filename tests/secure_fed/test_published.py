@@ -180,6 +180,7 @@ def test_accuracy_on_rows_held_out_of_private_ones_is_not_passed_on(held_out: Pa
     result = json.loads((held_out / "run" / "result.json").read_text())
     assert isinstance(result["accuracy"], float)
     assert result["test"] == {"from": "held out by client", "rows": None}
+    assert result["best_round"] is None
     assert "the clients held out for testing" in result["privacy_statement"]
     assert "accuracy" not in (held_out / "run" / "metrics.jsonl").read_text()
     card = (held_out / "export" / "README.md").read_text()
