@@ -90,7 +90,8 @@ def require_fit(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
     itself = np.flatnonzero((reference_phi == phi).all(axis=1))
     if len(itself):
         raise UsageError(
-            f"reference {itself[0]} gives every unit the target's own confidence: the target must not be among its references"
+            f"reference {itself[0]} gives every unit the target's own confidence: the target is among its references, or no "
+            "training moved either of them"
         )
 
 

@@ -79,6 +79,8 @@ def scores(
             f"a population of {len(population_phi)} needs confidences of shape ({len(reference_phi)}, {len(population_phi)}) "
             f"from the references, and they have {population_reference_phi.shape}"
         )
+    if not np.isfinite(population_phi).all() or not np.isfinite(population_reference_phi).all():
+        raise UsageError("a confidence of the population is not finite; leave that example out")
     given = phi, reference_phi, inside, population_phi, population_reference_phi
     if population_inside is None:
         return _shares(given, a, marginal, gamma)

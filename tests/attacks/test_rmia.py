@@ -149,8 +149,10 @@ def test_the_target_among_its_own_references_and_a_wrong_population_are_refused(
         rmia.scores(phi, reference_phi, inside, z, z_reference[:2], a=0.5)
     with pytest.raises(UsageError, match="population of 0"):
         rmia.scores(phi, reference_phi, inside, z[:0], z_reference[:, :0], a=0.5)
+    with pytest.raises(UsageError, match="confidence of the population is not finite"):
+        rmia.scores(phi, reference_phi, inside, np.append(z[:-1], np.nan), z_reference, a=0.5)
     reference_phi[2] = phi
-    with pytest.raises(UsageError, match="must not be among its references"):
+    with pytest.raises(UsageError, match="the target is among its references, or no training moved"):
         rmia.scores(phi, reference_phi, inside, z, z_reference, a=0.5)
 
 
