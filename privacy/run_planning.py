@@ -140,7 +140,7 @@ def for_gradients(
     so the guarantee is the same against everybody. It is the worst client's guarantee.
     """
     kinds = {(draw.rate, count * participations): draw for draw, count in zip(draws, steps, strict=True)}
-    worst = next(iter(kinds))
+    worst = max(kinds, key=lambda kind: kind[1])  # a client without examples takes no step
     z = target.multiplier(kinds[worst].release, worst[1])
     if target.noise_multiplier is None:
         for _ in kinds:  # a client with a larger epsilon than the worst so far takes its place

@@ -14,7 +14,7 @@ it takes part in the next.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from privacy.attendance import Attendance
@@ -99,9 +99,12 @@ def _here(config: RunConfig, own: Own) -> RunConfig:
 
 
 def _trains(ask: Request | Stage, assembly: Assembly) -> bool:
-    """Whether this request makes the member train: it is the first request of a round."""
+    """Whether this request makes the member train: any but those for later passes of its round, and so an unknown pass, too."""
     request = ask if isinstance(ask, Request) else ask.request
-    return request is not None and request.pass_name == assembly.method.plan(assembly.initial).passes[0]
+    if request is None:
+        return False
+    passes = assembly.method.plan(replace(assembly.initial, round=request.round)).passes  # named anew in each round
+    return request.pass_name not in passes[1:]
 
 
 def _require_same_model(charter: Charter, assembly: Assembly) -> None:

@@ -7,6 +7,7 @@ draw is a step like any other: the loop gets one example as a placeholder, which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -62,10 +63,18 @@ class PoissonLoader:
         """The steps of a whole epoch; the rehearsal is not counted."""
         return self._terms.epoch
 
+    @cached_property
+    def _probe(self) -> list[int]:
+        return rehearsal.chosen(self.dataset)
+
+    @property
+    def rehearsal_batches(self) -> int:
+        """The number of the rehearsal's batches, which come before those of the first epoch."""
+        return 1 + len(self._probe)
+
     def __iter__(self) -> Iterator[Any]:
         if not self._rehearsed():
-            probe = rehearsal.chosen(self.dataset)
-            for indices in (probe, *([index] for index in probe)):
+            for indices in (self._probe, *([index] for index in self._probe)):
                 self._begin(Turn(len(indices), rehearsal=True))
                 yield self._loader.collate_fn([self.dataset[index] for index in indices])
         draws = [self._terms.sampler.draw(self._coins.uniform) for _ in range(min(len(self), max(1, self._left())))]

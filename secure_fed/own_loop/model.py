@@ -28,6 +28,7 @@ def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Pa
         )
     if isinstance(model, DataParallel | DistributedDataParallel):
         raise ModelError(f"the model is a {type(model).__name__}; give the module inside it, on one device")
+    _refuse_layers_without_gradients_of_examples(model)
     for name, one in model.named_parameters():
         if one.dtype not in (torch.float32, torch.float64):
             raise ModelError(
@@ -35,6 +36,18 @@ def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Pa
                 "its batch is more than the noise covers; load the model in float32"
             )
     return trained
+
+
+def _refuse_layers_without_gradients_of_examples(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        trained = any(one.requires_grad for one in module.parameters(recurse=False))
+        if isinstance(module, nn.MultiheadAttention) and any(one.requires_grad for one in module.parameters()):
+            raise ModelError(
+                f"{name or 'the model'} is torch's MultiheadAttention, which hands its weights to one fused function, so that "
+                "no example's gradient can be seen; freeze it, or put opacus.layers.DPMultiheadAttention in its place"
+            )
+        if trained and getattr(module, "sparse", False):
+            raise ModelError(f"{name or 'the model'} is an embedding with sparse gradients; make it with sparse=False")
 
 
 def _require_same(trained: dict[str, nn.Parameter], optimizer: Optimizer) -> None:

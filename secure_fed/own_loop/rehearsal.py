@@ -9,7 +9,8 @@ couple examples, and wrong rules for per-example gradients satisfy neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -21,32 +22,35 @@ from secure_fed.learning.training.gradient_trial import agree, length
 
 Reduction = Literal["mean", "sum"]
 _LOOKED_AT, _MOST = 512, 8
+_MOST_CLASSES, _MOST_PLACES = 64, 16
 _TOLERANCE = 1e-3
 
 
 def chosen(examples: Sequence[Any]) -> list[int]:
-    """The indices of two to eight examples, as different as possible.
+    """The indices of eight examples, as different as possible; of all if there are fewer.
 
     The shortest, a middle one and the longest, since equal lengths hide a mean over tokens; and one of each class, the rarest
-    first, since a single class hides weights of classes.
+    first, since a single class hides weights of classes. Every part of an example that has few values counts as a class,
+    wherever it stands (`_classes`). The rest are spread evenly.
     """
     if len(examples) < 2:
         raise DataError(
             f"the loader has {len(examples)} examples; whether each has a gradient of its own shows from 2 on"
         )
     lengths: dict[int, int] = {}
-    of_class: dict[int, list[int]] = {}
+    places: dict[Hashable, dict[Hashable, list[int]]] = {}  # by place and class: the examples
     for index in range(0, len(examples), -(-len(examples) // _LOOKED_AT)):
         item = examples[index]
         lengths[index] = _counted(item)
-        if (label := _class(item)) is not None:
-            of_class.setdefault(label, []).append(index)
+        for place, one in _classes(item).items():
+            places.setdefault(place, {}).setdefault(one, []).append(index)
     by_length = sorted(lengths, key=lambda index: (lengths[index], index))
-    found = {by_length[0], by_length[len(by_length) // 2], by_length[-1]}
-    for indices in sorted(of_class.values(), key=len):
-        if len(found) < _MOST:
-            found.add(indices[0])
-    return sorted(found)
+    wanted = [by_length[0], by_length[len(by_length) // 2], by_length[-1]]
+    rarest = [sorted(of.values(), key=len) for of in places.values() if 2 <= len(of) <= _MOST_CLASSES]
+    wanted += [one[0] for some in zip_longest(*rarest) for one in some if one]
+    looked = list(lengths)
+    wanted += looked[:: max(1, len(looked) // _MOST)] + looked
+    return sorted(list(dict.fromkeys(wanted))[:_MOST])
 
 
 def _targets(item: Any) -> Any:
@@ -56,12 +60,32 @@ def _targets(item: Any) -> Any:
     return item[-1] if isinstance(item, tuple | list) and item else None
 
 
-def _class(item: Any) -> int | None:
-    """The class of an example with one label."""
-    label = _targets(item)
-    if isinstance(label, Tensor | np.ndarray) and not label.ndim:
-        label = label.item()
-    return int(label) if isinstance(label, int | np.integer) else None
+def _classes(item: Any) -> dict[Hashable, Hashable]:
+    """By place in an example, the parts that may be classes."""
+    if isinstance(item, Mapping):
+        parts: Iterable[tuple[Hashable, Any]] = item.items()
+    elif isinstance(item, tuple | list):
+        parts = enumerate(item) if len(item) <= _MOST_PLACES else ()
+    else:
+        parts = [(0, item)]
+    return {place: one for place, value in parts if (one := _class(value)) is not None}
+
+
+def _class(value: Any) -> Hashable | None:
+    """A whole number, a text, or a vector of zeros and ones (one-hot, several labels), if that is the value."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        vector = np.asarray(value).reshape(-1)
+        if vector.size != 1:
+            binary = value.ndim == 1 and vector.size <= _MOST_CLASSES and np.isin(vector, (0, 1)).all()
+            return tuple(map(int, vector)) if binary else None
+        value = vector[0].item()
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int | str) else None
 
 
 def _counted(item: Any) -> int:

@@ -4,7 +4,7 @@ A lying server chooses the tensors that a client starts from: `attacks/lying` sh
 client cannot compute the state of a later round, so it cannot refuse every lie. It refuses requests that no honest server
 sends:
 
-- a learning rate other than the schedule's, which follows from the configuration;
+- a learning rate other than the schedule's, or a clip norm other than the configuration's, unless it adapts;
 - tensors that differ from the round's plan, are not finite, or have a largest magnitude above `federation.largest_value`;
 - in the first round, a state other than the initial one, which every party computes.
 
@@ -27,7 +27,7 @@ from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Tensors
 
 _ROUNDING = 1e-4  # of the initial state, relative to a tensor's largest value, where machines differ in their rounding
-_SAME = 1e-9  # of a learning rate
+_SAME = 1e-9  # of a learning rate or a clip norm
 
 
 @dataclass
@@ -41,7 +41,9 @@ class _Passed:
 
 @dataclass(frozen=True)
 class Acceptable:
-    """The bounds of one run. largest: `federation.largest_value`. personal: names of tensors that are not sent."""
+    """The bounds of one run. largest: `federation.largest_value`. clip_norm: of every round; None if it adapts. personal: names
+    of tensors that are not sent.
+    """
 
     method: Method
     initial: Tensors
@@ -49,12 +51,14 @@ class Acceptable:
     training: TrainingConfig
     rounds: int
     largest: float
+    clip_norm: float | None = None
     _passed: _Passed = field(default_factory=_Passed, compare=False, repr=False)
 
     @classmethod
     def of(cls, config: RunConfig, method: Method, initial: Tensors, personal: tuple[str, ...]) -> Acceptable:
-        federation = config.federation
-        return cls(method, initial, personal, config.training, federation.rounds, federation.largest_value)
+        federation, privacy = config.federation, config.privacy
+        clip = None if privacy.clip_quantile is not None else math.inf if privacy.unit == "none" else privacy.clip
+        return cls(method, initial, personal, config.training, federation.rounds, federation.largest_value, clip)
 
     def require(self, request: Request, client: str) -> None:
         """RequestError, with the client's name, if an honest server would not send this request."""
@@ -70,6 +74,10 @@ class Acceptable:
             return f"the learning rate is {request.lr:g}, and training.lr and its schedule say {due:g}"
         if not request.clip_norm > 0:
             return f"the clip norm is {request.clip_norm:g}, and it has to be above 0"
+        if self.clip_norm is not None and not math.isclose(
+            request.clip_norm, self.clip_norm, rel_tol=_SAME, abs_tol=0.0
+        ):
+            return f"the clip norm is {request.clip_norm:g}, and privacy.clip_norm says {self.clip_norm:g}"
         return self._of_content(request)
 
     def _of_content(self, request: Request) -> str:

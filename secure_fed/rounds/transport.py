@@ -59,7 +59,8 @@ class Request:
         for whose, tensors in (("", self.tensors), *sorted(self.means.items())):
             for name, part in tensors.parts().items():
                 digest.update(json.dumps([whose, name, str(part.dtype), list(part.shape)]).encode())
-                digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                if part.numel():  # an empty array of numpy has strides that no view allows
+                    digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 

@@ -37,6 +37,7 @@ LIES: dict[str, tuple[Callable[[Request], Request], str]] = {
     "a higher rate": (lambda r: replace(r, lr=1000.0), "the learning rate is 1000, and training.lr and its schedule say 0.05"),
     "no rate": (lambda r: replace(r, lr=math.nan), "the learning rate is nan"),
     "no step": (lambda r: replace(r, lr=0.0), "the learning rate is 0"),
+    "another clip norm": (lambda r: replace(r, clip_norm=1e4), "the clip norm is 10000, and privacy.clip_norm says inf"),
     "no clip norm": (lambda r: replace(r, clip_norm=math.nan), "the clip norm is nan"),
     "not a number": (with_first(math.nan), "values that are not finite"),
     "infinite": (with_first(-math.inf), "values that are not finite"),

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from privacy.attendance import Attendance
 from privacy.entropy import SeededEntropy
 from protocols.keys import Identity
 from secure_fed import Federation, RunConfig
@@ -225,6 +227,9 @@ def test_requests_that_the_coordinator_did_not_sign_are_refused(tmp_path: Path) 
     assert isinstance(replayed, Refusal), "a stage without the ones before it"
 
 
+FEDARA = {"method": {"name": "fedara", "rank": 4, "final_rank": 1, "target_modules": ["query"]}}
+
+
 def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
     """A node that was restarted refuses a repeated request of round 1, so the server gets no second contribution."""
     party = deployed(tmp_path)
@@ -236,6 +241,31 @@ def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
     again = messages.decode(seal.unsealed(node.answer(copied(asked[1]))))
     assert isinstance(again, Refusal)
     assert "took part in round 2" in again.sentence
+
+
+def test_every_request_that_makes_a_member_train_is_noted(tmp_path: Path) -> None:
+    """Also where a pass has another name in each round, as with FedARA's votes, and where its name is unknown."""
+    party = deployed(tmp_path, MASKED, FEDARA, {"federation": {"rounds": 4}})
+    asked: list[tuple[int, str]] = []
+    entered: list[int] = []
+    with patch.object(Attendance, "enter", lambda self, member, round_: entered.append(round_)):
+
+        def touch(node: int, asking: Envelope, answer: Envelope) -> Envelope:
+            found = messages.decode(seal.unsealed(asking))
+            request = getattr(found, "request", found)
+            if node == 100 and getattr(request, "pass_name", ""):
+                asked.append((request.round, request.pass_name))
+            return answer
+
+        party.carrier.touch = touch
+        party.conduct()
+    assert len({name for _, name in asked}) > 1, "the passes have different names"
+    assert entered == sorted([*range(4)] * len(PARTS))
+
+
+def test_a_method_whose_modules_lose_all_ranks_ends_behind_masks(tmp_path: Path) -> None:
+    result = deployed(tmp_path, MASKED, FEDARA, {"federation": {"rounds": 4}}).conduct()
+    assert not [record for record in result.records if record.get("lost")]
 
 
 class Killed(BaseException):

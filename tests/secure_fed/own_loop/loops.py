@@ -13,7 +13,7 @@ from privacy.entropy import SeededEntropy, Stream
 from secure_fed.private import Budget, Private, _wrapped, wrap
 
 EXAMPLES, CLASSES = 24, 3
-REHEARSAL = 6  # batches: five examples of all classes together, then each of the five alone
+REHEARSAL = 9  # batches: eight examples together, then each of the eight alone
 BUDGET = Budget(epsilon=4.0, delta=1e-2, steps=6, clip_norm=0.5)
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

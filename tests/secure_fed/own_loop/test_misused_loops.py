@@ -201,10 +201,29 @@ def test_a_rehearsal_has_the_rarest_class_and_different_lengths() -> None:
     assert len(chosen(classes)) == 8
     words = torch.full((100, 4), -100)
     words[:, 0], words[57], words[23, 0] = 1, 1, -100
-    boxes = [(0, [{"box": 1}] * n) for n in range(4)]  # labels that are not numbers
-    assert chosen(boxes) == [0, 2, 3]
+    assert chosen([(0, [{"box": 1}] * n) for n in range(4)]) == [0, 1, 2, 3]  # labels that are not numbers
     found = chosen(TensorDataset(torch.ones(100, 4), words))  # type: ignore[arg-type]
-    assert (found, chosen([{"input_ids": [1] * n} for n in (2, 1, 3, 2)])) == ([23, 50, 57], [1, 2, 3])
+    assert {23, 50, 57} < set(found)
+    assert {5, 70} < set(chosen([{"input_ids": [1] * (2 - (n == 5) + (n == 70))} for n in range(100)]))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x, y: {"x": x, "target": y},
+        lambda x, y: (y, x),
+        lambda x, y: (x, float(y)),
+        lambda x, y: (x, torch.tensor([y])),
+        lambda x, y: (x, torch.eye(2)[y]),
+        lambda x, y: (x, "yes" if y else "no"),
+        lambda x, y: (x, bool(y), 7),
+        lambda x, y: (x, [y]),
+    ],
+    ids=["another key", "first", "float", "one element", "one-hot", "text", "in the middle", "a list of one"],
+)
+def test_a_rehearsal_has_the_rarest_class_wherever_it_stands(made: Callable[[Tensor, int], Any]) -> None:
+    rows = [made(torch.ones(5), int(index == 431)) for index in range(500)]
+    assert 431 in chosen(rows)
 
 
 def test_weights_of_classes_are_found_by_a_single_example_of_a_rare_class() -> None:
@@ -276,6 +295,8 @@ class Placed(nn.Module):
     [
         (Placed(), "2.places.weight was given 1 examples, .* or freeze that parameter"),
         (nn.BatchNorm1d(8), "BatchNorm1d, which couples the examples"),
+        (nn.MultiheadAttention(8, 2), "2 is torch's MultiheadAttention, .* no example's gradient can be seen"),
+        (nn.Embedding(3, 8, sparse=True), "2 is an embedding with sparse gradients; make it with sparse=False"),
         (nn.Linear(8, 8).bfloat16(), "parameter 2.weight is bfloat16"),
         (Counting(), "buffer 2.seen of the model changes"),
         (Centred(), "depends on the others in its batch|do not add up"),
@@ -287,6 +308,17 @@ def test_a_model_that_couples_examples_or_remembers_them_is_refused(layer: nn.Mo
     with pytest.raises(UsageError, match=says):
         train(wrapped(model))
     assert same(before, model)
+
+
+def test_a_schedule_of_known_length_counts_the_rehearsal() -> None:
+    private = wrapped(network())
+    assert private.loader.rehearsal_batches == REHEARSAL
+    schedule = torch.optim.lr_scheduler.OneCycleLR(private.optimizer, 1.0, total_steps=REHEARSAL + len(private.loader))
+    for x, y in private.loader:
+        mean(private.model, x, y).backward()
+        private.optimizer.step()
+        schedule.step()
+    assert schedule.last_epoch == REHEARSAL + len(private.loader)
 
 
 def test_another_optimizer_finds_no_gradient() -> None:

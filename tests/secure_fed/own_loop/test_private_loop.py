@@ -251,7 +251,7 @@ def test_afterwards_the_model_is_as_it_was() -> None:
 
 def test_an_example_without_a_finite_gradient_counts_as_zero() -> None:
     broken = loops.data()
-    broken.tensors[0][3] = float("nan")
+    broken.tensors[0][22] = float("nan")  # which is not in the rehearsal
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     whole = torch.utils.data.DataLoader(broken, batch_size=loops.EXAMPLES)  # every example is in every batch
