@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,14 +27,34 @@ def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: st
         return learned
     order = labels or (_named(model) if adapter is None else _noted(adapter))
     written = {str(value): value for value in learned.values}
+    if not labels and not set(written) <= set(order):
+        written = _spelled(written, order)
     if not set(written) <= set(order):
         if labels:
             missing = sorted(set(written) - set(order))[0]
             raise ModelError(
                 f"--labels leaves out {missing!r}, which the texts have: name every class in the model's order"
             )
+        if _says_something(order) and not all(isinstance(value, int) for value in learned.values):
+            raise UsageError(
+                f"the texts have the class {sorted(set(written) - set(order))[0]!r:.40}, and the model's outputs are called "
+                f"{', '.join(order)!r:.80}: name the classes of the texts in the model's order with --labels"
+            )
         return learned
     return Vocabulary(tuple(written.get(name, name) for name in order), tuple(order))
+
+
+def _spelled(written: dict[str, int | str], order: Sequence[str]) -> dict[str, int | str]:
+    """The classes of the texts by the model's spelling, if that differs from theirs in capitals alone."""
+    alike = {name.casefold(): name for name in order}
+    if len(alike) < len(order) or not {name.casefold() for name in written} <= alike.keys():
+        return written
+    return {alike[name.casefold()]: value for name, value in written.items()}
+
+
+def _says_something(order: Sequence[str]) -> bool:
+    """Whether the outputs have names of their own, and not those that transformers gives: LABEL_0, LABEL_1 ..."""
+    return any(not re.fullmatch(r"LABEL_\d+", name) for name in order)
 
 
 def _named(name: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from attacks.any_model.classes import in_order
 from attacks.any_model.likelihood import losses_of, tokens_of
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
-from secure_fed.errors import ConfigError, DataError, ModelError
+from secure_fed.errors import ConfigError, DataError, ModelError, UsageError
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
@@ -82,7 +82,8 @@ class Texts:
 class Subject:
     """A loaded model and the texts.
 
-    base: switches the adapter off; None without a base to compare with. dates: of each text, if the files have them.
+    base: switches the adapter off; None without a base to compare with. dates: of each text, if the files have them. kept: for
+    each file the indices of its rows without copies, which would count as evidence of their own.
     """
 
     asked: Asked
@@ -92,6 +93,7 @@ class Subject:
     texts: Texts
     base: Switch | None
     dates: tuple[object, ...] | None = None
+    kept: tuple[tuple[int, ...], ...] = ()
 
     @property
     def language_model(self) -> bool:
@@ -127,6 +129,8 @@ def opened(asked: Asked) -> Subject:
     task = tasks.build(asked.data)
     with _in_options(asked):
         parts = _parts(asked, task)
+    kept = tuple(map(_distinct, parts))
+    parts = [part.take(rows) for part, rows in zip(parts, kept, strict=True)]
     if asked.others is not None:
         require_apart(*parts)
     rows = _joined(*parts)
@@ -138,14 +142,27 @@ def opened(asked: Asked) -> Subject:
     if asked.adapter is None:
         _require_head(asked.model, task, rows.label_names)
     else:
+        _require_head_of(asked.adapter, asked, task, loaded.model, rows.label_names)
         model = _adapted(model, asked.adapter)
         base = model.disable_adapter if task.keeps_head else None  # a new head is untrained
     texts = Texts(rows, len(parts[0]), task.encode(loaded.tokenizer, rows, asked.max_length))
-    return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base, _dates(asked))
+    return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base, _dates(asked, kept), kept)
+
+
+def _distinct(rows: Rows) -> tuple[int, ...]:
+    """The index of the first of equal rows."""
+    seconds = rows.text_b or (None,) * len(rows)
+    first = {
+        repr(row): index for index, row in reversed(list(enumerate(zip(rows.text, rows.label, seconds, strict=True))))
+    }
+    return tuple(sorted(first.values()))
 
 
 def _parts(asked: Asked, task: Task) -> list[Rows]:
     """The rows of each file, with the same label numbers."""
+    for path, name in _files(asked):
+        if path.is_dir():
+            raise UsageError(f"{name} is the folder {path}, which may have several splits: name one file of it")
     tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
     learned = Vocabulary(asked.classes, tuple(map(str, asked.classes)))
     learned = learned if asked.classes else task.classes([one for some in tables for one in some])
@@ -166,11 +183,11 @@ def _in_options(asked: Asked) -> Iterator[None]:
         raise type(error)(said) from error
 
 
-def _dates(asked: Asked) -> tuple[object, ...] | None:
+def _dates(asked: Asked, kept: Sequence[Sequence[int]]) -> tuple[object, ...] | None:
     if not asked.date:
         return None
-    tables = [files.read(path, [asked.date], name) for path, name in _files(asked)]
-    return tuple(value for table in tables for value in table.column(asked.date, "--date"))
+    columns = [files.read(path, [asked.date], name).column(asked.date, "--date") for path, name in _files(asked)]
+    return tuple(column[row] for column, rows in zip(columns, kept, strict=True) for row in rows)
 
 
 def plain_of(rows: Rows) -> list[str]:
@@ -210,6 +227,28 @@ def _require_head(name: str, task: Task, label_names: Sequence[str]) -> None:
         raise ModelError(
             f"{name} has {config.num_labels} classes, and the texts have {len(label_names)}: name all of the model's, in its "
             "order, with --labels"
+        )
+
+
+def _require_head_of(adapter: Path, asked: Asked, task: Task, model: Any, label_names: Sequence[str]) -> None:
+    """ModelError if neither the base nor the adapter brings the task's head: it would be newly initialised."""
+    from peft.utils import load_peft_weights
+
+    if task.keeps_head:
+        return
+    with suppress(ModelError):
+        _require_head(asked.model, task, label_names)
+        return
+    try:
+        with quiet():
+            stored = load_peft_weights(str(adapter), device="cpu")
+    except (OSError, ValueError, RuntimeError, KeyError):
+        return  # `_adapted` says why
+    missing = [name for name in loading.last_layer(model) if not any(key.endswith(f".{name}") for key in stored)]
+    if missing:
+        raise ModelError(
+            f"--adapter {adapter} has no {missing[0]}, and {asked.model} has no head for {asked.data.task}: give the --task "
+            "that the adapter was trained for, or an adapter that was saved with its head (modules_to_save)"
         )
 
 

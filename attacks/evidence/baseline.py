@@ -8,7 +8,7 @@ in another way, or several units with one coin), an attack may do the same, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from secure_fed.runs.membership.roc import Ranking, auc, rank
 FOLDS = 5
 FEWEST = 2 * FOLDS  # units on either side
 SHUFFLES = 39
+_EIGHTHS = 8
 
 
 class Words(Protocol):
@@ -49,7 +50,8 @@ def baseline(units: Sequence[Words], members: ArrayLike, seed: int) -> Baseline 
     fewest = int(min(truth.sum(), (~truth).sum()))
     if fewest < FEWEST:
         return f"{fewest} units on one side are too few for a baseline without a model, which takes {FEWEST}"
-    words = [_words(unit) for unit in units]
+    bins = _bins(units)
+    words = [_words(unit, bins) for unit in units]
     if any(one is None for one in words):
         return "a baseline without a model counts words, and these examples have no input_ids"
     features = _counts([one for one in words if one is not None])
@@ -76,8 +78,30 @@ def _shuffled_does_as_well(features: Any, members: NDArray[np.bool_], found: flo
     return False
 
 
-def _words(unit: Words) -> NDArray[np.int64] | None:
-    """All words of all examples of a unit; a class counts as one more word, because attacks see it too."""
+def _bins(units: Sequence[Words]) -> NDArray[np.float64]:
+    """The limits between eighths of the labels that are numbers; none if all are whole, as classes are."""
+    from secure_fed.learning.data.pointing import plain
+
+    examples = (plain(example) for unit in units for example in unit.examples)
+    labels = [example.get("labels") for example in examples if isinstance(example, Mapping)]
+    numbers = np.array([label for label in labels if label is not None and np.ndim(label) == 0], dtype=np.float64)
+    if not len(numbers) or (numbers == np.round(numbers)).all():
+        return np.zeros(0)
+    return np.quantile(numbers, np.arange(1, _EIGHTHS) / _EIGHTHS)
+
+
+def _of_label(label: Any, bins: NDArray[np.float64]) -> NDArray[np.int64]:
+    """A label as words, which are negative, as token ids are not: its class, its classes, or its eighth."""
+    if np.ndim(label) == 0:
+        one = int(np.searchsorted(bins, float(label))) if len(bins) else int(label)
+        return np.array([-1 - one])
+    found = np.asarray(label).ravel()
+    several = np.issubdtype(found.dtype, np.floating) and np.isin(found, (0, 1)).all()
+    return -1 - np.flatnonzero(found) if several else np.zeros(0, dtype=np.int64)
+
+
+def _words(unit: Words, bins: NDArray[np.float64]) -> NDArray[np.int64] | None:
+    """All words of all examples of a unit; a label counts as further words, because attacks see it too."""
     from secure_fed.learning.data.pointing import plain
 
     found = [np.zeros(0, dtype=np.int64)]
@@ -86,9 +110,8 @@ def _words(unit: Words) -> NDArray[np.int64] | None:
             found.append(np.asarray(example["input_ids"], dtype=np.int64).ravel())
         except (KeyError, TypeError, IndexError, ValueError):
             return None
-        label = example.get("labels")
-        if label is not None and np.ndim(label) == 0:
-            found.append(np.array([-1 - int(label)]))  # token ids are not negative
+        if (label := example.get("labels")) is not None:
+            found.append(_of_label(label, bins))
     return np.concatenate(found)
 
 

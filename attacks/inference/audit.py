@@ -33,17 +33,20 @@ def attribute(subject: Subject, name: str) -> Attribute:
     """The column's values for members and others. Refuses texts that do not contain their value, and a single value for all."""
     asked = subject.asked
     written: list[str] = []
-    for place, option in ((asked.members, "--members"), (asked.others, "--non-members")):
+    for place, option, kept in zip(
+        (asked.members, asked.others), ("--members", "--non-members"), subject.kept, strict=True
+    ):
         if place is None:
             raise UsageError("--attribute compares records of the training with others: name both files")
-        written += [str(value) for value in files.read(place, [name], option).column(name, "--attribute")]
+        column = files.read(place, [name], option).column(name, "--attribute")
+        written += [str(column[row]) for row in kept]
     values = tuple(sorted(set(written)))
     if not 2 <= len(values) <= MOST_VALUES:
         raise UsageError(f"{name!r} has {len(values)} values: an attribute to guess must have from 2 to {MOST_VALUES}")
     for index, (text, value) in enumerate(zip(subject.texts.plain, written, strict=True)):
         if not _place(value).search(text):
             raise DataError(
-                f"the text of {_row(index, subject.texts.members)} does not contain its {name}, {value!r}, and so it cannot be "
+                f"the text of {_row(index, subject)} does not contain its {name}, {value!r}, and so it cannot be "
                 f"replaced: remove the row, or set --text to a column that contains the {name}"
             )
     return Attribute(name, values, np.array([values.index(value) for value in written]))
@@ -81,9 +84,12 @@ def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
     }
 
 
-def _row(index: int, members: int) -> str:
+def _row(index: int, subject: Subject) -> str:
     """A row of one of the two files, counted from 1."""
-    return f"row {index + 1} of --members" if index < members else f"row {index + 1 - members} of --non-members"
+    members, others = subject.kept
+    if index < len(members):
+        return f"row {members[index] + 1} of --members"
+    return f"row {others[index - len(members)] + 1} of --non-members"
 
 
 def _place(value: str) -> re.Pattern[str]:

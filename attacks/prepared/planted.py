@@ -22,17 +22,33 @@ Row = dict[str, Any]
 
 
 def wrong_labels(rows: Sequence[Row], column: str, classes: Vocabulary, stream: Stream) -> list[Row]:
-    """Every row with a label other than its own."""
+    """Every row with a label other than its own, in the type and the spelling of the data, and with its name in `<label>_name`.
+
+    Otherwise whoever trains could recognise the planted rows.
+    """
+    named = f"{column}_name"
+    own = [_index(row[column], classes) for row in rows]
+    written: dict[int, Row] = dict(zip(own, rows, strict=True))  # a row of each class
     made, shifts = [], uniform(stream, len(classes.values) - 1, len(rows))
-    for row, shift in zip(rows, shifts, strict=True):
-        own = classes.values.index(_label(row[column], classes))
-        made.append({**row, column: classes.values[(own + 1 + shift) % len(classes.values)]})
+    for row, index, shift in zip(rows, own, shifts, strict=True):
+        wrong = (index + 1 + shift) % len(classes.values)
+        like = written.get(wrong, {})
+        changed = {column: like.get(column, _in_type_of(row[column], classes.values[wrong]))}
+        if named in row:
+            changed[named] = like.get(named, classes.names[wrong])
+        made.append({**row, **changed})
     return made
 
 
-def _label(written: Any, classes: Vocabulary) -> Any:
-    """The class, as `Vocabulary` writes it."""
-    return next(value for value in classes.values if str(value) == str(written).strip())
+def _index(written: Any, classes: Vocabulary) -> int:
+    """The index of the class, which `Vocabulary` writes its own way."""
+    text = str(written).lower() if isinstance(written, bool) else str(written).strip()
+    return [str(value) for value in classes.values].index(text)
+
+
+def _in_type_of(written: Any, value: Any) -> Any:
+    """The class in the type in which the data write another one."""
+    return str(value) == "true" if isinstance(written, bool) else str(value) if isinstance(written, str) else value
 
 
 def secrets(

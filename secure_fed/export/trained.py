@@ -140,8 +140,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
     run_dir = Path(run_dir)
     published = Published(run_dir)
     facts, config = published.facts, published.config
-    checkpoint = _last(published)
-    checkpoint = read_best(run_dir) if best else checkpoint
+    checkpoint = _best(run_dir) if best else _last(published)
     personal, seed = config.method.personal, config.federation.seed
     kept = read_personal(run_dir, checkpoint.state.round) if personal and client is not None else {}
     tensors = completed(checkpoint.state.tensors, personal, client, facts["clients"], kept)
@@ -180,6 +179,15 @@ def stated(published: Published) -> str:
         return str(result.get("privacy_statement", ""))
     planned = published.facts.get("privacy", {}).get("text", "")
     return f"{_UNFINISHED}: {planned}" if planned else ""
+
+
+def _best(run_dir: Path) -> Checkpoint:
+    """The state of the best evaluation, if the run kept it."""
+    if (found := read_best(run_dir)) is None:
+        raise RunDirectoryError(
+            f"{run_dir} did not keep the model of its best evaluation: run with evaluation.keep_best = true"
+        )
+    return found
 
 
 def _last(published: Published) -> Checkpoint:

@@ -52,13 +52,9 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     return _read(path / CHECKPOINT)
 
 
-def read_best(path: Path) -> Checkpoint:
-    """The state of the best evaluation; RunDirectoryError where it was not kept."""
-    if (found := _read(path / BEST)) is None:
-        raise RunDirectoryError(
-            f"{path} did not keep the model of its best evaluation: run with evaluation.keep_best = true"
-        )
-    return found
+def read_best(path: Path) -> Checkpoint | None:
+    """The state of the best evaluation; None if none was kept."""
+    return _read(path / BEST)
 
 
 def read_released(path: Path) -> Checkpoint | None:

@@ -120,7 +120,7 @@ class _Run:
     def to_its_end(self) -> str:
         """Run the remaining rounds. Returns the reason if the run ended early, else ""."""
         assembly, schedule, patience = self.assembly, _schedule(self.assembly), self.assembly.config.evaluation.patience
-        if why := stalled(self.records, patience):
+        if (why := stalled(self.records, patience)) and self.state.round < schedule.rounds:
             return why
         self._begin_masks()
         if assembly.watch:
@@ -131,13 +131,13 @@ class _Run:
         try:
             for following, record in engine.run(self.state, server, transport, schedule, self._evaluate, keeper):
                 self._end_of_round(following, record)
-                if why := stalled(self.records, patience):
+                if (why := stalled(self.records, patience)) and following.round < schedule.rounds:
                     return why
         except BudgetExhausted as error:
             if not self.records:
                 raise
-            if not schedule.evaluates(self.state.round):
-                self.records[-1] = self.records[-1] | self._evaluate(self.state)
+            if not schedule.evaluates(self.state.round) and best(self.records[-1:]) is None:
+                self._evaluate_late()
             tail = assembly.server.tail
             missing = "; so this is no mean of several models (federation.average_last)" if tail.count > 1 else ""
             return f"the budget was spent after {self.state.round} of {schedule.rounds} rounds: {error}{missing}"
@@ -161,6 +161,15 @@ class _Run:
         if not self._private:
             self.notify("on_published", public)
 
+    def _evaluate_late(self) -> None:
+        """Evaluate the last finished round, whose record is saved already."""
+        self.records[-1] = self.records[-1] | self._evaluate(self.state)
+        self._keep_best()
+        public, withheld = self._cut(self.records[-1])
+        self.public_records[-1] = public
+        if self.store:
+            self.store.amend(public, withheld)
+
     def _keep_best(self) -> None:
         """Save the state of the finished round, before its checkpoint, if its evaluation is the best."""
         if not self.assembly.config.evaluation.keep_best:
@@ -176,9 +185,7 @@ class _Run:
         run_dir = self.store.path if self.store else None
         whole = summary(self.assembly, self.state, self.records, run_dir, self.budget, ended_early)
         shown, withheld = published.of_result(whole) if self._private else (whole, {})
-        kept = self.best or (
-            read_best(run_dir).state if run_dir and self.assembly.config.evaluation.keep_best else None
-        )
+        kept = self.best or (found.state if run_dir and (found := read_best(run_dir)) else None)
         plan = self.assembly.protection.plan
         result = Result(shown, self.records, self.state, run_dir, withheld, kept, self.public_records, plan)
         if self.store:

@@ -120,6 +120,15 @@ class RunStore:
         write(self.path / CHECKPOINT, state, {}, {}, private=False)
         self._keep_personal_of(state.round)
 
+    def amend(self, shown: Record, withheld: Record) -> None:
+        """Replace the last round's record by one with an evaluation that was made after the round was saved."""
+        files = [(self.path / METRICS, dict(shown))]
+        if self._private:
+            files.append((private_part(self.path) / OWN_ROUNDS, {"round": shown["round"], **withheld}))
+        for file, record in files:
+            lines = [*read_lines(file)[:-1], record]
+            atomic_write(file, "".join(json.dumps(one) + "\n" for one in lines), private=file.parent != self.path)
+
     def keep_best(self, state: State) -> None:
         write(self.path / BEST, state, {}, {}, private=False)
 

@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,18 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from attacks.any_model import signals
+from attacks.any_model import classes, signals
 from attacks.any_model.audit import _found, audited
 from attacks.any_model.signals import Tokens
-from attacks.any_model.subject import Asked, Texts, opened
+from attacks.any_model.subject import Asked, Texts, _distinct, _parts, opened
 from attacks.any_model.verdict import ALPHA, judged
 from attacks.evidence.baseline import Baseline
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
+from secure_fed.errors import UsageError
+from secure_fed.learning import tasks
 from secure_fed.learning.data import notes
+from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.models.locate import locate
 
 TEXTS, LENGTH = 40, 24
@@ -195,6 +199,42 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
         assert said in told, told
         assert "separating them without any model" not in told, "the audit was made first"
         assert "Traceback" not in told
+
+
+def test_copies_of_a_row_count_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some = rows(TEXTS, 0)
+    place = written(tmp_path / "members.jsonl", [*some, *some[:9], {**some[0], "label": "kind 9"}, *rows(TEXTS, 0)])
+    asked = Asked("builtin/tiny", place, folder / "others.jsonl", DataConfig("", "of the user"), max_length=LENGTH)
+    parts = _parts(asked, tasks.build(asked.data))
+    assert _distinct(parts[0]) == (*range(TEXTS), TEXTS + 9)
+    assert (
+        main(audit(folder, "members", "--members", str(written(tmp_path / "twice.jsonl", some + some)), "--json")) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["members"] == TEXTS
+
+
+def test_classes_are_those_of_the_models_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classes, "_named", lambda name: ("wild", "calm"))
+    ask = partial(classes.in_order, labels=(), task="classification", model="m", adapter=None)
+    assert ask(Vocabulary(("calm", "wild"), ("calm", "wild"))).values == ("wild", "calm")
+    assert ask(Vocabulary(("Calm", "Wild"), ("Calm", "Wild"))).values == ("Wild", "Calm"), "capitals do not count"
+    assert ask(Vocabulary((0, 1), ("0", "1"))).values == (0, 1), "numbers are those of the outputs"
+    with pytest.raises(UsageError, match=r"the texts have the class 'happy', .* name the classes .* with --labels"):
+        ask(Vocabulary(("happy", "sad"), ("happy", "sad")))
+    monkeypatch.setattr(classes, "_named", lambda name: ("LABEL_0", "LABEL_1"))
+    assert ask(Vocabulary(("happy", "sad"), ("happy", "sad"))).values == ("happy", "sad")
+
+
+def test_an_adapter_without_a_head_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForSequenceClassification
+
+    model: Any = AutoModelForSequenceClassification.from_pretrained(locate("builtin/tiny"), num_labels=3)
+    get_peft_model(model, LoraConfig(target_modules=["query"])).save_pretrained(folder / "adapter-headless")
+    assert main(audit(folder, "headless")) == 2
+    assert "has no classifier.weight, and builtin/tiny has no head for classification" in capsys.readouterr().err
+    assert main(audit(folder, "members", "--members", str(folder))) == 2
+    assert "--members is the folder" in capsys.readouterr().err
 
 
 def test_a_model_that_gives_no_numbers_is_one_sentence(

@@ -106,6 +106,20 @@ def test_a_split_by_class_is_caught() -> None:
     assert judged([Unit([{"input_ids": text(rng), "labels": 0}]) for _ in range(n)], truth).at_chance
 
 
+@pytest.mark.parametrize(
+    "label",
+    [lambda member, u: np.eye(4, dtype=np.float32)[0] + (u < 0.8 - 0.6 * member), lambda member, u: u + 0.4 * member],
+    ids=["several labels", "a number"],
+)
+def test_a_split_by_labels_that_are_no_classes_is_caught(label: Callable[[bool, float], Any]) -> None:
+    rng, n = np.random.default_rng(3), 200
+    members = fair(n, rng)
+    made = [label(bool(member), float(rng.random())) for member in members]
+    told = [Unit([{"input_ids": text(rng), "labels": np.minimum(one, 1) if np.ndim(one) else one}]) for one in made]
+    assert not judged(told, members).at_chance
+    assert judged(told, fair(n, rng)).at_chance
+
+
 def test_copies_that_share_a_coin_are_caught() -> None:
     """They are no units: what one of them tells, the other has learnt."""
     rng = np.random.default_rng(4)

@@ -22,11 +22,13 @@ from attacks.prepared import audit, coins, folder, making
 from attacks.prepared.coins import Bools, Truth, tossed
 from attacks.prepared.folder import Manifest
 from attacks.prepared.making import Wish, prepare
+from attacks.prepared.planted import wrong_labels
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import notes
+from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.models.locate import locate
 from secure_fed.runs.membership.roc import Ranking
 from tests.cells import every
@@ -154,6 +156,24 @@ def test_wrong_labels_are_wrong_and_their_rows_are_gone(tmp_path: Path) -> None:
     places = [index for index, row in enumerate(train) if row["id"] in chosen]
     assert places[0] < len(train) // 3
     assert places[len(places) // 2] < len(train) * 2 // 3, "the planted ones are anywhere, and not at the end"
+
+
+@pytest.mark.parametrize("spelled", [("0", "1"), (0, 1), (False, True), ("no", "yes")], ids=str)
+def test_a_planted_row_is_spelled_as_any_other(spelled: tuple[Any, Any]) -> None:
+    """A CSV file has its labels as texts, and beside a label may stand its name: neither shows which rows are planted."""
+    rows = [{"text": f"note {at}", "label": spelled[at % 2], "label_name": f"class {at % 2}"} for at in range(20)]
+    values = tuple(
+        str(one).lower() if isinstance(one, bool) else int(one) if one in ("0", "1") else one for one in spelled
+    )
+    classes = Vocabulary(values, tuple(map(str, values)))
+    made = wrong_labels(rows, "label", classes, SeededEntropy(0).stream("labels"))
+    for row, own in zip(made, rows, strict=True):
+        assert row["label"] != own["label"]
+        assert type(row["label"]) is type(own["label"])
+        assert (row["label"], row["label_name"]) in {(one["label"], one["label_name"]) for one in rows}
+    alone = wrong_labels(rows[:1], "label", classes, SeededEntropy(0).stream("labels"))
+    assert alone[0]["label"] == spelled[1]
+    assert type(alone[0]["label"]) is type(spelled[1])
 
 
 def test_secrets_are_planted_as_often_as_asked_for(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ LIES: dict[str, tuple[Callable[[Request], Request], str]] = {
     "a higher rate": (lambda r: replace(r, lr=1000.0), "the learning rate is 1000, and training.lr and its schedule say 0.05"),
     "no rate": (lambda r: replace(r, lr=math.nan), "the learning rate is nan"),
     "no step": (lambda r: replace(r, lr=0.0), "the learning rate is 0"),
-    "another clip norm": (lambda r: replace(r, clip_norm=1e4), "the clip norm is 10000, and privacy.clip_norm says inf"),
     "no clip norm": (lambda r: replace(r, clip_norm=math.nan), "the clip norm is nan"),
     "not a number": (with_first(math.nan), "values that are not finite"),
     "infinite": (with_first(-math.inf), "values that are not finite"),
@@ -110,6 +109,18 @@ def test_the_rate_follows_the_schedule(schedule: str) -> None:
     acceptable: Any = federation.assembly.clients[0]._setup.acceptable
     assert isinstance(acceptable, Acceptable)
     assert acceptable.fault(request_of(federation, round_=3, lr=LR)).startswith("the learning rate is 0.05, and")
+
+
+@pytest.mark.parametrize(("unit", "refused"), [("client", True), ("example", True), ("none", False)])
+def test_no_server_raises_the_clip_norm(unit: str, refused: bool) -> None:
+    private = {"privacy.unit": unit, "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3, "privacy.clip_norm": 0.5}
+    federation = toys.federation({} if unit == "none" else private)
+    acceptable: Any = federation.assembly.clients[0]._setup.acceptable
+    request = replace(request_of(federation, lr=LR), clip_norm=0.5)
+    assert "clip norm" not in acceptable.fault(request)
+    assert ("the clip norm is 0.6, above the run's 0.5" in acceptable.fault(replace(request, clip_norm=0.6))) == refused
+    adapts = replace(acceptable, clip_norm=None)
+    assert "above the run's" not in adapts.fault(replace(request, clip_norm=0.6))
 
 
 def test_the_largest_value_can_be_set() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from secure_fed.commands.cli import main
-from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.errors import ConfigError
 from secure_fed.runs.best import best, stalled
 from secure_fed.runs.checkpoint import read_best
+from secure_fed.runs.store import read_records
 from tests.secure_fed import toys
 
 ACCURACIES = (0.3, 0.6, 0.5, 0.6, 0.4, 0.9, 0.2)
@@ -60,7 +61,9 @@ def test_a_run_ends_when_it_stalls_and_resumed_stays_ended(tmp_path: Path) -> No
     assert result.summary["best_round"] == 2
     assert "2 evaluations in a row were no better than the evaluation of round 2" in result.summary["ended_early"]
     assert result.best is not None
-    for kept in (result.best, read_best(tmp_path / "run").state):
+    stored = read_best(tmp_path / "run")
+    assert stored is not None
+    for kept in (result.best, stored.state):
         assert kept.round == 2
         assert toys.same(kept.tensors, states[1].tensors)
         assert not toys.same(kept.tensors, result.state.tensors)
@@ -74,6 +77,21 @@ def test_rounds_without_an_evaluation_are_waited_for() -> None:
     settings = {"federation.rounds": 7, "evaluation.patience": 2, "evaluation.keep_best": True, "evaluation.every": 2}
     result = toys.federation(settings, metrics=measuring((0.3, 0.6, 0.5, 0.4))).run()
     assert (result.state.round, result.summary["best_round"]) == (7, 4)
+    assert not result.summary["ended_early"], "the last round was the last planned one"
+
+
+def test_a_spent_budget_ends_with_an_evaluation_that_is_kept_and_recorded(tmp_path: Path) -> None:
+    settings = {
+        **{"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3, "privacy.epsilon": 4.0},
+        **{"privacy.on_exhausted": "stop", "federation.rounds": 6, "federation.sampling": "poisson"},
+        **{"evaluation.every": 5, "evaluation.keep_best": True},
+    }
+    result = toys.federation(settings, metrics=measuring((0.3, 0.6))).run(tmp_path / "run")
+    assert 1 <= result.state.round < 5
+    assert result.best is not None
+    assert read_records(tmp_path / "run")[-1]["accuracy"] == result.summary["accuracy"] == 0.3
+    again = toys.federation(settings, metrics=measuring(())).run(tmp_path / "run", resume=True)
+    assert again.summary["accuracy"] == 0.3
 
 
 def test_what_is_no_choice_is_refused(tmp_path: Path) -> None:
@@ -83,8 +101,7 @@ def test_what_is_no_choice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs accuracy or loss, and the evaluation has neither"):
         wordless.run()
     toys.federation().run(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match=r"run with evaluation\.keep_best = true"):
-        read_best(tmp_path / "run")
+    assert read_best(tmp_path / "run") is None
 
 
 PRIVATE = ["--set", "privacy.unit=client", "--set", "privacy.noise_multiplier=1", "--set", "privacy.delta=1e-3"]

@@ -40,12 +40,17 @@ def windows(
             "of a context: lower data.stride or raise model.max_length"
         )
     shortened = [
-        question[: int(tokens.spans[half - 1, 1])] if len(tokens.ids) > half else question
+        question[: _end(tokens.spans, half)] if len(tokens.ids) > half else question
         for question, tokens in zip(questions, aligned(tokenizer, questions, special=False), strict=True)
     ]
     for start in range(0, len(shortened), TOKENISED_AT_ONCE):
         some = slice(start, start + TOKENISED_AT_ONCE)
         yield from _of_some(tokenizer, shortened[some], list(contexts[some]), max_length, stride)
+
+
+def _end(spans: NDArray[np.integer[Any]], half: int) -> int:
+    """The end of the first `half` tokens of a text: before a character that the next token shares, as in UTF-8 bytes."""
+    return int(min(spans[half - 1, 1], spans[half, 0]))
 
 
 def _of_some(

@@ -19,6 +19,7 @@ from protocols.keys import registry_digest
 from protocols.parameters import Parameters
 from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError
+from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.masked import masked_client
 from secure_fed.rounds.masked.expected_round import ExpectedRounds, require_terms
 from secure_fed.rounds.masked.terms import Registry, Terms
@@ -238,7 +239,10 @@ def test_without_the_comparison_exactly_those_who_train_would_refuse(monkeypatch
 def test_no_clip_norm_lengthens_what_is_under_the_clients_noise(
     clip_norm: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without noise the sum equals the sum of contributions clipped to the run's norm of 0.1, whatever the server sends."""
+    """All refuse. Even without that, the sum is that of contributions clipped to the run's norm of 0.1 (here without noise)."""
+    asked = federation({**DISTRIBUTED, **ACTIVE, "training.steps": 5})
+    assert len(session(asked, replace(request_of(asked), clip_norm=clip_norm)).refused) == len(wide_toys.SIZES)
+    monkeypatch.setattr(Acceptable, "fault", lambda self, request: "")
     monkeypatch.setattr(distributed, "discrete_gaussian", lambda sigma, count, stream: np.zeros(count, np.int64))
     built = federation({**DISTRIBUTED, **ACTIVE, "training.steps": 5})
     heard = wide_toys.listen(built)

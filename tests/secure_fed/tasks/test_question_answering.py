@@ -19,7 +19,7 @@ from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks import build
 from secure_fed.learning.tasks import spans as spans_module
 from secure_fed.learning.tasks.spans import Answers
-from secure_fed.learning.tasks.windows import answered, best_span, null_margin, windows
+from secure_fed.learning.tasks.windows import _end, answered, best_span, null_margin, windows
 from tests.cells import every
 
 TASK = build(DataConfig(task="question_answering", stride=2))
@@ -73,6 +73,12 @@ def test_an_answer_that_no_window_holds_is_learned_where_most_of_it_is(small_tok
     assert text_of(item, 0, item["labels"]) == " ".join(f"word{i}" for i in range(7))
     (found,) = windows(small_tokenizer, ["calm"], [CONTEXT], 12, 2)
     assert answered(found, len(CONTEXT), len(CONTEXT) + 5) == (0, (0, 0))
+
+
+def test_a_question_is_cut_before_a_character_that_two_tokens_share() -> None:
+    """Byte-level tokenizers divide a character into several tokens; half of it would be kept as the whole."""
+    spans = np.array([[0, 1], [1, 2], [1, 2], [2, 3]])
+    assert [_end(spans, half) for half in (1, 2, 3)] == [1, 1, 2]
 
 
 def test_a_long_question_takes_half_of_the_tokens(small_tokenizer: Any) -> None:
