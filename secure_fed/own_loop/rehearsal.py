@@ -46,11 +46,18 @@ def chosen(examples: Sequence[Any]) -> list[int]:
             places.setdefault(place, {}).setdefault(one, []).append(index)
     by_length = sorted(lengths, key=lambda index: (lengths[index], index))
     wanted = [by_length[0], by_length[len(by_length) // 2], by_length[-1]]
-    rarest = [sorted(of.values(), key=len) for of in places.values() if 2 <= len(of) <= _MOST_CLASSES]
+    found = [(place, of) for place, of in places.items() if 2 <= len(of) <= _MOST_CLASSES]
+    found.sort(key=lambda one: (one[0] not in _label_places(examples[0]), len(one[1])))
+    rarest = [sorted(of.values(), key=len) for _, of in found]
     wanted += [one[0] for some in zip_longest(*rarest) for one in some if one]
     looked = list(lengths)
     wanted += looked[:: max(1, len(looked) // _MOST)] + looked
     return sorted(list(dict.fromkeys(wanted))[:_MOST])
+
+
+def _label_places(item: Any) -> tuple[Hashable, ...]:
+    """The usual places of labels, whose classes come first."""
+    return (len(item) - 1,) if isinstance(item, tuple | list) else ("labels", "label")
 
 
 def _targets(item: Any) -> Any:

@@ -226,6 +226,11 @@ def test_a_rehearsal_has_the_rarest_class_wherever_it_stands(made: Callable[[Ten
     assert 431 in chosen(rows)
 
 
+def test_the_classes_of_labels_come_before_those_of_other_columns() -> None:
+    others = [{f"site {n}": (index + n) % 2 for n in range(10)} | {"labels": int(index == 431)} for index in range(500)]
+    assert 431 in chosen(others)
+
+
 def test_weights_of_classes_are_found_by_a_single_example_of_a_rare_class() -> None:
     """One example of that class in a batch would divide the gradients of all other examples by about its weight."""
     labels = torch.zeros(100, dtype=torch.long)
