@@ -7,19 +7,19 @@ off, is a reference without further cost.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attacks.any_model.apart import require_apart, require_different
 from attacks.any_model.classes import in_order
+from attacks.any_model.heads import adapted, require_head, require_head_of_either
 from attacks.any_model.likelihood import losses_of, tokens_of
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
-from secure_fed.errors import ConfigError, DataError, ModelError, UsageError
+from secure_fed.errors import ConfigError, DataError, UsageError
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
@@ -27,8 +27,6 @@ from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models import loading
-from secure_fed.learning.models.loading import explained, quiet
-from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.task import Task
 
 Switch = Callable[[], AbstractContextManager[Any]]
@@ -113,7 +111,7 @@ class Subject:
             loaded = loading.load(
                 ModelConfig(name, self.asked.device, max_length=self.asked.max_length), self.task, names, 0
             )
-            _require_head(name, self.task, names)
+            require_head(name, self.task, names)
             encoded = self.task.encode(loaded.tokenizer, self.texts.rows, self.asked.max_length)
             found.append(losses_of(loaded.model.eval(), self.task, loaded.tokenizer, encoded, names))
         return found
@@ -140,10 +138,10 @@ def opened(asked: Asked) -> Subject:
         loaded = loading.load(config, task, rows.label_names, 0)
     model, base = loaded.model, None
     if asked.adapter is None:
-        _require_head(asked.model, task, rows.label_names)
+        require_head(asked.model, task, rows.label_names)
     else:
-        _require_head_of(asked.adapter, asked, task, loaded.model, rows.label_names)
-        model = _adapted(model, asked.adapter)
+        require_head_of_either(asked.adapter, asked.model, task, loaded.model, rows.label_names)
+        model = adapted(model, asked.adapter)
         base = model.disable_adapter if task.keeps_head else None  # a new head is untrained
     texts = Texts(rows, len(parts[0]), task.encode(loaded.tokenizer, rows, asked.max_length))
     return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base, _dates(asked, kept), kept)
@@ -207,60 +205,3 @@ def _joined(members: Rows, others: Rows | None = None) -> Rows:
         return members
     second = members.text_b + (others.text_b or ()) if members.text_b is not None else None
     return Rows(members.text + others.text, members.label + others.label, members.label_names, second)
-
-
-def _require_head(name: str, task: Task, label_names: Sequence[str]) -> None:
-    """ModelError for a model whose head would be newly initialised, or has another number of classes than the texts."""
-    import transformers
-
-    if task.keeps_head:
-        return
-    with quiet(), explained(name):
-        config = transformers.AutoConfig.from_pretrained(locate(name))
-    kind = task.auto.removeprefix("AutoModel")
-    made = list(config.architectures or [])
-    if not any(one.endswith(kind) for one in made):
-        raise ModelError(
-            f"{name} is a {', '.join(made) or 'model'} without a head {kind}: name the --adapter that brings one"
-        )
-    if label_names and config.num_labels != len(label_names):
-        raise ModelError(
-            f"{name} has {config.num_labels} classes, and the texts have {len(label_names)}: name all of the model's, in its "
-            "order, with --labels"
-        )
-
-
-def _require_head_of(adapter: Path, asked: Asked, task: Task, model: Any, label_names: Sequence[str]) -> None:
-    """ModelError if neither the base nor the adapter brings the task's head: it would be newly initialised."""
-    from peft.utils import load_peft_weights
-
-    if task.keeps_head:
-        return
-    with suppress(ModelError):
-        _require_head(asked.model, task, label_names)
-        return
-    try:
-        with quiet():
-            stored = load_peft_weights(str(adapter), device="cpu")
-    except (OSError, ValueError, RuntimeError, KeyError):
-        return  # `_adapted` says why
-    missing = [name for name in loading.last_layer(model) if not any(key.endswith(f".{name}") for key in stored)]
-    if missing:
-        raise ModelError(
-            f"--adapter {adapter} has no {missing[0]}, and {asked.model} has no head for {asked.data.task}: give the --task "
-            "that the adapter was trained for, or an adapter that was saved with its head (modules_to_save)"
-        )
-
-
-def _adapted(model: Any, adapter: Path) -> Any:
-    from peft import PeftModel
-
-    try:
-        with quiet(), warnings.catch_warnings():
-            warnings.filterwarnings("error", ".*missing adapter keys")  # else PEFT initialises new ones
-            return PeftModel.from_pretrained(model, adapter)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, UserWarning) as error:
-        first = " ".join(str(error).split())
-        raise ModelError(
-            f"--adapter {adapter} does not fit the model ({first:.160}): name its base with --model"
-        ) from error

@@ -232,7 +232,7 @@ def test_an_adapter_without_a_head_is_refused(folder: Path, capsys: pytest.Captu
     model: Any = AutoModelForSequenceClassification.from_pretrained(locate("builtin/tiny"), num_labels=3)
     get_peft_model(model, LoraConfig(target_modules=["query"])).save_pretrained(folder / "adapter-headless")
     assert main(audit(folder, "headless")) == 2
-    assert "has no classifier.weight, and builtin/tiny has no head for classification" in capsys.readouterr().err
+    assert "has no classifier.weight, and builtin/tiny has no head for" in capsys.readouterr().err
     assert main(audit(folder, "members", "--members", str(folder))) == 2
     assert "--members is the folder" in capsys.readouterr().err
 
