@@ -14,7 +14,7 @@ from attacks.evidence.baseline import Baseline
 from secure_fed.runs.membership.roc import Ranking
 
 ALPHA = 0.05
-BLIND = {"words": "their words", "length": "their length", "dates": "their dates"}
+BLIND = {"words": "their words and labels", "length": "their length", "dates": "their dates"}
 
 
 @dataclass(frozen=True)

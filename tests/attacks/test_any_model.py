@@ -142,7 +142,7 @@ def test_texts_that_differ_by_their_words_alone_void_the_audit(
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "void"
-    assert found["sentences"][0].startswith("Members and others differ by their words alone")
+    assert found["sentences"][0].startswith("Members and others differ by their words and labels alone")
     assert main([*arguments, "--fail-above", "auc=0.99"]) == 5
     assert "cannot be judged" in capsys.readouterr().err
 
