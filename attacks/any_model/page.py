@@ -183,8 +183,8 @@ _READING = (
 )
 _BASELINE = (
     "Classifiers without access to the model tried to distinguish members from others: by their words and labels, by their "
-    "length, and by dates. This cannot work if members and others differ only by the training. If they do not differ, one of the three "
-    "claims a difference in at most one audit in 20."
+    "length, and by dates. This cannot work if members and others differ only by the training. If they do not differ, one of "
+    "the three claims a difference in at most one audit in 20."
 )
 _PRIVATE = "This page contains texts of the data, as requested: treat it as you treat the data."
 _NO_EPSILON = (
