@@ -58,7 +58,7 @@ def show(audit: Mapping[str, Any]) -> None:
         "AUC with its 95 % interval." + (" n/a: not applicable; the report gives the reason." if partly else "")
     )
     if impossible:
-        console.print(f"Not applicable in this run (the report gives the reasons): {', '.join(impossible)}.")
+        console.print(f"Not applicable in this run (the report gives the reasons): {'; '.join(impossible)}.")
     console.print(" ".join(filter(None, (reading(parsed), untried(parsed)))))
     console.print(_numbers(parsed))
 
