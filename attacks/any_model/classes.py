@@ -35,7 +35,7 @@ def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: st
             raise ModelError(
                 f"--labels leaves out {missing!r}, which the texts have: name every class in the model's order"
             )
-        if _says_something(order) and not all(isinstance(value, int) for value in learned.values):
+        if _named_by_its_maker(order) and not all(isinstance(value, int) for value in learned.values):
             raise UsageError(
                 f"the texts have the class {sorted(set(written) - set(order))[0]!r:.40}, and the model's outputs are called "
                 f"{', '.join(order)!r:.80}: name the classes of the texts in the model's order with --labels"
@@ -52,8 +52,8 @@ def _spelled(written: dict[str, int | str], order: Sequence[str]) -> dict[str, i
     return {alike[name.casefold()]: value for name, value in written.items()}
 
 
-def _says_something(order: Sequence[str]) -> bool:
-    """Whether the outputs have names of their own, and not those that transformers gives: LABEL_0, LABEL_1 ..."""
+def _named_by_its_maker(order: Sequence[str]) -> bool:
+    """True for names of outputs other than those that transformers gives: LABEL_0, LABEL_1 ..."""
     return any(not re.fullmatch(r"LABEL_\d+", name) for name in order)
 
 

@@ -32,12 +32,11 @@ class Attribute:
 def attribute(subject: Subject, name: str) -> Attribute:
     """The column's values for members and others. Refuses texts that do not contain their value, and a single value for all."""
     asked = subject.asked
+    if asked.others is None:
+        raise UsageError("--attribute compares records of the training with others: name both files")
     written: list[str] = []
-    for place, option, kept in zip(
-        (asked.members, asked.others), ("--members", "--non-members"), subject.kept, strict=True
-    ):
-        if place is None:
-            raise UsageError("--attribute compares records of the training with others: name both files")
+    places = (asked.members, "--members"), (asked.others, "--non-members")
+    for (place, option), kept in zip(places, subject.kept, strict=True):
         column = files.read(place, [name], option).column(name, "--attribute")
         written += [str(column[row]) for row in kept]
     values = tuple(sorted(set(written)))

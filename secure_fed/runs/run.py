@@ -89,11 +89,11 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         budget = stack.enter_context(opened(privacy, plan, run_dir, subject)) if plan else None
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
+        begun = budget.begun if budget and budget.plan.exposures else 0  # read once: reading a ledger notes its head
         if budget and budget.plan.exposures and not stalled(records, assembly.config.evaluation.patience):
-            stack.enter_context(opened_noise(assembly.protection, run_dir, begun=budget.begun, left=budget.left))
+            stack.enter_context(opened_noise(assembly.protection, run_dir, begun=begun, left=budget.left))
         if assembly.attendance is not None:
-            begun = budget is not None and budget.begun > 0
-            assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None, begun=begun)
+            assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None, begun=begun > 0)
             stack.callback(assembly.attendance.end)
         public = read_records(run_dir) if run_dir else []
         running = _Run(assembly, recorder, store, budget, notify, state, records, public)

@@ -345,6 +345,23 @@ def test_a_terminal_of_80_columns_shows_the_verdict_and_every_attack(
     assert "│ examples in training, held out │" in " ".join(printed.split())
 
 
+def test_the_terminal_names_an_attack_that_applies_nowhere_below_the_table(
+    unprotected: Audit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    told = samples.copied(unprotected)
+    gone = told["attacks"][0]
+    for cell in told["cells"]:
+        if cell["attack"] == gone["name"]:
+            cell.update(applicable=False, why="no such tensors")
+    terminal.show(told)
+    table, _, below = capsys.readouterr().out.partition("AUC with its 95 % interval.")
+    assert gone["title"] not in table
+    assert told["attacks"][1]["title"] in table
+    named = next(line for line in below.splitlines() if line.startswith("Not applicable in this run"))
+    assert gone["title"] in named
+
+
 def test_runs_that_differ_in_more_than_privacy_are_not_said_to_be_alike(unprotected: Audit, undrawn: None) -> None:
     told = samples.copied(unprotected)
     assert "The same training with different privacy" in outlined(told).text

@@ -257,3 +257,9 @@ def test_whatever_the_bytes_only_the_typed_error_escapes(kind: type, data: st.Da
         else:  # accepted bytes equal their own re-encoding
             server = kind in (Roster, Delivery, Survivors, Confirmations)
             assert (read.to_bytes(CHOSEN) if server else read.to_bytes(CHOSEN, SENDER)) == candidate
+
+
+def test_opened_shares_are_not_shown() -> None:
+    share = bytes(range(200, 233))
+    shown = repr(Opened({1: share}, {2: share}))
+    assert repr(share)[2:-1] not in shown

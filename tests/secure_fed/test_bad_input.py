@@ -342,6 +342,7 @@ def test_a_name_that_no_file_can_have(training: Refused, settings: tuple[str, ..
 
 
 def test_a_directory_that_cannot_be(training: Refused, refused: Refused) -> None:
+    says(training(options=("--out", "")), ("--out is empty", "name a folder"))
     says(training(options=("--out", LONG)), (LONG, "File name too long", "--out"))
     says(refused("train", "--resume", "--out", LONG), (LONG, "File name too long"))
     says(refused("train", LONG), (LONG, "File name too long"))

@@ -103,7 +103,7 @@ def test_a_plan_says_in_words_whether_there_is_hope(
     assert f"{word}: the noise of a round is" in out
     assert "raw mean" in out
     assert "coarse grid" in out
-    assert all(f"cohort {cohort}" in out for cohort in cohorts)
+    assert all(f" {cohort} " in out for cohort in cohorts)
 
 
 def test_without_a_size_nothing_is_said_of_the_whole(told: Told) -> None:

@@ -121,6 +121,14 @@ def test_the_order_of_clients_does_not_matter(worst_last: bool) -> None:
     assert max(each(other.noise_multiplier, [other.limits[name] for name in NAMES])) <= 3
 
 
+def test_a_client_without_examples_may_come_first() -> None:
+    names, draws, steps = ["empty", *NAMES[:1]], [Poisson(0, 1.0), DRAWS[0]], [0, STEPS[0]]
+    plan = for_gradients(Target(3.0, None, DELTA), names, draws, steps, 4)
+    alone = for_gradients(Target(3.0, None, DELTA), NAMES[:1], DRAWS[:1], STEPS[:1], 4)
+    assert (plan.noise_multiplier, plan.epsilon()) == (alone.noise_multiplier, alone.epsilon())
+    assert plan.limits == {"empty": 0, **alone.limits}
+
+
 @pytest.mark.nightly
 def test_stopping_early_is_each_clients_own_affair_and_the_worst_of_them_is_told() -> None:
     """The client with the highest planned epsilon may be left with no release; then another client has the highest epsilon."""

@@ -366,6 +366,8 @@ def test_poisson_cohorts_are_expected_sizes(run_folder: RunFolder) -> None:
         ("result.json", "{", "result.json is damaged: it cannot be read as JSON"),
         ("run.json", "[1, 2]", "run.json is damaged: it holds [1, 2], not an object"),
         ("metrics.jsonl", '{"round": 1}\nnonsense\n', "metrics.jsonl, line 2 is damaged: it cannot be read as JSON"),
+        ("metrics.jsonl", '{"round": 1}\n', "has 1 of the 12 rounds of its result: restore it"),
+        ("metrics.jsonl", None, "has 0 of the 12 rounds of its result: restore it"),
         ("metrics.jsonl", '{"accuracy": 1}\n', "metrics.jsonl, line 1 is damaged: it has no round number"),
     ],
 )

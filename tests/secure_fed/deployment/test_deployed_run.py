@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ from privacy.attendance import Attendance
 from privacy.entropy import SeededEntropy
 from protocols.keys import Identity
 from secure_fed import Federation, RunConfig
-from secure_fed.deployment import coordinator, messages, seal
+from secure_fed.deployment import coordinator, messages, party, seal
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home import BEGUN, CHARTER, RUN, CoordinatorHome
 from secure_fed.deployment.journal import Journal
@@ -26,8 +27,8 @@ from secure_fed.deployment.messages import Refusal
 from secure_fed.deployment.node import Node
 from secure_fed.errors import RunDirectoryError, TrainingError
 from secure_fed.export.trained import load_run
-from secure_fed.methods.method import State
-from secure_fed.rounds.transport import Reply, Stage, Staged
+from secure_fed.methods.method import RoundPlan, State
+from secure_fed.rounds.transport import Reply, Request, Stage, Staged
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.deployment.parties import Deployed, copied, founded, rows_of
 
@@ -244,7 +245,7 @@ def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
 
 
 def test_every_request_that_makes_a_member_train_is_noted(tmp_path: Path) -> None:
-    """Also where a pass has another name in each round, as with FedARA's votes, and where its name is unknown."""
+    """Also where a pass has another name in each round, as with FedARA's votes."""
     party = deployed(tmp_path, MASKED, FEDARA, {"federation": {"rounds": 4}})
     asked: list[tuple[int, str]] = []
     entered: list[int] = []
@@ -261,6 +262,14 @@ def test_every_request_that_makes_a_member_train_is_noted(tmp_path: Path) -> Non
         party.conduct()
     assert len({name for _, name in asked}) > 1, "the passes have different names"
     assert entered == sorted([*range(4)] * len(PARTS))
+
+
+@pytest.mark.parametrize(("name", "noted"), [("first", True), ("second", False), ("unknown", True)])
+def test_a_request_for_an_unknown_pass_counts_as_training(name: str, noted: bool) -> None:
+    plan = RoundPlan((), (), ("first", "second"))
+    assembly = SimpleNamespace(method=SimpleNamespace(plan=lambda _: plan), initial=State(Tensors()))
+    request = Request(0, name, plan, 0.1, "", Tensors())
+    assert party._trains(request, assembly) is noted  # type: ignore[arg-type]
 
 
 def test_a_method_whose_modules_lose_all_ranks_ends_behind_masks(tmp_path: Path) -> None:
