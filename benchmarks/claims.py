@@ -3,11 +3,12 @@
     python benchmarks/claims.py DATA [--size longer] [--only NAME ...] [--seeds 5] [--docs docs]
     python benchmarks/claims.py DATA --only fra --arms ffa --seeds 1 --again          one cell
     python benchmarks/claims.py DATA --size longer --only fedara --rate 3 --seed 5    another learning rate, another seed
-    python benchmarks/claims.py --docs docs                                           the page, from stored runs
+    python benchmarks/claims.py --docs docs                                           the tables, from stored runs
 
-DATA contains a folder for each data set in the claims, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Every
-configuration of a claim runs over the same seeds, and a seed draws the same partition for all of them, so that the page can
-compare them seed by seed. A finished run is a line of claims.jsonl beside this file and is not run again.
+DATA contains a folder for each data set in the claims, with train.jsonl.gz and test.jsonl.gz of `text` and `label`
+(`public_sets.py` makes that of the claim `languages`). Every configuration of a claim runs over the same seeds, and a seed
+draws the same partition for all of them, so that the page can compare them seed by seed. A finished run is a line of
+claims.jsonl beside this file and is not run again.
 
 The encoder is all-MiniLM-L6-v2 (the `bench` extra). There are three sizes. `reduced`, for two cores and some hours, cuts texts
 to 24 tokens and data to 4,000 texts. `longer` has four times the local steps, and a rate that falls to zero. `full`,
@@ -32,8 +33,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 from claims_made import CLAIMS, Claim, Scale
-from runs_file import keep, lines
-from timing import machine
+from runs_file import keep, lines, put
 
 from secure_fed import Federation
 from secure_fed.config import RunConfig
@@ -44,6 +44,7 @@ SIZES = {
     "longer": Scale(train=4000, test=500, length=24, rounds=20, steps=8, batch=8, every=5),
     "full": Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10),
 }
+COLUMNS = ("text", "label", "language")
 WIDTH = 384  # of all-MiniLM-L6-v2
 STORED = Path(__file__).with_suffix(".jsonl")
 Run = dict[str, Any]
@@ -66,15 +67,15 @@ def encoder() -> Path:
 
 
 def cut(source: Path, out: Path, most: int | None, seed: int) -> Path:
-    """A file with at most `most` rows of `source`, text and label alone, drawn by the seed; made once."""
+    """A file with at most `most` rows of `source`, drawn by the seed, with the columns in `COLUMNS` alone; made once."""
     if not out.exists():
         with gzip.open(source, "rt", encoding="utf-8") as file:
             rows = [json.loads(line) for line in file]
         rows = [row for row in rows if row["text"].strip()]
         chosen = np.random.default_rng(seed).permutation(len(rows))[:most]
         out.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps({"text": rows[i]["text"], "label": rows[i]["label"]}) + "\n" for i in chosen)
-        out.write_text(text, encoding="utf-8")
+        kept = [{name: rows[i][name] for name in COLUMNS if name in rows[i]} for i in chosen]
+        out.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
     return out
 
 
@@ -169,17 +170,16 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "claims_cache")
-    parser.add_argument("--docs", type=Path, help="write claims.md there, of all runs that --out holds")
+    parser.add_argument("--docs", type=Path, help="fill the tables of claims.md there, from all runs that --out holds")
     given = parser.parse_args()
     if unknown := set(given.arms or ()) - {arm for claim in CLAIMS for arm in claim.arms}:
         parser.error(f"no claim has the configuration {', '.join(sorted(unknown))}")
     if given.data:
         run_all(given)
     if given.docs:
-        from claims_report import page
+        from claims_report import tables
 
-        text = page(list(finished(given.out).values()), SIZES, machine())
-        (given.docs / "claims.md").write_text(text, encoding="utf-8")
+        put(given.docs / "claims.md", "claims", tables(list(finished(given.out).values()), SIZES))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page of `claims.py`: each claim's differences with their intervals, and the runs behind them.
+"""The tables of `claims.py`: each claim's differences with their intervals, and the runs behind them.
 
 Two configurations are compared seed by seed, since a seed draws the same partition for both. Intervals are Student's t of the
 differences at 95 %, without correction for their number: one interval of twenty is expected to miss.
@@ -37,10 +37,10 @@ class Arms:
         return fmean(run[measure] for run in self.runs[arm].values())
 
 
-def page(runs: Sequence[Run], sizes: Mapping[str, Scale], machine: str) -> str:
-    """The page in Markdown, ending with a newline. sizes: by name, in the order of the page."""
+def tables(runs: Sequence[Run], sizes: Mapping[str, Scale]) -> str:
+    """The tables in Markdown. sizes: by name, in the order of the page."""
     made = {(claim.name, size): Arms(_by_arm(runs, claim.name, size)) for claim in CLAIMS for size in sizes}
-    parts = [_top(sizes, machine), _short(made)]
+    parts = [_short(made)]
     for claim in CLAIMS:
         parts += [f"## {claim.name}\n\n{claim.says} {claim.paper}."]
         for size in sizes:
@@ -54,7 +54,7 @@ def page(runs: Sequence[Run], sizes: Mapping[str, Scale], machine: str) -> str:
                     _configurations(claim, arms),
                     *_rates(runs, claim, size),
                 ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 _HEADS = ("compared", "measured", "95 % interval", "paper", "detectable", "verdict")
@@ -82,53 +82,6 @@ def _short(made: Mapping[tuple[str, str], Arms]) -> str:
                 last |= {row[0]: (*row, size) for row in _verdicts(claim, arms) if row[-1] != _FEW}
         rows += [(claim.name, *row) for row in last.values()]
     return "## In short\n\n" + _table(("claim", *_HEADS, "runs"), rows)
-
-
-def _top(sizes: Mapping[str, Scale], machine: str) -> str:
-    short, longer, full = (sizes[name] for name in ("reduced", "longer", "full"))
-    return f"""# Claims of the papers, tried
-
-Made by `python benchmarks/claims.py --docs docs` from the runs in `benchmarks/claims.jsonl`; `python benchmarks/claims.py DATA`
-makes the runs; `--only NAME --arms ARM --seeds N --again` repeats some of them. The page was made on: {machine}.
-
-The model is all-MiniLM-L6-v2, the data AG News (descriptions, {_size(short.train)} training texts of at most {short.length}
-tokens). A **reduced** run has {short.rounds} rounds of {short.steps} local steps of {short.batch} texts at a constant rate
-(in `fedara` a falling one). A **longer** run has {longer.rounds} rounds of {longer.steps} local steps, and a learning rate
-that falls to zero between rounds
-(in today's code within them, too). A **full** run has all training texts, of at most {full.length} tokens, and
-{full.rounds} rounds of {full.steps} local steps of {full.batch} texts; the full runs were made on one NVIDIA H200. Runs of
-the claims `federa` and `c2a` have twice the rounds; runs of `fra` and of federations with three silos have three times
-the local steps. Each method has its default learning rate ([learning_rates.md](learning_rates.md)); none is tuned here.
-`fedtt_plus_former` has 0.0033, FedTT+'s default before.
-
-**No order rests on these rates, as far as others were tried.** With seed 5, which no comparison uses, FedARA, FedTT+ and LoRA
-also ran at three times their rates, FedARA and LoRA with 20 silos at a third, too. All are best at three times (one run
-each): FedLoRA ends at 85.2 there and FedARA at 82.0; with 20 silos LoRA ends at 84.2 and FedTT+ at 81.0. So they keep their
-order.
-
-**Training is short here**: rounds times local steps are 40 to 120 in the reduced runs, 160 to 480 in the longer and 1,000 in
-the full runs; the papers have thousands. FedARA and FedTT+ start from adapters whose output is zero, and learn late. Where a
-claim has longer runs, they decide: results mostly differ less between seeds there, and seeds draw the partition.
-
-In the claim `fedtt` all compared longer runs are of today's code. Its reduced runs are of earlier code, in which FedTT+ started
-from Gaussian cores and not from orthonormal ones ([learning_rates.md](learning_rates.md#what-was-wrong-and-what-was-not)).
-
-- **measured**: the mean difference in points of accuracy. Differences are taken seed by seed, since a seed draws the same
-  partition for both configurations.
-- **paper**: the same difference in the paper's table, with another model, more rounds and often another data set.
-- **detectable**: the true difference that this number of seeds would show with a probability of 80 %, at the measured spread.
-- **holds** or **contradicted**: the interval excludes zero. Otherwise the order is **not decided**. Where the whole interval
-  lies below the paper's difference, a difference as large as the paper's is excluded at this size. One interval of twenty is
-  expected to miss.
-
-`c2a` is the paper's C2A: the hypernetwork makes adapters from a client's class shares and the context of a batch. `c2a_text`
-uses the client's class shares and each text's own context. `c2a_ours`, this project's default, uses uniform shares and each
-text's own context ([methods.md](methods.md)).
-
-FedARA's lead of 21 points on SemEval 2010 task 8 could not be tried: at this size FedARA and FedLoRA both end at the accuracy
-of the commonest label there. FedARA's time is in [performance.md](performance.md#training). Skewed languages (C2A) were not
-tried. The cost of privacy for each method is in [private_utility.md](private_utility.md) and
-[private_silos.md](private_silos.md)."""
 
 
 def _by_arm(runs: Sequence[Run], claim: str, size: str) -> dict[str, dict[int, Run]]:
@@ -239,7 +192,3 @@ def _rates(runs: Sequence[Run], claim: Claim, size: str) -> list[str]:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     line = lambda cells: "| " + " | ".join(cells) + " |"  # noqa: E731
     return "\n".join([line(heads), line(["---"] * len(heads)), *map(line, rows)])
-
-
-def _size(rows: int | None) -> str:
-    return "all" if rows is None else f"{rows:,}"

@@ -5,7 +5,7 @@
     python benchmarks/learns.py DATA --steps 200 --only sst2 --repeats 2                     fresh seeds, at the rates found
     python benchmarks/learns.py DATA --only sst2 --methods c2a --rates 0.01 --steps 200      one cell of the tables
     python benchmarks/learns.py DATA --steps 200 --only "sst2, mean"                         the head reads the mean over tokens
-    python benchmarks/learns.py --docs docs                                                  the page, from stored runs
+    python benchmarks/learns.py --docs docs                                                  the tables, from stored runs
 
 DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. One client has all of
 2,000 texts of at most 32 tokens, and trains a head and the method's part of all-MiniLM-L6-v2 (the `bench` extra) for 10 rounds
@@ -15,7 +15,8 @@ PEFT's method of the same kind, or else training of all weights, makes as many s
 Rates are searched in steps of about three, until neighbours on both sides are no better; the default rates come from the 80
 steps. --finer tries rates between the best one of a data set and its neighbours. --repeats trains with further seeds at the
 rate that seed 0 chose on each data set. Every finished run is a line of learns.jsonl beside this file and is not run again
-(unless with --again); --docs writes learning_rates.md from it.
+(unless with --again); --docs fills the tables of
+learning_rates.md from it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from learns_tasks import FORMER, LATER, MEAN, PEERS, SAME, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
-from runs_file import keep, lines
+from runs_file import keep, lines, put
 
 from secure_fed.methods import METHODS
 
@@ -204,7 +205,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "learns_cache")
-    parser.add_argument("--docs", type=Path, help="write learning_rates.md there")
+    parser.add_argument("--docs", type=Path, help="fill the tables of learning_rates.md there")
     parser.add_argument("--finer", action="store_true", help="try the rates beside the best one of each data set")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -213,11 +214,10 @@ def main() -> None:
         made = cells if given.rates else repeated if given.repeats else refined if given.finer else searched
         made(given, given.methods[part::parts])
     if given.docs:
-        from learns_page import page
+        from learns_page import tables
 
-        (given.docs / "learning_rates.md").write_text(
-            page(list(finished(given.out).values()), of_all, best_on), encoding="utf-8"
-        )
+        found = tables(list(finished(given.out).values()), of_all, best_on)
+        put(given.docs / "learning_rates.md", "learning rates", found)
 
 
 if __name__ == "__main__":

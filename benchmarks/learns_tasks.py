@@ -28,7 +28,7 @@ TEXTS = {80: 2000, 200: 3200, 1000: 16_000}  # training texts, by the number of 
 MEAN = ", mean"  # suffix of a data set's name: the head reads the mean over tokens
 SEARCHED, LATER = (
     ("sst2", "ag_news"),
-    ("newsgroups20", "subj", f"sst2{MEAN}"),
+    ("newsgroups20", "trec", "subj", f"sst2{MEAN}"),
 )  # data sets for choosing the default rates, and others
 
 
