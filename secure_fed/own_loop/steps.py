@@ -125,6 +125,7 @@ class PrivateSteps:
                 "of that loader, after model.train() and model(...)"
             )
         self._require_same_parameters()
+        self._require_same_buffers()
         found = self._gradients.of_examples(turn.rows)
         released = {} if turn.rehearsal else self._released(found, turn)
         if turn.rehearsal:
@@ -157,13 +158,15 @@ class PrivateSteps:
             return
         self.reduction = reduction(together, self._tried[1:])
         self._tried = []
+
+    def _require_same_buffers(self) -> None:
+        """Every buffer has its value of the rehearsal's start: no training has moved it."""
         for name, buffer in self._model.named_buffers():
             if name not in self._buffers or not torch.equal(buffer, self._buffers[name]):
                 raise ModelError(
                     f"buffer {name} of the model changes as it trains, so it may keep statistics of the examples, which no "
                     "noise covers; give a model without such buffers"
                 )
-        self._buffers = {}
 
     def _require_same_parameters(self) -> None:
         known = {id(parameter) for parameter in self._trained.values()}

@@ -276,6 +276,23 @@ class Counting(nn.Module):
         return x
 
 
+class CountingLater(nn.Module):
+    """A layer whose buffer changes in the second step after the rehearsal."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        if self.calls == REHEARSAL + 2:
+            self.seen += x.detach().mean()
+        return x
+
+
 class Centred(nn.Module):
     """A layer that subtracts half of the batch's mean."""
 
@@ -313,6 +330,13 @@ def test_a_model_that_couples_examples_or_remembers_them_is_refused(layer: nn.Mo
     with pytest.raises(UsageError, match=says):
         train(wrapped(model))
     assert same(before, model)
+
+
+def test_a_model_that_begins_to_remember_examples_after_the_rehearsal_is_stopped_before_the_step_is_paid() -> None:
+    private = wrapped(network(CountingLater()))
+    with pytest.raises(ModelError, match="buffer 2.seen of the model changes"):
+        train(private)
+    assert private.spent().steps == 1
 
 
 def test_a_schedule_of_known_length_counts_the_rehearsal() -> None:
