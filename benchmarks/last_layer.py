@@ -39,7 +39,19 @@ TOPICS = (
     "science and technology news, computers and software",
 )
 OPINIONS = ("a bad movie, a negative review", "a good movie, a positive review")
-SCALES = {"sst2": Scale(8000, 4, 32, OPINIONS), "ag_news": Scale(6200, 3, 40, TOPICS)}
+QUESTIONS = (
+    "what does an abbreviation stand for",
+    "why, how, or what is the meaning of something",
+    "which thing, animal, product or work",
+    "who, which person or group",
+    "where, which place, city or country",
+    "how many, when, how much, how far",
+)
+SCALES = {
+    "sst2": Scale(8000, 4, 32, OPINIONS),
+    "ag_news": Scale(6200, 3, 40, TOPICS),
+    "trec": Scale(1363, 4, 32, QUESTIONS),
+}
 
 
 class Top(nn.Module):

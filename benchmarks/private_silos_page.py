@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import runs_file
-from private_silos_cells import EPSILONS, METHODS, RATES, SEARCHED, Cell
+from last_layer import SCALES
+from private_silos_cells import EPSILONS, HEADS, METHODS, SEARCHED, Cell, rates
 from scipy import stats
 
 Found = Mapping[Cell, float]
@@ -20,23 +21,33 @@ def put(place: Path, found: Found, commonest: Mapping[str, float]) -> None:
 
 def page(found: Found, commonest: Mapping[str, float]) -> str:
     parts = []
-    for data, head in sorted({(cell.data, cell.head) for cell in found}, reverse=True):
-        own = _Part({cell: value for cell, value in found.items() if (cell.data, cell.head) == (data, head)})
+    for data, silos, head in sorted({(cell.data, cell.silos, cell.head) for cell in found}, key=_place):
+        here = {cell: value for cell, value in found.items() if (cell.data, cell.silos) == (data, silos)}
+        own, alone = (
+            _Part({cell: value for cell, value in here.items() if cell.head == kind}, rates(silos))
+            for kind in (head, "trained")
+        )
         if not own.methods:
             continue  # a search without runs so far
-        alone = _Part({cell: value for cell, value in found.items() if (cell.data, cell.head) == (data, "trained")})
         parts.append(
-            f"\n## {data}, {head} head\n\nThe commonest label has {100 * commonest[data]:.1f} % of the test texts.\n\n"
+            f"\n## {data}, {silos} silos, {head} head\n\n"
+            f"The commonest label has {100 * commonest[data]:.1f} % of the test texts.\n\n"
             f"{own.accuracies(alone)}\n\nThe search, on other texts:\n\n{own.search()}\n"
         )
     return "".join(parts)
 
 
-class _Part:
-    """The runs of one data set and one kind of head."""
+def _place(part: tuple[str, int, str]) -> tuple[int, bool, int, int]:
+    """The order of the page: by data set, ten silos first, trained heads first."""
+    data, silos, head = part
+    return list(SCALES).index(data), silos != 10, silos, HEADS.index(head)
 
-    def __init__(self, found: Found) -> None:
-        self._found = found
+
+class _Part:
+    """The runs of one data set, number of silos and kind of head. tried: the learning rates of its search."""
+
+    def __init__(self, found: Found, tried: Sequence[float]) -> None:
+        self._found, self._tried = found, tried
 
     @property
     def methods(self) -> list[str]:
@@ -57,7 +68,7 @@ class _Part:
         return table(lines)
 
     def search(self) -> str:
-        tried = [(epsilon, rate) for epsilon in (math.inf, SEARCHED) for rate in RATES]
+        tried = [(epsilon, rate) for epsilon in (math.inf, SEARCHED) for rate in self._tried]
         lines = [["method", *(f"epsilon {epsilon:g}, rate {rate:g}" for epsilon, rate in tried)]]
         for method in METHODS:
             found = [self._searched(method, epsilon).get(rate) for epsilon, rate in tried]
@@ -80,7 +91,7 @@ class _Part:
         return {
             cell.rate: value
             for cell, value in self._found.items()
-            if (cell.method, cell.epsilon) == (method, epsilon) and cell.seed < 0 and cell.rate in RATES
+            if (cell.method, cell.epsilon) == (method, epsilon) and cell.seed < 0 and cell.rate in self._tried
         }
 
 

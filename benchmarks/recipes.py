@@ -4,16 +4,17 @@
     one cell: python benchmarks/recipes.py DATA --where clients --methods head --poolings mean --epsilons 8 --seeds 1
     python benchmarks/recipes.py --docs docs                                           the table, from stored runs
 
-DATA contains a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. The encoder is all-MiniLM-L6-v2 (the
-`bench` extra), which was trained for the mean over its tokens. Only the following is set, beside the names of files and
-columns, a length of at most 32 tokens, and the GPU if there is one; the run itself chooses rates, batches, steps, clip norm and
-the server's steps, and nothing is searched:
+DATA contains the folders sst2 and trec (which `public_sets.py` makes), with train.jsonl.gz and test.jsonl.gz of `text` and
+`label`. The encoder is all-MiniLM-L6-v2 (the `bench` extra), which was trained for the mean over its tokens. Only the following
+is set, beside the names of files and columns, a length of at most 32 tokens (24 of questions), and the GPU if there is one; the
+run itself chooses rates, batches, steps, clip norm and the server's steps, and nothing is searched:
 
     clients    2,000 clients of three texts, cohorts of 100, 20 rounds, privacy for each client
     silos      10 silos of 1,000 texts, 5 rounds, privacy for each text
     longer     the same silos, 20 rounds
     whole      10 silos of 6,700 texts, nearly all of SST-2's, 5 rounds
     many       20,000 clients of three texts, cohorts of 1,000, 20 rounds, privacy for each client
+    questions  5 silos of 1,000 questions of TREC, 20 rounds, privacy for each question
 
 At epsilon inf contributions are clipped as under privacy, and the noise multiplier is 0.001, too small to affect any accuracy.
 A seed decides the division of the texts among clients, and the order. Every finished run is a line of recipes.jsonl beside this
@@ -48,12 +49,26 @@ METHODS: dict[str, dict[str, Any]] = {
     "federa, A frozen": {"name": "federa", "rule": "ffa_lora"},
     **{name: {"name": name} for name in ("fedlora", "ffa_lora", "fra_lora", "bitfit")},
 }
-WHERE: dict[str, tuple[int, int, str, dict[str, Any]]] = {  # clients, texts of a client, the unit, the federation
-    "clients": (2_000, 3, "client", {"rounds": 20, "cohort": 100}),
-    "silos": (10, 1_000, "example", {"rounds": 5}),
-    "longer": (10, 1_000, "example", {"rounds": 20}),
-    "whole": (10, 6_700, "example", {"rounds": 5}),
-    "many": (20_000, 3, "client", {"rounds": 20, "cohort": 1_000}),
+
+
+class Where(NamedTuple):
+    """A federation. texts: of each client. length: the most tokens of a text."""
+
+    clients: int
+    texts: int
+    unit: str
+    federation: dict[str, Any]
+    data: str = "sst2"
+    length: int = 32
+
+
+WHERE = {
+    "clients": Where(2_000, 3, "client", {"rounds": 20, "cohort": 100}),
+    "silos": Where(10, 1_000, "example", {"rounds": 5}),
+    "longer": Where(10, 1_000, "example", {"rounds": 20}),
+    "whole": Where(10, 6_700, "example", {"rounds": 5}),
+    "many": Where(20_000, 3, "client", {"rounds": 20, "cohort": 1_000}),
+    "questions": Where(5, 1_000, "example", {"rounds": 20}, "trec", 24),
 }
 POOLINGS, EPSILONS, NONE = ("mean", "model"), (math.inf, 8.0, 3.0, 1.0), 0.001
 READS = {"mean": "the mean over tokens", "model": "the first token"}
@@ -69,30 +84,30 @@ class Cell(NamedTuple):
 
 def config(cell: Cell, files: dict[str, str]) -> RunConfig:
     """All settings that are not defaults."""
-    _, _, unit, federation = WHERE[cell.where]
+    here = WHERE[cell.where]
     budget = {"noise_multiplier": NONE} if math.isinf(cell.epsilon) else {"epsilon": cell.epsilon}
     return RunConfig.from_dict(
         {
-            "model": {"name": str(encoder()), "device": "auto", "pooling": cell.pooling, "max_length": 32},
+            "model": {"name": str(encoder()), "device": "auto", "pooling": cell.pooling, "max_length": here.length},
             "data": files | {"client": "client"},
-            "federation": federation | {"seed": cell.seed},
+            "federation": here.federation | {"seed": cell.seed},
             "method": METHODS[cell.method],
-            "privacy": {"unit": unit} | budget,
-            "evaluation": {"every": federation["rounds"]},
+            "privacy": {"unit": here.unit} | budget,
+            "evaluation": {"every": here.federation["rounds"]},
         }
     )
 
 
 def files(data: Path, cache: Path, where: str, seed: int) -> dict[str, str]:
     """The first texts of a permutation, each with its client; and all test texts."""
-    (clients, each, *_), found = WHERE[where], {}
+    here, found = WHERE[where], {}
     cache.mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
-        with gzip.open(data / "sst2" / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        with gzip.open(data / here.data / f"{split}.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [json.loads(line) for line in lines]
         if split == "train":
-            order = np.random.default_rng(seed).permutation(len(rows))[: clients * each]
-            rows = [rows[int(i)] | {"client": f"client {at // each}"} for at, i in enumerate(order)]
+            order = np.random.default_rng(seed).permutation(len(rows))[: here.clients * here.texts]
+            rows = [rows[int(i)] | {"client": f"client {at // here.texts}"} for at, i in enumerate(order)]
         place = cache / f"{where}-{seed}-{split}.jsonl"
         kept = ({name: row[name] for name in ("text", "label", "client") if name in row} for row in rows)
         place.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
