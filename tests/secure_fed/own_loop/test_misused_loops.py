@@ -334,7 +334,7 @@ def test_a_model_that_couples_examples_or_remembers_them_is_refused(layer: nn.Mo
 
 def test_a_model_that_begins_to_remember_examples_after_the_rehearsal_is_stopped_before_the_step_is_paid() -> None:
     private = wrapped(network(CountingLater()))
-    with pytest.raises(ModelError, match="buffer 2.seen of the model changes"):
+    with pytest.raises(ModelError, match=r"buffer 2\.seen of the model changes"):
         train(private)
     assert private.spent().steps == 1
 
