@@ -4,7 +4,8 @@
     one cell: python benchmarks/private_clients.py DATA --sizes small --methods ffa_lora --heads trained --epsilons 8 --seeds 1
 
 DATA contains a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Clients of three sentences (one
-sentence for 60,000 clients) take part once each, by a public order, a twentieth in each of 20 rounds, and make one step of SGD.
+sentence for 60,000 clients) take part once each, by a public order, a twentieth in each of 20 rounds, and make one step of SGD
+(--steps: several).
 Clipping is so strong that nearly all contributions have the clip norm as their length. The server has a momentum of 0.7, except
 for the methods in MEANS, which refuse it. Delta is 1e-5. At epsilon inf contributions are clipped as under privacy, and the
 noise multiplier is 0.001, too small to affect any accuracy.
@@ -101,7 +102,9 @@ def run_all(given: argparse.Namespace, accuracy: Runs[Cell]) -> None:
     for size, seed, head, method, epsilon, way in some:
         if (head, method) != ("frozen", "head alone") and (math.isfinite(epsilon) or way == given.ways[0]):
             clip = 0.0 if way == OPEN else best_clip(accuracy, head, method)
-            accuracy(Cell(size, head, way if math.isfinite(epsilon) else "schedule", method, epsilon, clip, seed))
+            cell = Cell(size, head, way if math.isfinite(epsilon) else "schedule", method, epsilon, clip, seed)
+            for steps in given.steps:
+                accuracy(cell._replace(steps=steps))
 
 
 def arguments() -> argparse.Namespace:
@@ -112,6 +115,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["schedule"])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
+    parser.add_argument(
+        "--steps", nargs="+", type=int, default=[1], help="local steps, at the clip norm found with one"
+    )
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))

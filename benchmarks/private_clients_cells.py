@@ -49,6 +49,7 @@ class Cell(NamedTuple):
     epsilon: float
     clip: float
     seed: int
+    steps: int = 1  # local steps, each on all texts of the client
 
 
 def settings(cell: Cell) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def settings(cell: Cell) -> dict[str, Any]:
             "server_optimizer": "mean" if cell.method in MEANS else "momentum",
         },
         "method": method,
-        "training": {"lr": STEEP, "steps": 1, "batch_size": each, "optimizer": "sgd"},
+        "training": {"lr": STEEP, "steps": cell.steps, "batch_size": each, "optimizer": "sgd"},
         "evaluation": {"every": ROUNDS, "phantoms": 0},
         "privacy": {"unit": "client", "delta": DELTA, "clip_norm": cell.clip, "correlation": "none"},
     }

@@ -27,19 +27,22 @@ def _page(found: Found) -> str:
         "By size": _by_size(found),
         "By head": _by_head(found),
         "By cohort and noise": _by_way(found),
+        "By local steps": _by_steps(found),
         "The search, on other texts": _search(found),
     }
     return "".join(f"\n### {title}\n\n{rows}\n" for title, rows in parts.items() if rows.count("\n") > 1)
 
 
-def _seeds(found: Found, size: str, head: str, way: str, method: str, epsilon: float) -> dict[int, float]:
+def _seeds(
+    found: Found, size: str, head: str, way: str, method: str, epsilon: float, steps: int = 1
+) -> dict[int, float]:
     """The accuracies by seed, at the clip norm found by the search."""
     tried = {0.0: 0.0} if way == OPEN else _tried(found, head, method)
     best = max(tried, key=lambda clip: tried[clip], default=None)
     return {
         cell.seed: value
         for cell, value in found.items()
-        if cell[:6] == (size, head, way, method, epsilon, best) and cell.seed >= 0
+        if cell[:6] == (size, head, way, method, epsilon, best) and cell.seed >= 0 and cell.steps == steps
     }
 
 
@@ -91,6 +94,23 @@ def _by_head(found: Found) -> str:
 
 def _by_way(found: Found) -> str:
     return _kinds(list(WAYS), lambda method, way, e: _seeds(found, "small", "trained", way, method, e))
+
+
+def _by_steps(found: Found) -> str:
+    """The small federation at epsilon 8, public order and independent noise, and several local steps less one."""
+    steps = sorted({cell.steps for cell in found})
+    lines = [
+        [
+            "method",
+            *(f"{count} steps" if count > 1 else "1 step" for count in steps),
+            *(f"{count} less 1" for count in steps[1:]),
+        ]
+    ]
+    for method in METHODS:
+        own = [_seeds(found, "small", "trained", "schedule", method, SEARCHED, count) for count in steps]
+        if any(own[1:]):
+            lines.append([named(method), *(shown(one.values()) for one in own), *(paired(o, own[0]) for o in own[1:])])
+    return table(lines)
 
 
 def _search(found: Found) -> str:
