@@ -5,8 +5,9 @@ and the number of rounds, takes only its own turns, and takes no turn twice. A r
 or after the last round gets no contribution.
 
 The record outlives the process: every turn is in the file before `enter` returns, and reading starts at the first turn. A kill
-loses none. A power cut may lose the last ones; the ledger's charge of the round, which was on disk before any member was asked
-to take part, then shows that the round had begun, and an interrupted round is not repeated.
+loses none. In a simulation a power cut may lose the last ones; the ledger's charge of the round, which was on disk before any
+member was asked to take part, then shows that the round had begun, and an interrupted round is not repeated. On a machine of
+its own a member has no such charge, so each turn is synchronised (`durable`).
 
     file: for each turn, the member and the round, as two little-endian integers of 4 bytes
 """
@@ -35,20 +36,22 @@ class Attendance:
         self._rounds = rounds
         self._taken: dict[int, int] = {}
         self._file: int | None = None
+        self._durable = False
 
-    def begin(self, path: Path | None, *, begun: bool = False) -> None:
+    def begin(self, path: Path | None, *, begun: bool = False, durable: bool = False) -> None:
         """Begin or resume a run with its record in `path`; with None the record is lost when the process ends.
 
-        begun: a round of the run has been charged, so that LedgerError is raised where there is no record.
+        begun: a round of the run has been charged, so that LedgerError is raised where there is no record. durable: every turn
+        is on disk before `enter` returns, for a member whose rounds nobody charges one by one.
         """
         self.end()
-        self._taken = {}
+        self._taken, self._durable = {}, durable
         if path is None:
             return
         if begun and not path.exists():
             raise LedgerError(
                 f"{path}, the record of which client took part when, is missing, and the run has begun rounds: restore it, or "
-                "start again in another --out"
+                "start a new run"
             )
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -93,6 +96,8 @@ class Attendance:
         try:
             whole = os.fstat(file).st_size
             if os.write(file, record) == len(record):
+                if self._durable:
+                    os.fsync(file)
                 return
             why = "the disk is full"
             os.ftruncate(file, whole)  # a partial record left here would garble all later ones on the next read

@@ -39,4 +39,8 @@ _ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
     "evaluation.diagnostics": (((), ("variation",)), "needs the members' tensors in one place"),
     "method.personal": (((),), "is not kept by nodes yet"),
     "evaluation.audit_fraction": ((0.0,), "needs the members' examples in one place"),
+    "privacy.on_exhausted": (
+        ("refuse",),
+        "plans fewer rounds than federation.rounds, and a member pays for the planned ones",
+    ),
 }

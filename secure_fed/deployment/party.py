@@ -33,6 +33,8 @@ from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.transport import Participant, Reply, Request, Stage, Staged
 from secure_fed.runs.assembly import Assembly, assemble
+from secure_fed.runs.budget import name_in_ledger
+from secure_fed.runs.parties import rounds_paid
 
 
 @dataclass(frozen=True)
@@ -79,16 +81,27 @@ class Party:
         self._during.close()
 
     def _begun(self) -> Attendance:
-        """Open the member's budget and its record of rounds. Every run has this record, so that no round is trained twice."""
-        assembly, config = self.assembly, self.assembly.config
-        if plan := assembly.protection.plan:
+        """Open the member's record of rounds and its budget.
+
+        Every run has the record, so that no round is trained twice. Where the federation as a whole is charged, the member
+        takes part in as many rounds as its ledger has reserved, whatever the server charges: the record admits no later round,
+        and the member adds noise for no further sum.
+        """
+        assembly, config, members = self.assembly, self.assembly.config, len(self.charter.members)
+        memory = assembly.attendance or Attendance(
+            PublicOrder(members, members), rounds_paid(config, assembly.protection)
+        )
+        memory.begin(self._folder / "attendance", begun=bool(name_in_ledger(self._folder)), durable=True)
+        self._during.callback(memory.end)
+        plan, left = assembly.protection.plan, None
+        if plan is not None:
             reserved = self._own.ledger.reserved(config, plan, assembly.problem, self._folder)
             assembly.charges.budget = self._during.enter_context(reserved)
             self._during.callback(assembly.charges.close)
-        members = len(self.charter.members)
-        memory = assembly.attendance or Attendance(PublicOrder(members, members), config.federation.rounds)
-        memory.begin(self._folder / "attendance")
-        self._during.callback(memory.end)
+            last = memory.last(self.number)
+            left = plan.releases - plan.passes * (0 if last is None else last + 1)
+        if assembly.masks is not None:
+            assembly.masks.begin(left if assembly.protection.shares is not None else None)
         return memory
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from protocols.choice import surviving
+from secure_fed.config import RunConfig
 from secure_fed.config.setting import key
 from secure_fed.deployment.charter import Charter, fingerprint
 from secure_fed.errors import UsageError
@@ -26,17 +28,25 @@ class Policy:
         (), "fingerprints of the coordinators' keys; with none here, no federation is admitted"
     )
     federations: tuple[str, ...] = key((), "names of federations; empty: any that such a coordinator founds")
+    members: tuple[str, ...] = key(
+        (), "fingerprints of the keys of all admitted members, this node's too; empty: whomever the coordinator names"
+    )
     methods: tuple[str, ...] = key((), "methods, as `secure-fed methods` lists them; empty: any")
     models: tuple[str, ...] = key((), "base models; empty: any")
     privacy: bool = key(True, "every federation needs a differential privacy guarantee")
-    against_server: bool = key(False, "the guarantee has to hold against the server and the coordinator too")
+    units: tuple[str, ...] = key((), "units of a guarantee: client, example, group; empty: any")
+    against_server: bool = key(
+        False, "the guarantee has to hold against the server and the coordinator too, even if they lie"
+    )
     most_epsilon: float = key(8.0, "the largest epsilon, of one federation and of all of them together", above=0.0)
     # Deltas add up like epsilons. The default admits ten federations at the default privacy.delta, 1e-5.
     most_delta: float = key(
         1e-4, "the largest delta, likewise; deltas add up, and 1e-5 is usual for one federation", above=0.0, below=1.0
     )
     most_rounds: int = key(1000, "the most rounds of a federation", at_least=1)
-    least_cohort: int = key(3, "the fewest members in a round", at_least=1)
+    least_cohort: int = key(
+        3, "the fewest members in a round, and behind masks in a sum that is unmasked after dropouts", at_least=1
+    )
     secure_aggregation: bool = key(
         True, "every federation has to mask contributions, so that the server sees sums alone"
     )
@@ -61,12 +71,11 @@ def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
         ("federations", charter.name, policy.federations),
         ("methods", config.method.name, policy.methods),
         ("models", config.model.name, policy.models),
+        ("units", config.privacy.unit, policy.units if config.privacy.unit != "none" else ()),
     ):
         if admitted and value not in admitted:
             yield f"{value!r:.80} is not among {name}"
-    cohort = cohort_size(config, len(charter.members))
-    if cohort < policy.least_cohort:
-        yield f"a round has {cohort} members, fewer than least_cohort = {policy.least_cohort}"
+    yield from _of_members(policy, charter)
     if config.federation.rounds > policy.most_rounds:
         yield f"it has {config.federation.rounds} rounds, more than most_rounds = {policy.most_rounds}"
     masks = config.secure_aggregation
@@ -83,6 +92,22 @@ def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
     yield from _of_privacy(policy, charter)
 
 
+def _of_members(policy: Policy, charter: Charter) -> Iterator[str]:
+    strangers = [one.name for one in charter.members if fingerprint(one.identity) not in policy.members]
+    if policy.members and strangers:
+        yield f"{strangers[0]!r:.80} is not among members" + (
+            f", nor are {len(strangers) - 1} others" if strangers[1:] else ""
+        )
+    masks, cohort = charter.config.secure_aggregation, cohort_size(charter.config, len(charter.members))
+    if cohort < policy.least_cohort:
+        yield f"a round has {cohort} members, fewer than least_cohort = {policy.least_cohort}"
+    elif masks.enabled and (summed := surviving(cohort, masks.dropout)) < policy.least_cohort:
+        yield (
+            f"a sum may have {summed} of a round's {cohort} members (secure_aggregation.dropout = {masks.dropout:g}), fewer "
+            f"than least_cohort = {policy.least_cohort}"
+        )
+
+
 def _of_privacy(policy: Policy, charter: Charter) -> Iterator[str]:
     privacy = charter.config.privacy
     if privacy.unit == "none":
@@ -95,6 +120,17 @@ def _of_privacy(policy: Policy, charter: Charter) -> Iterator[str]:
         yield f"its epsilon is {privacy.epsilon:g}, above most_epsilon = {policy.most_epsilon:g}"
     if privacy.delta > policy.most_delta:
         yield f"its delta is {privacy.delta:g}, above most_delta = {policy.most_delta:g}"
-    clients = privacy.unit == "client"  # for other units the noise is in each step of a member's own training
-    if policy.against_server and clients and privacy.noise not in ("distributed", "local"):
+    if (
+        policy.against_server and privacy.unit == "client"
+    ):  # for other units a member adds the noise in its own training
+        yield from _of_a_lying_server(charter.config)
+
+
+def _of_a_lying_server(config: RunConfig) -> Iterator[str]:
+    if config.privacy.noise not in ("distributed", "local"):
         yield "its guarantee does not hold against the server, and against_server = true asks for it"
+    elif config.privacy.noise == "distributed" and not config.secure_aggregation.active:
+        yield (
+            "with secure_aggregation.active = false a server that lies about keys can read a single member's contribution, and "
+            "against_server = true asks for a guarantee against it"
+        )

@@ -86,8 +86,16 @@ def _attendance(config: RunConfig, protection: Protection, sampler: Sampler) -> 
     Clients that account for their own releases, and rounds without privacy, may be repeated after an interruption.
     """
     if isinstance(sampler, PublicOrder) and protection.placement.charges_federation:
-        return Attendance(sampler, config.federation.rounds)
+        return Attendance(sampler, rounds_paid(config, protection))
     return None
+
+
+def rounds_paid(config: RunConfig, protection: Protection) -> int:
+    """The rounds that the plan pays for: fewer than the configuration's if the federation is charged, and for fewer only."""
+    plan = protection.plan
+    if plan is None or not protection.placement.charges_federation:
+        return config.federation.rounds
+    return min(config.federation.rounds, plan.releases // plan.passes)
 
 
 def _setup(

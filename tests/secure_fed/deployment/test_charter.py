@@ -41,6 +41,14 @@ def test_a_charter_of_a_federation_that_nodes_cannot_run_is_refused(setting: str
         replace(CHARTER, config=CHARTER.config.replace({tuple(setting.split(".")): value}))
 
 
+def test_a_charter_that_plans_fewer_rounds_than_it_states_is_refused() -> None:
+    private = {("privacy", "unit"): "client", ("privacy", "epsilon"): 8.0, ("privacy", "noise_multiplier"): 1.0}
+    config = CHARTER.config.replace(private)
+    assert replace(CHARTER, config=config).config == config
+    with pytest.raises(CharterError, match=r"cannot be used: privacy\.on_exhausted = "):
+        replace(CHARTER, config=config.replace({("privacy", "on_exhausted"): "stop"}))
+
+
 CHANGES: dict[str, Any] = {
     "name": "others",
     "run": "run-2",

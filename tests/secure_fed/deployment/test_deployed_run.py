@@ -17,9 +17,10 @@ import torch
 
 from privacy.attendance import Attendance
 from privacy.entropy import SeededEntropy
+from privacy.ledger import Ledger
 from protocols.keys import Identity
 from secure_fed import Federation, RunConfig
-from secure_fed.deployment import coordinator, messages, party, seal
+from secure_fed.deployment import coordinator, deployable, messages, party, seal
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home import BEGUN, CHARTER, RUN, CoordinatorHome
 from secure_fed.deployment.journal import Journal
@@ -445,3 +446,36 @@ def test_two_coordinators_of_one_folder_are_one_too_many(tmp_path: Path) -> None
     result = party.conduct()
     assert "is in use by another process" in found[0]
     assert [record["masked"]["survivors"] for record in result.records] == [4, 4]
+
+
+STOPPING = {
+    "federation": {"rounds": 4},
+    "privacy": {
+        "unit": "client",
+        "epsilon": 8.0,
+        "noise_multiplier": 1.0,
+        "noise": "distributed",
+        "on_exhausted": "stop",
+    },
+}
+
+
+@pytest.mark.parametrize("sampling", ["fixed", pytest.param("schedule", marks=pytest.mark.nightly)])
+def test_a_coordinator_that_goes_on_beyond_the_paid_rounds_gets_no_sum(
+    tmp_path: Path, sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes refuse a charter that plans to stop early. If they did not, they would still count the rounds themselves."""
+    monkeypatch.setattr(deployable, "_ADMITTED", {})
+    party = deployed(tmp_path, ACTIVE, STOPPING, {"federation": {"sampling": sampling}}, most_epsilon=8.0)
+
+    def charge(gate: coordinator.Gate, round_: int, pass_name: str) -> None:
+        gate._wait(round_)  # and no charge
+
+    monkeypatch.setattr(coordinator.Gate, "charge", charge)
+    result = party.conduct(too_few="lose")
+    ledger = Ledger.open(party.homes[0] / "ledger.sqlite")
+    (reserved,) = [row.body["terms"]["releases"] for row in ledger.rows() if row.kind == "reserve"]
+    assert ledger.spent().epsilon <= 8.0
+    released = [record["round"] for record in result.records if not record.get("lost")]
+    assert 0 < reserved < 4
+    assert len(released) == reserved
