@@ -48,7 +48,8 @@ def run(case: Case, settings: Settings) -> Finding:
     """
     if not case.assembly.audit_pool.directions:
         raise Inapplicable(
-            "no unit pulled along a direction in this run; it takes phantoms, or evaluation.canaries = 'direction'"
+            "the run has no units with a random direction: leave evaluation.phantoms on, or set evaluation.canaries = "
+            "'direction'"
         )
     of_client = releases_of(case, None if public(case) else settings.max_rounds)
     added, weights = Added(), weights_of(case)

@@ -27,10 +27,10 @@ Run = Callable[["Case", "Settings"], "Finding"]
 
 @dataclass(frozen=True)
 class Attack:
-    """name: its module. vantage: the weakest that shows enough. again: stronger ones that show more of its input. shadows:
-    whether it trains reference adapters, each of which takes as long as the run. membership: whether it ranks units by how
-    likely they are members. directions: whether it can rank canaries of random direction, which learn no examples. function:
-    makes the attack; None: `run` of the module attacks.NAME.
+    """name: its module. vantage: the weakest vantage point from which the attack works. again: stronger vantage points, from
+    which it is repeated with more input. shadows: whether it trains reference adapters, each of which takes as long as the run.
+    membership: whether it ranks units by how likely they are members. directions: whether it can rank canaries of random
+    direction, which learn no examples. function: makes the attack; None: `run` of the module attacks.NAME.
     """
 
     name: str

@@ -14,8 +14,8 @@ from secure_fed.errors import UsageError
 from secure_fed.runs.assembly import Assembly
 
 _PLAIN_SIGHT = {
-    "secure_server": "this server invites clients to a sum by name, so membership of a whole client is in plain sight",
-    "server": "this server gets every update with its client's name, so membership of a whole client is in plain sight",
+    "secure_server": "this server invites clients to a sum by name, so it knows the membership of whole clients",
+    "server": "this server gets every update with its client's name, so it knows the membership of whole clients",
 }
 _BESIDE_PHANTOMS = {
     "secure_server": "phantoms test the released model, not what this server sees",

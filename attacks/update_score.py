@@ -71,7 +71,7 @@ def run(case: Case, settings: Settings) -> Finding:
         )
     if case.assembly.audit_pool.kind == "client":
         raise Inapplicable(
-            "this server sees which clients send updates: a whole client's membership needs no attack, it is in plain sight"
+            "the server sees which clients take part, so the membership of a whole client needs no attack"
         )
     by_round: dict[int, list[Update]] = {}
     for update in case.seen.updates:

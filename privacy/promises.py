@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -131,9 +131,6 @@ def in_turn(setting: Setting, target: Target, possible: Possible) -> Iterator[Wa
     for make in (_turns, _correlated, _shares, _local):
         if (way := make(setting, target, possible)) is not None:
             yield way
-
-
-Make = Callable[[Setting, Target, Possible], Way | None]
 
 
 def _coins(setting: Setting, target: Target, possible: Possible) -> Way:

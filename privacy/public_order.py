@@ -48,7 +48,8 @@ class PublicOrder:
         inside = set(self.vacant) <= set(range(self.places)) and len(set(self.vacant)) == len(self.vacant)
         if not (inside and 1 <= self.size <= self.places):
             raise PlanError(
-                f"a public order cannot have {self.size} of {self.population} members a round, with empty places {self.vacant}"
+                f"a public order of {self.population} members and the vacant places {self.vacant} needs 1 to "
+                f"{self.population + len(self.vacant)} members a round and each vacant place once, and got {self.size} members"
             )
 
     @property

@@ -22,9 +22,10 @@ class Plan:
     release: one release of the client with the largest epsilon; for a federation that releases sums, all passes of one round.
     releases: the planned number, of releases or of passes. limits: the most releases of every client; empty if the federation
     as a whole is charged. participations: the most rounds that a client may take part in. passes: releases in a round of the
-    federation. others: the releases of all kinds of clients, since the client with the largest epsilon need not have the
-    largest Renyi divergence at every order. exposures: in a public order, the squared sensitivity of the first 0, 1, ... rounds
-    together, relative to `release`; else empty. correlation: of the noise over rounds.
+    federation. seen: the same release for an observer who also sees who takes part. others: the releases of all kinds of
+    clients, since the client with the largest epsilon need not have the largest Renyi divergence at every order. exposures: in
+    a public order, the squared sensitivity of the first 0, 1, ... rounds together, relative to `release`; else empty.
+    correlation: of the noise over rounds.
     """
 
     mechanism: Mechanism

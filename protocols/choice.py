@@ -168,6 +168,11 @@ def colluding(clients: int, corrupt: float) -> int:
     return _count(corrupt, clients)
 
 
+def counted_shares(clients: int, corrupt: float, dropout: float) -> int:
+    """The number of honest clients' noise shares that a sum of `clients` clients has at least."""
+    return max(0, surviving(clients, dropout) - colluding(clients, corrupt))
+
+
 def _count(share: float, clients: int) -> int:
     """floor(share clients), where 0.29 is 29 / 100 and not the binary fraction just below it."""
     return math.floor(Fraction(str(share)) * clients)

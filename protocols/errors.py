@@ -4,7 +4,7 @@ ProtocolError
     ParameterError     parameters that allow no session, or that are weaker than a party allows
         RangeError     a value that the codec cannot carry
     MessageError       bytes that are no message of this session, this stage and this sender
-    Tampering          somebody lied and was caught
+    Tampering          messages contradict each other, so a party lied; nothing is released
         Misdealt       the shares of one client's secret, opened by others, do not fit what it published
     Aborted            too few are left, and no sum is released
     Spent              the session has been unmasked already, or a list of its survivors signed

@@ -47,7 +47,8 @@ class LyingServer:
         passes = self.assembly.method.plan(self.assembly.initial).passes
         if len(passes) != 1:
             raise Inapplicable(
-                f"a round of {self.assembly.config.method.name} has {len(passes)} passes, and a lie needs one"
+                f"a round of {self.assembly.config.method.name} has {len(passes)} passes; a lying server attacks methods of "
+                "one pass alone"
             )
         self.assembly.charges.budget = _Uncharged()
 

@@ -160,8 +160,8 @@ def _own(name: str) -> Path:
 
     if not name.endswith(".py") or Path(name).stem in PAPERS:
         raise ConfigError(
-            f"--attack is {name!r}: with --model give a .py file of yours that has not the name of a listed signal; the "
-            "listed signals are all tried"
+            f"--attack is {name!r}: with --model give a .py file of your own whose name is not that of a built-in signal; the "
+            "built-in signals are always tried"
         )
     return Path(name)
 

@@ -1,7 +1,7 @@
 """A user-defined signal, in a file: its `scores(subject)` returns a number for each text, higher for members.
 
 `subject` (`attacks.any_model.subject.Subject`) has the model, its tokenizer, the task, `texts` and `losses()`, and for language
-models `tokens()`. The first `texts.members` rows are the members: a signal must not use this number, or its result is
+models `tokens()`. The first `subject.texts.members` rows are the members: a signal must not use this number, or its result is
 meaningless.
 """
 

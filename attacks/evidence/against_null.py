@@ -32,7 +32,7 @@ def rank(tails: Floats, non_members: int, seed: int = 0) -> roc.Ranking:
 
 def _caught(tails: Floats, rate: float) -> roc.TprAt:
     known = roc.Rate(rate, rate, rate)
-    return roc.TprAt(rate, rate, roc.exact_rate(int((tails <= rate).sum()), len(tails), CONFIDENCE), known)
+    return roc.TprAt(rate, roc.exact_rate(int((tails <= rate).sum()), len(tails), CONFIDENCE), known)
 
 
 def _interval(below: Floats, rng: np.random.Generator) -> tuple[float, float]:

@@ -10,11 +10,11 @@ settings, its number of clients, its recording and the references.
     canaries of wrong labels or rare tokens                   one_run
     no canaries                                               lira if there are references, else loss
 
-The main AUC is judged at `SHARE` of the significance a, and all other numbers at equal parts of the rest; if the main AUC is
-significant, the others share all of a. So the probability of any false finding is at most a, whichever numbers are null and
-however they depend on each other. It is the fallback procedure of Wiens (2003) with two families, the second by Bonferroni.
-(Judging the main AUC at a, and the others at another a, would allow 2 a.) Lower bounds on epsilon are a separate family, at a
-in the same shares without the second step.
+The main AUC is tested at the level SHARE a, where a is the significance, and each of the k other numbers at (1 - SHARE) a / k.
+If the main AUC is significant, each of the others is tested at a / k. So the probability of any false finding is at most a,
+whichever numbers are null and however they depend on each other. It is the fallback procedure of Wiens (2003) with two
+families, the second by Bonferroni. (Judging the main AUC at a, and the others at another a, would allow 2 a.) Lower bounds on
+epsilon are a separate family, at a in the same shares without the second step.
 """
 
 from __future__ import annotations

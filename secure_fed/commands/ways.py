@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from protocols import costs
-from protocols.choice import choose, colluding
+from protocols.choice import choose, counted_shares
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
 from secure_fed.report.formatting import size
@@ -38,16 +38,16 @@ def noise_in_words(noise: str, correlation: str) -> str:
 
 
 def counted(clients: int, corrupt: float, dropout: float) -> int:
-    """The number of honest clients' noise shares that a masked sum of `clients` clients has at least; 0 if too few to mask."""
+    """The number of honest clients' noise shares that a masked sum has at least; 0 if no masked sum of so many is possible."""
     from secure_fed.rounds.masked.terms import FEWEST
 
     if clients < FEWEST:
         return 0
     try:
-        survivors = choose(clients, corrupt=corrupt, dropout=dropout, active=False).survivors
+        choose(clients, corrupt=corrupt, dropout=dropout, active=False)
     except ParameterError:
         return 0
-    return max(0, survivors - colluding(clients, corrupt))
+    return counted_shares(clients, corrupt, dropout)
 
 
 def facts(setting: Setting, way: Way, chosen: argparse.Namespace) -> dict[str, Any]:

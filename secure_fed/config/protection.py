@@ -43,8 +43,8 @@ class PrivacyConfig:
     noise: str = key(
         "auto",
         "who adds the noise: the server to the sum (central), each client a share of it inside the secure sum (distributed), "
-        "or each client to its contribution (local); auto: as `secure-fed budget plan` recommends, or central with "
-        "noise_multiplier",
+        "or each client to its contribution (local); auto: as `secure-fed budget plan` recommends among what the "
+        "other settings allow (distributed: with secure_aggregation.enabled), or central with noise_multiplier",
         choices=("auto", "central", "distributed", "local"),
     )
     correlation: str = key(

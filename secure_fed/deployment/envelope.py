@@ -96,7 +96,7 @@ def _array(stream: BinaryIO, most: int) -> tuple[str, np.ndarray[Any, Any]]:
     try:
         array = np.empty(shape, DTYPES[kind])
     except (ValueError, MemoryError) as error:  # a length beyond numpy's, or too much memory
-        raise EnvelopeError(f"array {name!r:.40} is of a shape that cannot be had here") from error
+        raise EnvelopeError(f"array {name!r:.40} has a shape that no array here can have") from error
     numbers = array.reshape(-1).view(np.uint8)
     _into(stream, numbers.data)
     if array.dtype == np.bool_ and array.size and numbers.max() > 1:  # numpy would accept any byte
@@ -124,5 +124,5 @@ def _into(stream: BinaryIO, place: memoryview) -> None:
     while place:
         count = stream.readinto(place)  # type: ignore[attr-defined]
         if not count:
-            raise EnvelopeError("an envelope ends before its end")
+            raise EnvelopeError("an envelope is shorter than its header states")
         place = place[count:]

@@ -77,7 +77,7 @@ class Node:
         """Accept a charter, or refuse it. A repeated offer of the same charter is accepted without starting anew."""
         offer = messages.decode(seal.unsealed(envelope))
         if not isinstance(offer, Offer):
-            raise Refused("an envelope says that it is an offer and is none")
+            raise Refused("an envelope is labelled as an offer and contains none")
         charter = Charter.verified(offer.charter)
         seal.opened(envelope, charter.coordinator, seal.REQUEST, charter.digest)
         require(self.home.policy, charter)

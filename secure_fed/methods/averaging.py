@@ -6,19 +6,19 @@ parameters p, p + mean(p_i - p) = mean(p_i).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, pairs
+from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, Pair, pairs
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import Svd, balanced, truncated
-from secure_fed.tensors.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import LowRank, Member, Tensors
 
 
 class Adapter(Protocol):
@@ -78,8 +78,7 @@ class AveragedLora(Averaged):
             if torch.equal(a, a_2) or torch.equal(b, b_2):
                 continue
             product = LowRank(b * (1 - weight), a) + LowRank(b_2 * weight, a_2)
-            new_b, new_a = self.factors(truncated(product, a.shape[0]))
-            found |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
+            found |= factored(pair, product, a, b, self.factors)
         return found
 
     def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
@@ -89,6 +88,14 @@ class AveragedLora(Averaged):
     def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
         """A and B, or their change if they started as parts of W."""
         return self.adapter.form(initial, tensors)
+
+
+def factored(
+    pair: Pair, product: Member, a: Tensor, b: Tensor, split: Callable[[Svd], tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """The factors of the best rank-r approximation of a product, by name, of the shapes and types of A (r, n) and B (m, r)."""
+    new_b, new_a = split(truncated(product, a.shape[0]))
+    return {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
 
 
 def change(before: Tensors, after: Tensors) -> Tensors:

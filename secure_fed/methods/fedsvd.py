@@ -30,10 +30,10 @@ from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
-from secure_fed.methods.averaging import AveragedLora, moved, next_state
+from secure_fed.methods.averaging import AveragedLora, factored, moved, next_state
 from secure_fed.methods.ffa_lora import orthonormal, without_a
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.low_rank import Svd, right_orthonormal, truncated
+from secure_fed.tensors.low_rank import Svd, right_orthonormal
 from secure_fed.tensors.tensors import LowRank, Tensors
 
 CARD = Card(
@@ -71,6 +71,5 @@ class FedSvd(AveragedLora):
         factors: dict[str, Tensor] = {}
         for pair in pairs(averaged):
             a, b = averaged.tensor(pair.a), averaged.tensor(pair.b)
-            new_b, new_a = self.factors(truncated(LowRank(b, a), a.shape[0]))
-            factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
+            factors |= factored(pair, LowRank(b, a), a, b, self.factors)
         return next_state(state, averaged | factors)

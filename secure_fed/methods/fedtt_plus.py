@@ -5,8 +5,8 @@ of the mean core; with three it is closer to it than with all J. In round t, cou
 
     G_1, G_r, G_J        r = 2 + (t mod (J - 2))
 
-and the head trains as ever. Up goes what trained; down goes that and what moved in earlier rounds, since a client may be drawn
-for the first time in any of them. A train of one or two cores moves whole.
+and the head trains as ever. Clients send the trained cores. The server sends all cores that have changed so far, since a client
+may be drawn for the first time in any round. A train of one or two cores moves whole.
 
 Deviations: line 3 of the algorithm asks for mod(t, J - 2) = r - 1, by which r would be 1 to J - 2 and core J - 1 never trained,
 against the set {2, .., J - 1} of the text. The train on the head's square layer is added to its frozen weight, as in FedTT
@@ -54,7 +54,9 @@ class FedTtPlus(Averaged):
         return state.tensors.select(moving(state.tensors, [state.round]))
 
     def plan(self, state: State) -> RoundPlan:
-        """Down goes what moved so far: in as many rounds as there are cores each has had its turn."""
+        """The server sends all cores that have changed. After as many rounds as there are cores each has trained, so earlier
+        rounds add none.
+        """
         most = sum(_CORE.fullmatch(name) is not None for name in state.tensors)
         rounds = range(max(0, state.round - most), state.round + 1)
         return RoundPlan(trainable=tuple(self.trained(state)), down=moving(state.tensors, rounds))

@@ -67,11 +67,11 @@ from torch import Tensor, nn
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, Pair, pairs
-from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
+from secure_fed.methods.averaging import AveragedLora, change, factored, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import sketch as sketches
 from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.low_rank import Svd, balanced, denoised, tangent, truncated
+from secure_fed.tensors.low_rank import Svd, balanced, denoised, tangent
 from secure_fed.tensors.tensors import LowRank, Member, Tensors
 
 CARD = Card(
@@ -179,8 +179,7 @@ class FraLora(AveragedLora):
             before = LowRank(b, a)
             step = self._step(delta(pair.module), means, before, noise_std) * (1 / self.adapter.scaling)
             product = before + step if isinstance(step, LowRank) else torch.addmm(step, b, a)
-            new_b, new_a = split(truncated(product, a.shape[0]))
-            factors |= {pair.a: new_a.to(a.dtype).contiguous(), pair.b: new_b.to(b.dtype).contiguous()}
+            factors |= factored(pair, product, a, b, split)
         head = means[CHANGE].without(delta(pair.module) for pair in pairs(tensors))
         return moved(tensors, head) | factors
 

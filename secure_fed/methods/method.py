@@ -119,9 +119,11 @@ class Method(Protocol):
         """
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
-        """The next state from the means of all passes; `round` grows by one.
+        """The next state; `round` grows by one.
 
-        noise_std: the standard deviation of the independent noise on every coordinate of these means; 0 without noise.
+        means: for each pass the server optimizer's step, which is `server_lr` times the mean of the contributions, or a step of
+        momentum or Adam by it. noise_std: the standard deviation of the independent noise on every coordinate of these steps; 0
+        without noise.
         """
 
 

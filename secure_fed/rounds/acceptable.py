@@ -91,7 +91,10 @@ class Acceptable:
         return fault
 
     def _of_names(self, request: Request) -> str:
-        """An unknown pass is refused elsewhere, as one out of turn."""
+        """The first pass of a round must have exactly the tensors of the round's plan.
+
+        A request with an unknown pass name is refused by `Client`, as one out of turn.
+        """
         plan = self.method.plan(State(self.initial, round=request.round))
         if request.pass_name not in plan.passes:
             return ""
@@ -100,7 +103,7 @@ class Acceptable:
         shrunk = request.round and isinstance(self.method, Shrinking)
         if set(request.tensors) != due and not shrunk:
             odd = sorted(due.symmetric_difference(request.tensors))[0]
-            return f"tensor {odd!r:.80} is {'missing' if odd in due else 'none of the round'}"
+            return f"tensor {odd!r:.80} is {'missing' if odd in due else 'not one that this round sends'}"
         return ""
 
     def _of_values(self, request: Request) -> str:
@@ -115,13 +118,13 @@ class Acceptable:
         return f"{name} has a value of {largest:.4g}, above federation.largest_value = {self.largest:g}"
 
     def _of_start(self, request: Request) -> str:
-        """In the first round the state is known."""
+        """In the first round the tensors must equal the initial state, which the client computes itself."""
         if request.round:
             return ""
         for name in request.tensors:
             own, sent = self.initial.tensor(name), request.tensors.tensor(name)
             if own.shape != sent.shape or not torch.allclose(sent.to(own), own, rtol=0.0, atol=_slack(own)):
-                return f"{name} is not what the run starts from"
+                return f"{name} differs from the initial tensor that every party computes"
         return ""
 
 

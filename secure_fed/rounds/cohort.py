@@ -66,7 +66,8 @@ def counts_on_secrecy(config: RunConfig, everybody: int) -> bool:
     """Whether, by its settings, the guarantee of a run with `everybody` clients relies on the secrecy of cohorts.
 
     It does where the server's noise is on sums over random cohorts. Noise that clients add suffices even if the cohort is seen,
-    and a cohort of everybody is no secret. Sampling by `auto` is a public order, or each client's own coin.
+    and a cohort of everybody is no secret. Sampling by `auto` is a public order, or each client's own coin; a user's own
+    mechanism, which draws by the server's coins, is not asked about here.
     """
     by_server = config.privacy.unit == "client" and config.privacy.noise in ("central", "auto")
     by_chance = config.federation.sampling in ("fixed", "poisson")

@@ -61,8 +61,8 @@ def require_open_sums(config: RunConfig, passes: int) -> None:
     ):
         if refused:
             raise ConfigError(
-                f"a mechanism of your own noises one open sum a round, of clients drawn by coins, which {setting} = {value!r} "
-                f"is not: set it to {limit}"
+                f"{setting} = {value!r} is refused with a mechanism of your own, which can noise only one unmasked sum a "
+                f"round, over clients drawn by coins: set it to {limit}"
             ).about(setting, value, f"{limit} with a mechanism of your own")
 
 

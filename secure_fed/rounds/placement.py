@@ -8,7 +8,8 @@
     CONTRIBUTION  each client, to its contribution              a client          (privacy.noise = "local")
     GRADIENTS     each client, to every step of its training    an example, or all examples of one person
 
-Code reads a row's fields and never compares its name. A new place is one row, and mypy reports every missing field.
+Code of the round reads a row's fields and never compares its name; reports look their words up by the name. A new place is one
+row, and mypy reports every missing field.
 """
 
 from __future__ import annotations

@@ -140,15 +140,16 @@ def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: 
     without them and comes from real clients.
     """
     from privacy.distributed import DistributedGaussian
-    from protocols.choice import colluding, surviving
+    from protocols.choice import counted_shares
 
     settings = config.secure_aggregation
-    counted = surviving(everybody, settings.dropout) - colluding(everybody, settings.corrupt) - silent
+    counted = counted_shares(everybody, settings.corrupt, settings.dropout) - silent
     bits: Literal[32, 64] = 32 if settings.bits == 32 else 64
     if silent and counted < 1:
         raise ConfigError(
-            f"evaluation.phantoms puts {silent} phantoms beside {everybody - silent} clients of a sum, of whom as many may "
-            "vanish or collude as leave no share of noise to count on: lower it, or secure_aggregation.dropout and corrupt"
+            f"evaluation.phantoms puts {silent} phantoms beside {everybody - silent} clients of a sum; after the assumed "
+            "dropouts and colluding clients no share of noise is certain to remain: lower it, or secure_aggregation.dropout "
+            "and corrupt"
         ).about("evaluation.phantoms", silent, "fewer, so that a share of noise is left to count on")
     return DistributedGaussian(noise_multiplier, everybody, counted, bits)
 

@@ -37,9 +37,10 @@ class Protection:
 
     mechanism: bounds and noises; with shares of noise it only bounds. given: the mechanism is the user's own. shares: the
     mechanism of the shares. clip_norm: of the first round. entropy: the source of noise and secret coins. hidden: each client
-    tosses its own coin for whether to train, and nobody else learns the outcome. audited: units are held out for an audit, a
-    share that depends on their number. correlated: the server's noise, where a round's noise depends on earlier rounds.
-    phantoms: units beside the real ones that are nobody's data. beside: the number of phantoms expected in a sum.
+    tosses its own coin for whether to train, and nobody else learns the outcome. audited: units are held out for an audit. The
+    share depends on the number of units, so the guarantee takes that number as public. correlated: the server's noise, where a
+    round's noise depends on earlier rounds. phantoms: units beside the real ones that are nobody's data. beside: the number of
+    phantoms expected in a sum.
     """
 
     unit: str = "none"
@@ -95,10 +96,10 @@ class Protection:
         return noised
 
     def mean_noise_std(self, clip_norm: float, cohort: float, dim: int) -> float:
-        """The standard deviation of the noise on each of `dim` coordinates of a round's mean over (an expected) `cohort`, 0 for
-        none; where noise is correlated over rounds, of the independent noise that a round adds (`noise_weights`).
+        """The standard deviation of the noise on each of `dim` coordinates of a round's mean; 0 without noise.
 
-        With shares of noise, as if nobody had vanished.
+        cohort: the expected number of clients. Under correlated noise: of the round's new, independent noise alone
+        (`noise_weights`). With shares of noise: as if no client had dropped out.
         """
         if self.shares is not None:
             return self.shares.std(clip_norm, dim, self.shares.contributors - self.beside) / cohort

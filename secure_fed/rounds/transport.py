@@ -1,8 +1,9 @@
 """Requests, replies, and the transports that carry them.
 
-A transport has one method. `InProcess` calls client objects; `Recording` wraps a transport and keeps all messages, `Vanishing`
-wraps one and loses clients. Without masks a pass is one exchange, of a `Request` for a `Reply`; with masks it is one exchange
-for each stage of the protocol, of a `Stage` for a `Staged`.
+A transport has one method. `InProcess` calls client objects; the others wrap a transport: `Recording` keeps all messages,
+`Vanishing` loses clients, `progress.Told` reports the progress. Flower's is `secure_fed.flower.carrier`. Without masks a pass
+is one exchange, of a `Request` for a `Reply`; with masks it is one exchange for each stage of the protocol, of a `Stage` for a
+`Staged`.
 """
 
 from __future__ import annotations

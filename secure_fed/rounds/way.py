@@ -1,9 +1,10 @@
 """Settles the settings that are left open: the clients' steps, the method's own choices, and the clients' protection.
 
-`auto` in federation.sampling, privacy.noise and privacy.correlation (who takes part when, who adds the noise, how) becomes the
-recommendation of `secure-fed budget plan`, before any party is made. The server's secret coins are chosen only for a mechanism
-of the user's own, which needs them: no server keeps them from its operators and its clients. The run's configuration records
-the choice from then on.
+`auto` in federation.sampling, privacy.noise and privacy.correlation (who takes part when, who adds the noise, how) becomes,
+before any party is made, what `secure-fed budget plan` would recommend among the ways that the other settings allow: clients
+share the noise only if `secure_aggregation.enabled` is set. The server's secret coins are chosen only for a mechanism of the
+user's own, which needs them: no server keeps them from its operators and its clients. The run's configuration records the
+choice from then on.
 """
 
 from __future__ import annotations
@@ -116,12 +117,10 @@ def _left_open(privacy: PrivacyConfig, way: Way) -> bool:
 
 def _counted(config: RunConfig, cohort: int) -> int:
     """The number of noise shares that the guarantee counts in a masked sum of the cohort; 0 without masks."""
-    from protocols.choice import colluding, surviving
+    from protocols.choice import counted_shares
 
     settings = config.secure_aggregation
-    if not settings.enabled:
-        return 0
-    return max(0, surviving(cohort, settings.dropout) - colluding(cohort, settings.corrupt))
+    return counted_shares(cohort, settings.corrupt, settings.dropout) if settings.enabled else 0
 
 
 def reached(method: Method, state: State, personal: Collection[str] = ()) -> int:

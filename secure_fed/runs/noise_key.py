@@ -90,7 +90,9 @@ def erase(run_dir: Path) -> None:
     """Remove the keys of a run that has ended. Remains of removed files on the disk are not erased."""
     path = private_part(run_dir) / NOISE_KEY
     with plainly(
-        RunDirectoryError, f"{path} cannot be removed", "remove it, since whoever has it can take the noise away"
+        RunDirectoryError,
+        f"{path} cannot be removed",
+        "remove it, since whoever has it can subtract the noise from the models",
     ):
         path.unlink(missing_ok=True)
     crash_point("noise.key:erased")
@@ -112,7 +114,7 @@ def _read(run_dir: Path, path: Path) -> NoiseKeys:
     remedy = "restore it, or start again in another --out"
     if not path.exists():
         raise RunDirectoryError(
-            f"{run_dir} has released, but {PRIVATE}/{NOISE_KEY}, which its noise goes on with, is missing: {remedy}"
+            f"{run_dir} has released, but {PRIVATE}/{NOISE_KEY}, from which its later noise is computed, is missing: {remedy}"
         )
-    with plainly(RunDirectoryError, f"{path}, which the run's noise goes on with, cannot be used", remedy):
+    with plainly(RunDirectoryError, f"{path}, from which the run's later noise is computed, cannot be used", remedy):
         return NoiseKeys.from_bytes(path.read_bytes())

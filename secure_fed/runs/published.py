@@ -23,7 +23,7 @@ class Source(Enum):
 
     RELEASE = "what the mechanism released, and nothing else that is private"
     SETTINGS = "the configuration, the accountant, a ledger, and the software"
-    DECLARED = "what the statement takes as public: labels, names and number of the clients, what the noise goes by"
+    DECLARED = "facts that the guarantee takes as public: labels, clients' names and number, what the noise depends on"
     TEST = "the test set, which trains nothing, and the released model"
 
 
@@ -143,7 +143,9 @@ def cut(values: Mapping[str, Any], table: Table, *, whole: bool) -> tuple[dict[s
     withheld: dict[str, Any] = {}
     for name, value in values.items():
         if name not in table:
-            raise ValueError(f"{name!r} is in no table of what a private run may show: say there what it follows from")
+            raise ValueError(
+                f"{name!r} is in no table of what a private run may show: add it to the table with its Source, or as WITHHELD"
+            )
         rule = table[name]
         if isinstance(rule, Mapping) and isinstance(value, Mapping):
             shown[name], kept = cut(value, rule, whole=whole)

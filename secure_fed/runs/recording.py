@@ -234,6 +234,6 @@ def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
 
 _REMEDY = f"restore the run's own folder {FOLDER}, remove this folder, or run again"
 _UPDATES = (
-    "evaluation.record = 'updates' keeps what clients send, from which texts can be had and which no guarantee covers: keep "
-    "the run directory as you keep the training texts"
+    "evaluation.record = 'updates' keeps what clients send, from which training texts can be recovered, and which no "
+    "guarantee covers: protect the run directory like the training texts"
 )

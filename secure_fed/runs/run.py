@@ -42,10 +42,10 @@ Notify = Callable[..., None]  # called with an event's name and its arguments
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a run: `summary` is `result.json`, `state` the global tensors.
+    """The outcome of a run: `summary` is `result.json`, `state` the state after the last round: tensors, round, memory.
 
     records: the rounds; withheld: the values that a private run leaves out of `summary`. Both are for the owner of the data.
-    best: the global tensors of the best evaluation, with `evaluation.keep_best`. public_records: the public part of the rounds,
+    best: the state at the best evaluation, with `evaluation.keep_best`. public_records: the public part of the rounds,
     as in `metrics.jsonl`. plan: the releases and cost of a private run.
     """
 

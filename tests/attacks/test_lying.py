@@ -169,7 +169,7 @@ def test_labels_of_steps_whose_rate_falls_are_counted_by_their_mean_rate() -> No
 @pytest.mark.parametrize("which", chosen(["traps", "alarm", "dead", "flat"], ["traps"]))
 def test_no_crafted_tensor_is_accepted_in_the_first_round(which: str) -> None:
     one = table(*FIXED, round_=0)
-    with pytest.raises(Refused, match=r"client client-00 refuses round 1: .* is not what the run starts from"):
+    with pytest.raises(Refused, match=r"client client-00 refuses round 1: .* differs from the initial tensor"):
         one.server.answer(0, crafted(one)[which])
     one.server.answer(0, one.server.honest.select([]))
     table(*FIXED, round_=0, trusting=True).server.answer(0, crafted(one)[which])

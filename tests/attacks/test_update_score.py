@@ -161,7 +161,7 @@ def test_whole_clients_are_known_by_their_updates(tmp_path: Path) -> None:
         each=6,
     )
     case = overfitted.case(ran, "server")
-    with pytest.raises(Inapplicable, match="in plain sight"):
+    with pytest.raises(Inapplicable, match="needs no attack"):
         update_score.run(case, Settings())
     assert {update.client for update in ran[2].updates} <= set(ran[0].assembly.problem.names)
 

@@ -43,10 +43,10 @@ LIES: dict[str, tuple[Callable[[Request], Request], str]] = {
     "large": (with_first(-1001.0), r"has a value of 1001, above federation.largest_value = 1000"),
     "a tensor of no round": (
         lambda r: replace(r, tensors=r.tensors | {"embedding": torch.zeros(2)}),
-        "tensor 'embedding' is none of the round",
+        "tensor 'embedding' is not one that this round sends",
     ),
     "a tensor less": (lambda r: replace(r, tensors=r.tensors.without(list(r.tensors)[:1])), "is missing"),
-    "another start": (with_first(0.3), "is not what the run starts from"),
+    "another start": (with_first(0.3), "differs from the initial tensor"),
 }  # fmt: skip
 
 

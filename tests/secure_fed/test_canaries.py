@@ -74,7 +74,7 @@ def test_what_has_no_class_is_refused(item: Any, said: str) -> None:
 
 def test_a_task_without_classes_has_no_wrong_labels() -> None:
     for context in (TEXTS, replace(CONTEXT, classes=1)):
-        with pytest.raises(ConfigError, match="takes a classification of at least two classes"):
+        with pytest.raises(ConfigError, match="needs a classification task with at least two classes"):
             planted("mislabelled", units(1), context)
 
 

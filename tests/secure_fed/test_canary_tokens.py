@@ -90,7 +90,7 @@ def test_in_language_modelling_what_is_learned_is_replaced_with_its_label() -> N
 @pytest.mark.parametrize(
     ("item", "context", "said"),
     [
-        ({"x": 1.0, "labels": 0}, CONTEXT, "no 'input_ids' that are one text"),
+        ({"x": 1.0, "labels": 0}, CONTEXT, "no 'input_ids', or they are not one sequence"),
         (text(0), TEXTS, "neither a class nor its own tokens"),
         (text(0) | {"labels": np.zeros(9, dtype=np.int64)}, TEXTS, "neither a class nor its own tokens"),
         (text(0), replace(CONTEXT, vocabulary=None), "needs a vocabulary"),

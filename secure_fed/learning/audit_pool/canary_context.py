@@ -52,8 +52,8 @@ class CanaryContext:
         """The number of classes; ConfigError if there are fewer than two."""
         if self.classes is None or self.classes < 2:
             raise ConfigError(
-                f"evaluation.canaries = {kind!r} gives examples other labels, which takes a classification of at least two "
-                "classes; set it to 'none', or with privacy to 'direction'"
+                f"evaluation.canaries = {kind!r} gives examples other labels, which needs a classification task with at "
+                "least two classes; set it to 'none', or with privacy to 'direction'"
             )
         return self.classes
 

@@ -8,15 +8,16 @@ The lot (whether a unit enters the pool) and the coin are a keyed hash of the un
 seed. So
 - for a fixed number of units, replacing one unit changes no other unit's lot or coin. p depends on their number: it is
   `evaluation.audit_fraction`, at most 1,800 units, and 0 if that would be fewer than ten units. So adding or removing a unit
-  may change a lot between two such shares, or switch the holding out on or off. The number of units is taken as public, and
-  the privacy statement says so; given this number, the guarantee for a unit is the same with and without the holding out,
-  since whether a unit trains is a function of that unit alone;
+  changes p a little, and may move another unit into the pool or out of it. The guarantee therefore takes the number of units as
+  public, and the privacy statement says so; given this number, the guarantee for a unit is the same with and without the
+  holding out, since whether a unit trains is a function of that unit alone;
 - equal examples have the same lot, at every client: no held-out example is a copy of a training example. They also have the
   same coin, so they are left out of the audit: only an example that occurs once is a unit of the pool;
 - a resumed run, and an audit years later, find the same members.
 The coins are not secret: the seed is public, so anybody who knows a unit can compute its coin. This weakens no guarantee, for
-the reason above, and no audit, as long as no score of an attack reads the coins: only `membership.measured` and the judge of an
-audit read `AuditPool.members`. All runs of one seed on the same units share their coins.
+the reason above, and no audit, as long as no score of an attack reads the coins: of the code that computes or judges scores,
+only `membership.measured` and the judge of an audit read `AuditPool.members`. All runs of one seed on the same units share
+their coins.
 """
 
 from __future__ import annotations

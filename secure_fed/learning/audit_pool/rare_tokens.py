@@ -49,8 +49,8 @@ def with_token(
     given: Any = item.get("input_ids")
     if np.ndim(given) != 1:
         raise ConfigError(
-            "evaluation.canaries = 'rare_token' puts a token into texts, and an example has no 'input_ids' that are one text; "
-            "set it to 'mislabelled', or to 'none'"
+            "evaluation.canaries = 'rare_token' puts a token into texts, and an example has no 'input_ids', or they are not "
+            "one sequence; set it to 'mislabelled', or to 'none'"
         )
     ids = np.array(given)
     free = ~np.isin(ids, sorted(context.special)) & (np.asarray(item.get("attention_mask", np.ones(len(ids)))) != 0)

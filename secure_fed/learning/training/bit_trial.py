@@ -27,9 +27,9 @@ def sizes_that_agree(
 
     Passes of each size consist of the first examples, of the last examples in reverse, and of one example in every row, for up
     to `copied` examples, so that an example appears beside other examples and in another row. Each of these examples also
-    appears beside fewer examples: in smaller passes, or if there is a single candidate, in passes of half of them, filled up
-    with one of them. Of sets of sizes that agree the largest is used. candidates: the sizes to try, up to `len(probe)`,
-    ascending.
+    appears beside fewer examples: in smaller passes; with a single candidate, in passes of half of them that are filled up with
+    copies of one. If several sets of sizes agree, the largest set is returned. candidates: the sizes to try, up to
+    `len(probe)`, ascending.
     """
     agreeing: list[tuple[list[int], dict[int, bytes]]] = []
     for size in candidates:

@@ -40,7 +40,7 @@ from secure_fed.tensors.tensors import Tensors
 
 @dataclass
 class Ways:
-    """The results of trials: which kinds of trainings may share passes.
+    """The results of trials: for each kind of job, whether its clients can train in common passes.
 
     told: called after every common step with the number of finished trainings, which may be fractional.
     """
@@ -50,7 +50,7 @@ class Ways:
 
     @property
     def why_not(self) -> str:
-        """A reason why not all shared passes, if there is one."""
+        """A reason why some clients trained one after the other; empty if none did."""
         return next((trial.why_not for trial in self.trials.values() if trial.why_not), "")
 
     def of(self, objective: Objective, alike: Sequence[Job], *, public: bool) -> Trial:

@@ -113,7 +113,8 @@ def refuse_running_statistics(model: nn.Module) -> None:
         ):
             raise ModelError(
                 f"layer {name} of the model is {type(module).__name__}, which couples the examples of a batch and keeps "
-                "statistics that neither travel nor are saved; give a model with GroupNorm or LayerNorm there"
+                "running statistics, which are neither sent to the server nor exported; give a model with GroupNorm or "
+                "LayerNorm there"
             )
 
 

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from secure_fed.config import PrivacyConfig
 from secure_fed.report.page.masks import missing
 from secure_fed.report.page.record import RunRecord
 
-Place = Literal["server", "shares", "contribution", "gradients"]
+Place = Literal["sum", "shares", "contribution", "gradients"]
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """The recorded guarantee of one run.
 
-    place: who adds the noise: the server to sums, each client its share inside a masked sum, each client to its contribution,
-    or each client to its gradients. replaced: whether neighbours have one client's data replaced, rather than removed. terms:
-    the recorded fields, of the result or, before there is one, of the plan. secret: whether noise and coins came from the
-    operating system alone.
+    place: as `result.json` names it, who adds the noise: the server to sums, each client its share inside a masked sum, each
+    client to its contribution, or each client to its gradients. replaced: whether neighbours have one client's data replaced,
+    rather than removed. terms: the recorded fields, of the result or, before there is one, of the plan. secret: whether noise
+    and coins came from the operating system alone.
     """
 
     unit: str
@@ -54,13 +55,13 @@ def stated(record: RunRecord) -> Guarantee | None:
     terms = (record.result if record.result is not None else record.facts).get("privacy")
     if settings.unit == "none" or not terms:
         return None
-    place = _PLACES[settings.noise] if settings.unit == "client" else "gradients"
+    place = _place(settings)
     if place == "shares" and missing(record):
         return None
     return Guarantee(
         unit=settings.unit,
         place=place,
-        replaced=place == "contribution" or (place == "server" and record.config.federation.sampling == "fixed"),
+        replaced=place == "contribution" or (place == "sum" and record.config.federation.sampling == "fixed"),
         epsilon=float(terms["epsilon"]),
         epsilon_participants=float(terms["epsilon_participants"]),
         delta=float(terms["delta"]),
@@ -70,4 +71,7 @@ def stated(record: RunRecord) -> Guarantee | None:
     )
 
 
-_PLACES: dict[str, Place] = {"central": "server", "distributed": "shares", "local": "contribution"}
+def _place(settings: PrivacyConfig) -> Place:
+    """From the configuration, since a run that has not ended has recorded no place."""
+    places: dict[str, Place] = {"central": "sum", "distributed": "shares", "local": "contribution"}
+    return places[settings.noise] if settings.unit == "client" else "gradients"

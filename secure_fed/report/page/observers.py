@@ -31,7 +31,7 @@ def path_picture(record: RunRecord) -> str:
 def observers(guarantee: Guarantee) -> tuple[Bar, ...]:
     """A bar for the reader, the participant and the server; observers with equal epsilon share one."""
     seen = guarantee.epsilon_participants
-    server = math.inf if guarantee.place == "server" else seen
+    server = math.inf if guarantee.place == "sum" else seen
     found: tuple[tuple[str, float], ...] = ((_READERS, guarantee.epsilon), (_PARTICIPANTS, seen), (_SERVER, server))
     if guarantee.epsilon == seen:
         found = ((_EVERYBODY, seen),) if server == seen else ((_BUT_THE_SERVER, seen), (_SERVER, server))
@@ -43,11 +43,11 @@ def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, .
     place = guarantee.place if guarantee else "nowhere"
     holds = guarantee is not None and guarantee.holds
     against = at_most(guarantee.epsilon_participants) if guarantee else ""
-    server = f"epsilon {against}" if holds and place != "server" else "trusted" if holds else "no limit"
+    server = f"epsilon {against}" if holds and place != "sum" else "trusted" if holds else "no limit"
     readers = f"epsilon {at_most(guarantee.epsilon)}" if guarantee and holds else "no limit"
     return (
         Station(counted(len(record.client_names), "client"), _CLIENTS[place], noise=_BY_CLIENTS.get(place, "")),
-        Station("Server", _sees(record, place), server, noise="+ noise" if place == "server" else ""),
+        Station("Server", _sees(record, place), server, noise="+ noise" if place == "sum" else ""),
         Station("Readers of the model", "the model after every round", readers),
     )
 
@@ -97,7 +97,7 @@ _ONE = {"client": "one client", "example": "one example", "group": "one person"}
 _BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
 _CLIENTS = {
     "nowhere": "train on their own data",
-    "server": "train, clip their updates",
+    "sum": "train, clip their updates",
     "shares": "train, clip their updates",
     "contribution": "train, clip their updates",
     "gradients": "train, clip every gradient",

@@ -8,12 +8,10 @@ from secure_fed.report.page.markup import paragraph, table
 from secure_fed.report.page.masks import colluding, masked
 from secure_fed.report.page.record import RunRecord
 
-Case = str  # where the noise is, or "nowhere"
-
 
 def server_view(record: RunRecord, guarantee: Guarantee | None) -> str:
     """The data that reaches the server, possible inferences from it, and the kind of server that this assumes."""
-    case: Case = guarantee.place if guarantee else "nowhere"
+    case: str = guarantee.place if guarantee else "nowhere"
     seen = _masked(record, case) if masked(record) else paragraph(_IN_THE_CLEAR[case])
     participants = _participants(guarantee) if guarantee else ""
     return seen + paragraph(f"{participants} {_whose_machines(record)}".strip())
@@ -26,7 +24,7 @@ def _whose_machines(record: RunRecord) -> str:
     return _SIMULATED_MASKS if masked(record) else _SIMULATED
 
 
-def _masked(record: RunRecord, case: Case) -> str:
+def _masked(record: RunRecord, case: str) -> str:
     hidden = case == "shares" and record.config.privacy.hidden_cohort
     few = record.draws_by_coins and not record.config.secure_aggregation.active
     who = ("that all take part, not which of them train",) if hidden else ("yes",)
@@ -44,7 +42,7 @@ def _masked(record: RunRecord, case: Case) -> str:
     )
 
 
-def _assumed(record: RunRecord, case: Case) -> str:
+def _assumed(record: RunRecord, case: str) -> str:
     """The kind of server that the masks protect against, and the number of clients that may collude with it."""
     settings = record.config.secure_aggregation
     server = _ACTIVE if settings.active else _PASSIVE
@@ -56,7 +54,7 @@ def _assumed(record: RunRecord, case: Case) -> str:
 def _participants(guarantee: Guarantee) -> str:
     """The observers that the second epsilon holds against, where noise is on sums."""
     seen = at_most(guarantee.epsilon_participants)
-    if guarantee.place == "server":
+    if guarantee.place == "sum":
         return f"Against clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
     if guarantee.place == "shares":
         return f"Against the server, clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
@@ -73,7 +71,7 @@ _FEW = (
 )
 _ALONE = {
     "nowhere": "yes",
-    "server": "yes, without noise",
+    "sum": "yes, without noise",
     "shares": "yes, with that client's share of the noise, too little to protect it",
     "contribution": "yes, with that client's noise",
     "gradients": "yes, made by noised training",
@@ -85,7 +83,7 @@ _SUM = {
 }
 _MASKED = {
     "nowhere": "The sum carries no noise: a client is hidden by the other contributions in it, and by nothing else.",
-    "server": (
+    "sum": (
         "The server adds the noise after it has received the sum. Against whoever runs the server, or reads what reaches it,"
         " there is no guarantee: it is trusted with the sums."
     ),
@@ -123,7 +121,7 @@ _IN_THE_CLEAR = {
         "Each client's contribution is visible to the server. Whoever runs the server, or reads what reaches it, sees what"
         " every single client sent, and may infer which texts that client holds."
     ),
-    "server": (
+    "sum": (
         "The server sees every client's contribution before it adds the noise. Against whoever runs the server, or reads what"
         " reaches it, there is no guarantee: it is trusted with the contributions. With secure aggregation it would see their"
         " sums only; this run has none."

@@ -92,8 +92,8 @@ class Terms:
             return _chosen(clients, corrupt, dropout, chosen.active, chosen.neighbours, chosen.threshold)
         except ParameterError as error:
             raise ConfigError(
-                f"a masked sum of {clients} clients cannot be had: {error} (secure_aggregation.corrupt, dropout, neighbours, "
-                "threshold; federation.cohort)"
+                f"no masked sum of {clients} clients meets these settings: {error} (secure_aggregation.corrupt, dropout, "
+                "neighbours, threshold; federation.cohort)"
             ).about("secure_aggregation.corrupt", corrupt, "a sum that so many clients can be masked in") from error
 
     def parameters(self, number: int, invited: Sequence[int], layout: bytes, length: int, bound: int) -> Parameters:
@@ -221,9 +221,9 @@ class Terms:
         left, enough = self.least(self.invited) - self.protection.beside, self._with_two_honest(self.invited)
         if left < enough:
             raise ConfigError(
-                f"of {self.invited} clients in a masked sum {self.protection.beside} are phantoms, and as many may vanish as "
-                f"leave {left} others, fewer than {enough}: lower evaluation.phantoms, secure_aggregation.dropout or corrupt, "
-                "or raise federation.cohort"
+                f"of {self.invited} clients in a masked sum {self.protection.beside} are phantoms; if the allowed share drops "
+                f"out, {left} others may remain, and at least {enough} are needed: lower evaluation.phantoms, "
+                "secure_aggregation.dropout or corrupt, or raise federation.cohort"
             ).about("evaluation.phantoms", self.protection.beside, f"at least {enough} others in a sum")
 
     def encoding(self, size: int, clip_norm: float) -> Encoding:

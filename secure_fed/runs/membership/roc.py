@@ -34,14 +34,13 @@ class Rate:
 
 @dataclass(frozen=True)
 class TprAt:
-    """Units that score above `threshold` count as members: the smallest threshold with `fpr.value` at most `fpr_target`.
+    """Units that score above `threshold` count as members: the smallest threshold whose `fpr.value` is at most the given rate.
 
     The threshold is the (k+1)-th highest score of a non-member, where k non-members may be above it. The interval of the false
     positives holds nevertheless: their true rate there is Beta(k+1, n-k) at most, whose quantile is Clopper and Pearson's upper
     limit.
     """
 
-    fpr_target: float
     threshold: float
     tpr: Rate
     fpr: Rate
@@ -120,7 +119,6 @@ def tpr_at(members: ArrayLike, non_members: ArrayLike, rate: float, confidence: 
     allowed = math.floor(len(low) * rate + _ROUNDING)
     threshold = float(np.sort(low)[len(low) - 1 - allowed])
     return TprAt(
-        fpr_target=rate,
         threshold=threshold,
         tpr=exact_rate(int(np.sum(high > threshold)), len(high), confidence),
         fpr=exact_rate(int(np.sum(low > threshold)), len(low), confidence),
