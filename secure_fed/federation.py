@@ -87,13 +87,19 @@ class Federation:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on surprising behaviour of the run: held-out training data, clients that all send in every round, or a
-        GPU that is not used.
+        """Sentences on surprising behaviour of the run: held-out training data, clients that all send in every round, a GPU
+        that is not used, or parameters that the user had frozen.
         """
         counted = self.assembly.protection.plan is None
         pool, tail = self.assembly.pools["data"], self.assembly.server.tail
         idle = idle_gpu(self.config.model.device)
-        found = (pool.held_out(counted=counted), tail.said, traffic.of_hidden_cohort(self.assembly), idle)
+        found = (
+            pool.held_out(counted=counted),
+            tail.said,
+            traffic.of_hidden_cohort(self.assembly),
+            idle,
+            self.assembly.problem.note,
+        )
         return [note for note in found if note]
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:

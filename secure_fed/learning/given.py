@@ -48,6 +48,7 @@ def given(
     collate = collate or _default_collate(model, test[0], classifies=loss is None)
     _check_task(collate([test[0]]), loss, metrics)
     names = list(partition.client_names(len(train)))
+    note = _frozen(model)
     model.to(find_devices(config.model.device)[0])
     hasten(model)
     natural = {"kind": "natural", "jensen_shannon": None}
@@ -63,9 +64,21 @@ def given(
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
         confidence=confidence("", loss or classification.loss),
-        facts=facts_of(config, GIVEN, [], names, parts, (GIVEN, len(test)), natural),
+        facts=facts_of(config, GIVEN, [], names, parts, (GIVEN, len(test)), natural) | _content(train, test),
         unit_digest=_units_given(config, train),
         commonest=None if metrics else of_items(test),
+        note=note,
+    )
+
+
+def _frozen(model: nn.Module) -> str:
+    """A note if parameters are frozen, since a method chooses by itself what trains."""
+    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    if not frozen:
+        return ""
+    return (
+        f"{len(frozen)} parameters of the model are frozen, {frozen[0]} among them, and this has no effect: method.name and "
+        "method.modules_to_save choose what trains"
     )
 
 
@@ -91,6 +104,20 @@ def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
                     f"({error}): set privacy.unit_name to a name that all runs on this unit give"
                 ) from error
     return fingerprint.of_sizes([len(train)] if is_lazy(train) else map(len, train))
+
+
+def _content(train: Sequence[Sequence[Any]], test: Sequence[Any]) -> dict[str, str]:
+    """A digest of the examples of all clients and of the test set, by which a resumed run knows its data; empty if none is
+    known.
+
+    Only lists are read: another data set may give an example a new form each time.
+    """
+    if is_lazy(train) or not all(isinstance(own, list | tuple) for own in (*train, test)):
+        return {}
+    try:
+        return {"data_digest": fingerprint.of_objects([*train, test], each=False)}
+    except TypeError:
+        return {}
 
 
 def _check_examples(train: Any, test: Any) -> None:

@@ -39,7 +39,7 @@ class Problem:
     to protected units; they could confirm guesses about rows, so they stay in memory. warning: a warning to show before
     training starts, or empty. sizes: the number of each client's units, where most clients' examples are on other machines and
     not in `train`. commonest: the most frequent label of the test set, if accuracy counts labels and the test rows were not
-    held out of private rows.
+    held out of private rows. note: a sentence on the objects that a user gave, or empty.
     """
 
     model: nn.Module
@@ -58,6 +58,7 @@ class Problem:
     data_digest: str = ""
     unit_digest: str = ""
     warning: str = ""
+    note: str = ""
     sizes: Sequence[int] | None = None
     commonest: Commonest | None = None
 

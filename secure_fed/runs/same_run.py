@@ -56,9 +56,13 @@ def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], An
 
 def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
     if differing:
-        other = "another guarantee" if differing[0] == "privacy" else "other data"
+        if differing[0] == "privacy":
+            raise RunDirectoryError(
+                f"{path} was started with another guarantee: privacy in {name} differs; resume without that change"
+            )
         raise RunDirectoryError(
-            f"{path} was started with {other}: {differing[0]} in {name} differs; resume without that change"
+            f"{path} was started with other data: {differing[0]} in {name} differs; resume with the training and test rows of "
+            "that run and the same division, or start a new run"
         )
 
 

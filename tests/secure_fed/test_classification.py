@@ -11,6 +11,7 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 from torch import Tensor, nn
 
+from secure_fed.errors import ModelError
 from secure_fed.learning.tasks import classification
 from tests.cells import every
 
@@ -78,3 +79,17 @@ def test_half_precision_scores_are_judged_in_single() -> None:
     losses = classification.loss(Told(), {"scores": half, "labels": labels})
     assert losses.dtype == torch.float32
     assert torch.equal(losses, classification.loss(Told(), {"scores": half.float(), "labels": labels}))
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_logits_are_read_from_a_dict_and_other_outputs_are_refused_in_one_sentence(as_dict: bool) -> None:
+    scores, labels = drawn(3, 4, 4)
+    batch = {"scores": scores, "labels": labels}
+    if as_dict:
+        assert torch.equal(classification.logits(lambda scores: {"logits": scores}, batch), scores)  # type: ignore[arg-type]
+        return
+    for output in ((scores,), {"hidden": scores}, scores[:, None, :]):
+        with pytest.raises(
+            ModelError, match=r"has no `logits` of shape \(examples, classes\): return such logits, or give"
+        ):
+            classification.logits(lambda scores, output=output: output, batch)  # type: ignore[arg-type, misc]

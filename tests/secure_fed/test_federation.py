@@ -343,3 +343,15 @@ def test_a_default_configuration_may_be_left_out() -> None:
     chosen = steps | {("federation", name): value for name, value in server.items()}
     assert federation.config == RunConfig().replace(chosen)
     assert len(federation.assembly.clients) == 1
+
+
+def test_parameters_that_a_user_froze_are_named_since_the_method_decides() -> None:
+    model = toys.model()
+    assert toys.federation(model=model).notes == []
+    frozen = toys.model()
+    name, parameter = next(iter(frozen.named_parameters()))
+    parameter.requires_grad_(False)
+    (note,) = toys.federation({"evaluation.audit_fraction": 0.0}, model=frozen).notes
+    assert note.startswith(
+        f"1 parameters of the model are frozen, {name} among them, and this has no effect: method.name"
+    )

@@ -455,3 +455,13 @@ def test_resuming_needs_a_run_or_the_settings_of_one(
     (tmp_path / "diary.txt").write_text("dear diary")
     assert cli.main([*command, "--resume", "--out", str(tmp_path)]) == 2
     assert "is not an empty directory" in sentence(capsys)
+
+
+def test_resuming_on_other_examples_or_another_test_set_is_refused_in_python_too(tmp_path: Path) -> None:
+    settings = {"evaluation.audit_fraction": 0.0, "federation.rounds": 2}
+    toys.federation(settings).run(tmp_path / "run")
+    more = settings | {"federation.rounds": 3}
+    for own in ({"train": [toys.examples(40 + size, size) for size in (5, 8, 11)]}, {"test": toys.examples(41, 20)}):
+        with pytest.raises(RunDirectoryError, match=r"started with other data: data_digest in .* differs; resume with"):
+            toys.federation(more, **own).run(tmp_path / "run", resume=True)
+    assert toys.federation(more).run(tmp_path / "run", resume=True).state.round == 3

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from secure_fed.commands.comparison.totals import Charge, charge_of, totals
 from secure_fed.config import RunConfig
+from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.tasks.commonest import Commonest, no_better
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads
 from secure_fed.report.page.record import RunRecord
@@ -41,7 +42,8 @@ class Row:
     rounds_to_target: the mean over these runs. epsilon_one_run: the largest epsilon of a run, None without privacy;
     delta_one_run: the same run's delta. epsilon_all_seeds, delta_all_seeds: the total of all its runs (`totals`), None if they
     are about different units. charges: the cost of each private run. early: the number of runs that ended before their last
-    round. own_first: whether the task's own metrics are more informative than accuracy.
+    round. own_first: whether the task's own metrics are more informative than accuracy. held_out: how the runs held test rows
+    out of their training rows; empty if all were given test rows.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Row:
     curve: tuple[Point, ...]
     charges: tuple[Charge, ...] = ()
     own_first: bool = False
+    held_out: tuple[str, ...] = ()
 
 
 def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Row:
@@ -117,7 +120,12 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         curve=_curve(records),
         charges=charges,
         own_first=leads(settings.data.task),
+        held_out=tuple(sorted(origin for origin in {_tested(result) for result in results} if not is_declared(origin))),
     )
+
+
+def _tested(result: Mapping[str, Any]) -> str:
+    return str(result.get("test", {}).get("from", ""))
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -70,6 +70,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     )
     if any(row.target is not None for row in rows):
         spoken.append("Rounds to the target: the mean over the runs that reached it, by evaluated rounds.")
+    held_out = {origin for row in rows for origin in row.held_out}
+    if held_out and (len(seeds) > 1 or len(held_out) > 1 or not all(row.held_out for row in rows)):
+        spoken.append("These accuracies are not all of the same test rows, since runs held theirs out: set data.test.")
     charges = [charge for row in rows for charge in row.charges]
     spoken += cost_notes.after(charges, [row.name for row in rows if row.epsilon_one_run is None])
     spoken += [f"{row.name}: {row.no_better}" for row in rows if row.no_better]
@@ -92,7 +95,7 @@ def numbers(row: Row) -> dict[str, Any]:
         elif field.name == "metrics":
             for name, spread in row.metrics.items():
                 flat |= _flat(name, spread)
-        elif field.name not in ("curve", "charges", "own_first", "no_better"):
+        elif field.name not in ("curve", "charges", "own_first", "no_better", "held_out"):
             flat[field.name] = list(value) if isinstance(value, tuple) else value
     return flat
 

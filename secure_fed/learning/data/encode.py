@@ -94,8 +94,17 @@ def _tokens(
         types = [[0] * len(each) for each in ids] if "token_type_ids" in tokenizer.model_input_names else []
         return {"input_ids": ids, "token_type_ids": types}
     second = None if rows.text_b is None else list(rows.text_b[window])
-    found: Any = tokenizer(texts, second, truncation=True, max_length=max_length)
+    literal = _ends_texts(tokenizer)
+    found: Any = tokenizer(texts, second, truncation=True, max_length=max_length, split_special_tokens=literal)
     return {str(name): value for name, value in found.items()}
+
+
+def _ends_texts(tokenizer: Any) -> bool:
+    """Whether the tokenizer ends every text with its end token. Then special tokens written in a text, such as "</s>", are read
+    as plain text: BART and T5 read their scores at the end token, and refuse batches with several of them in a text.
+    """
+    ends = tokenizer("")["input_ids"][-1:]
+    return bool(ends) and ends[0] == tokenizer.eos_token_id
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:

@@ -17,6 +17,7 @@ from secure_fed.learning.data.table import Table
 
 Label = int | str
 
+_ABSENT = frozenset(("nan", "na", "n/a", "null", "none"))
 _DIGITS = 1000  # of an integer; Python itself reads no more than a few thousand
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf)", re.IGNORECASE)
@@ -73,11 +74,23 @@ def _all_integers(tables: Sequence[Table], column: str) -> bool:
     ]
     if all(_INTEGER.fullmatch(value) for _, _, value in texts):
         return True
+    _refuse_absent(texts)
     if all(_NUMBER.fullmatch(value) for _, _, value in texts):
         for table, row, value in texts:
             if "." in value:
                 _refuse(table, row, value)
     return False
+
+
+def _refuse_absent(texts: Sequence[tuple[Table, int, str]]) -> None:
+    """Refuse a word for a missing label, such as "nan", if all other labels written as text are integers."""
+    absent = [(table, row, value) for table, row, value in texts if value.lower() in _ABSENT]
+    if absent and all(_INTEGER.fullmatch(value) or value.lower() in _ABSENT for _, _, value in texts):
+        table, row, value = absent[0]
+        raise DataError(
+            f"{table.place(row)}: label {value!r} beside integers says that the label is missing; add it, remove the row, or "
+            "set data.label to another column"
+        )
 
 
 def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[list[Label]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from secure_fed.config import DataConfig
-from secure_fed.errors import DataError, plainly
+from secure_fed.errors import ConfigError, DataError, plainly
 from secure_fed.learning.data import files
 from secure_fed.learning.data.rows import Columns
 
@@ -119,6 +119,8 @@ def _of_name(name: str) -> Named | None:
 
 def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
     """The paths of a setting. A path that the system cannot look up is refused; it need not exist."""
+    if not isinstance(value, str) and not value:
+        raise ConfigError(f"{setting} is an empty list; name at least one file, or leave the setting out")
     paths = []
     for text in filter(None, [value] if isinstance(value, str) else value):
         with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.config import DataConfig
-from secure_fed.errors import ConfigError, DataError
+from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, Item, encode, pad_id, whole_numbers
 from secure_fed.learning.data.labels import Vocabulary, learn
 from secure_fed.learning.data.rows import Rows
@@ -31,9 +31,15 @@ _ROUNDED = 0.01  # tolerance for the sum of rounded shares
 
 
 def logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """(B, classes) float32 scores; takes models that return a tensor and those that return an object with `logits`."""
+    """(B, classes) float32 scores, from a model that returns them, or an object or a dict that has them as `logits`."""
     output: Any = model(**{name: value for name, value in batch.items() if name != "labels"})
-    scores: Tensor = getattr(output, "logits", output)
+    scores = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if not isinstance(scores, Tensor) or scores.ndim != 2:
+        shape = f" of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else ""
+        raise ModelError(
+            f"the model returned a {type(output).__name__}{shape}, which has no `logits` of shape (examples, classes): return "
+            "such logits, or give Federation a loss= and metrics= that read this output"
+        )
     return scores.float()
 
 

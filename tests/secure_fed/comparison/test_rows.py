@@ -176,3 +176,14 @@ def test_a_drawing_of_nothing_measured_and_of_many() -> None:
     drawing = drawn(many)
     assert all(f"_run {place}<" in drawing for place in range(25)), "a name that begins with _ is a name"
     assert drawing == drawn(many)
+
+
+def test_accuracies_of_different_test_rows_are_named() -> None:
+    by_row, by_client, given = (
+        record([0.5], test={"from": origin}) for origin in ("held out by row", "held out by client", "test files")
+    )
+    said = "not all of the same test rows"
+    for rows in ([row(by_row, by_row)], [row(by_row), row(by_client)], [row(by_row), row(given)]):
+        assert any(said in note for note in notes(rows))
+    for rows in ([row(given, given)], [row(by_row), row(by_row)]):
+        assert not any(said in note for note in notes(rows))

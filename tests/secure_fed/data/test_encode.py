@@ -238,3 +238,13 @@ def test_no_items_are_no_batches() -> None:
 def test_batch_size_must_be_positive() -> None:
     with pytest.raises(ConfigError, match="batch_size is 0"):
         batches([1], 0, list, None)
+
+
+def test_an_end_token_written_in_a_text_is_read_as_text_where_texts_end_with_one() -> None:
+    words = Tokenizer(WordLevel(WORDS, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 3)])
+    ending = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]", eos_token="[SEP]")
+    rows = Rows(("w0 [SEP] w1", "w0"), (0, 1), ("a", "b"))
+    assert [list(ids).count(3) for ids in encode(ending, rows, 16).input_ids] == [1, 1]
+    assert list(encode(tokenizer(), rows, 16).input_ids[0]).count(3) == 1, "its end token does not end texts"

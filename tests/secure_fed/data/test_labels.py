@@ -97,3 +97,10 @@ def test_a_test_label_absent_from_training_is_refused() -> None:
     vocabulary = learn([table(["a", "b"])], "label")
     with pytest.raises(DataError, match=r"test\.jsonl, line 2: label 'c' never occurs .* 'a', 'b'"):
         vocabulary.encode([table(["a", "c"], source="test.jsonl")], "label")
+
+
+@pytest.mark.parametrize("word", ["nan", "NA", "null", "None"])
+def test_a_word_for_a_missing_label_beside_integers_is_no_class(word: str) -> None:
+    with pytest.raises(DataError, match=rf"line 3: label '{word}' beside integers says that the label is missing"):
+        learn([table(["0", "1", word, "1"])], "label")
+    assert learned(table(["yes", word]))[0] == tuple(sorted(["yes", word]))

@@ -87,6 +87,10 @@ def test_labels_are_read_from_lists_and_from_texts() -> None:
     [
         ([["a"], 7], ("line 2", "'label' is 7", "not a list of labels")),
         ([["a"], ["b", None]], ("line 2", "a label is missing")),
+        (
+            [[1, 0], [1, 0, 1]],
+            ("line 2", "'label' is [1, 0, 1], a 0 or 1 for every label", "by their names or numbers"),
+        ),
         ([[], []], ("no row of x.jsonl has a label", "data.label")),
         ([["a"], ["b", 3]], ("line 2", "mixes")),
     ],
