@@ -46,6 +46,7 @@ def test_every_example_is_run_here() -> None:
         "first_run.ipynb",
         "own_model.py",
         "own_loop.py",
+        "hugging_face_trainer.py",
         "own_files.py",
         "compare_methods.py",
         "private_notes.toml",
@@ -134,6 +135,28 @@ def test_an_own_loop_over_few_examples(capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     assert out.startswith("2 steps, epsilon 7.9")
     assert "Unit: one example." in out
+
+
+def test_the_trainer_makes_every_planned_step_and_logs_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    main_ = runpy.run_path(str(EXAMPLES / "hugging_face_trainer.py"))["main"]
+    main_.__globals__.update(EXAMPLES=200, EPOCHS=2)
+    with accounts.coarse():
+        main_()
+    out = capsys.readouterr().out
+    assert "\n4 of 4 steps, epsilon 7.9" in out
+    assert "Unit: one example." in out
+    assert "train_runtime" in out
+    assert not re.search("'(train_)?loss'|grad_norm", out)
+
+
+@pytest.mark.nightly
+def test_hugging_face_trainer() -> None:
+    line = re.search(
+        r"^60 of 60 steps, epsilon (7\.9\d+), accuracy ([\d.]+)%$", run(EXAMPLES / "hugging_face_trainer.py"), re.M
+    )
+    assert line is not None
+    assert float(line[1]) <= 8
+    assert float(line[2]) > 40
 
 
 @pytest.mark.nightly
