@@ -8,6 +8,7 @@ from secure_fed.errors import UsageError
 
 _MODEL = "model adapter device"
 _TEXTS = "members non_members task text text_b label labels max_length"
+_OF_TASKS = "stride unanswerable label_centre label_scale"
 _PREPARED = f"{_MODEL} prepared max_length fail_above"
 READ = {
     "--lying": "lying trials attack fail_above",
@@ -15,9 +16,9 @@ READ = {
     "--share": "share fail_above",
     "--extract": f"extract {_MODEL} reference task text text_b prefix suffix show_texts fail_above",
     "--exposure": f"exposure {_PREPARED} secrets_tried",
-    "--prepared": f"{_PREPARED} reference labels delta",
-    "a plain --model": f"{_MODEL} {_TEXTS} reference shadows config recall neighbours neighbour_model date scores out "
-    "show_texts attack fail_above",
+    "--prepared": f"{_PREPARED} {_OF_TASKS} reference labels delta",
+    "a plain --model": f"{_MODEL} {_TEXTS} {_OF_TASKS} reference shadows config recall neighbours neighbour_model date "
+    "scores out show_texts attack fail_above",
     "RUN_DIR": "attack beside show_texts references",
 }
 # --exposure reads --max-length because a model with fewer positions than the default cannot be loaded without it.

@@ -53,7 +53,7 @@ class Audit:
             "members": self.subject.texts.members,
             "non_members": len(self.subject.texts.rows) - self.subject.texts.members,
             "verdict": self.verdict.level,
-            "sentences": list(self.verdict.sentences),
+            "sentences": [*self.verdict.sentences, *self.subject.notes],
             "best": self.verdict.best,
             "baselines": [{"by": name, **_told(one)} for name, one in self.baselines.items()],
             "signals": [

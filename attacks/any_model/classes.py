@@ -1,4 +1,4 @@
-"""The classes of an audited model, in the order of its outputs."""
+"""The classes of an audited model, in the order of its outputs, which is never guessed."""
 
 from __future__ import annotations
 
@@ -15,33 +15,70 @@ from secure_fed.learning.models.locate import locate
 
 
 def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: str, adapter: Path | None) -> Vocabulary:
-    """The classes in the order of the model's outputs: as given, else as the model's configuration names them, else sorted.
+    """The classes in the order of the model's outputs: as its configuration or its adapter names them, else as `labels`.
 
     learned: the classes of the texts; empty for a task without classes, which refuses `--labels`. labels: the given order, or
-    empty.
+    empty. Integers are the numbers of the outputs where those have no names. UsageError if the order is not known, or if
+    `labels` are the model's own names in another order: losses for other classes would hide a leak.
     """
     if not learned.values:
         if labels:
             given = ",".join(labels)
             raise UsageError(f"--labels is {given!r:.40}, but the task {task} has no classes: leave it out")
         return learned
-    order = labels or (_named(model) if adapter is None else _noted(adapter))
+    own = _named(model) if adapter is None else _noted(adapter)
+    if labels:
+        _require_own_order(labels, own, "id2label in its config.json" if adapter is None else f"its {LABELS}")
+    order = labels or own
     written = {str(value): value for value in learned.values}
     if not labels and not set(written) <= set(order):
         written = _spelled(written, order)
-    if not set(written) <= set(order):
-        if labels:
-            missing = sorted(set(written) - set(order))[0]
-            raise ModelError(
-                f"--labels leaves out {missing!r}, which the texts have: name every class in the model's order"
-            )
-        if _named_by_its_maker(order) and not all(isinstance(value, int) for value in learned.values):
-            raise UsageError(
-                f"the texts have the class {sorted(set(written) - set(order))[0]!r:.40}, and the model's outputs are called "
-                f"{', '.join(order)!r:.80}: name the classes of the texts in the model's order with --labels"
-            )
+    missing = sorted(set(written) - set(order))
+    if not missing:
+        return Vocabulary(tuple(written.get(name, name) for name in order), tuple(order))
+    if labels:
+        raise ModelError(
+            f"--labels leaves out {missing[0]!r}, which the texts have: name every class in the model's order"
+        )
+    if all(isinstance(value, int) for value in learned.values):
         return learned
-    return Vocabulary(tuple(written.get(name, name) for name in order), tuple(order))
+    raise _unknown(missing[0], own, f"--model {model}" if adapter is None else f"--adapter {adapter}")
+
+
+def require_same_order(reference: str, names: Sequence[str]) -> None:
+    """Refuse a reference that names the classes in another order: its losses would be for other classes."""
+    own = _named(reference)
+    if _permuted(own, names):
+        raise UsageError(
+            f"--reference {reference} names its outputs {', '.join(own)!r:.80}, and the model's are {', '.join(names)!r:.80}: "
+            "leave it out, or save it again with its outputs in this order"
+        )
+
+
+def _require_own_order(labels: Sequence[str], own: Sequence[str], place: str) -> None:
+    if _permuted(labels, own):
+        raise UsageError(
+            f"--labels is {', '.join(labels)!r:.80}, and the model names its outputs in the order {', '.join(own)!r:.80}: "
+            f"leave out --labels, or correct {place}"
+        )
+
+
+def _permuted(names: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether both are the same names in another order; capitals count only where names differ by nothing else."""
+    for spelled in (str, str.casefold):
+        one, other = [spelled(name) for name in names], [spelled(name) for name in others]
+        if sorted(one) == sorted(other):
+            return one != other
+    return False
+
+
+def _unknown(missing: str, own: Sequence[str], whose: str) -> UsageError:
+    """The error for classes whose order among the outputs is not known."""
+    if _named_by_its_maker(own):
+        said = f"the model's outputs are called {', '.join(own)!r:.80}: name the classes of the texts"
+    else:
+        said = f"{whose} has no names for its outputs: name all of its classes"
+    return UsageError(f"the texts have the class {missing!r:.40}, and {said} in the model's order with --labels")
 
 
 def _spelled(written: dict[str, int | str], order: Sequence[str]) -> dict[str, int | str]:

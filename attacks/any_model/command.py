@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
+from attacks.any_model import of_tasks
 from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from secure_fed.errors import ConfigError, UsageError, plainly
 
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--date", metavar="COLUMN", help="the date of a text: members and others must not differ by it")
     own.add_argument("--labels", metavar="A,B,...", help="the classes in the order of the model's outputs")
     own.add_argument("--max-length", type=int, metavar="TOKENS", help=f"longer texts are cut (default: {LENGTH})")
+    of_tasks.add_arguments(own)
     own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
     own.add_argument("--scores", type=Path, metavar="FILE.csv", help="also write every text's scores")
     folder = "write audit.html, a page to read, audit.json and scores.csv into this folder, readable by you alone"
@@ -89,6 +91,7 @@ def run(chosen: argparse.Namespace) -> int:
     from attacks.any_model.audit import audited
     from attacks.any_model.fitting import require_fits
     from attacks.any_model.subject import opened
+    from attacks.any_model.terminal import show
 
     asked = _asked(chosen)
     if asked.recall is not None and asked.data.task != "causal_lm":
@@ -98,7 +101,7 @@ def run(chosen: argparse.Namespace) -> int:
     audit = audited(opened(asked), lambda what: print(f"secure-fed: {what}", file=sys.stderr))
     if chosen.scores:
         _write(audit, chosen.scores)
-    print(json.dumps(audit.to_dict())) if chosen.json else _show(audit)
+    print(json.dumps(audit.to_dict())) if chosen.json else show(audit)
     if chosen.out:
         from attacks.any_model.folder import written
 
@@ -128,7 +131,9 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         raise UsageError(f"--neighbours is {chosen.neighbours}: give a number from 1, such as 25")
     columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
     config = _config(chosen)
-    data = DataConfig(train="of the user", task=chosen.task or "classification", **columns)
+    task = chosen.task or "classification"
+    settings = {} if config is not None else of_tasks.chosen_settings(chosen, task)
+    data = DataConfig(train="of the user", task=task, **columns, **settings)
     return Asked(
         chosen.model,
         chosen.members,
@@ -146,12 +151,16 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         neighbours=chosen.neighbours or 0,
         neighbour_model=chosen.neighbour_model or "",
         attacks=tuple(map(_own, chosen.attack)),
+        scale_given=of_tasks.gives_scale(settings),
     )
 
 
 def longest(chosen: argparse.Namespace) -> int:
     """The maximum number of tokens read from a text."""
-    return LENGTH if chosen.max_length is None else int(chosen.max_length)
+    length = LENGTH if chosen.max_length is None else int(chosen.max_length)
+    if length < 1:
+        raise ConfigError(f"--max-length is {length}; it must be at least 1, with room for the tokenizer's own tokens")
+    return length
 
 
 def _own(name: str) -> Path:
@@ -176,7 +185,7 @@ def _config(chosen: argparse.Namespace) -> RunConfig | None:
         )
     if chosen.config is None:
         return None
-    for name in ("data.task", "data.text", "data.text_b", "data.label", "model.max_length"):
+    for name in ("data.task", "data.text", "data.text_b", "data.label", "model.max_length", *of_tasks.SETTINGS):
         option = name.partition(".")[2]
         if getattr(chosen, option) is not None:
             raise UsageError(
@@ -210,24 +219,3 @@ def _made(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
             pass
-
-
-def _show(audit: Audit) -> None:
-    from rich.table import Column, Table
-
-    from secure_fed.report.terminal import PlainConsole
-
-    console, facts = PlainConsole(), audit.to_dict()
-    heads = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
-    adapter = f" with {facts['adapter']}" if facts["adapter"] else ""
-    console.print(f"verdict on {facts['model']}{adapter}: {heads[facts['verdict']]}", style="bold")
-    for sentence in facts["sentences"]:
-        console.print(sentence)
-    table = Table("signal", "AUC, 95 % interval", Column("caught at 1 % false alarms", justify="right"))
-    for one in facts["signals"]:
-        low, high = one["auc_interval"]
-        caught = one["tpr_at_fpr"]["0.01"]
-        rate = "too few others" if caught is None else f"{caught['tpr']:.1%}"
-        table.add_row(one["signal"], f"{one['auc']:.3f} ({low:.3f} to {high:.3f})", rate)
-    console.print(table)
-    console.print(f"{facts['members']} members and {facts['non_members']} others; an AUC of .5 is a coin's")

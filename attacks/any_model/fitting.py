@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from attacks.any_model.in_options import in_options
 from attacks.any_model.subject import Asked
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
@@ -22,6 +23,8 @@ def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
     if count < FEWEST:
         raise ConfigError(f"--shadows is {count}: at least {FEWEST}, and 16 to see a small leak")
     begun, audited = config.model.name, asked.model
+    with in_options(texts=False):
+        _read(audited)  # errors below are about the configuration's model
     same = str(locate(begun)) == str(locate(audited))
     if asked.adapter is not None and not same:
         raise _refused(begun, f"and the audited adapter is on {audited}: set model.name to that")

@@ -23,12 +23,11 @@ def written(audit: Audit, folder: Path, *, show_texts: bool = False) -> Path:
 
 
 def as_csv(audit: Audit) -> str:
-    """A line for each text: its row in its file from 0, whether it is a member, and its scores."""
+    """A line for each text: its row in its file from 0, copies counted, whether it is a member, and its scores."""
     file = io.StringIO(newline="")
     writer = csv.writer(file)
     writer.writerow(["row", "member", *audit.scores])
-    members = audit.subject.texts.members
-    for row, values in enumerate(zip(*audit.scores.values(), strict=True)):
-        member = row < members
-        writer.writerow([row if member else row - members, int(member), *map(float, values)])
+    subject = audit.subject
+    for index, (row, *values) in enumerate(zip(subject.places, *audit.scores.values(), strict=True)):
+        writer.writerow([row, int(index < subject.texts.members), *map(float, values)])
     return file.getvalue()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +57,28 @@ def require_head_of_either(adapter: Path, base: str, task: Task, model: Any, lab
         )
 
 
+def require_adapter(adapter: Path) -> None:
+    """ModelError, before anything is loaded, for a folder that is no adapter of PEFT's."""
+    from peft import PeftConfig
+
+    with _fitting(adapter):
+        PeftConfig.from_pretrained(str(adapter))
+
+
 def adapted(model: Any, adapter: Path) -> Any:
     """The model with the adapter on it. ModelError if the adapter is another model's."""
     from peft import PeftModel
 
+    with _fitting(adapter):
+        warnings.filterwarnings("error", ".*missing adapter keys")  # else PEFT initialises new ones
+        return PeftModel.from_pretrained(model, adapter)
+
+
+@contextmanager
+def _fitting(adapter: Path) -> Iterator[None]:
     try:
         with quiet(), warnings.catch_warnings():
-            warnings.filterwarnings("error", ".*missing adapter keys")  # else PEFT initialises new ones
-            return PeftModel.from_pretrained(model, adapter)
+            yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, UserWarning) as error:
         first = " ".join(str(error).split())
         raise ModelError(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from attacks.any_model.in_options import in_options
 from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject, Texts
 from secure_fed.errors import ModelError, UsageError
@@ -69,13 +70,13 @@ def _losses(subject: Subject, field: str, texts: tuple[str, ...]) -> Floats:
 def _swapped(texts: Sequence[str], count: int, name: str) -> list[list[str]]:
     import transformers
 
-    with quiet(), explained(name):
+    with in_options("--neighbour-model"), quiet(), explained(name):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(locate(name))
     if tokenizer.mask_token_id is None or not tokenizer.is_fast:
         raise ModelError(
             f"--neighbour-model {name} is no masked language model with a fast tokenizer: name one such as a BERT"
         )
-    with quiet(), explained(name):
+    with in_options("--neighbour-model"), quiet(), explained(name):
         model = transformers.AutoModelForMaskedLM.from_pretrained(locate(name)).eval()
     return [_of_text(text, count, tokenizer, model) for text in texts]
 

@@ -120,13 +120,13 @@ def _without_model(told: dict[str, Any]) -> str:
 
 def _texts(audit: Audit) -> str:
     """The texts with the highest scores of the best signal, members and others alike."""
-    scores, texts = audit.scores[audit.verdict.best], audit.subject.texts
+    scores, texts, places = audit.scores[audit.verdict.best], audit.subject.texts, audit.subject.places
     order = sorted(range(len(scores)), key=lambda row: -scores[row])[:SHOWN]
     rows = [
         (
             str(place),
             "yes" if row < texts.members else "no: a false alarm",
-            str(row if row < texts.members else row - texts.members),
+            str(places[row]),
             rate(float(scores[row])),
             _cut(texts.plain[row]),
         )

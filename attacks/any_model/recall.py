@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attacks.any_model.in_options import in_options
 from attacks.any_model.likelihood import tokens_of
 from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject, plain_of
@@ -33,7 +34,8 @@ _BATCH = 2
 
 def conditional(subject: Subject, file: Path) -> Floats:
     """(texts,) the log-likelihood of each text after the prefix, over the same tokens as without it."""
-    prefix = _prefix(subject, file)
+    with in_options():
+        prefix = _prefix(subject, file)
     given = [_after(prefix, *own, subject.tokenizer.bos_token_id) for own in _columns(subject.texts.examples)]
     columns = {"input_ids": tuple(ids for ids, _ in given), "labels": tuple(labels for _, labels in given)}
     found = tokens_of(subject.model, subject.task, subject.tokenizer, Encoded(columns), _BATCH)

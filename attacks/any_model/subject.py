@@ -6,26 +6,29 @@ off, is a reference without further cost.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attacks.any_model.apart import require_apart, require_different
-from attacks.any_model.classes import in_order
-from attacks.any_model.heads import adapted, require_head, require_head_of_either
+from attacks.any_model.classes import in_order, require_same_order
+from attacks.any_model.heads import adapted, require_adapter, require_head, require_head_of_either
+from attacks.any_model.in_options import in_options
 from attacks.any_model.likelihood import losses_of, tokens_of
+from attacks.any_model.scale import UNSCALED, learned, require_same
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
-from secure_fed.errors import ConfigError, DataError, UsageError
+from secure_fed.errors import UsageError
+from secure_fed.export.label_scale import of
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.table import Table
 from secure_fed.learning.models import loading
 from secure_fed.learning.tasks.task import Task
 
@@ -40,7 +43,7 @@ class Asked:
     the texts' data set, as the data writes them, where they are known; a few texts may not contain all of them. date: the
     column with the date of a text. shadows: the number to train, by `config`. recall: texts outside the training, to prefix
     each text with. neighbours: the number for each text, by the masked language model `neighbour_model` if one is named.
-    attacks: files of user-defined signals.
+    attacks: files of user-defined signals. scale_given: whether the scale of a regression's labels in `data` is the user's.
     """
 
     model: str
@@ -61,6 +64,7 @@ class Asked:
     neighbour_model: str = ""
     attacks: tuple[Path, ...] = ()
     all_in: str = "--prepared"
+    scale_given: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ class Subject:
     """A loaded model and the texts.
 
     base: switches the adapter off; None without a base to compare with. dates: of each text, if the files have them. kept: for
-    each file the indices of its rows without copies, which would count as evidence of their own.
+    each file the indices of its rows without copies, which would count as evidence of their own. notes: sentences on what was
+    assumed of the model.
     """
 
     asked: Asked
@@ -92,6 +97,12 @@ class Subject:
     base: Switch | None
     dates: tuple[object, ...] | None = None
     kept: tuple[tuple[int, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[int]:
+        """(texts,) the row of each text in its file, from 0."""
+        return [row for part in self.kept for row in part]
 
     @property
     def language_model(self) -> bool:
@@ -107,14 +118,21 @@ class Subject:
         """(texts,) losses under each reference, with its own tokenizer; the base model, if any, comes first."""
         found = [self.losses(self.base)] if self.base else []
         for name in self.asked.references:
-            names = self.texts.rows.label_names
-            loaded = loading.load(
-                ModelConfig(name, self.asked.device, max_length=self.asked.max_length), self.task, names, 0
-            )
-            require_head(name, self.task, names)
-            encoded = self.task.encode(loaded.tokenizer, self.texts.rows, self.asked.max_length)
-            found.append(losses_of(loaded.model.eval(), self.task, loaded.tokenizer, encoded, names))
+            with in_options("--reference", texts=self.asked.config is None):
+                found.append(self._losses_under(name))
         return found
+
+    def _losses_under(self, reference: str) -> Floats:
+        asked, rows = self.asked, self.texts.rows
+        loaded = loading.load(
+            ModelConfig(reference, asked.device, max_length=asked.max_length), self.task, rows.label_names, 0
+        )
+        require_head(reference, self.task, rows.label_names)
+        require_same_order(reference, rows.label_names)
+        if (scale := of(asked.data)) is not None:
+            require_same(reference, scale)
+        encoded = self.task.encode(loaded.tokenizer, rows, asked.max_length)
+        return losses_of(loaded.model.eval(), self.task, loaded.tokenizer, encoded, rows.label_names)
 
     def tokens(self) -> list[Tokens]:
         """A language model's predicted tokens, for every text."""
@@ -124,27 +142,45 @@ class Subject:
 def opened(asked: Asked) -> Subject:
     """Read the texts and load the model. Errors explain in one sentence what does not fit."""
     require_different(asked.model, asked.references)
-    task = tasks.build(asked.data)
-    with _in_options(asked):
+    with in_options(texts=asked.config is None):
+        asked, notes = _scaled(asked)
+        task = tasks.build(asked.data)
+        require_adapter(asked.adapter) if asked.adapter is not None else require_head(asked.model, task, ())
         parts = _parts(asked, task)
-    kept = tuple(map(_distinct, parts))
-    parts = [part.take(rows) for part, rows in zip(parts, kept, strict=True)]
-    if asked.others is not None:
-        require_apart(*parts)
-    rows = _joined(*parts)
-    with _in_options(asked):
-        pooling = "mean" if asked.adapter is not None and on_mean_pooled(asked.adapter) else "model"
-        config = ModelConfig(asked.model, asked.device, max_length=asked.max_length, pooling=pooling)
-        loaded = loading.load(config, task, rows.label_names, 0)
-    model, base = loaded.model, None
+        kept = tuple(map(_distinct, parts))
+        parts = [part.take(rows) for part, rows in zip(parts, kept, strict=True)]
+        if asked.others is not None:
+            require_apart(*parts)
+        rows = _joined(*parts)
+        model, tokenizer, base = _loaded(asked, task, rows.label_names)
+        texts = Texts(rows, len(parts[0]), task.encode(tokenizer, rows, asked.max_length))
+    return Subject(asked, task, tokenizer, model.eval(), texts, base, _dates(asked, kept), kept, notes)
+
+
+def _scaled(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
+    """The request with the scale of the model's labels, and a note that states it."""
+    data = asked.data
+    if (scale := of(data)) is None:
+        return asked, ()
+    by = "--label-centre and --label-scale"
+    if asked.config is not None:
+        by = "data.label_centre and data.label_scale of --config"
+    is_given = asked.scale_given or asked.config is not None or scale != UNSCALED
+    found, note = learned(scale if is_given else None, by=by, model=asked.model, adapter=asked.adapter)
+    return replace(asked, data=replace(data, label_centre=found.centre, label_scale=found.scale)), (note,)
+
+
+def _loaded(asked: Asked, task: Task, names: Sequence[str]) -> tuple[Any, Any, Switch | None]:
+    """The model, its tokenizer, and what switches its adapter off, if that leaves a reference."""
+    pooling = "mean" if asked.adapter is not None and on_mean_pooled(asked.adapter) else "model"
+    config = ModelConfig(asked.model, asked.device, max_length=asked.max_length, pooling=pooling)
+    loaded = loading.load(config, task, names, 0)
     if asked.adapter is None:
-        require_head(asked.model, task, rows.label_names)
-    else:
-        require_head_of_either(asked.adapter, asked.model, task, loaded.model, rows.label_names)
-        model = adapted(model, asked.adapter)
-        base = model.disable_adapter if task.keeps_head else None  # a new head is untrained
-    texts = Texts(rows, len(parts[0]), task.encode(loaded.tokenizer, rows, asked.max_length))
-    return Subject(asked, task, loaded.tokenizer, model.eval(), texts, base, _dates(asked, kept), kept)
+        require_head(asked.model, task, names)
+        return loaded.model, loaded.tokenizer, None
+    require_head_of_either(asked.adapter, asked.model, task, loaded.model, names)
+    model = adapted(loaded.model, asked.adapter)
+    return model, loaded.tokenizer, model.disable_adapter if task.keeps_head else None  # a new head is untrained
 
 
 def _distinct(rows: Rows) -> tuple[int, ...]:
@@ -162,23 +198,20 @@ def _parts(asked: Asked, task: Task) -> list[Rows]:
         if path.is_dir():
             raise UsageError(f"{name} is the folder {path}, which may have several splits: name one file of it")
     tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
-    learned = Vocabulary(asked.classes, tuple(map(str, asked.classes)))
-    learned = learned if asked.classes else task.classes([one for some in tables for one in some])
-    classes = in_order(learned, asked.labels, task=asked.data.task, model=asked.model, adapter=asked.adapter)
+    classes = _classes(asked, task, tables)
+    classes = in_order(classes, asked.labels, task=asked.data.task, model=asked.model, adapter=asked.adapter)
     return [task.rows(some, classes) for some in tables]
 
 
-@contextmanager
-def _in_options(asked: Asked) -> Iterator[None]:
-    """Error messages name options of the command instead of settings, unless a configuration defines how texts are read."""
-    try:
-        yield
-    except (ConfigError, DataError) as error:
-        if asked.config is not None:
-            raise
-        setting = r"\b(?:data|model)\.(text_b|text|label|max_length)\b"
-        said = re.sub(setting, lambda name: f"--{name[1].replace('_', '-')}", str(error))
-        raise type(error)(said) from error
+def _classes(asked: Asked, task: Task, tables: Sequence[Sequence[Table]]) -> Vocabulary:
+    """The classes of the texts; of tags, those that occur."""
+    every = [one for some in tables for one in some]
+    if asked.data.task == "tokens":  # whose classes are both tags of a type, and a model may lack one that never occurs
+        known = task.classes(every)
+        occur = set(task.counted(task.rows(every, known)))
+        names = tuple(name for tag, name in enumerate(known.names) if tag in occur)
+        return Vocabulary(names, names)
+    return Vocabulary(asked.classes, tuple(map(str, asked.classes))) if asked.classes else task.classes(every)
 
 
 def _dates(asked: Asked, kept: Sequence[Sequence[int]]) -> tuple[object, ...] | None:

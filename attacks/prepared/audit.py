@@ -100,6 +100,6 @@ def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, sa
         "right": bound["right"],
         "score": name,
         **to_dict(found.ranking),
-        "sentences": list(found.sentences),
+        "sentences": [*found.sentences, *subject.notes],
         "assumes": list(ASSUMES),
     }

@@ -7,9 +7,11 @@ import json
 import math
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attacks.any_model import of_tasks
 from attacks.any_model.command import longest
 from attacks.limits import ABOVE_LIMIT, limit_of
 from attacks.prepared.kinds import KINDS, TASKS
@@ -144,8 +146,9 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
     from attacks.prepared.folder import CANDIDATES
     from secure_fed.config import DataConfig
 
+    settings = of_tasks.chosen_settings(chosen, manifest.task)
     columns = manifest.text, manifest.text_b, manifest.label
-    data = DataConfig("", "of the user", "", manifest.task, *columns)
+    data = replace(DataConfig("", "of the user", "", manifest.task, *columns), **settings)
     labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
     asked = Asked(
         chosen.model,
@@ -158,6 +161,7 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
         longest(chosen),
         chosen.device,
         manifest.classes,
+        scale_given=of_tasks.gives_scale(settings),
     )
     return opened(asked)
 

@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import MethodError, ModelError, UsageError
-from secure_fed.export import adapter_folder, peft_folder
+from secure_fed.export import adapter_folder, label_scale, peft_folder
 from secure_fed.export.model_card import LABELS, Kind, ModelCard
 from secure_fed.learning.models.adapters.lora import LoraForm
 from secure_fed.learning.models.loading import quiet
@@ -73,6 +73,8 @@ def write_adapter(out_dir: Path, adapted: Adapted) -> None:
             given = adapted.tokenizer is None
             adapter_folder.fill(folder, adapted.config, model, head, adapted.state, card, given=given)
             kind = "own"
+        if adapted.tokenizer is not None:  # else a program made the labels of its own
+            label_scale.write(folder, adapted.config.data)
         _finish(folder, card.text(kind), adapted.tokenizer)
 
 
@@ -99,6 +101,8 @@ def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
             f"{method.card.name} puts layers into the model that cannot be merged into its weights: export the "
             "adapter, without --merged, and load it with secure_fed.load_adapter"
         )
+    if (scale := label_scale.of(adapted.config.data)) is not None:
+        base.config.update(scale.to_dict())  # type: ignore[union-attr, operator]
     with _appearing(out_dir) as folder, quiet():
         save(folder)
         _finish(folder, adapted.card.text("merged"), adapted.tokenizer)

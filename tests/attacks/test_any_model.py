@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.models.locate import locate
 
 TEXTS, LENGTH = 40, 24
+KINDS = ("kind 0", "kind 1", "kind 2")  # the classes, in the order of the models' outputs, which have no names
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
@@ -96,6 +100,8 @@ def audit(folder: Path, adapter: str, *more: str) -> list[str]:
         *texts,
         "--max-length",
         str(LENGTH),
+        "--labels",
+        ",".join(KINDS),
         *more,
     ]
 
@@ -172,6 +178,8 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
             "--members goes with --attribute or a plain --model, and not with RUN_DIR",
         ),
         (["audit", "run", "--reference", "x"], "--reference goes with --extract or --prepared or a plain --model"),
+        (["audit", "run", "--stride", "8"], "--stride goes with --prepared or a plain --model, and not with RUN_DIR"),
+        (["audit", "run", "--label-centre", "0"], "--label-centre goes with --prepared or a plain --model"),
         (audit(folder, "members", "--delta", "0.1"), "--delta goes with --prepared, and not with a plain --model"),
         (audit(folder, "members", "--references", "4"), "--references goes with RUN_DIR, and not with a plain --model"),
         (audit(folder, "members", "--recall", "x"), "--recall is for language models, and the task is classification"),
@@ -204,7 +212,8 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
 def test_copies_of_a_row_count_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     some = rows(TEXTS, 0)
     place = written(tmp_path / "members.jsonl", [*some, *some[:9], {**some[0], "label": "kind 9"}, *rows(TEXTS, 0)])
-    asked = Asked("builtin/tiny", place, folder / "others.jsonl", DataConfig("", "of the user"), max_length=LENGTH)
+    files = place, folder / "others.jsonl"
+    asked = Asked("builtin/tiny", *files, DataConfig("", "of the user"), labels=(*KINDS, "kind 9"), max_length=LENGTH)
     parts = _parts(asked, tasks.build(asked.data))
     assert _distinct(parts[0]) == (*range(TEXTS), TEXTS + 9)
     assert (
@@ -213,16 +222,79 @@ def test_copies_of_a_row_count_once(folder: Path, tmp_path: Path, capsys: pytest
     assert json.loads(capsys.readouterr().out)["members"] == TEXTS
 
 
+def test_a_score_stands_beside_its_row_of_the_file(folder: Path, tmp_path: Path) -> None:
+    """A file with copies has the same scores as one without, and each row is that of its text."""
+    some, found = rows(TEXTS, 0), []
+    for number, rows_of_file in enumerate((some, [*some[:3], *some[:3], *some[3:]])):
+        place = written(tmp_path / f"{number}.jsonl", rows_of_file)
+        out = tmp_path / f"out{number}"
+        more = ("--members", str(place), "--out", str(out), "--show-texts", "--scores", str(tmp_path / "scores.csv"))
+        assert main(audit(folder, "members", *more)) == 0
+        assert (tmp_path / "scores.csv").read_text() == (out / "scores.csv").read_text()
+        lines = list(csv.DictReader((out / "scores.csv").read_text().splitlines()))
+        found.append(
+            [(rows_of_file[int(line["row"])]["text"], line["loss"]) for line in lines if line["member"] == "1"]
+        )
+        assert [line["row"] for line in lines if line["member"] == "0"] == [str(row) for row in range(TEXTS)]
+        page = (out / "audit.html").read_text(encoding="utf-8")
+        shown = re.findall(r"<td[^>]*>yes</td><td[^>]*>(\d+)</td><td[^>]*>[^<]*</td><td[^>]*>([^<]*)</td>", page)
+        assert len(shown) > 5
+        for row, text in shown:
+            assert unescape(text)[:40] == rows_of_file[int(row)]["text"][:40]
+    assert found[0] == found[1]
+
+
+_ask = partial(classes.in_order, task="classification", model="m", adapter=None)
+
+
 def test_classes_are_those_of_the_models_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(classes, "_named", lambda name: ("wild", "calm"))
-    ask = partial(classes.in_order, labels=(), task="classification", model="m", adapter=None)
+    ask = partial(_ask, labels=())
     assert ask(Vocabulary(("calm", "wild"), ("calm", "wild"))).values == ("wild", "calm")
     assert ask(Vocabulary(("Calm", "Wild"), ("Calm", "Wild"))).values == ("Wild", "Calm"), "capitals do not count"
     assert ask(Vocabulary((0, 1), ("0", "1"))).values == (0, 1), "numbers are those of the outputs"
     with pytest.raises(UsageError, match=r"the texts have the class 'happy', .* name the classes .* with --labels"):
         ask(Vocabulary(("happy", "sad"), ("happy", "sad")))
+
+
+def test_the_order_of_classes_is_never_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Losses for other classes would hide a leak, and `--fail-above` would pass."""
+    texts = Vocabulary(("happy", "sad"), ("happy", "sad"))
     monkeypatch.setattr(classes, "_named", lambda name: ("LABEL_0", "LABEL_1"))
-    assert ask(Vocabulary(("happy", "sad"), ("happy", "sad"))).values == ("happy", "sad")
+    with pytest.raises(UsageError, match=r"the class 'happy', and --model m has no names .* with --labels"):
+        _ask(texts, ())
+    with pytest.raises(UsageError, match=r"the class 'happy', and --adapter .* has no names .* with --labels"):
+        _ask(texts, (), adapter=tmp_path)
+    for labels in (("sad", "happy"), ("happy", "sad")):
+        assert _ask(texts, labels).values == _ask(texts, labels, adapter=tmp_path).values == labels
+    assert _ask(Vocabulary((0, 1), ("0", "1")), ()).values == (0, 1), "integers are the numbers of the outputs"
+    assert _ask(Vocabulary((0, 1), ("0", "1")), (), adapter=tmp_path).values == (0, 1)
+
+
+def test_labels_in_another_order_than_the_models_own_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    texts = Vocabulary(("happy", "sad"), ("happy", "sad"))
+    monkeypatch.setattr(classes, "_named", lambda name: ("sad", "Happy"))
+    for labels in (("happy", "sad"), ("Happy", "sad")):
+        with pytest.raises(UsageError, match=r"in the order 'sad, Happy': leave out --labels, or correct id2label"):
+            _ask(texts, labels)
+    assert _ask(texts, ("sad", "happy")).values == ("sad", "happy")
+    (tmp_path / "labels.json").write_text('["sad", "happy"]')
+    with pytest.raises(UsageError, match=r"in the order 'sad, happy': leave out --labels, or correct its labels.json"):
+        _ask(texts, ("happy", "sad"), adapter=tmp_path)
+    assert _ask(texts, (), adapter=tmp_path).values == ("sad", "happy")
+    other = Vocabulary(("up", "down"), ("up", "down"))
+    assert _ask(other, ("up", "down")).values == ("up", "down"), "names of its own for outputs that have others"
+
+
+def test_an_adapter_without_names_asks_for_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = audit(folder, "members", "--fail-above", "auc=0.6")
+    at = arguments.index("--labels")
+    assert main(arguments[:at] + arguments[at + 2 :]) == 2
+    told = capsys.readouterr().err
+    assert "the texts have the class 'kind 0', and --adapter" in told
+    assert len(told.splitlines()) == 1
 
 
 def test_an_adapter_without_a_head_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,18 +362,26 @@ def test_two_references_make_ratios_and_one_makes_none(folder: Path, capsys: pyt
 
 def test_a_reference_is_another_model_and_named_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """LiRA divides by the spread over references, which is 0 for equal ones."""
-    one = str(untrained(folder, 0))
+    one, other = str(untrained(folder, 0)), folder / "in-another-order"
+    shutil.copytree(one, other)
+    config = json.loads((other / "config.json").read_text())
+    names = {"id2label": dict(enumerate(reversed(KINDS))), "label2id": {name: 2 - at for at, name in enumerate(KINDS)}}
+    (other / "config.json").write_text(json.dumps(config | names))
     capsys.readouterr()
     for named, said in (
         ([one, one], "untrained-0 is given twice: leave it out"),
         ([one, f"{folder}/../{folder.name}/untrained-0"], "untrained-0 is given twice"),
+        (
+            [str(other)],
+            "in-another-order names its outputs 'kind 2, kind 1, kind 0', and the model's are 'kind 0, kind 1,",
+        ),
         ([one, "builtin/tiny"], "--reference builtin/tiny is the --model itself"),
     ):
         more = [part for name in named for part in ("--reference", name)]
         assert main(audit(folder, "members", *more)) == 2, named
         told = capsys.readouterr().err
         assert said in told
-        assert len(told.splitlines()) == 1
+        assert len([line for line in told.splitlines() if "reading the" not in line]) == 1
 
 
 def test_the_distribution_of_a_token_is_the_models_own(tmp_path: Path) -> None:
@@ -378,7 +458,8 @@ def test_whole_audits_of_fair_splits_are_void_or_a_leak_as_rarely_as_they_say(fo
     """
     files = folder / "members.jsonl", folder / "others.jsonl"
     adapter = folder / "adapter-elsewhere"
-    subject = opened(Asked("builtin/tiny", *files, DataConfig("x"), adapter=adapter, max_length=LENGTH))
+    asked = Asked("builtin/tiny", *files, DataConfig("x"), adapter=adapter, labels=KINDS, max_length=LENGTH)
+    subject = opened(asked)
     rng, levels = np.random.default_rng(0), []
     for _ in range(200):
         mixed = subject.texts.rows.take(rng.permutation(2 * TEXTS).tolist())

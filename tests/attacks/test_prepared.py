@@ -323,6 +323,7 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
         assert shlex.split(printed.splitlines()[-1])[-2:] == ["--prepared", str(tmp_path / name)]
     trained(tmp_path / "own/train.jsonl", tmp_path / "adapter")
     model = ["audit", "--model", "builtin/tiny", "--adapter", str(tmp_path / "adapter"), "--max-length", str(LENGTH)]
+    model += ["--labels", "kind 0,kind 1,kind 2"]
     limit = ["--fail-above", "epsilon=1"]
     assert main([*model, "--prepared", str(tmp_path / "own"), "--json", *limit]) == 4
     told, said = capsys.readouterr()
