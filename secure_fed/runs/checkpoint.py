@@ -94,7 +94,7 @@ def _read(file: Path) -> Checkpoint | None:
         own = {client: Tensors.from_parts(parts) for client, parts in personal.items()}
         return Checkpoint(State(tensors, finished, memory, clip_norm), own, record)
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunDirectoryError(f"{file} is damaged ({error}); start again in another --out") from error
+        raise RunDirectoryError(f"{file} is damaged ({error}): restore it, or run again into another folder") from error
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

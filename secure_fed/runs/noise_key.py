@@ -111,7 +111,7 @@ def _source(entropy: Entropy, run_dir: Path | None, begun: int) -> Entropy:
 
 def _read(run_dir: Path, path: Path) -> NoiseKeys:
     """The keys of a run that has released."""
-    remedy = "restore it, or start again in another --out"
+    remedy = "restore it, or run again into another folder"
     if not path.exists():
         raise RunDirectoryError(
             f"{run_dir} has released, but {PRIVATE}/{NOISE_KEY}, from which its later noise is computed, is missing: {remedy}"

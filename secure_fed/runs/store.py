@@ -166,7 +166,7 @@ class RunStore:
         if done > 1 or (self.path / RESULT).exists():
             raise RunDirectoryError(
                 f"{self.path} records {done} finished rounds, and {CHECKPOINT}, the state after them, is missing: restore it, "
-                "or start again in another --out"
+                "or run again into another folder"
             )
 
     def _records(self, file: Path, finished: int) -> list[dict[str, Any]]:
@@ -174,7 +174,8 @@ class RunStore:
         records = read_lines(file, finished)
         if len(records) != finished:
             raise RunDirectoryError(
-                f"{file} is damaged: it records {len(records)} of the {finished} finished rounds; start again in another --out"
+                f"{file} is damaged: it records {len(records)} of the {finished} finished rounds: restore it, or run again "
+                "into another folder"
             )
         if file.exists():
             content = "".join(json.dumps(record) + "\n" for record in records)

@@ -34,6 +34,8 @@ def windows(
     require_fast(tokenizer)
     half = max_length // 2
     room = max_length - half - tokenizer.num_special_tokens_to_add(pair=True)
+    if room < 1:
+        raise ConfigError(f"model.max_length is {max_length}, too few for a question and its context: set at least 32")
     if stride >= room:
         raise ConfigError(
             f"data.stride is {stride}, but with model.max_length = {max_length} a window may have no more than {room} tokens "
