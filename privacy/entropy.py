@@ -1,7 +1,8 @@
 """The source of released noise and secret coins: a ChaCha20 keystream with a key from the operating system.
 
 `SystemEntropy` takes a fresh key from the operating system for every stream, so streams are independent of each other and of
-everything else, and nobody can reproduce one. `KeyedEntropy` derives the keys of a run's streams from one secret key from the
+everything else, nobody can reproduce one, and a process forked later cannot use one: it would draw the same numbers as the
+process that made the stream. `KeyedEntropy` derives the keys of a run's streams from one secret key from the
 operating system, so that the run itself can reproduce a stream. `SeededEntropy` derives the keys from a seed: it exists so that
 tests can inject noise, and releases made with it are not private.
 
@@ -24,10 +25,14 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 
-from privacy.errors import PlanError
+from privacy.errors import PlanError, PrivacyError
 
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
+
+
+class ForkError(PrivacyError):
+    """A secret stream is used in another process than the one that made it; nothing was drawn."""
 
 
 class Stream:
@@ -60,6 +65,22 @@ class Stream:
         return out[:count].reshape(shape)
 
 
+class OwnStream(Stream):
+    """A stream that gives numbers in the process that made it alone: after a fork, both would have the same noise and coins."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(key)
+        self._process = os.getpid()
+
+    def words(self, count: int) -> Words:
+        if os.getpid() != self._process:
+            raise ForkError(
+                f"process {os.getpid()} uses secret random numbers of process {self._process}, of which it is a fork, and both "
+                "would have the same noise; start the private training after the fork, in the process that trains"
+            )
+        return super().words(count)
+
+
 class Entropy(Protocol):
     """A source of streams."""
 
@@ -73,14 +94,14 @@ class Entropy(Protocol):
 
 @dataclass(frozen=True)
 class SystemEntropy:
-    """A fresh 256-bit key of the operating system for every stream, whatever its label."""
+    """A fresh 256-bit key of the operating system for every stream, whatever its label; ForkError after a fork."""
 
     @property
     def private(self) -> bool:
         return True
 
     def stream(self, *label: str | int) -> Stream:
-        return Stream(os.urandom(32))
+        return OwnStream(os.urandom(32))
 
 
 @dataclass(frozen=True)

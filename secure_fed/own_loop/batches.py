@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from privacy.entropy import Stream
 from secure_fed.errors import DataError
-from secure_fed.own_loop import rehearsal
+from secure_fed.own_loop.rehearsal import Part, parts
+from secure_fed.own_loop.repeats import require_no_repeats
 from secure_fed.own_loop.terms import Terms
 from secure_fed.own_loop.turn import Turn
 
@@ -30,6 +31,7 @@ def require_samplable(loader: DataLoader[Any]) -> None:
             f"the loader draws by {type(loader.sampler).__name__} with batch_size = {loader.batch_size}, and a private loop "
             "draws every example with the same probability; give a loader with a batch_size and no sampler of its own"
         )
+    require_no_repeats(loader.dataset)
 
 
 class PoissonLoader:
@@ -64,19 +66,19 @@ class PoissonLoader:
         return self._terms.epoch
 
     @cached_property
-    def _probe(self) -> list[int]:
-        return rehearsal.chosen(self.dataset)
+    def _parts(self) -> list[Part]:
+        return parts(self.dataset, self._terms.sampler.expected)
 
     @property
     def rehearsal_batches(self) -> int:
         """The number of the rehearsal's batches, which come before those of the first epoch."""
-        return 1 + len(self._probe)
+        return len(self._parts)
 
     def __iter__(self) -> Iterator[Any]:
         if not self._rehearsed():
-            for indices in (self._probe, *([index] for index in self._probe)):
-                self._begin(Turn(len(indices), rehearsal=True))
-                yield self._loader.collate_fn([self.dataset[index] for index in indices])
+            for part in self._parts:
+                self._begin(Turn(len(part.indices), rehearsal=part))
+                yield self._loader.collate_fn([self.dataset[index] for index in part.indices])
         draws = [self._terms.sampler.draw(self._coins.uniform) for _ in range(min(len(self), max(1, self._left())))]
         for drawn, batch in zip(draws, self._fetched([drawn or [0] for drawn in draws]), strict=True):
             self._begin(Turn(max(1, len(drawn)), counted=bool(drawn)))

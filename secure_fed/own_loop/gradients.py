@@ -88,7 +88,7 @@ class BackwardGradients:
         return found
 
     def _require_whole(self, found: Mapping[str, Tensor]) -> None:
-        norms = {name: float(each.flatten(1).norm(dim=1).sum()) for name, each in found.items()}
+        norms = {name: float(each.reshape(len(each), -1).norm(dim=1).sum()) for name, each in found.items()}
         floor = sum(norms.values())
         for name, summed in self.summed().items():
             apart = float(torch.linalg.vector_norm(found[name].sum(0) - summed))

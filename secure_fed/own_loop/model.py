@@ -46,6 +46,12 @@ def _refuse_layers_without_gradients_of_examples(model: nn.Module) -> None:
                 f"{name or 'the model'} is torch's MultiheadAttention, which hands its weights to one fused function, so that "
                 "no example's gradient can be seen; freeze it, or put opacus.layers.DPMultiheadAttention in its place"
             )
+        if isinstance(module, nn.RNNBase) and any(one.requires_grad for one in module.parameters()):
+            raise ModelError(
+                f"{name or 'the model'} is torch's {type(module).__name__}, which computes a whole sequence in one function, "
+                f"so that no example's gradient can be seen; freeze it, or put opacus.layers.DP{type(module).__name__} in its "
+                "place"
+            )
         if trained and getattr(module, "sparse", False):
             raise ModelError(f"{name or 'the model'} is an embedding with sparse gradients; make it with sparse=False")
 

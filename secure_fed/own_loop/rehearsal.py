@@ -1,15 +1,18 @@
-"""A trial of the user's own loop before its first step: some examples together, then each of them alone.
+"""A trial of the user's own loop before its first step: some examples together, each of them alone, and all among many.
 
 The user's code computes the loss, so only a trial shows whether it is a mean or a sum, and whether an example's gradient
-depends on that example alone. The loop gets a few examples in one batch, and then one by one, and its optimizer changes
-nothing. For an example alone, plain autograd gives its gradient. In the batch, its per-example gradient must be the same (the
-loss is a sum), or the same divided by the number of examples (a mean). A loss averaged over all tokens of a batch, layers that
-couple examples, and wrong rules for per-example gradients satisfy neither.
+depends on that example alone. The loop gets a few examples in one batch, then one by one, and then in a batch as large as the
+largest likely draw, and its optimizer changes nothing. For an example alone, plain autograd gives its gradient. In a batch, its
+per-example gradient must be the same (the loss is a sum), or the same divided by the number of examples (a mean). A loss
+averaged over all tokens of a batch, layers that couple examples, and wrong rules for per-example gradients satisfy neither.
+Losses of the hardest examples of a batch, and layers of a fixed capacity, do so in small batches alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -24,6 +27,39 @@ Reduction = Literal["mean", "sum"]
 _LOOKED_AT, _MOST = 512, 8
 _MOST_CLASSES, _MOST_PLACES = 64, 16
 _TOLERANCE = 1e-3
+_DEVIATIONS = 6  # of the size of a draw, whose variance is below its mean
+
+
+@dataclass(frozen=True)
+class Part:
+    """One batch of a rehearsal: the indices of its examples, and the rows of those that are tried. last: of the rehearsal."""
+
+    kind: Literal["together", "alone", "among"]
+    indices: list[int]
+    rows: list[int]
+    last: bool = False
+
+
+def parts(examples: Sequence[Any], expected: float) -> list[Part]:
+    """The batches of a rehearsal. expected: the expected size of a step's batch."""
+    tried = chosen(examples)
+    many = _among(tried, len(examples), expected)
+    found = [Part("together", tried, list(range(len(tried))))]
+    found += [Part("alone", [index], [0], last=not many and index == tried[-1]) for index in tried]
+    if many:
+        found.append(Part("among", many, [many.index(index) for index in tried], last=True))
+    return found
+
+
+def _among(tried: Sequence[int], examples: int, expected: float) -> list[int]:
+    """As many examples as the largest likely draw has, the tried ones spread from first row to last; [] without others."""
+    size = min(examples, math.ceil(expected + _DEVIATIONS * math.sqrt(expected)))
+    if size <= len(tried):
+        return []
+    known = set(tried)
+    others = (index for index in (row * examples // size for row in range(size)) if index not in known)
+    rows = {number * (size - 1) // (len(tried) - 1): index for number, index in enumerate(tried)}
+    return [rows[row] if row in rows else next(others) for row in range(size)]
 
 
 def chosen(examples: Sequence[Any]) -> list[int]:
@@ -110,6 +146,11 @@ def _counted(item: Any) -> int:
 def reduction(together: Mapping[str, Tensor], alone: Sequence[Mapping[str, Tensor]]) -> Reduction:
     """ "sum" or "mean", inferred from gradients. together: {name: (B, *shape)}; alone: {name: shape} for each example."""
     own = {name: torch.stack([one[name] for one in alone]) for name in together}
+    if not all(bool(each.isfinite().all()) for each in (*own.values(), *together.values())):
+        raise ModelError(
+            "the gradient of an example that was tried is not finite: its loss is, or some of its inputs are; correct the "
+            "loss or the data"
+        )
     if not any(float(each.abs().sum()) for each in (*own.values(), *together.values())):
         raise ModelError(
             "no example that was tried has a gradient: call loss.backward() before optimizer.step(), and train parameters "
@@ -124,3 +165,37 @@ def reduction(together: Mapping[str, Tensor], alone: Sequence[Mapping[str, Tenso
         "by weights of classes, or compares examples, or the model draws random numbers beyond dropout), so no example can be "
         "protected; average the loss of each example by itself, and then over examples"
     )
+
+
+class Rehearsal:
+    """What the gradients of a rehearsal's batches show. reduction: of the loss; None until the last of all its batches."""
+
+    def __init__(self) -> None:
+        self.reduction: Reduction | None = None
+        self._together: dict[str, Tensor] = {}
+        self._alone: list[dict[str, Tensor]] = []
+
+    def add(self, part: Part, found: Mapping[str, Tensor], summed: Mapping[str, Tensor]) -> None:
+        """The gradients of a batch: {name: (B, *shape)} of its examples, {name: shape} their sum. ModelError after the last."""
+        if part.kind == "together":
+            self._together = {name: each.clone() for name, each in found.items()}
+        elif part.kind == "alone":
+            self._alone.append({name: one.clone() for name, one in summed.items()})
+        if not part.last or not self._together or len(self._alone) != len(next(iter(self._together.values()))):
+            return
+        reduced = reduction(self._together, self._alone)
+        if part.kind == "among":
+            self._require_same(part, found, reduced)
+        self.reduction, self._together, self._alone = reduced, {}, []
+
+    def _require_same(self, part: Part, found: Mapping[str, Tensor], reduced: Reduction) -> None:
+        """Require the gradients of the tried examples among many others to be those alone."""
+        factor = len(part.indices) if reduced == "mean" else 1
+        own = {name: torch.stack([one[name] for one in self._alone]) for name in found}
+        if not agree({name: each[part.rows] * factor for name, each in found.items()}, own, _TOLERANCE):
+            raise ModelError(
+                f"the gradient of an example depends on the others in a batch of {len(part.indices)} examples, though not in "
+                f"one of {len(part.rows)} (the loss chooses the hardest examples of a batch, or a layer has a capacity or "
+                "computes statistics of large batches), so no example can be protected; average the loss of each example by "
+                "itself, and then over all examples"
+            )

@@ -26,10 +26,11 @@ from privacy.entropy import Stream
 from privacy.errors import BudgetExhausted
 from privacy.mechanisms import Mechanism
 from secure_fed.errors import ModelError, OwnLoopError
+from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.learning.training.gradient_trial import WithoutDropout
 from secure_fed.learning.training.local import seeded
 from secure_fed.own_loop.gradients import BackwardGradients
-from secure_fed.own_loop.rehearsal import Reduction, reduction
+from secure_fed.own_loop.rehearsal import Reduction, Rehearsal
 from secure_fed.own_loop.turn import Turn
 
 
@@ -57,10 +58,10 @@ class PrivateSteps:
         self._stream, self._charge, self._left = stream, charge, left
         self._rng = np.random.default_rng(stream.words(4).tolist())  # of dropout
         self._turn: Turn | None = None
-        self._tried: list[dict[str, Tensor]] = []
+        self._rehearsal = Rehearsal()
         self._buffers: dict[str, Tensor] = {}
+        self._checksums: dict[str, int] = {}
         self._during = ExitStack()
-        self.reduction: Reduction | None = None
         self.made = 0
         self._gradients = BackwardGradients(model, trained)
         self._handles = [
@@ -68,6 +69,11 @@ class PrivateSteps:
             model.register_forward_hook(self._leave, always_call=True),
             optimizer.register_step_pre_hook(self._before),
         ]
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """Of the loss; None until the rehearsal has found it."""
+        return self._rehearsal.reduction
 
     def begin(self, turn: Turn) -> None:
         """Called before the loop gets a batch."""
@@ -88,9 +94,10 @@ class PrivateSteps:
                 f"the loop starts step {self.made + 1}, beyond its budget of {self.made}: give wrap() more epochs or steps, "
                 "which takes more noise or epsilon, and train anew"
             )
-        if turn.rehearsal and turn.rows > 1:
-            self._tried = []
+        if turn.rehearsal and turn.rehearsal.kind == "together":
+            self._rehearsal = Rehearsal()
             self._buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        self._checksums = checksums(dict(self._model.named_parameters()))
         self._gradients.clear()
         self._turn = turn
 
@@ -125,12 +132,13 @@ class PrivateSteps:
                 "of that loader, after model.train() and model(...)"
             )
         self._require_same_parameters()
-        self._require_same_buffers()
+        self._require_unchanged()
         found = self._gradients.of_examples(turn.rows)
         released = {} if turn.rehearsal else self._released(found, turn)
         if turn.rehearsal:
-            self._rehearse(found)
+            self._rehearsal.add(turn.rehearsal, found, self._gradients.summed())
         self._gradients.clear()
+        self._forget_gradients_of_frozen()
         self._turn = None
         for name, gradient in released.items():
             self._trained[name].grad = gradient
@@ -147,20 +155,20 @@ class PrivateSteps:
         noised = self._mechanism.noised(total, self._clip_norm, self._stream)
         return {name: (part / divisor).to(self._trained[name]) for name, part in noised.items()}
 
-    def _rehearse(self, found: Mapping[str, Tensor]) -> None:
-        """Keep the batch's gradients; after the last batch, infer the reduction of the loss, or raise if there is none."""
-        alone = len(self._tried) > 0
-        self._tried.append(
-            {name: part.clone() for name, part in (self._gradients.summed() if alone else found).items()}
-        )
-        together = self._tried[0]
-        if len(self._tried) <= len(next(iter(together.values()))):
-            return
-        self.reduction = reduction(together, self._tried[1:])
-        self._tried = []
+    def _forget_gradients_of_frozen(self) -> None:
+        """The optimizer would step a frozen parameter along a gradient from before it was frozen, without noise."""
+        for group in self._optimizer.param_groups:
+            for one in group["params"]:
+                if not one.requires_grad:
+                    one.grad = None
 
-    def _require_same_buffers(self) -> None:
-        """Every buffer has its value of the rehearsal's start: no training has moved it."""
+    def _require_unchanged(self) -> None:
+        """Every buffer is as at the rehearsal's start, and every parameter as when the loop got the batch: no pass moved it."""
+        if moved := changed(self._checksums, dict(self._model.named_parameters())):
+            raise ModelError(
+                f"parameter {moved[0]} of the model changes before optimizer.step(), so it may keep statistics of the "
+                "examples, which no noise covers; give a model whose passes change no parameter, and change others after a step"
+            )
         for name, buffer in self._model.named_buffers():
             if name not in self._buffers or not torch.equal(buffer, self._buffers[name]):
                 raise ModelError(
@@ -200,7 +208,7 @@ def clipped_sum(
 
 
 def _rows(each: Tensor, factor: float) -> Tensor:
-    return each.detach().flatten(1).to(_place(each), torch.float64) * factor
+    return each.detach().reshape(len(each), -1).to(_place(each), torch.float64) * factor
 
 
 def _place(tensor: Tensor) -> torch.device:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from secure_fed.own_loop.rehearsal import Part
+
 
 @dataclass
 class Turn:
     """One batch of the loader.
 
     rows: its number of examples. counted: whether they enter the step's sum; False for the placeholder of an empty draw.
-    rehearsal: whether the batch belongs to `rehearsal`, which trains nothing. forward: whether the model has seen the batch.
+    rehearsal: the part of `rehearsal` that the batch is, which trains nothing; None for a batch of a step. forward: whether the
+    model has seen the batch.
     """
 
     rows: int
     counted: bool = True
-    rehearsal: bool = False
+    rehearsal: Part | None = None
     forward: bool = False

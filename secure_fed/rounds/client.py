@@ -11,6 +11,7 @@ import numpy as np
 
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.training.cohort import train_together
+from secure_fed.learning.training.gradient_trial import parameters_stay
 from secure_fed.learning.training.local import Job, Trained, train
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import planned_steps
@@ -222,7 +223,10 @@ class Client:
         job = self._job(self._before, request)
         if protection.placement.step_noise:
             return train_together(setup.objective, [self._charged(job, request)], setup.ways)[0]
-        return setup.train(setup.objective, job)
+        if not protection.placement.private:
+            return setup.train(setup.objective, job)
+        with parameters_stay(setup.objective, job.before.parts()):
+            return setup.train(setup.objective, job)
 
     def _rng(self, round_: int) -> np.random.Generator:
         """The generator of order, dropout, and the choice of a group's examples: seeded without privacy, secret with it.

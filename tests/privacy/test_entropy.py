@@ -8,13 +8,14 @@ import math
 import os
 import pickle
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from privacy.entropy import SeededEntropy, Stream, SystemEntropy
+from privacy.entropy import ForkError, KeyedEntropy, SeededEntropy, Stream, SystemEntropy
 from tests.cells import every
 
 KEY = bytes(range(32))
@@ -124,6 +125,44 @@ def test_a_stream_cannot_be_kept_or_doubled() -> None:
         pickle.dumps(SystemEntropy().stream("a"))
     with pytest.raises(TypeError):
         copy.deepcopy(SystemEntropy().stream("a"))
+
+
+def in_a_fork(draw: Callable[[], object]) -> str:
+    """What a forked process answers that draws."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = repr(draw())
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(write, answer.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    answer = os.read(read, 10_000).decode()
+    os.close(read)
+    os.close(write)
+    return answer
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_cannot_use_a_secret_stream_and_can_make_its_own() -> None:
+    """Two processes with one keystream would hide two sums by the same noise."""
+    secret, seeded = SystemEntropy().stream("steps"), stream("steps")
+    assert in_a_fork(lambda: secret.uniform(1)).startswith("ForkError: process ")
+    assert in_a_fork(lambda: secret.normal((3,))).startswith("ForkError: process ")
+    assert in_a_fork(lambda: SystemEntropy().stream("steps").words(1)) != repr(secret.words(1))
+    assert in_a_fork(lambda: KeyedEntropy(KEY).stream("a").words(1)) == repr(KeyedEntropy(KEY).stream("a").words(1))
+    assert in_a_fork(lambda: seeded.words(1)) == repr(stream("steps").words(1))
+
+
+def test_a_secret_stream_asks_for_the_process_at_every_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, process = SystemEntropy().stream("a"), os.getpid()
+    secret.words(1)
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    with pytest.raises(ForkError, match=f"process {process + 1} uses secret random numbers of process {process},"):
+        secret.words(1)
 
 
 def test_a_key_of_another_length_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from secure_fed.errors import ConfigError, TrainingError
+from secure_fed.errors import ConfigError, ModelError, TrainingError
 from secure_fed.learning.training.objective import to_device
 from tests.secure_fed import toys
 
@@ -54,6 +54,29 @@ def test_what_a_forward_pass_does_to_buffers_reaches_no_other_training() -> None
     first, again = federation.run(), federation.run()
     assert first.records[-1]["loss"] == again.records[-1]["loss"]
     assert all(torch.equal(first.state.tensors.tensor(n), again.state.tensors.tensor(n)) for n in first.state.tensors)
+
+
+class Remembering(toys.Toy):
+    """A model that keeps the mean of its inputs in a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre = torch.nn.Parameter(torch.zeros(6), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.centre.data.lerp_(x.detach().mean(0), 0.1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("unit", "together"), [("example", None), ("client", None), ("client", 1)])
+def test_a_model_that_keeps_a_mean_in_a_parameter_is_refused_under_privacy(
+    unit: str, together: int | None, tmp_path: Path
+) -> None:
+    settings = {"privacy.unit": unit, "privacy.noise_multiplier": 1.0, "training.together": together}
+    with pytest.raises(ModelError, match=r"parameter centre of the model changes as it runs"):
+        toys.federation(settings, model=Remembering()).run(tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
 
 
 class Pair(NamedTuple):

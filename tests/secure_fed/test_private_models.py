@@ -20,6 +20,8 @@ from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.checksums import changed, checksums
+from secure_fed.learning.training.cohort import Ways, train_together
 from secure_fed.learning.training.cohort_pass import tried
 from secure_fed.learning.training.kind_probe import nobodys
 from secure_fed.learning.training.local import Job, Placed
@@ -105,6 +107,17 @@ def test_starts_without_data_are_not(start: bool | str) -> None:
     require_data_free_start(small_models.make("bert"))
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_largest_norm_of_embeddings_is_refused_for_every_unit(kind: Callable[..., nn.Module], trains: bool) -> None:
+    """The rows of the tokens that occur become shorter, without noise."""
+    model = nn.Sequential(kind(9, 4, max_norm=2.0).requires_grad_(trains), nn.Linear(4, 2))
+    for check in (require_data_free_start, lambda model: require_supported(model, trainable(model))):
+        with pytest.raises(ModelError, match=f"layer 0 of the model is {kind.__name__} with max_norm = 2, .*= None"):
+            check(model)
+    require_data_free_start(nn.Sequential(kind(9, 4), nn.Linear(4, 2)))
+
+
 # Models that are refused after a trial pass.
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -172,6 +185,129 @@ def test_a_batch_norm_of_ones_own_is_refused(keeps: bool, couples: bool) -> None
         why_alone(layers, loss, toys.examples(1, 5), default_collate)
     assert layers.training
     assert not layers[1].mean.any()
+
+
+class Writes(nn.Module):
+    """A layer that writes to a parameter, trained or frozen, as it runs: by `copy_`, by `data`, or in the backward pass.
+
+    once: it writes the same whatever runs later.
+    """
+
+    def __init__(self, way: str, trains: bool, once: bool = False) -> None:
+        super().__init__()
+        self.kept = nn.Parameter(torch.full((8,), 9.0), requires_grad=trains)
+        self.way, self.once = way, once
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "backward":
+            x = x.clone()
+            if x.requires_grad:
+                x.register_hook(self.write)
+        elif self.way:
+            self.write(x.detach())
+        return x
+
+    def write(self, x: Tensor) -> None:
+        value = self.kept.data.clamp(max=2.0) if self.once else self.kept.data + x.mean(0)
+        if self.way == "copy":
+            with torch.no_grad():
+                self.kept.copy_(value)
+        else:
+            self.kept.data[:] = value
+
+
+def layers_with(layer: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), layer, nn.Linear(8, 3))
+
+
+def classified(model: nn.Module, batch: Any) -> Tensor:
+    return functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize(("way", "once"), [("copy", False), ("data", False), ("backward", False), ("data", True)])
+def test_a_layer_that_writes_to_its_parameters_is_refused(way: str, once: bool, trains: bool) -> None:
+    with pytest.raises(ModelError, match=r"parameter 1\.kept of the model changes as it runs"):
+        why_alone(layers_with(Writes(way, trains, once)), classified, toys.examples(1, 5), default_collate)
+    assert not why_alone(layers_with(Writes("", trains)), classified, toys.examples(1, 5), default_collate)
+
+
+def test_a_frozen_tensor_that_only_the_first_pass_changes_is_noticed() -> None:
+    """The first pass is one that asks whether the model takes texts of a width, before the trial itself."""
+    model = small_models.make("bert")
+    name = next(name for name, _ in model.named_parameters() if name.endswith("embeddings.LayerNorm.weight"))
+
+    def shorten(layer: nn.Module, given: Any) -> None:
+        layer.weight.data.clamp_(max=0.9)  # type: ignore[operator, union-attr]
+
+    own = ["classifier.weight", "classifier.bias"]
+    items = [{"input_ids": np.arange(2, 2 + n), "labels": n % 3} for n in (3, 5, 9)]
+    for writes in (False, True):
+        before = Tensors((one, model.get_parameter(one).detach().clone()) for one in [*own, name])
+        placed, objective = Placed.of(before, own, CPU), Objective(model, classification.loss, CPU)
+        uncoupled = Uncoupled.of(objective, Collate(0), TrainingConfig(), items)
+        if not writes:
+            uncoupled.require_all(placed, [items])
+            model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(shorten)
+            continue
+        with pytest.raises(ModelError, match=rf"parameter {name} of the model changes as it runs"):
+            uncoupled.require_all(placed, [items])
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["in the state", "in the model"])
+@pytest.mark.parametrize("public", [True, False])
+def test_clients_that_are_protected_are_not_trained_by_a_model_that_remembers_them(public: bool, held: bool) -> None:
+    """A frozen parameter would carry one client's data into the training of the next."""
+    model = layers_with(Writes("data", trains=False))
+    names = [name for name, one in model.named_parameters() if one.requires_grad or held]
+    before = Tensors((name, model.get_parameter(name).detach().clone()) for name in names)
+    settings, rng = TrainingConfig(steps=1, batch_size=4), np.random.default_rng(0)
+    jobs = [
+        Job(before, trainable(model), toys.examples(seed, 5), default_collate, settings, 0.1, rng) for seed in (1, 2)
+    ]
+    objective, ways = Objective(model, classified, CPU), Ways()
+    if public:
+        with pytest.raises(ModelError, match=r"parameter 1\.kept of the model changes as it runs"):
+            train_together(objective, jobs, ways, public=True)
+    else:
+        assert len(train_together(objective, jobs, ways)) == 2
+        assert held or "parameter 1.kept of the model changes as it runs" in ways.why_not
+
+
+def test_an_objective_notices_any_parameter_that_changes_and_not_its_own_loading() -> None:
+    model = layers_with(Writes("", trains=False))
+    objective = Objective(model, classified, CPU)
+    objective.note_parameters()
+    objective.load(Tensors({"0.bias": torch.ones(8), "1.kept": torch.arange(5.0)}))
+    assert objective.changed_parameters() == []
+    for change in (lambda one: one.data.add_(1e-3), lambda one: one.data[-1:].neg_()):
+        change(model[2].weight)
+        assert objective.changed_parameters() == ["2.weight"]
+        objective.load(Tensors({"2.weight": model[2].weight.detach().clone()}))
+    assert objective.changed_parameters() == []
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.float64, torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64]
+)
+def test_a_checksum_changes_with_any_number(kind: torch.dtype) -> None:
+    tensor = torch.ones(3, 4).to(kind).t()
+    before = checksums({"a": tensor, "none": torch.zeros(0), "one": torch.tensor(1.0)})
+    assert changed(before, {"a": tensor.contiguous(), "none": torch.zeros(0), "one": torch.tensor(1.0)}) == []
+    for row, column in ((0, 0), (3, 2)):
+        other = tensor.clone()
+        other[row, column] = 0
+        assert changed(before, {"a": other, "none": torch.zeros(0)}) == ["a"]
+    assert changed(before, {"another": tensor}) == ["another"]
+
+
+@pytest.mark.parametrize("count", [512, 2**18 + 3])
+def test_a_checksum_changes_with_all_numbers_at_once(count: int) -> None:
+    """Their scale, signs and order, near and far."""
+    tensor = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    others = [2 * tensor, -tensor, tensor.flip(0), tensor.roll(1), tensor.roll(2**16), tensor.abs()]
+    assert all(changed(checksums({"a": tensor}), {"a": other}) for other in others[: 4 if count == 512 else None])
 
 
 class AttendsAcross(nn.Module):

@@ -267,7 +267,9 @@ def test_reading_a_directory_without_a_run_says_what_to_do(tmp_path: Path) -> No
 def test_a_damaged_checkpoint_is_refused(held: Path, kept: int) -> None:
     file = held / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(RunDirectoryError, match=r"checkpoint\.safetensors is damaged .*restore it, or run again into another folder"):
+    with pytest.raises(
+        RunDirectoryError, match=r"checkpoint\.safetensors is damaged .*restore it, or run again into another folder"
+    ):
         read_checkpoint(held)
 
 

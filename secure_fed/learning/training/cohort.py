@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from secure_fed.learning.training.cohort_packs import Packing, Public, Room, Tig
 from secure_fed.learning.training.cohort_pass import Places, Trial, tried
 from secure_fed.learning.training.cohort_ways import Common, InTurn
 from secure_fed.learning.training.dp_sgd import NoisedSums
+from secure_fed.learning.training.gradient_trial import parameters_stay
 from secure_fed.learning.training.kind_probe import nobodys
 from secure_fed.learning.training.local import Job, Trained, train
 from secure_fed.learning.training.objective import Objective
@@ -71,16 +73,18 @@ def train_together(
 
     `ways` keeps the results of trials for later calls. public: divide examples into passes of public shapes, as a guarantee for
     each client, or for each of its units, requires; then a single job has such passes too, and a trial depends on the model
-    alone. Private jobs always have public shapes.
+    alone. Private jobs always have public shapes. Then ModelError if passes change a parameter: nothing is returned.
     """
     if any(job.collate is not jobs[0].collate for job in jobs):
         raise ValueError("jobs that are trained together must share one collate: their batches are collated together")
     ways = ways or Ways()
     done: dict[int, Trained] = {}
-    for numbers in _alike(jobs):
-        alike = [jobs[number] for number in numbers]
-        told = partial(_told_after, ways.told, len(done))
-        done.update(zip(numbers, _trained(objective, alike, ways, told, public=public), strict=True))
+    protected = jobs[:1] if public else [job for job in jobs if job.private is not None][:1]
+    with parameters_stay(objective, protected[0].before.parts()) if protected else nullcontext():
+        for numbers in _alike(jobs):
+            alike = [jobs[number] for number in numbers]
+            told = partial(_told_after, ways.told, len(done))
+            done.update(zip(numbers, _trained(objective, alike, ways, told, public=public), strict=True))
     return [done[number] for number in range(len(jobs))]
 
 

@@ -128,6 +128,7 @@ def tried(objective: Objective, placed: Sequence[Placed], examples: Sequence[Any
     is left in training mode, with its buffers restored.
     """
     objective.begin()  # an evaluation may have left it in evaluation mode, without dropout
+    objective.note_parameters()
     probe = probe_of(examples if len(examples) > 1 else varied(examples, 3), collate)
     away = [moved_away(place, number) for number, place in enumerate(placed)]
     pack = Pack([number % len(away) for number in range(len(probe))], probe, collate, len(probe))
@@ -154,6 +155,8 @@ def _compared(objective: Objective, placed: Sequence[Placed], pack: Pack) -> str
         ]
         if changed := objective.changed_buffers():
             return f"buffer {changed[0]} of the model changes as it runs"
+        if changed := objective.changed_parameters():
+            return f"parameter {changed[0]} of the model changes as it runs"
     if not all(agree(found, own, objective.tolerance) for found, own in zip(together, alone, strict=True)):
         return "gradients of several clients in one pass are not those of one client at a time"
     return ""

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from secure_fed.errors import ModelError, SecureFedError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.bit_trial import CANNOT, sizes_that_agree, sizes_up_to
+from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.learning.training.local import Placed, seeded
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import Gradients, Path, by_layer, losses, one_by_one
@@ -130,20 +131,40 @@ def moved_away(placed: Placed, seed: int = 0) -> Placed:
 def require_uncoupled(
     objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]
 ) -> None:
-    """ModelError if the loss of an example depends on its batch, or if the model keeps statistics of past examples.
+    """ModelError if the loss of an example depends on its batch, or if the model keeps statistics of examples it has seen.
+
+    The model keeps some if a pass, forward or backward, changes a buffer or a parameter.
 
     A mixture of experts is accepted: it gets one example at a time.
     """
     with still(objective, lambda: losses(objective, alone, placed, probe[:1])):
         away = moved_away(placed)
-        if not mixes_experts(objective.model):
-            _require_own(objective, alone, together, away, probe)
-        losses(objective, alone, away, probe[:1])
-        if changed := objective.changed_buffers():
+        with parameters_stay(objective, away.held | away.moving):
+            if not mixes_experts(objective.model):
+                _require_own(objective, alone, together, away, probe)
+            found = losses(objective, alone, away, probe[:1])
+            if found.requires_grad:
+                torch.autograd.grad(found.sum(), list(away.moving.values()), allow_unused=True)
+        if buffers := objective.changed_buffers():
             raise ModelError(
-                f"buffer {changed[0]} of the model changes as it runs, so it may keep statistics of the examples, which no "
+                f"buffer {buffers[0]} of the model changes as it runs, so it may keep statistics of the examples, which no "
                 "noise covers; give a model without such buffers"
             )
+
+
+@contextmanager
+def parameters_stay(objective: Objective, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """ModelError after the block if a parameter of the model, or one of the tensors that replace them, has been changed."""
+    models = (objective, *objective.beside)
+    for one in models:
+        one.note_parameters()
+    before = checksums(tensors)
+    yield
+    if found := [*changed(before, tensors), *(name for one in models for name in one.changed_parameters())]:
+        raise ModelError(
+            f"parameter {found[0]} of the model changes as it runs, so it may keep statistics of the examples, which no noise "
+            "covers; give a model whose passes change no parameter"
+        )
 
 
 def _require_own(objective: Objective, alone: Collate, together: Collate, placed: Placed, probe: Sequence[Any]) -> None:

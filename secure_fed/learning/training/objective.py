@@ -14,6 +14,7 @@ from torch.func import functional_call
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.tasks.task import Batch, Loss
+from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -45,6 +46,7 @@ class Objective(nn.Module):
         self.copies: list[Objective] = []  # with the same parameters, for passes that are computed at the same time
         self.beside: list[Objective] = []  # on other devices, for clients that are trained at the same time
         self._named = dict(model.named_parameters())
+        self._checksums: dict[str, int] = {}
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
         self._buffers_at_start = [
             (module, name, buffer.clone())
@@ -92,6 +94,14 @@ class Objective(nn.Module):
             if not torch.equal(module.get_buffer(name), start)
         ]
 
+    def note_parameters(self) -> None:
+        """Note the checksums of the model's parameters, if they have not been noted. Runs without privacy do without."""
+        self._checksums = self._checksums or checksums(self._named)
+
+    def changed_parameters(self) -> list[str]:
+        """The names of the model's parameters that have changed since they were noted, other than by `load`."""
+        return changed(self._checksums, self._named) if self._checksums else []
+
     def load(self, tensors: Tensors) -> nn.Module:
         """Copy these tensors into the model, for evaluation or export, and return it."""
         with torch.no_grad():
@@ -101,6 +111,8 @@ class Objective(nn.Module):
                     own.copy_(given)
                 else:  # of a method whose tensors shrink
                     own.data = given.to(own)
+        if self._checksums:
+            self._checksums |= checksums({name: self._named[name] for name in tensors})
         self.reset_buffers()
         return self.model
 

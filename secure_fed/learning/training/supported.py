@@ -19,7 +19,8 @@ _DATA_DRIVEN = ("eva", "corda", "lora_ga", "loraga")
 
 
 def require_data_free_start(model: nn.Module) -> None:
-    """Refuse adapters that PEFT initialised from the data: the first state would reveal them without noise for any unit."""
+    """Refuse what reveals data without noise for any unit: adapters that PEFT initialised from it, and `max_norm`."""
+    _refuse_largest_norms(model)
     configs = getattr(model, "peft_config", None)
     for config in configs.values() if isinstance(configs, Mapping) else ():
         start = getattr(config, "init_lora_weights", None)
@@ -27,6 +28,17 @@ def require_data_free_start(model: nn.Module) -> None:
             raise MethodError(
                 f"the model's adapters were started by {start!r}, which reads the data, so the start itself would leak them; "
                 "use a start without data, or set privacy.unit to none"
+            )
+
+
+def _refuse_largest_norms(model: nn.Module) -> None:
+    """Refuse embeddings that shorten, in place, the rows of a batch's tokens: the rows show which tokens occur."""
+    for name, module in model.named_modules():
+        most = module.max_norm if isinstance(module, nn.Embedding | nn.EmbeddingBag) else None
+        if most is not None:
+            raise ModelError(
+                f"layer {name or type(model).__name__} of the model is {type(module).__name__} with max_norm = {most:g}, which "
+                "shortens the rows of a batch's tokens whenever it runs, without noise; set max_norm = None"
             )
 
 

@@ -15,7 +15,7 @@ import torch
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.gradient_trial import require_uncoupled
+from secure_fed.learning.training.gradient_trial import parameters_stay, require_uncoupled
 from secure_fed.learning.training.kind_probe import Probing
 from secure_fed.learning.training.kinds import Kinds
 from secure_fed.learning.training.local import Placed
@@ -57,9 +57,10 @@ class Uncoupled:
         key = ("uncoupled", placed.shapes, kind, self.most)
         if key in self.objective.ways:
             return
-        probe = Probing(self.objective, self.kinds, placed, self.known).of(kind, items, self.most)
-        if probe.padded:  # else each is computed alone
-            require_uncoupled(self.objective, self.kinds.collate, self.kinds.together(kind), placed, probe.items)
+        with parameters_stay(self.objective, placed.held | placed.moving):
+            probe = Probing(self.objective, self.kinds, placed, self.known).of(kind, items, self.most)
+            if probe.padded:  # else each is computed alone
+                require_uncoupled(self.objective, self.kinds.collate, self.kinds.together(kind), placed, probe.items)
         self.objective.ways[key] = True
 
 

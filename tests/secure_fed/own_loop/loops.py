@@ -13,7 +13,7 @@ from privacy.entropy import SeededEntropy, Stream
 from secure_fed.private import Budget, Private, _wrapped, wrap
 
 EXAMPLES, CLASSES = 24, 3
-REHEARSAL = 9  # batches: eight examples together, then each of the eight alone
+REHEARSAL = 10  # batches: eight examples together, each of the eight alone, and the eight among many
 BUDGET = Budget(epsilon=4.0, delta=1e-2, steps=6, clip_norm=0.5)
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from privacy.entropy import ForkError
 from secure_fed.errors import ModelError, OwnLoopError, UsageError
 from secure_fed.own_loop.rehearsal import chosen
 from secure_fed.private import Private, wrap
@@ -318,6 +320,8 @@ class Placed(nn.Module):
         (Placed(), "2.places.weight was given 1 examples, .* or freeze that parameter"),
         (nn.BatchNorm1d(8), "BatchNorm1d, which couples the examples"),
         (nn.MultiheadAttention(8, 2), "2 is torch's MultiheadAttention, .* no example's gradient can be seen"),
+        (nn.LSTM(8, 8), "2 is torch's LSTM, .* put opacus.layers.DPLSTM in its place"),
+        (nn.GRU(8, 8), "2 is torch's GRU, .* put opacus.layers.DPGRU in its place"),
         (nn.Embedding(3, 8, sparse=True), "2 is an embedding with sparse gradients; make it with sparse=False"),
         (nn.Linear(8, 8).bfloat16(), "parameter 2.weight is bfloat16"),
         (Counting(), "buffer 2.seen of the model changes"),
@@ -337,6 +341,14 @@ def test_a_model_that_begins_to_remember_examples_after_the_rehearsal_is_stopped
     with pytest.raises(ModelError, match=r"buffer 2\.seen of the model changes"):
         train(private)
     assert private.spent().steps == 1
+
+
+def test_a_loss_that_is_not_finite_is_named_as_such() -> None:
+    def unbounded(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model(x) / 0.0, y)
+
+    with pytest.raises(ModelError, match="the gradient of an example that was tried is not finite"):
+        train(wrapped(network()), unbounded)
 
 
 def test_a_schedule_of_known_length_counts_the_rehearsal() -> None:
@@ -415,6 +427,20 @@ def test_dropout_is_drawn_in_secret_and_leaves_the_global_generator() -> None:
     torch.manual_seed(0)
     assert torch.equal(after, torch.get_rng_state())
     assert len(x) < 2 or float(first) != float(second)
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["coins", "noise"])
+def test_a_fork_has_neither_the_coins_nor_the_noise_of_its_first_process(
+    drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private = wrapped(network(), None)
+    left, process, before = rehearse(private), os.getpid(), state(private.model)
+    if drawn:
+        mean(private.model, *next(left)).backward()
+    monkeypatch.setattr(os, "getpid", lambda: process + 1)
+    with pytest.raises(ForkError, match=f"process {process + 1} uses secret random numbers of process {process}"):
+        private.optimizer.step() if drawn else next(left)
+    assert same(before, private.model)
 
 
 def test_batches_may_be_fetched_by_workers() -> None:

@@ -41,15 +41,31 @@ def frozen() -> nn.Module:
     return model
 
 
+class Scaled(nn.Module):
+    """A layer with a parameter that is one number, as CLIP has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+
+def scaled() -> nn.Module:
+    return network(Scaled())
+
+
 @pytest.mark.parametrize("loss", [mean, summed])
-@pytest.mark.parametrize("make", [network, frozen, Tied])
+@pytest.mark.parametrize("make", [network, frozen, Tied, scaled])
 @pytest.mark.parametrize("batch_size", [1, 8, 24])  # 1: every third draw is empty; 24: draws have all examples
 def test_its_steps_are_those_of_one_example_at_a_time(make: type[nn.Module], loss: Loss, batch_size: int) -> None:
     model = make()
     private = wrapped(copy.deepcopy(model), batch_size=batch_size)
     found = train(private, loss)
     expected = loops.oracle(model, loss, BUDGET, 0, batch_size, private.plan.noise_multiplier)
-    rehearsed, made = found[: REHEARSAL + 1], found[REHEARSAL + 1 :]
+    rehearsal = private.loader.rehearsal_batches
+    rehearsed, made = found[: rehearsal + 1], found[rehearsal + 1 :]
     assert all(torch.equal(a, b) for state in rehearsed for a, b in zip(state, found[0], strict=True))
     assert len(made) == len(expected) == 6
     for one, other in zip(made, expected, strict=True):
