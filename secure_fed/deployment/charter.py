@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,13 +23,12 @@ from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest, verify
 from secure_fed import __version__
 from secure_fed.config import RunConfig
+from secure_fed.deployment.charter_fields import LONGEST_CLASS, key_of, label_of, list_of, shown_name, text_of
 from secure_fed.deployment.deployable import faults
 from secure_fed.deployment.own_settings import fault
 from secure_fed.errors import SecureFedError, UsageError
 
 MOST_BYTES = 16_000_000  # some 100,000 members
-LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can contain a forged one
-LONGEST_CLASS = 1000  # characters of the name of a class
 SCHEMA = 1
 _FIELDS = (
     "schema",
@@ -188,15 +187,15 @@ class Charter:
             raise CharterError("the charter is damaged: its fields are not those of this version")
         try:
             return cls(
-                name=_text(fields["name"]),
-                run=_text(fields["run"]),
-                version=_text(fields["version"]),
+                name=text_of(fields["name"]),
+                run=text_of(fields["run"]),
+                version=text_of(fields["version"]),
                 config=RunConfig.from_dict(fields["config"]),
-                labels=tuple(_label(value) for value in _list(fields["labels"])),
-                label_names=tuple(_text(name) for name in _list(fields["label_names"])),
-                model_digest=_text(fields["model_digest"]),
-                members=tuple(map(_member, _list(fields["members"]))),
-                coordinator=_key(fields["coordinator"]),
+                labels=tuple(label_of(value) for value in list_of(fields["labels"])),
+                label_names=tuple(text_of(name) for name in list_of(fields["label_names"])),
+                model_digest=text_of(fields["model_digest"]),
+                members=tuple(map(_member, list_of(fields["members"]))),
+                coordinator=key_of(fields["coordinator"]),
             )
         except SecureFedError as error:
             raise CharterError(f"the charter cannot be used: {error}") from error
@@ -228,42 +227,7 @@ def _member(fields: Any) -> Member:
     count = fields["examples"]
     if count is not None and (type(count) is not int or count < 1):
         raise ValueError(f"a member has {count!r:.40} examples")
-    return Member(_text(fields["name"]), _key(fields["identity"]), count)
-
-
-def shown_name(value: Any) -> str:
-    """A name that people read beside a fingerprint. ValueError if it could be mistaken for other lines or another name."""
-    fits = isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
-    if not fits or value != " ".join(value.split()):
-        raise ValueError(
-            f"{value!r:.60} is no name of one printable line of 1 to {LONGEST_NAME} characters with single spaces between words"
-        )
-    return str(value)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_CLASS:
-        raise ValueError(f"{value!r:.40} is no name")
-    return value
-
-
-def _label(value: Any) -> int | str:
-    if type(value) not in (int, str):
-        raise ValueError(f"{value!r:.40} is no label")
-    return value  # type: ignore[no-any-return]
-
-
-def _list(value: Any) -> Sequence[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{value!r:.40} is no list")
-    return value
-
-
-def _key(value: Any) -> bytes:
-    key = bytes.fromhex(value)
-    if len(key) != 32:
-        raise ValueError(f"a public key has 32 bytes, and this one {len(key)}")
-    return key
+    return Member(text_of(fields["name"]), key_of(fields["identity"]), count)
 
 
 _PURPOSE = "charter"

@@ -25,7 +25,8 @@ from pathlib import Path
 from protocols.keys import Identity
 from secure_fed.config import RunConfig
 from secure_fed.config.setting import key
-from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, shown_name
+from secure_fed.deployment.charter import MOST_BYTES, Charter, Member
+from secure_fed.deployment.charter_fields import shown_name
 from secure_fed.deployment.home_files import (
     HomeError,
     new_folder,

@@ -22,7 +22,7 @@ from protocols.keys import Identity
 from secure_fed.deployment import messages, seal
 from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.messages import Accepted, End, Left, Offer, Refusal
+from secure_fed.deployment.message_kinds import Accepted, End, Left, Offer, Refusal
 from secure_fed.errors import SecureFedError
 from secure_fed.rounds.transport import Reply, Request, Staged
 from secure_fed.tensors.layout import Layout

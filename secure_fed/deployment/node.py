@@ -23,7 +23,7 @@ from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home import LEDGER, Home
 from secure_fed.deployment.journal import Journal
-from secure_fed.deployment.messages import Accepted, End, Ended, Left, Message, Offer, Refusal
+from secure_fed.deployment.message_kinds import Accepted, End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.own_ledger import OwnLedger
 from secure_fed.deployment.party import Own, Party
 from secure_fed.deployment.policy import PolicyError, require

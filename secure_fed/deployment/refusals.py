@@ -15,7 +15,7 @@ from secure_fed.config.run import find
 from secure_fed.deployment import contents
 from secure_fed.deployment.charter import CharterError
 from secure_fed.deployment.envelope import EnvelopeError
-from secure_fed.deployment.messages import Refusal
+from secure_fed.deployment.message_kinds import Refusal
 from secure_fed.deployment.policy import PolicyError
 from secure_fed.deployment.seal import Forged
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RequestError, SecureFedError

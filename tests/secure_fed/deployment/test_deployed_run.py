@@ -20,11 +20,11 @@ from privacy.entropy import SeededEntropy
 from privacy.ledger import Ledger
 from protocols.keys import Identity
 from secure_fed import Federation, RunConfig
-from secure_fed.deployment import coordinator, deployable, messages, party, seal
+from secure_fed.deployment import coordinator, deployable, message_kinds, messages, party, seal
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home import BEGUN, CHARTER, RUN, CoordinatorHome
 from secure_fed.deployment.journal import Journal
-from secure_fed.deployment.messages import Refusal
+from secure_fed.deployment.message_kinds import Refusal
 from secure_fed.deployment.node import Node
 from secure_fed.errors import RunDirectoryError, TrainingError
 from secure_fed.export.trained import load_run
@@ -161,8 +161,8 @@ SOMETHING = Tensors({"bias": torch.zeros(3)})
         pytest.param("of integers", marks=pytest.mark.nightly),
         pytest.param("of a weight below zero", marks=pytest.mark.nightly),
         Staged(0, b"something"),
-        pytest.param(messages.Accepted(1, bytes(64)), marks=pytest.mark.nightly),
-        pytest.param(messages.Ended(), marks=pytest.mark.nightly),
+        pytest.param(message_kinds.Accepted(1, bytes(64)), marks=pytest.mark.nightly),
+        pytest.param(message_kinds.Ended(), marks=pytest.mark.nightly),
     ],
     ids=range(7),
 )
@@ -239,7 +239,7 @@ def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
     node = Node(party.homes[0])
     asked = [asked for number, asked, _ in party.carrier.seen if number == 100]
     accepted = messages.decode(seal.unsealed(node.answer(copied(asked[0]))))
-    assert isinstance(accepted, messages.Accepted)
+    assert isinstance(accepted, message_kinds.Accepted)
     again = messages.decode(seal.unsealed(node.answer(copied(asked[1]))))
     assert isinstance(again, Refusal)
     assert "took part in round 2" in again.sentence
@@ -313,7 +313,7 @@ def sent_an_older_charter(party: Deployed) -> None:
     """Somebody on the way replays the coordinator's offer of an earlier federation, which makes node 102 leave this one."""
     home = CoordinatorHome.load(party.folder)
     older = replace(party.charter, name="older", run="older run")
-    offer = messages.Offer(older.signed(home.identity), 102, bytes(32))
+    offer = message_kinds.Offer(older.signed(home.identity), 102, bytes(32))
     asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, older.digest)
     party.carrier.nodes_[102].answer(asked)
 
@@ -371,7 +371,7 @@ def test_nobody_can_take_a_members_place(tmp_path: Path) -> None:
 
     def claims(node: int, asked: Envelope, answer: Envelope) -> Envelope:
         found = messages.decode(seal.unsealed(asked))
-        if node == 103 and isinstance(found, messages.Offer):
+        if node == 103 and isinstance(found, message_kinds.Offer):
             mine = party.carrier.nodes_[103].home.identity
             return messages.encode(found.accepted(mine, party.charter.digest, 0))
         return answer
@@ -387,7 +387,7 @@ def test_another_model_or_other_data_are_refused(tmp_path: Path) -> None:
     home = CoordinatorHome.load(party.folder)
     charter = replace(home.charter, model_digest="0" * 64)
     (party.folder / CHARTER).write_bytes(charter.signed(home.identity))
-    offer = messages.Offer(charter.signed(home.identity), 100, bytes(32))
+    offer = message_kinds.Offer(charter.signed(home.identity), 100, bytes(32))
     asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, charter.digest)
     found = messages.decode(seal.unsealed(party.carrier.nodes_[100].answer(asked)))
     assert isinstance(found, Refusal)
@@ -396,7 +396,7 @@ def test_another_model_or_other_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="not the one that the federation was founded with"):
         coordinator.assembled(CoordinatorHome.load(party.folder))
     (party.homes[1] / "train.jsonl").write_text(json.dumps(PARTS[1][0]) + "\n")
-    offer = messages.Offer(party.charter.signed(home.identity), 101, bytes(32))
+    offer = message_kinds.Offer(party.charter.signed(home.identity), 101, bytes(32))
     asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, party.charter.digest)
     found = messages.decode(seal.unsealed(party.carrier.nodes_[101].answer(asked)))
     assert isinstance(found, Refusal)

@@ -15,7 +15,8 @@ from protocols.keys import Identity
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.deployment import home, home_files
-from secure_fed.deployment.charter import LONGEST_NAME, Charter, Member, fingerprint
+from secure_fed.deployment.charter import Charter, Member, fingerprint
+from secure_fed.deployment.charter_fields import LONGEST_NAME
 from secure_fed.deployment.home import Home
 from secure_fed.deployment.home_files import HomeError
 from secure_fed.errors import DataError

@@ -11,20 +11,20 @@ import pytest
 
 from privacy.ledger import Ledger
 from secure_fed.commands.cli import main
-from secure_fed.deployment import messages, seal
+from secure_fed.deployment import message_kinds, messages, seal
 from secure_fed.deployment.home import LEDGER, NODE, CoordinatorHome
 from secure_fed.deployment.journal import Journal
-from secure_fed.deployment.messages import Refusal
+from secure_fed.deployment.message_kinds import Refusal
 from secure_fed.deployment.node import Node
 from tests.secure_fed.deployment.parties import Deployed, written
 from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, PARTS, SHARES, deployed
 
 
-def offered(party: Deployed, node: Node, name: str) -> tuple[messages.Message, str]:
+def offered(party: Deployed, node: Node, name: str) -> tuple[message_kinds.Message, str]:
     """The node's answer to the charter of another federation of the same terms, and the line of its journal."""
     home = CoordinatorHome.load(party.folder)
     another = replace(home.charter, name=name, run=name)
-    offer = messages.Offer(another.signed(home.identity), 100, bytes(32))
+    offer = message_kinds.Offer(another.signed(home.identity), 100, bytes(32))
     asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, another.digest)
     answer = messages.decode(seal.unsealed(node.answer(asked)))
     return answer, Journal(node.home.folder).last(1)[0]["what"]
@@ -50,7 +50,7 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(
 ) -> None:
     party = deployed(tmp_path, SHARES, **limits)
     node = party.carrier.nodes_[100]
-    assert isinstance(offered(party, node, "first")[0], messages.Accepted)
+    assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted)
     found, noted = offered(party, node, "second")
     assert isinstance(found, Refusal)
     assert found.error == "BudgetExhausted"
@@ -60,7 +60,9 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(
 def test_the_default_delta_admits_several_federations(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
     node = party.carrier.nodes_[100]
-    assert all(isinstance(offered(party, node, name)[0], messages.Accepted) for name in ("first", "second", "third"))
+    assert all(
+        isinstance(offered(party, node, name)[0], message_kinds.Accepted) for name in ("first", "second", "third")
+    )
 
 
 def test_a_lower_limit_of_the_policy_holds_for_the_total_at_once(
@@ -68,16 +70,16 @@ def test_a_lower_limit_of_the_policy_holds_for_the_total_at_once(
 ) -> None:
     """The ledger keeps the limit that it was created with; the policy's present limit counts beside it."""
     party = deployed(tmp_path, SHARES, most_epsilon=100.0)
-    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], messages.Accepted)
+    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
     node = with_policy(party, "most_epsilon = 100.0", "most_epsilon = 9.0")
-    assert isinstance(offered(party, node, "first")[0], messages.Accepted), "it has reserved, within 9"
+    assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted), "it has reserved, within 9"
     found, noted = offered(party, node, "second")
     assert isinstance(found, Refusal)
     assert "most_epsilon = 9.0 of the policy" in noted
     assert main(["node", "status", str(party.homes[0])]) == 0
     assert "of 9\n" in capsys.readouterr().out
     node = with_policy(party, "most_epsilon = 9.0", "most_epsilon = 1000.0")
-    assert isinstance(offered(party, node, "second")[0], messages.Accepted)
+    assert isinstance(offered(party, node, "second")[0], message_kinds.Accepted)
     assert main(["node", "status", str(party.homes[0])]) == 0
     assert "of 100\n" in capsys.readouterr().out, "the ledger's own limit is lower"
 
@@ -87,9 +89,9 @@ def test_changed_data_of_a_node_go_on_with_its_budget(tmp_path: Path, tables: An
     """Both states of the data are the same people's, so their costs add up in one ledger."""
     party = deployed(tmp_path, *tables)
     node = party.carrier.nodes_[100]
-    assert isinstance(offered(party, node, "first")[0], messages.Accepted)
+    assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted)
     written(party.homes[0] / "train.jsonl", [{**PARTS[0][0], "text": "changed"}, *PARTS[0][1:]])
-    assert isinstance(offered(party, node, "second")[0], messages.Accepted)
+    assert isinstance(offered(party, node, "second")[0], message_kinds.Accepted)
     ledger = Ledger.open(party.homes[0] / LEDGER)
     assert ledger.spent().delta == pytest.approx(2e-5)
 
@@ -114,7 +116,7 @@ def test_a_charter_that_names_a_file_of_the_member_is_refused(
     ledger = {("privacy", "ledger"): "any"} if section == "privacy" else {}
     charter = replace(home.charter)
     object.__setattr__(charter, "config", charter.config.replace({**ledger, (section, name): path}))
-    offer = messages.Offer(charter.signed(home.identity), 100, bytes(32))
+    offer = message_kinds.Offer(charter.signed(home.identity), 100, bytes(32))
     asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, charter.digest)
     found = messages.decode(seal.unsealed(party.carrier.nodes_[100].answer(asked)))
     assert isinstance(found, Refusal)
