@@ -26,9 +26,12 @@ def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: st
             given = ",".join(labels)
             raise UsageError(f"--labels is {given!r:.40}, but the task {task} has no classes: leave it out")
         return learned
-    own = _named(model) if adapter is None else _noted(adapter)
+    noted = () if adapter is None else _noted(adapter)
+    own = noted or _named(model)
+    if adapter is not None and not noted and not _named_by_its_maker(own):
+        own = ()
     if labels:
-        _require_own_order(labels, own, "id2label in its config.json" if adapter is None else f"its {LABELS}")
+        _require_own_order(labels, own, f"its {LABELS}" if noted else "id2label in its config.json")
     order = labels or own
     written = {str(value): value for value in learned.values}
     if not labels and not set(written) <= set(order):

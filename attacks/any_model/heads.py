@@ -28,6 +28,8 @@ def require_head(name: str, task: Task, label_names: Sequence[str]) -> None:
         raise ModelError(
             f"{name} is a {', '.join(made) or 'model'} without a head {kind}: name the --adapter that brings one"
         )
+    if label_names and config.num_labels == 1 and task.auto == "AutoModelForSequenceClassification":
+        raise ModelError(f"{name} has one output, and an audit of {task.title} needs one for each class")
     if label_names and config.num_labels != len(label_names):
         raise ModelError(
             f"{name} has {config.num_labels} classes, and the texts have {len(label_names)}: name all of the model's, in its "

@@ -16,13 +16,20 @@ _ASSUMED = (
 )
 
 
-def learned(given: LabelScale | None, *, by: str, model: str, adapter: Path | None) -> tuple[LabelScale, str]:
+def learned(
+    given: LabelScale | None, *, by: str, model: str, adapter: Path | None, whole: bool = True
+) -> tuple[LabelScale, str]:
     """The scale that the model or its adapter states, else the given one, else none is assumed; and a sentence that says so.
 
-    by: what gives the scale, options or a configuration. ConfigError if it contradicts the model.
+    by: what gives the scale, options or a configuration. whole: it gives both numbers; otherwise one with its default counts
+    as not given. ConfigError if it contradicts the model.
     """
     place = f"the config.json of {model}" if adapter is None else str(adapter / FILE)
     own = _of_model(model) if adapter is None else read(adapter)
+    if given is not None and own is not None and not whole:
+        given = LabelScale(
+            *(mine if part == usual else part for part, usual, mine in zip(given, UNSCALED, own, strict=True))
+        )
     if given is not None and own is not None and given != own:
         raise ConfigError(
             f"{by} give a label centre of {given.centre} and a scale of {given.scale}, and {place} states {own.centre} and "

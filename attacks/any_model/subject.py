@@ -166,7 +166,9 @@ def _scaled(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
     if asked.config is not None:
         by = "data.label_centre and data.label_scale of --config"
     is_given = asked.scale_given or asked.config is not None or scale != UNSCALED
-    found, note = learned(scale if is_given else None, by=by, model=asked.model, adapter=asked.adapter)
+    found, note = learned(
+        scale if is_given else None, by=by, model=asked.model, adapter=asked.adapter, whole=asked.config is not None
+    )
     return replace(asked, data=replace(data, label_centre=found.centre, label_scale=found.scale)), (note,)
 
 

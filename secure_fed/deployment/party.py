@@ -65,8 +65,9 @@ class Party:
         elsewhere = Elsewhere(charter.run, registry, players)
         self.assembly = assemble(config, build(config), problem, entropy, elsewhere=elsewhere)
         _require_same_model(charter, self.assembly)
-        self._during = ExitStack()
-        self._attendance = self._begun()
+        with ExitStack() as opening:
+            self._attendance = self._begun(opening)
+            self._during = opening.pop_all()
 
     def answer(self, ask: Request | Stage) -> Reply | Staged | None:
         """The answer to a request; None where too few members are left for this member to stay in the round."""
@@ -80,8 +81,8 @@ class Party:
     def close(self) -> None:
         self._during.close()
 
-    def _begun(self) -> Attendance:
-        """Open the member's record of rounds and its budget.
+    def _begun(self, during: ExitStack) -> Attendance:
+        """Open the member's record of rounds and its budget; `during` closes them.
 
         Every run has the record, so that no round is trained twice. Where the federation as a whole is charged, the member
         takes part in as many rounds as its ledger has reserved, whatever the server charges: the record admits no later round,
@@ -92,12 +93,12 @@ class Party:
             PublicOrder(members, members), rounds_paid(config, assembly.protection)
         )
         memory.begin(self._folder / "attendance", begun=bool(name_in_ledger(self._folder)), durable=True)
-        self._during.callback(memory.end)
+        during.callback(memory.end)
         plan, left = assembly.protection.plan, None
         if plan is not None:
             reserved = self._own.ledger.reserved(config, plan, assembly.problem, self._folder)
-            assembly.charges.budget = self._during.enter_context(reserved)
-            self._during.callback(assembly.charges.close)
+            assembly.charges.budget = during.enter_context(reserved)
+            during.callback(assembly.charges.close)
             last = memory.last(self.number)
             left = plan.releases - plan.passes * (0 if last is None else last + 1)
         if assembly.masks is not None:

@@ -107,16 +107,15 @@ def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
 
 
 def _content(train: Sequence[Sequence[Any]], test: Sequence[Any]) -> dict[str, str]:
-    """A digest of the examples of all clients and of the test set, by which a resumed run knows its data; empty if none is
-    known.
+    """A digest of clients' examples and of the test set, by which a resumed run knows its data; empty if none can be read.
 
     Only lists are read: another data set may give an example a new form each time.
     """
     if is_lazy(train) or not all(isinstance(own, list | tuple) for own in (*train, test)):
         return {}
     try:
-        return {"data_digest": fingerprint.of_objects([*train, test], each=False)}
-    except TypeError:
+        return {"examples_digest": fingerprint.in_order([*train, test])}
+    except (TypeError, RuntimeError):  # of examples whose content cannot be read
         return {}
 
 

@@ -96,7 +96,7 @@ class PrivateSteps:
             )
         if turn.rehearsal and turn.rehearsal.kind == "together":
             self._rehearsal = Rehearsal()
-            self._buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        self._buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         self._checksums = checksums(dict(self._model.named_parameters()))
         self._gradients.clear()
         self._turn = turn
@@ -163,7 +163,7 @@ class PrivateSteps:
                     one.grad = None
 
     def _require_unchanged(self) -> None:
-        """Every buffer is as at the rehearsal's start, and every parameter as when the loop got the batch: no pass moved it."""
+        """Every buffer and every parameter is as when the loop got the batch: no pass moved it."""
         if moved := changed(self._checksums, dict(self._model.named_parameters())):
             raise ModelError(
                 f"parameter {moved[0]} of the model changes before optimizer.step(), so it may keep statistics of the "
@@ -172,8 +172,8 @@ class PrivateSteps:
         for name, buffer in self._model.named_buffers():
             if name not in self._buffers or not torch.equal(buffer, self._buffers[name]):
                 raise ModelError(
-                    f"buffer {name} of the model changes as it trains, so it may keep statistics of the examples, which no "
-                    "noise covers; give a model without such buffers"
+                    f"buffer {name} of the model changes before optimizer.step(), so it may keep statistics of the examples, "
+                    "which no noise covers; give a model whose passes change no buffer, and change others after a step"
                 )
 
     def _require_same_parameters(self) -> None:

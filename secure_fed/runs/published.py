@@ -48,7 +48,7 @@ FACTS: Table = {
     "charter": SETTINGS,
     "model_digest": SETTINGS,
     "versions": SETTINGS,
-    "data_digest": WITHHELD,
+    **dict.fromkeys(("data_digest", "examples_digest"), WITHHELD),
     "audit": WITHHELD,
 }
 
@@ -133,7 +133,7 @@ def of_facts(facts: Mapping[str, Any], *, private: bool) -> tuple[dict[str, Any]
         return cut(facts, FACTS, whole=False)
     divided = dict(facts["partition"])
     own = {"partition": {"digest": divided.pop("digest")}} if "digest" in divided else {}
-    own |= {name: facts[name] for name in ("data_digest", "audit") if name in facts}
+    own |= {name: facts[name] for name in ("data_digest", "examples_digest", "audit") if name in facts}
     return {name: value for name, value in facts.items() if name not in own} | {"partition": divided}, own
 
 

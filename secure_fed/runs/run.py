@@ -82,6 +82,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
     plan = assembly.protection.plan
     if plan:
         plan = require_room(privacy, plan, run_dir, subject)
+    assembly.objective.forget_parameters()
     notify("on_run_begin", assembly.config, run_dir)
     with ExitStack() as stack:
         store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None

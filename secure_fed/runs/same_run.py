@@ -71,7 +71,9 @@ def differing(facts: Record, held: Record) -> list[str]:
     return [
         name
         for name, value in facts.items()
-        if name != "versions" and not _same(_without_prose(name, value), _without_prose(name, held.get(name)))
+        if name != "versions"
+        and not (name in _ADDED and name not in held)
+        and not _same(_without_prose(name, value), _without_prose(name, held.get(name)))
     ]
 
 
@@ -107,4 +109,5 @@ def _same(one: Any, other: Any) -> bool:
     return json.dumps(one) == json.dumps(other)
 
 
-_DIGESTS = ("data_digest", "digest")
+_DIGESTS = ("data_digest", "examples_digest", "digest")
+_ADDED = ("examples_digest",)  # facts that runs of an earlier version lack

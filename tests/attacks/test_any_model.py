@@ -556,3 +556,19 @@ def test_listed_attacks_are_no_choice_here(folder: Path, capsys: pytest.CaptureF
     assert "--attack is 'lira': with --model give a .py file" in capsys.readouterr().err
     assert main(["audit", "--model", "x", "--extract", "y", "--attack", "z.py"]) == 2
     assert "--attack goes with --lying or a plain --model or RUN_DIR, and not with --extract" in capsys.readouterr().err
+
+
+def test_the_base_names_the_classes_of_an_adapter_that_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An adapter without labels may have no head of its own, and then the base's outputs count."""
+    monkeypatch.setattr(classes, "_named", lambda name: ("no", "yes", "maybe"))
+    sorted_ = Vocabulary(("maybe", "no", "yes"), ("maybe", "no", "yes"))
+    ordered = partial(classes.in_order, sorted_, task="classification", model="base", adapter=tmp_path)
+    assert ordered(()).names == ("no", "yes", "maybe")
+    with pytest.raises(UsageError, match="the model names its outputs in the order 'no, yes, maybe'"):
+        ordered(("maybe", "no", "yes"))
+    monkeypatch.setattr(classes, "_named", lambda name: ("LABEL_0", "LABEL_1", "LABEL_2"))
+    assert ordered(("yes", "maybe", "no")).names == ("yes", "maybe", "no")
+    with pytest.raises(UsageError, match="has no names for its outputs: name all of its classes"):
+        ordered(())

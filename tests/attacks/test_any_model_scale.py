@@ -94,6 +94,7 @@ def test_an_audit_says_how_labels_were_read(place: Path, capsys: pytest.CaptureF
     audit = ["audit", "--task", "regression", *texts, "--json", "--model"]
     for more, said in (
         (["whole"], "(label - 110.0) / 10.0"),
+        (["whole", "--label-scale", "10"], "(label - 110.0) / 10.0"),
         (["silent"], "give --label-centre and --label-scale, or a leak goes unnoticed"),
         (["silent", "--label-centre", "110", "--label-scale", "10"], "(label - 110.0) / 10.0"),
         (["silent", "--label-centre", "0"], "(label - 0.0) / 1.0"),
@@ -101,7 +102,7 @@ def test_an_audit_says_how_labels_were_read(place: Path, capsys: pytest.CaptureF
         assert main([*audit, str(place / more[0]), *more[1:]]) == 0
         assert said in json.loads(capsys.readouterr().out)["sentences"][-1]
     for more, said in (
-        (["whole", "--label-scale", "10"], "give a label centre of 0.0 and a scale of 10.0, and the config.json of"),
+        (["whole", "--label-scale", "9"], "give a label centre of 110.0 and a scale of 9.0, and the config.json of"),
         (["silent", "--label-scale", "0"], "--label-scale is 0.0; it must be a number above 0"),
         (["silent", "--label-centre", "nan"], "--label-centre is nan; it must be a finite number"),
         (

@@ -117,7 +117,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
         ("data.train=", "data.test=", "data.test_examples=10000001"),
         ("data.test_examples is 10000001", "at most 10000000"),
     ),
-    "no files": (("data.train=[]",), ("data.train is an empty list", "leave the setting out")),
+    "no files": (("data.train=[]",), ("data.train is a list without a file", "leave the setting out")),
     "a name beside files": (("data.name=someone/reviews",), ("data.name = 'someone/reviews'", "no data.train")),
     "a client column that nothing reads": (
         ("data.client=site", "data.partition=iid"),

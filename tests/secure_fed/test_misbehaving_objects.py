@@ -79,6 +79,14 @@ def test_a_model_that_keeps_a_mean_in_a_parameter_is_refused_under_privacy(
     assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
 
 
+def test_a_user_may_change_the_model_between_two_runs() -> None:
+    federation = toys.federation({"privacy.unit": "example", "privacy.noise_multiplier": 1.0}, model=toys.model())
+    federation.run()
+    with torch.no_grad():
+        next(iter(federation.assembly.objective.model.parameters())).add_(0.1)
+    assert federation.run().state.round > 0
+
+
 class Pair(NamedTuple):
     text: Tensor
     label: Tensor

@@ -18,6 +18,7 @@ from secure_fed.methods.method import State
 from secure_fed.runs import durable
 from secure_fed.runs import store as run_store
 from secure_fed.runs.checkpoint import read_checkpoint, read_personal
+from secure_fed.runs.directory import private_part
 from secure_fed.runs.durable import append_line, atomic_write
 from secure_fed.runs.same_run import require_same
 from secure_fed.runs.store import RunStore, read_records, resumable
@@ -461,9 +462,25 @@ def test_resuming_needs_a_run_or_the_settings_of_one(
 
 def test_resuming_on_other_examples_or_another_test_set_is_refused_in_python_too(tmp_path: Path) -> None:
     settings = {"evaluation.audit_fraction": 0.0, "federation.rounds": 2}
-    toys.federation(settings).run(tmp_path / "run")
-    more = settings | {"federation.rounds": 3}
-    for own in ({"train": [toys.examples(40 + size, size) for size in (5, 8, 11)]}, {"test": toys.examples(41, 20)}):
-        with pytest.raises(RunDirectoryError, match=r"started with other data: data_digest in .* differs; resume with"):
-            toys.federation(more, **own).run(tmp_path / "run", resume=True)
-    assert toys.federation(more).run(tmp_path / "run", resume=True).state.round == 3
+    toys.federation(settings, sizes=(8, 8, 20)).run(tmp_path / "run")
+    more, same = (
+        settings | {"federation.rounds": 3},
+        [toys.examples(client + 1, size) for client, size in enumerate((8, 8, 20))],
+    )
+    others: tuple[dict[str, Any], ...] = (
+        {"train": [toys.examples(40, 8), *same[1:]]},
+        {"train": [same[1], same[0], same[2]]},
+        {"test": toys.examples(41, 20)},
+        {"train": [*same[:2], toys.examples(99, 20)], "test": same[2]},
+    )
+    for own in others:
+        with pytest.raises(
+            RunDirectoryError, match=r"started with other data: examples_digest in .* differs; resume with"
+        ):
+            toys.federation(more, **{"train": same, **own}).run(tmp_path / "run", resume=True)
+    facts = private_part(tmp_path / "run") / "facts.json"
+    held = json.loads(facts.read_text())
+    facts.write_text(json.dumps({name: value for name, value in held.items() if name != "examples_digest"}))
+    assert toys.federation(more, train=same).run(tmp_path / "run", resume=True).state.round == 3, (
+        "of an earlier version"
+    )

@@ -93,18 +93,22 @@ def _tokens(
         ids = words.encoded(texts, max_length)
         types = [[0] * len(each) for each in ids] if "token_type_ids" in tokenizer.model_input_names else []
         return {"input_ids": ids, "token_type_ids": types}
-    second = None if rows.text_b is None else list(rows.text_b[window])
-    literal = _ends_texts(tokenizer)
-    found: Any = tokenizer(texts, second, truncation=True, max_length=max_length, split_special_tokens=literal)
+    literal = _end_as_text(tokenizer)
+    first = list(map(literal, texts))
+    second = None if rows.text_b is None else list(map(literal, rows.text_b[window]))
+    found: Any = tokenizer(first, second, truncation=True, max_length=max_length)
     return {str(name): value for name, value in found.items()}
 
 
-def _ends_texts(tokenizer: Any) -> bool:
-    """Whether the tokenizer ends every text with its end token. Then special tokens written in a text, such as "</s>", are read
-    as plain text: BART and T5 read their scores at the end token, and refuse batches with several of them in a text.
+def _end_as_text(tokenizer: Any) -> Callable[[str], str]:
+    """What makes an end token that is written in a text, such as "</s>", plain text, where the tokenizer ends texts with one.
+
+    BART and T5 read their scores at the end token, and refuse batches with several of them in a text.
     """
-    ends = tokenizer("")["input_ids"][-1:]
-    return bool(ends) and ends[0] == tokenizer.eos_token_id
+    end, ids = tokenizer.eos_token, tokenizer("")["input_ids"]
+    if end is None or ids[-1:] != [tokenizer.eos_token_id]:
+        return lambda text: text
+    return lambda text: text.replace(end, f"{end[:1]} {end[1:]}")
 
 
 def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:

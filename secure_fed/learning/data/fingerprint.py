@@ -14,6 +14,8 @@ import torch
 
 from secure_fed.learning.data.rows import Rows
 
+_READ = 2000  # examples
+
 
 def of_rows(*parts: Rows) -> str:
     """SHA-256 over every text, label and owner, in order."""
@@ -44,6 +46,20 @@ def of_objects(train: Sequence[Sequence[Any]], *, each: bool) -> str:
     marks = [[content(own[index]).hex() for index in range(len(own))] for own in train]
     held = [[mark] for own in marks for mark in own] if each else marks
     return _joined(["objects", *sorted(_joined(sorted(unit)) for unit in held)])
+
+
+def in_order(parts: Sequence[Sequence[Any]]) -> str:
+    """A digest of a user's own examples in their places: each part's length, and some 2,000 examples spread over all parts.
+
+    TypeError for examples whose content `content` cannot read.
+    """
+    every = max(1, sum(map(len, parts)) // _READ)
+    marks = (
+        f"{number} {len(own)} {index} {content(own[index]).hex()}"
+        for number, own in enumerate(parts)
+        for index in range(number % every, len(own), every)
+    )
+    return _joined(["in order", *(f"{len(own)}" for own in parts), *marks])
 
 
 def of_sizes(sizes: Iterable[int]) -> str:

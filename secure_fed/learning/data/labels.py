@@ -89,7 +89,7 @@ def _refuse_absent(texts: Sequence[tuple[Table, int, str]]) -> None:
         table, row, value = absent[0]
         raise DataError(
             f"{table.place(row)}: label {value!r} beside integers says that the label is missing; add it, remove the row, or "
-            "set data.label to another column"
+            "give the class another name if it is one"
         )
 
 

@@ -119,8 +119,8 @@ def _of_name(name: str) -> Named | None:
 
 def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
     """The paths of a setting. A path that the system cannot look up is refused; it need not exist."""
-    if not isinstance(value, str) and not value:
-        raise ConfigError(f"{setting} is an empty list; name at least one file, or leave the setting out")
+    if not isinstance(value, str) and not any(value):
+        raise ConfigError(f"{setting} is a list without a file; name at least one, or leave the setting out")
     paths = []
     for text in filter(None, [value] if isinstance(value, str) else value):
         with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):

@@ -98,6 +98,11 @@ class Objective(nn.Module):
         """Note the checksums of the model's parameters, if they have not been noted. Runs without privacy do without."""
         self._checksums = self._checksums or checksums(self._named)
 
+    def forget_parameters(self) -> None:
+        """Forget the checksums: a user may change the model between runs."""
+        for one in (self, *self.beside):
+            one._checksums = {}
+
     def changed_parameters(self) -> list[str]:
         """The names of the model's parameters that have changed since they were noted, other than by `load`."""
         return changed(self._checksums, self._named) if self._checksums else []

@@ -55,6 +55,10 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(
     assert isinstance(found, Refusal)
     assert found.error == "BudgetExhausted"
     assert exhausted in noted
+    before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
+    for _ in range(3):
+        offered(party, node, "second")
+    assert not before or len(list(Path("/proc/self/fd").iterdir())) <= before, "a refused offer leaves no file open"
 
 
 def test_the_default_delta_admits_several_federations(tmp_path: Path) -> None:

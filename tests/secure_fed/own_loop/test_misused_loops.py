@@ -343,6 +343,19 @@ def test_a_model_that_begins_to_remember_examples_after_the_rehearsal_is_stopped
     assert private.spent().steps == 1
 
 
+def test_a_loop_may_change_buffers_between_steps() -> None:
+    layer = Counting()
+    model = network(layer)
+    layer.eval()  # so that it counts nothing
+    private = wrapped(model)
+    for x, y in private.loader:
+        mean(model, x, y).backward()
+        private.optimizer.step()
+        layer.seen *= 0.9
+        layer.seen += 1
+    assert private.spent().steps > 0
+
+
 def test_a_loss_that_is_not_finite_is_named_as_such() -> None:
     def unbounded(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(model(x) / 0.0, y)
