@@ -335,7 +335,7 @@ def test_who_takes_part_is_in_plain_sight_of_servers(canaries_by_all: dict[str, 
     for name, vantage in itertools.product(("one_run", "canary_cosine"), ("secure_server", "server")):
         assert cell(audit, name, "fellow_client")["applicable"]
         assert not cell(audit, name, vantage)["applicable"]
-        assert "plain sight" in cell(audit, name, vantage)["why"]
+        assert "knows the membership of whole clients" in cell(audit, name, vantage)["why"]
         assert cell(audit, name, vantage)["auc"] is None
 
 

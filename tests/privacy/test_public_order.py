@@ -84,5 +84,5 @@ def test_no_amplification_is_accounted_for() -> None:
 
 @every("population, size, vacant", [(0, 1, ()), (3, 4, ()), (3, 0, ()), (3, 1, (4,)), (3, 1, (-1,)), (3, 1, (1, 1))])
 def test_an_order_that_cannot_be_is_refused(population: int, size: int, vacant: tuple[int, ...]) -> None:
-    with pytest.raises(PlanError, match="members a round, with empty places"):
+    with pytest.raises(PlanError, match="members a round and each vacant place once"):
         PublicOrder(population, size, vacant)

@@ -187,7 +187,7 @@ def test_charges_without_keys_are_refused_in_one_sentence(tmp_path: Path, conten
     else:
         path.write_bytes(content)
     with pytest.raises(
-        RunDirectoryError, match=r"noise\.key.*(missing|cannot be used).*restore it, or start again"
+        RunDirectoryError, match=r"noise\.key.*(missing|cannot be used).*restore it, or run again"
     ) as told:
         federation(BANDED).run(tmp_path / "run", resume=True)
     assert "\n" not in str(told.value)

@@ -174,5 +174,5 @@ def test_a_sum_over_one_client_and_phantoms_is_refused() -> None:
 
 
 def test_as_many_may_not_vanish_as_leave_phantoms_alone() -> None:
-    with pytest.raises(ConfigError, match=r"10 are phantoms, and as many may vanish as leave 2 others"):
+    with pytest.raises(ConfigError, match=r"10 are phantoms; if the allowed share drops out, 2 others may remain"):
         federation({**NOTHING, "secure_aggregation.dropout": 0.25, "secure_aggregation.corrupt": 0.1}, sizes=[2] * 12)
