@@ -15,8 +15,7 @@ PEFT's method of the same kind, or else training of all weights, makes as many s
 Rates are searched in steps of about three, until neighbours on both sides are no better; the default rates come from the 80
 steps. --finer tries rates between the best one of a data set and its neighbours. --repeats trains with further seeds at the
 rate that seed 0 chose on each data set. Every finished run is a line of learns.jsonl beside this file and is not run again
-(unless with --again); --docs fills the tables of
-learning_rates.md from it.
+(unless with --again); --docs fills the tables of learning_rates.md from it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ LANGUAGES = ("deu_Latn", "eng_Latn", "fra_Latn", "rus_Cyrl", "spa_Latn")  # thos
 def questions(folder: Path, split: str) -> Rows:
     """TREC's lines, such as "DESC:manner How did it end ?"; the label is the class before the colon."""
     found = []
-    for line in (folder / TREC[split]).read_text(encoding="latin-1").splitlines():
+    for line in (
+        (folder / TREC[split]).read_text(encoding="latin-1").rstrip("\n").split("\n")
+    ):  # splitlines would split at 0x85
         label, text = line.split(" ", 1)
         found.append({"text": text.strip(), "label": KINDS.index(label.split(":")[0])})
     return found

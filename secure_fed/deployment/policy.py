@@ -120,9 +120,8 @@ def _of_privacy(policy: Policy, charter: Charter) -> Iterator[str]:
         yield f"its epsilon is {privacy.epsilon:g}, above most_epsilon = {policy.most_epsilon:g}"
     if privacy.delta > policy.most_delta:
         yield f"its delta is {privacy.delta:g}, above most_delta = {policy.most_delta:g}"
-    if (
-        policy.against_server and privacy.unit == "client"
-    ):  # for other units a member adds the noise in its own training
+    by_clients = privacy.unit == "client"  # for other units a member adds the noise in its own training
+    if policy.against_server and by_clients:
         yield from _of_a_lying_server(charter.config)
 
 

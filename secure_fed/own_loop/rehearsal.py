@@ -168,7 +168,7 @@ def reduction(together: Mapping[str, Tensor], alone: Sequence[Mapping[str, Tenso
 
 
 class Rehearsal:
-    """What the gradients of a rehearsal's batches show. reduction: of the loss; None until the last of all its batches."""
+    """The gradients of a rehearsal's batches, compared after the last. reduction: of the loss; None until then."""
 
     def __init__(self) -> None:
         self.reduction: Reduction | None = None

@@ -19,6 +19,7 @@ from privacy.entropy import Floats, SeededEntropy, Stream, SystemEntropy
 from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian
 from privacy.rounding import norm_bound, squared_bound
+from protocols.choice import counted_shares
 from tests.cells import every
 from tests.privacy.discrete_laws import divergence, shares, shifted
 
@@ -238,3 +239,12 @@ def test_noise_that_does_not_fit_is_refused_with_advice() -> None:
 def test_what_cannot_be_is_refused(multiplier: float, contributors: int, counted: int, says: str) -> None:
     with pytest.raises(PlanError, match=says):
         DistributedGaussian(multiplier, contributors, counted)
+
+
+def test_a_single_honest_share_protects_less() -> None:
+    """docs/deployment_threats.md: ten members, of whom one may drop out and one collude, so that eight shares count."""
+    rounds, delta, counted = 20, 1e-5, counted_shares(10, 0.1, 0.1)
+    stated = calibrate(discrete, rounds, 8.0, delta)
+    assert counted == 8
+    assert epsilon(discrete(stated), rounds, delta) <= 8
+    assert epsilon(discrete(stated / math.sqrt(counted)), rounds, delta) == pytest.approx(30, abs=1)

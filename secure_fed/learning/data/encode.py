@@ -101,7 +101,7 @@ def _tokens(
 
 
 def _end_as_text(tokenizer: Any) -> Callable[[str], str]:
-    """What makes an end token that is written in a text, such as "</s>", plain text, where the tokenizer ends texts with one.
+    """A function that turns an end token in a text, such as "</s>", into plain text, if the tokenizer ends texts with it.
 
     BART and T5 read their scores at the end token, and refuse batches with several of them in a text.
     """
