@@ -21,13 +21,14 @@ from scipy.stats import norm
 
 from attacks.any_model import classes, signals
 from attacks.any_model.audit import _found, audited
+from attacks.any_model.heads import require_head
 from attacks.any_model.signals import Tokens
 from attacks.any_model.subject import Asked, Texts, _distinct, _parts, opened
 from attacks.any_model.verdict import ALPHA, judged
 from attacks.evidence.baseline import Baseline
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
-from secure_fed.errors import UsageError
+from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import notes
 from secure_fed.learning.data.labels import Vocabulary
@@ -572,3 +573,11 @@ def test_the_base_names_the_classes_of_an_adapter_that_names_none(
     assert ordered(("yes", "maybe", "no")).names == ("yes", "maybe", "no")
     with pytest.raises(UsageError, match="has no names for its outputs: name all of its classes"):
         ordered(())
+
+
+def test_a_model_of_one_output_is_no_classifier(tmp_path: Path) -> None:
+    settings = json.loads(Path(locate("builtin/tiny"), "config.json").read_text())
+    settings |= {"id2label": {"0": "LABEL_0"}, "architectures": ["BertForSequenceClassification"]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match=r"has one output, and an audit of .* needs one for each class"):
+        require_head(str(tmp_path), tasks.build(DataConfig()), ("ham", "spam"))

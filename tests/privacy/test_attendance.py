@@ -122,3 +122,17 @@ def test_a_turn_that_a_full_disk_cut_does_not_garble_the_turns_after_it(
     memory.enter(4, SECOND)  # the disk has room again
     memory.end()
     refuses(begun(path), SECOND)
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_record_is_on_disk_before_the_member_trains(
+    tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("privacy.attendance.os.fsync", synced.append)
+    memory = Attendance(PublicOrder(2, 2), 5)
+    memory.begin(tmp_path / "attendance", durable=durable)
+    memory.enter(0, 0)
+    memory.enter(0, 1)
+    assert len(synced) == (2 if durable else 0)
+    memory.end()

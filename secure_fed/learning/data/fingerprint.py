@@ -54,11 +54,8 @@ def in_order(parts: Sequence[Sequence[Any]]) -> str:
     TypeError for examples whose content `content` cannot read.
     """
     every = max(1, sum(map(len, parts)) // _READ)
-    marks = (
-        f"{number} {len(own)} {index} {content(own[index]).hex()}"
-        for number, own in enumerate(parts)
-        for index in range(number % every, len(own), every)
-    )
+    read = (own[index] for number, own in enumerate(parts) for index in range(number % every, len(own), every))
+    marks = (content(example).hex() for example in read)
     return _joined(["in order", *(f"{len(own)}" for own in parts), *marks])
 
 

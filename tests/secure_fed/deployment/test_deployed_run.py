@@ -460,12 +460,21 @@ STOPPING = {
 }
 
 
-@pytest.mark.parametrize("sampling", ["fixed", pytest.param("schedule", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("sampling", "by"),
+    [
+        ("fixed", "gives it no turn"),
+        ("fixed", "more than the run has reserved"),
+        pytest.param("schedule", "more than the run has reserved", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_coordinator_that_goes_on_beyond_the_paid_rounds_gets_no_sum(
-    tmp_path: Path, sampling: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sampling: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes refuse a charter that plans to stop early. If they did not, they would still count the rounds themselves."""
+    """Nodes refuse a charter that plans to stop early. If they did not, they would still count the rounds, and the sums."""
     monkeypatch.setattr(deployable, "_ADMITTED", {})
+    if "reserved" in by:
+        monkeypatch.setattr("secure_fed.deployment.party.rounds_paid", lambda config, _: config.federation.rounds)
     party = deployed(tmp_path, ACTIVE, STOPPING, {"federation": {"sampling": sampling}}, most_epsilon=8.0)
 
     def charge(gate: coordinator.Gate, round_: int, pass_name: str) -> None:
@@ -479,3 +488,4 @@ def test_a_coordinator_that_goes_on_beyond_the_paid_rounds_gets_no_sum(
     released = [record["round"] for record in result.records if not record.get("lost")]
     assert 0 < reserved < 4
     assert len(released) == reserved
+    assert any(by in line["what"] for line in Journal(party.homes[0]).last(20))

@@ -61,6 +61,16 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(
     assert not before or len(list(Path("/proc/self/fd").iterdir())) <= before, "a refused offer leaves no file open"
 
 
+def test_a_node_that_lost_its_record_of_rounds_takes_no_further_part(tmp_path: Path) -> None:
+    party = deployed(tmp_path, SHARES)
+    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
+    (record,) = party.homes[0].glob("federations/*/attendance")
+    record.unlink()
+    found, noted = offered(party, Node(party.homes[0]), "first")
+    assert isinstance(found, Refusal)
+    assert "the record of which client took part when, is missing" in noted
+
+
 def test_the_default_delta_admits_several_federations(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
     node = party.carrier.nodes_[100]
