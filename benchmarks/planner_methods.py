@@ -25,7 +25,7 @@ from promises import notes
 from privacy.planning import Setting
 from privacy.promises import Possible, in_turn
 from privacy.target import Target
-from secure_fed.rounds.way import reached
+from secure_fed.rounds.open_settings import reached
 
 
 class Seen(NamedTuple):

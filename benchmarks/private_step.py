@@ -38,11 +38,11 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.cohort_pass import Trial
+from secure_fed.learning.training.cohort.one_pass import Trial
+from secure_fed.learning.training.cohort.packs import Way
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import one_by_one
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.tensors.tensors import Tensors

@@ -34,7 +34,7 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.parameters import read, train_only
 from secure_fed.learning.models.mean_pooled import MeanPooledConfig
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import train_together
+from secure_fed.learning.training.cohort.trainings import train_together
 from secure_fed.learning.training.local import Job
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps

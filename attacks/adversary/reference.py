@@ -33,8 +33,8 @@ from secure_fed.rounds.client_setup import ClientSetup
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.masked.wiring import in_process
-from secure_fed.rounds.phantom_clients import phantom_clients, phantom_examples
-from secure_fed.rounds.placement import SUM
+from secure_fed.rounds.noise.placement import SUM
+from secure_fed.rounds.phantoms.clients import phantom_clients, phantom_examples
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.summing import OpenSum

@@ -38,7 +38,7 @@ from secure_fed.errors import UsageError
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.pointing import plain
-from secure_fed.learning.training.cohort import Ways, train_together
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors

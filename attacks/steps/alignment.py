@@ -23,9 +23,9 @@ from torch import Tensor
 
 from attacks.adversary.null import Floats
 from secure_fed.learning.models.adapters.lora import pairs, scaling_of
-from secure_fed.learning.training.gradient_trial import length
+from secure_fed.learning.training.cohort.packs import Packs
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.packs import Packs
+from secure_fed.learning.training.trials.gradient_trial import length
 from secure_fed.methods.method import State
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense

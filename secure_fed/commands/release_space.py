@@ -12,7 +12,7 @@ from secure_fed.methods.catalogue import on
 from secure_fed.methods.counted import usual_classes
 from secure_fed.methods.method import Method, State
 from secure_fed.report.terminal import NARROW, PlainConsole
-from secure_fed.rounds.way import reached, unsteady
+from secure_fed.rounds.open_settings import reached, unsteady
 
 if TYPE_CHECKING:
     from privacy.planning import Setting

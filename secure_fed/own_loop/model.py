@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.training.objective import refuse_running_statistics
-from secure_fed.learning.training.supported import mixes_experts, require_supported
+from secure_fed.learning.training.trials.supported import mixes_experts, require_supported
 
 
 def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:

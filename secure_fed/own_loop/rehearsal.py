@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from secure_fed.errors import DataError, ModelError
-from secure_fed.learning.training.gradient_trial import agree, length
+from secure_fed.learning.training.trials.gradient_trial import agree, length
 
 Reduction = Literal["mean", "sum"]
 _LOOKED_AT, _MOST = 512, 8

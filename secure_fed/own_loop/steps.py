@@ -27,8 +27,8 @@ from privacy.errors import BudgetExhausted
 from privacy.mechanisms import Mechanism
 from secure_fed.errors import ModelError, OwnLoopError
 from secure_fed.learning.training.checksums import changed, checksums
-from secure_fed.learning.training.gradient_trial import WithoutDropout
 from secure_fed.learning.training.local import seeded
+from secure_fed.learning.training.trials.gradient_trial import WithoutDropout
 from secure_fed.own_loop.gradients import BackwardGradients
 from secure_fed.own_loop.rehearsal import Reduction, Rehearsal
 from secure_fed.own_loop.turn import Turn

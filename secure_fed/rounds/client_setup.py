@@ -11,7 +11,7 @@ import numpy as np
 from privacy.attendance import Attendance
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort import Ways
+from secure_fed.learning.training.cohort.trainings import Ways
 from secure_fed.learning.training.local import Job, Train, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.schedule import Falling

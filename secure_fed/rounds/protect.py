@@ -18,16 +18,16 @@ from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.supported import require_data_free_start, require_supported
-from secure_fed.learning.training.uncoupled import Uncoupled
+from secure_fed.learning.training.trials.supported import require_data_free_start, require_supported
+from secure_fed.learning.training.trials.uncoupled import Uncoupled
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.rounds.cohort import expected_phantoms, invited, with_phantoms
-from secure_fed.rounds.correlated_noise import CorrelatedNoise
-from secure_fed.rounds.own_mechanism import require_made, require_open_sums
-from secure_fed.rounds.placement import Placement, placement_of
-from secure_fed.rounds.plans import Population
+from secure_fed.rounds.noise.correlated import CorrelatedNoise
+from secure_fed.rounds.noise.own_mechanism import require_made, require_open_sums
+from secure_fed.rounds.noise.placement import Placement, placement_of
+from secure_fed.rounds.noise.plans import Population
+from secure_fed.rounds.open_settings import unsteady
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.way import unsteady
 from secure_fed.tensors.tensors import Tensors
 
 if TYPE_CHECKING:

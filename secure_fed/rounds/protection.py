@@ -19,9 +19,9 @@ from privacy.entropy import Entropy, Floats, SystemEntropy
 from privacy.mechanisms import Mechanism, Named, NoMechanism
 from secure_fed.learning.audit_pool.phantoms import Count
 from secure_fed.methods.method import Method, State
-from secure_fed.rounds.correlated_noise import CorrelatedNoise
-from secure_fed.rounds.own_mechanism import require_whole
-from secure_fed.rounds.placement import NOWHERE, Placement
+from secure_fed.rounds.noise.correlated import CorrelatedNoise
+from secure_fed.rounds.noise.own_mechanism import require_whole
+from secure_fed.rounds.noise.placement import NOWHERE, Placement
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import in_own_factors
 from secure_fed.tensors.tensors import Tensors

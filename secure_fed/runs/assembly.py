@@ -17,7 +17,7 @@ from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.training.cohort import Ways
+from secure_fed.learning.training.cohort.trainings import Ways
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import Method, State
 from secure_fed.rounds.charges import Charges
@@ -25,13 +25,13 @@ from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
-from secure_fed.rounds.phantom_clients import Phantom
+from secure_fed.rounds.open_settings import reached
+from secure_fed.rounds.phantoms.clients import Phantom
 from secure_fed.rounds.protect import protect, require_protectable, require_steady
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.step_lengths import paced
 from secure_fed.rounds.transport import Transport
-from secure_fed.rounds.way import reached
 from secure_fed.runs.best import require_choosable
 from secure_fed.runs.parties import Parties, parties_of, trainer
 from secure_fed.runs.start import Start, started

@@ -12,13 +12,13 @@ from secure_fed.learning.models.architecture import width_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import digest_of
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.training.beside import copies_on
+from secure_fed.learning.training.cohort.devices import copies_on
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import read_once
 from secure_fed.methods.method import Method, RoundPlan, State, loss_of
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
+from secure_fed.rounds.open_settings import settled
 from secure_fed.rounds.personal import personal_names
-from secure_fed.rounds.way import settled
 from secure_fed.tensors.tensors import Tensors
 
 

@@ -18,10 +18,10 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training import cohort
-from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.cohort_packs import Room, Tight
-from secure_fed.learning.training.cohort_pass import Trial
+from secure_fed.learning.training.cohort import trainings
+from secure_fed.learning.training.cohort.division import Room, Tight
+from secure_fed.learning.training.cohort.one_pass import Trial
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Trained, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.schedule import Falling
@@ -176,7 +176,7 @@ def test_optimisers_are_each_ones_own(changed: Mapping[str, Any]) -> None:
 
 
 def test_many_are_begun_a_few_at_a_time_and_come_back_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cohort, "_CLIENTS", 7)
+    monkeypatch.setattr(trainings, "_CLIENTS", 7)
     setting = toy()
     sizes = [3 + number % 11 for number in range(20)]
     together, alone = setting.both(replace(USUAL, epochs=1), Ways(), sizes=sizes)

@@ -17,9 +17,9 @@ from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training import cohort_ways, crew
-from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.flat import add_in_order
+from secure_fed.learning.training.cohort import crew, gradients
+from secure_fed.learning.training.cohort.flat import add_in_order
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Trained
 from secure_fed.learning.training.objective import Objective
 from secure_fed.rounds.transport import InProcess
@@ -146,7 +146,7 @@ def test_an_error_in_a_pass_comes_out_and_threads_end(monkeypatch: pytest.Monkey
     made: list[crew.Crew] = []
     close = crew.Crew.close
     monkeypatch.setattr(crew.Crew, "close", lambda own: (made.append(own), close(own)))
-    monkeypatch.setattr(cohort_ways, "found_in", lambda *given: 1 / 0)
+    monkeypatch.setattr(gradients, "found_in", lambda *given: 1 / 0)
     torch.set_num_threads(2)
     try:
         with pytest.raises(ZeroDivisionError):

@@ -11,10 +11,10 @@ from torch.nn import functional
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.parameters import ExampleWise
-from secure_fed.learning.training.gradient_trial import path_for
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import by_layer, one_by_one
+from secure_fed.learning.training.trials.gradient_trial import path_for
 
 CPU = torch.device("cpu")
 

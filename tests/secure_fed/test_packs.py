@@ -17,18 +17,18 @@ from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training import cohort_packs
-from secure_fed.learning.training.bit_trial import sizes_that_agree
-from secure_fed.learning.training.cohort import Ways
-from secure_fed.learning.training.cohort_packs import Public, Shapes
-from secure_fed.learning.training.cohort_packs import Room as Space
-from secure_fed.learning.training.cohort_pass import Places, found_in
-from secure_fed.learning.training.kind_probe import Probing
-from secure_fed.learning.training.kinds import Kinds, Padded, apart_on
+from secure_fed.learning.training.cohort import division
+from secure_fed.learning.training.cohort.division import Public, Shapes
+from secure_fed.learning.training.cohort.division import Room as Space
+from secure_fed.learning.training.cohort.one_pass import Places, found_in
+from secure_fed.learning.training.cohort.packs import Packs
+from secure_fed.learning.training.cohort.trainings import Ways
 from secure_fed.learning.training.local import Job, Placed
-from secure_fed.learning.training.made_up import varied
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.packs import Packs
+from secure_fed.learning.training.trials.bit_trial import sizes_that_agree
+from secure_fed.learning.training.trials.kind_probe import Probing
+from secure_fed.learning.training.trials.kinds import Kinds, Padded, apart_on
+from secure_fed.learning.training.trials.made_up import varied
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
@@ -236,7 +236,7 @@ def test_a_size_that_a_larger_trial_finds_wrong_is_given_up(
         found = tuple(size for size in candidates if size not in wrong)
         return found if len(found) > 1 else ()
 
-    monkeypatch.setattr(cohort_packs, "sizes_that_agree", agreeing)
+    monkeypatch.setattr(division, "sizes_that_agree", agreeing)
     list(public.packs([(0, item) for item in items[::-1]]))
     assert [(found.sizes, found.untried) for found in shapes(objective)] == [(sizes, 0)]
 

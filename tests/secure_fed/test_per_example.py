@@ -17,10 +17,10 @@ from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.gradient_trial import agree, path_for, probe_of
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import Gradients, Path, by_layer, one_by_one
+from secure_fed.learning.training.trials.gradient_trial import agree, path_for, probe_of
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from tests.cells import chosen
@@ -374,7 +374,7 @@ def summed(objective: Objective, collate: Any, where: Placed, items: Sequence[An
 def test_a_broken_path_is_not_taken(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("bert")
     trained = adapted(model)
-    monkeypatch.setattr("secure_fed.learning.training.gradient_trial.by_layer", broken)
+    monkeypatch.setattr("secure_fed.learning.training.trials.gradient_trial.by_layer", broken)
     assert check(model, trained, texts()) is one_by_one
 
 

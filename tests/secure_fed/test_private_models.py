@@ -21,14 +21,14 @@ from secure_fed.errors import MethodError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.checksums import changed, checksums
-from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.cohort_pass import tried
-from secure_fed.learning.training.kind_probe import nobodys
+from secure_fed.learning.training.cohort.one_pass import tried
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import by_layer
-from secure_fed.learning.training.supported import require_data_free_start, require_supported
-from secure_fed.learning.training.uncoupled import Uncoupled
+from secure_fed.learning.training.trials.kind_probe import nobodys
+from secure_fed.learning.training.trials.supported import require_data_free_start, require_supported
+from secure_fed.learning.training.trials.uncoupled import Uncoupled
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.privately import train_privately

@@ -16,11 +16,11 @@ from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.pointing import Pointing
-from secure_fed.learning.training import cohort, dp_sgd
 from secure_fed.learning.training.canary_directions import direction, layout_of
-from secure_fed.learning.training.cohort import Ways, train_together
-from secure_fed.learning.training.cohort_packs import Room, Tight
-from secure_fed.learning.training.cohort_pass import Found, Trial
+from secure_fed.learning.training.cohort import dp_sgd, trainings
+from secure_fed.learning.training.cohort.division import Room, Tight
+from secure_fed.learning.training.cohort.one_pass import Found, Trial
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampler, members_of
 from secure_fed.tensors.tensors import Tensors
@@ -139,7 +139,7 @@ def others_stay(clients: Clients) -> bool:
 def test_in_tight_passes_others_would_move(alone: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     """With passes of examples of like length, other clients' sums do move: the tests above can fail."""
     assert others_stay(alone)
-    monkeypatch.setattr(cohort, "Public", lambda objective, collate, room, *more: Tight(collate, room))
+    monkeypatch.setattr(trainings, "Public", lambda objective, collate, room, *more: Tight(collate, room))
     assert not others_stay(alone)
 
 
@@ -317,8 +317,8 @@ def test_many_are_begun_a_few_at_a_time(small: Clients, monkeypatch: pytest.Monk
     made = replace(small, grouped=True)
     whole = after(made, range(3))
     begun: list[int] = []
-    first = cohort._Cohort.trained
-    monkeypatch.setattr(cohort._Cohort, "trained", lambda own, told: (begun.append(len(own._jobs)), first(own))[1])
-    monkeypatch.setattr(cohort, "_CLIENTS", 2)
+    first = trainings._Cohort.trained
+    monkeypatch.setattr(trainings._Cohort, "trained", lambda own, told: (begun.append(len(own._jobs)), first(own))[1])
+    monkeypatch.setattr(trainings, "_CLIENTS", 2)
     assert after(made, range(3)) == whole
     assert begun == [2, 1]

@@ -22,12 +22,12 @@ from privacy.sampling import Poisson
 from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ModelError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training import cohort_ways
-from secure_fed.learning.training.cohort import Ways
-from secure_fed.learning.training.cohort_pass import Found, Pack, Places, Trial, found_in
+from secure_fed.learning.training.cohort import gradients
+from secure_fed.learning.training.cohort.one_pass import Found, Pack, Places, Trial, found_in
+from secure_fed.learning.training.cohort.packs import Way
+from secure_fed.learning.training.cohort.trainings import Ways
 from secure_fed.learning.training.local import Job, Placed, Trained
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.packs import Way
 from secure_fed.learning.training.per_example import Gradients, by_layer, one_by_one
 from secure_fed.learning.training.private_steps import batch_sampler, members_of
 from secure_fed.learning.training.schedule import planned_steps
@@ -246,7 +246,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Seen]:
 
     def made(noise: float) -> Seen:
         mechanism = Seen(noise)
-        monkeypatch.setattr(cohort_ways, "found_in", mechanism.found_in)
+        monkeypatch.setattr(gradients, "found_in", mechanism.found_in)
         return mechanism
 
     return made

@@ -18,13 +18,13 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training import read_once as module
-from secure_fed.learning.training.cohort_packs import Public, Room
-from secure_fed.learning.training.crew import copy_of
-from secure_fed.learning.training.kinds import Kinds
+from secure_fed.learning.training.cohort.crew import copy_of
+from secure_fed.learning.training.cohort.division import Public, Room
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import ReadOnce, read_once
+from secure_fed.learning.training.trials.kinds import Kinds
+from secure_fed.learning.training.trials.made_up import made_up
 from secure_fed.methods import METHODS
 from secure_fed.runs import start
 from secure_fed.tensors.tensors import Tensors

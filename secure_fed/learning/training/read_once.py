@@ -32,13 +32,13 @@ from torch import Tensor
 
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
-from secure_fed.learning.training.bit_trial import sizes_that_agree
-from secure_fed.learning.training.cohort_packs import Room, next_size
-from secure_fed.learning.training.kinds import Kinds, Padded, apart_on
-from secure_fed.learning.training.made_up import made_up
+from secure_fed.learning.training.cohort.division import Room, next_size
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.supported import mixes_experts
-from secure_fed.learning.training.uncoupled import most_at_once
+from secure_fed.learning.training.trials.bit_trial import sizes_that_agree
+from secure_fed.learning.training.trials.kinds import Kinds, Padded, apart_on
+from secure_fed.learning.training.trials.made_up import made_up
+from secure_fed.learning.training.trials.supported import mixes_experts
+from secure_fed.learning.training.trials.uncoupled import most_at_once
 
 Numbers = NDArray[np.int64]
 Key = tuple[int, int, bytes]

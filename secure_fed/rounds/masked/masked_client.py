@@ -29,7 +29,7 @@ from secure_fed.rounds.masked.expected_round import (
     require_enough,
     require_expected,
 )
-from secure_fed.rounds.phantom_clients import Phantom
+from secure_fed.rounds.phantoms.clients import Phantom
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
 from secure_fed.tensors.layout import Layout
 

@@ -1,6 +1,6 @@
 """Membership inference that every run reports beside its accuracy: one attack, the cheapest for its units.
 
-For phantoms, which are nobody's data: how far the run's releases move along their directions (`phantom_scores`). For direction
+For phantoms, which are nobody's data: how far the run's releases move along their directions (`phantoms.scores`). For direction
 canaries: how far the final model moved along theirs (`along`). For other units of the data: the loss threshold of Yeom et al.
 (2018, arXiv 1709.01604), which declares the units that the final model fits best to be members. It needs one forward pass over
 the audit pool. A negative result means little; a positive result means much.
@@ -24,7 +24,7 @@ from secure_fed.learning.tasks.task import Collate, Confidence
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.objective import to_device
 from secure_fed.methods.method import State
-from secure_fed.rounds.phantom_scores import SCORES
+from secure_fed.rounds.phantoms.scores import SCORES
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import roc
 from secure_fed.tensors.layout import Layout
@@ -153,7 +153,7 @@ def of_pool(assembly: Assembly, state: State, held: AuditPool) -> dict[str, Any]
 
 
 def kept_scores(state: State, phantoms: AuditPool) -> NDArray[np.float64]:
-    """(phantoms,) their scores over all rounds (`phantom_scores`); zeros before the first round."""
+    """(phantoms,) their scores over all rounds (`phantoms.scores`); zeros before the first round."""
     if SCORES not in state.memory:
         return np.zeros(len(phantoms.units))
     scores: NDArray[np.float64] = state.memory.tensor(SCORES).numpy()

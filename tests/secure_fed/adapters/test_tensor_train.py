@@ -21,10 +21,10 @@ from secure_fed.learning.models.adapters.insertion_points import places
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.adapters.tensor_train import TensorTrainLinear, TensorTrains, core_shapes
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.gradient_trial import agree, path_for
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import by_layer, one_by_one
+from secure_fed.learning.training.trials.gradient_trial import agree, path_for
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters import counts

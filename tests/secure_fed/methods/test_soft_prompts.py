@@ -17,10 +17,10 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.prefixes import Keys
 from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.gradient_trial import path_for
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import by_layer, one_by_one
+from secure_fed.learning.training.trials.gradient_trial import path_for
 from secure_fed.methods import build
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import CHANGE, Method, State

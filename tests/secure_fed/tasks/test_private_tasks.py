@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from secure_fed import Federation, RunConfig
-from secure_fed.learning.training.gradient_trial import agree, path_for
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.per_example import by_layer, one_by_one
+from secure_fed.learning.training.trials.gradient_trial import agree, path_for
 from tests.secure_fed.tasks.conftest import Write
 from tests.secure_fed.tasks.toy_tasks import TOYS
 

@@ -21,13 +21,13 @@ import torch
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.gradient_trial import tried
-from secure_fed.learning.training.kind_probe import Probing
-from secure_fed.learning.training.kinds import Kinds
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import Gradients, Path, one_by_one
-from secure_fed.learning.training.uncoupled import most_at_once
+from secure_fed.learning.training.trials.gradient_trial import tried
+from secure_fed.learning.training.trials.kind_probe import Probing
+from secure_fed.learning.training.trials.kinds import Kinds
+from secure_fed.learning.training.trials.uncoupled import most_at_once
 
 
 @dataclass(frozen=True)

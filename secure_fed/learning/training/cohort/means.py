@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secure_fed.learning.training.cohort_packs import Passes
-from secure_fed.learning.training.cohort_pass import Places
-from secure_fed.learning.training.flat import add_in_order
+from secure_fed.learning.training.cohort.division import Passes
+from secure_fed.learning.training.cohort.flat import add_in_order
+from secure_fed.learning.training.cohort.one_pass import Places
 from secure_fed.learning.training.local import Job
 
 

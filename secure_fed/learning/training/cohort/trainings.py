@@ -1,8 +1,8 @@
 """The local trainings of many clients over one frozen base, in common passes.
 
 Each training is the same as in `local.train`: the same batches in the same order, its own optimiser state, its own loss. In
-step t the t-th batches of all clients are combined, and their examples are divided into passes (`cohort_packs`). Every
-example's gradient is computed at its own client's tensors (`cohort_pass`). A client's gradients are added up in an order that
+step t the t-th batches of all clients are combined, and their examples are divided into passes (`division`). Every
+example's gradient is computed at its own client's tensors (`one_pass`). A client's gradients are added up in an order that
 its own examples determine. One vectorised optimiser step updates all clients; a client without a batch left is left out.
 Private steps (`dp_sgd`) work in the same way, with noised sums of clipped gradients in place of means.
 
@@ -25,18 +25,18 @@ import torch
 from torch import Tensor
 
 from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.training.beside import Told, divided
-from secure_fed.learning.training.cohort_means import Means
-from secure_fed.learning.training.cohort_packs import Packing, Public, Room, Tight
-from secure_fed.learning.training.cohort_pass import Places, Trial, tried
-from secure_fed.learning.training.cohort_ways import Common, InTurn
-from secure_fed.learning.training.dp_sgd import NoisedSums
-from secure_fed.learning.training.gradient_trial import parameters_stay
-from secure_fed.learning.training.kind_probe import nobodys
+from secure_fed.learning.training.cohort.devices import Told, divided
+from secure_fed.learning.training.cohort.division import Packing, Public, Room, Tight
+from secure_fed.learning.training.cohort.dp_sgd import NoisedSums
+from secure_fed.learning.training.cohort.gradients import Common, InTurn
+from secure_fed.learning.training.cohort.means import Means
+from secure_fed.learning.training.cohort.one_pass import Places, Trial, tried
 from secure_fed.learning.training.local import Job, Trained, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.schedule import optimizer_of, stepped
-from secure_fed.learning.training.uncoupled import Uncoupled
+from secure_fed.learning.training.trials.gradient_trial import parameters_stay
+from secure_fed.learning.training.trials.kind_probe import nobodys
+from secure_fed.learning.training.trials.uncoupled import Uncoupled
 from secure_fed.tensors.tensors import Tensors
 
 

@@ -15,11 +15,11 @@ import torch
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.gradient_trial import parameters_stay, require_uncoupled
-from secure_fed.learning.training.kind_probe import Probing
-from secure_fed.learning.training.kinds import Kinds
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.trials.gradient_trial import parameters_stay, require_uncoupled
+from secure_fed.learning.training.trials.kind_probe import Probing
+from secure_fed.learning.training.trials.kinds import Kinds
 
 
 @dataclass(frozen=True)

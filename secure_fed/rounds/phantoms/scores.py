@@ -31,12 +31,12 @@ import torch
 
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.methods.method import RoundPlan, State
-from secure_fed.rounds import whitened_scores
-from secure_fed.rounds.phantom_clients import Phantom
+from secure_fed.rounds.phantoms import whitened_scores
+from secure_fed.rounds.phantoms.clients import Phantom
+from secure_fed.rounds.phantoms.whitened_scores import LATEST, PAST, Past
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Request
 from secure_fed.rounds.turns import Floats, Turns
-from secure_fed.rounds.whitened_scores import LATEST, PAST, Past
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import Tensors
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from secure_fed.learning.data.encode import IGNORED, per_token
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS
-from secure_fed.learning.training.kinds import Kinds, Padded
+from secure_fed.learning.training.trials.kinds import Kinds, Padded
 
 
 def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count: int) -> list[dict[str, Any]] | None:

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.bit_trial import sizes_that_agree
-from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_in
-from secure_fed.learning.training.gradient_trial import moved_away, still
-from secure_fed.learning.training.kind_probe import Probing
-from secure_fed.learning.training.kinds import Kinds, Padded
+from secure_fed.learning.training.cohort.one_pass import Found, Pack, Places, found_in
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.supported import mixes_experts
-from secure_fed.learning.training.uncoupled import Uncoupled
+from secure_fed.learning.training.trials.bit_trial import sizes_that_agree
+from secure_fed.learning.training.trials.gradient_trial import moved_away, still
+from secure_fed.learning.training.trials.kind_probe import Probing
+from secure_fed.learning.training.trials.kinds import Kinds, Padded
+from secure_fed.learning.training.trials.supported import mixes_experts
+from secure_fed.learning.training.trials.uncoupled import Uncoupled
 
 Entry = tuple[int, Any]  # the number of an owner, a client or a unit, and one of its examples
 Passes = Callable[[Sequence[Entry], Sequence[int]], Iterator[Found]]

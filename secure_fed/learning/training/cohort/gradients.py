@@ -1,6 +1,6 @@
 """The two ways to compute the gradients of a cohort's examples.
 
-Common   in passes that clients share (`cohort_pass`), divided by a packing, spread over threads
+Common   in passes that clients share (`one_pass`), divided by a packing, spread over threads
 InTurn   for one client alone, by the path that a trial chose for its model (`packs`)
 """
 
@@ -18,12 +18,12 @@ import torch
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.training.cohort_packs import Entry, Packing, Passes
-from secure_fed.learning.training.cohort_pass import Found, Pack, Places, found_in
-from secure_fed.learning.training.crew import Alone, Crew, crew_of
+from secure_fed.learning.training.cohort.crew import Alone, Crew, crew_of
+from secure_fed.learning.training.cohort.division import Entry, Packing, Passes
+from secure_fed.learning.training.cohort.one_pass import Found, Pack, Places, found_in
+from secure_fed.learning.training.cohort.packs import Packs
 from secure_fed.learning.training.local import Job, Placed, seeded
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.packs import Packs
 
 
 @dataclass

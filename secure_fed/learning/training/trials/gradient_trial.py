@@ -19,12 +19,12 @@ from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError, SecureFedError
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.bit_trial import CANNOT, sizes_that_agree, sizes_up_to
 from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.learning.training.local import Placed, seeded
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import Gradients, Path, by_layer, losses, one_by_one
-from secure_fed.learning.training.supported import mixes_experts
+from secure_fed.learning.training.trials.bit_trial import CANNOT, sizes_that_agree, sizes_up_to
+from secure_fed.learning.training.trials.supported import mixes_experts
 
 
 def tried(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 from secure_fed.config import RunConfig
-from secure_fed.rounds import plans
-from secure_fed.rounds.plans import Population
+from secure_fed.rounds.noise import plans
+from secure_fed.rounds.noise.plans import Population
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan

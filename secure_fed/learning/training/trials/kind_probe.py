@@ -11,11 +11,11 @@ import torch
 
 from secure_fed.errors import DataError, MethodError, ModelError
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Placed, seeded
-from secure_fed.learning.training.made_up import made_up, varied
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.per_example import losses
+from secure_fed.learning.training.trials.kinds import Kinds, Padded
+from secure_fed.learning.training.trials.made_up import made_up, varied
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,15 @@ from torch import Tensor
 from secure_fed.errors import SecureFedError
 from secure_fed.learning.models.adapters.own_tensors import EachOwn
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.crew import copy_of
-from secure_fed.learning.training.flat import Flat
-from secure_fed.learning.training.gradient_trial import agree, moved_away, probe_of, still
+from secure_fed.learning.training.cohort.crew import copy_of
+from secure_fed.learning.training.cohort.flat import Flat
 from secure_fed.learning.training.local import Placed, require_one_each, seeded
-from secure_fed.learning.training.made_up import varied
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.learning.training.own_dropout import OwnDropout
 from secure_fed.learning.training.per_example import SmallProductsApart
 from secure_fed.learning.training.per_example import losses as losses_of
+from secure_fed.learning.training.trials.gradient_trial import agree, moved_away, probe_of, still
+from secure_fed.learning.training.trials.made_up import varied
 
 
 @dataclass(frozen=True)
