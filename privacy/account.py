@@ -43,16 +43,20 @@ class Account:
         """The number of releases charged so far for `who`; "" is the whole federation."""
         return self._ledger.charged(self._run).get(who, 0)
 
+    def next_round(self) -> int:
+        """The round after the last one that was charged to the federation, by any process; 0 before any."""
+        return self._ledger.next_round(self._run)
+
     def left(self, who: str = "") -> int:
         """Releases that the plan still allows `who`, an extension not counted."""
         return max(0, self._limits(who) - self.releases(who))
 
     def charge(
-        self, releases: int = 1, who: str = "", note: Mapping[str, Any] | None = None, most: int | None = None
+        self, releases: int = 1, who: str = "", note: Mapping[str, Any] | None = None, new_round: int | None = None
     ) -> None:
         """Charge that many releases, about to be made. BudgetExhausted if neither the plan nor the ledger has room for them.
 
-        most: a limit on the total charged, these releases included, that is lower than the plan's.
+        new_round: the round of these releases; BudgetExhausted if this round or a later one was charged to `who` before.
         """
         if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
             raise PlanError(f"{releases!r} releases cannot be charged: charge a whole number from 1 on")
@@ -60,8 +64,8 @@ class Account:
             wanted = self.releases(who) + releases
             if wanted > self._limits(who):
                 self._extend(wanted, who)
-            limit = max(wanted, self._limits(who)) if most is None else min(most, self._limits(who))
-            self._after(self._ledger.charge(self._run, who, releases, note or {}, limit=limit))
+            limit = max(wanted, self._limits(who))
+            self._after(self._ledger.charge(self._run, who, releases, note or {}, limit=limit, new_round=new_round))
 
     def _extend(self, wanted: int, who: str) -> None:
         """Extend the reservation to `wanted` releases."""

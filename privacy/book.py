@@ -58,10 +58,11 @@ class Opening:
 
 @dataclass(frozen=True)
 class Charge:
-    """The charge for releases that are about to be made."""
+    """The charge for releases that are about to be made. round: the round that its note names, if it names one."""
 
     who: str
     releases: int
+    round: int | None
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Book:
         self._seals: list[str] = []
         self._reservations: dict[str, Reservation] = {}
         self._charges: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self._next_rounds: dict[tuple[str, str], int] = {}
 
     @property
     def last(self) -> Row:
@@ -105,8 +107,10 @@ class Book:
                 self._reservations[row.run] = reservation
                 self.data.add(reservation.data)
                 self.units.enter(reservation.unit, row.id)
-            case Charge(who, releases):
+            case Charge(who, releases, round_):
                 self._charges[row.run][who] = self._charges[row.run].get(who, 0) + releases
+                if round_ is not None:
+                    self._next_rounds[row.run, who] = max(self.next_round(row.run, who), round_ + 1)
             case Statement(one, other):
                 self.units.declare(one, other)
             case Opening() as opening:
@@ -177,6 +181,10 @@ class Book:
     def charged(self, run: str) -> dict[str, int]:
         return dict(self._charges.get(run, {}))
 
+    def next_round(self, run: str, who: str) -> int:
+        """The round after the last one that a charge to `who` names; 0 before any."""
+        return self._next_rounds.get((run, who), 0)
+
 
 def words_of(cost: Cost) -> str:
     """A cost in words, for messages."""
@@ -206,8 +214,8 @@ def _charged(body: Mapping[str, Any]) -> Charge:
     releases = body["releases"]
     if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
         raise ValueError(f"it charges {releases!r} releases")
-    dict(body["note"])
-    return Charge(_text(body["who"]), releases)
+    round_ = dict(body["note"]).get("round")
+    return Charge(_text(body["who"]), releases, round_ if isinstance(round_, int) else None)
 
 
 def _declared(body: Mapping[str, Any]) -> Statement:

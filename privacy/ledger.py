@@ -174,11 +174,20 @@ class Ledger:
             self._book.units.require_declarable(self.path, one, other)
             return self._journal.append("same", "", {"units": [one, other]})
 
-    def charge(self, run: str, who: str, releases: int, note: Mapping[str, Any], *, limit: int | None = None) -> Head:
+    def charge(
+        self,
+        run: str,
+        who: str,
+        releases: int,
+        note: Mapping[str, Any],
+        *,
+        limit: int | None = None,
+        new_round: int | None = None,
+    ) -> Head:
         """Charge `releases` more to `who` ("" is the whole federation); on disk when this returns. Release only after that.
 
         BudgetExhausted, and nothing is written, if `who` would then have more than `limit` in all, charges by other processes
-        included.
+        included. new_round: noted with the charge; BudgetExhausted too if a charge to `who` names this round or a later one.
         """
         if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
             raise PlanError(f"{releases!r} releases cannot be charged: charge a whole number from 1 on")
@@ -188,12 +197,22 @@ class Ledger:
                 raise BudgetExhausted(
                     f"run {run!r} may make {limit} releases in all, and another process of this run has charged some of them"
                 )
-            return self._journal.append("charge", run, {"who": who, "releases": releases, "note": dict(note)})
+            if new_round is not None and new_round < (following := self._book.next_round(run, who)):
+                raise BudgetExhausted(
+                    f"run {run!r} cannot make round {new_round + 1}: another process of this run has charged round {following}"
+                )
+            noted = {**note} if new_round is None else {**note, "round": new_round}
+            return self._journal.append("charge", run, {"who": who, "releases": releases, "note": noted})
 
     def charged(self, run: str) -> dict[str, int]:
         """The releases charged to the run so far, for each `who`."""
         with self._journal.transaction(write=False):
             return self._book.charged(run)
+
+    def next_round(self, run: str, who: str = "") -> int:
+        """The round after the last one that the notes of the charges to `who` name, by any process; 0 before any."""
+        with self._journal.transaction(write=False):
+            return self._book.next_round(run, who)
 
     def reserved(self, run: str) -> Cost | None:
         """The cost that a run has reserved; None if it has reserved nothing."""

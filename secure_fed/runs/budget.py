@@ -56,13 +56,12 @@ class RunBudget:
 
     @property
     def begun(self) -> int:
-        """The number of charged rounds of a public order, by any process; each is charged whole, in order."""
-        return self.account.releases() // self.plan.passes
+        """In a public order, the round after the last that any process has charged; rounds lost before that are not charged."""
+        return self.account.next_round()
 
-    @property
-    def left(self) -> bool:
-        """Whether a round of a public order may still be begun."""
-        return self.begun * self.plan.passes < self.plan.releases
+    def covers(self, round_: int) -> bool:
+        """Whether the plan of a public order covers this round: its cost is that of its first rounds, lost ones included."""
+        return self.plan.passes * (round_ + 1) <= self.plan.releases
 
     def allowance(self, who: str, wanted: int, round_: int) -> int:
         """Charge up to `wanted` releases to this client, as many as it has left, and return that number."""
@@ -79,11 +78,11 @@ class RunBudget:
             self.account.charge(1, "", {"round": round_, "pass": pass_name})
 
     def _take_turn(self, round_: int, pass_name: str) -> None:
-        """Charge a round whole, once in the life of the ledger; its later passes find it charged.
+        """Charge a round whole, once in the life of the ledger and after all earlier ones; its later passes find it charged.
 
-        TurnPassed if another process has charged it. The ledger checks this in the transaction that writes, so of two processes
-        that act as this run at most one makes the round: two sums of it, over different clients or with the same correlated
-        noise, would reveal the difference.
+        TurnPassed if another process has charged it. The ledger checks the round in the transaction that writes, so of two
+        processes that act as this run at most one makes it, whatever was lost before: two sums of a round, over different
+        clients or with the same correlated noise, would reveal the difference.
         """
         round_of_turn, made = self.turn
         passes = self.plan.passes
@@ -92,7 +91,9 @@ class RunBudget:
                 raise TurnPassed(
                     f"round {round_ + 1} was interrupted, and its clients' turn in the public order is over"
                 )
-            self.account.charge(passes, "", {"round": round_, "pass": pass_name}, most=passes * (round_ + 1))
+            if not self.covers(round_):
+                raise BudgetExhausted(f"round {round_ + 1} is beyond the {self.plan.releases // passes} planned")
+            self.account.charge(passes, "", {"pass": pass_name}, new_round=round_)
             made = 0
         elif made == passes:
             raise TurnPassed(f"round {round_ + 1} has made its {passes} releases")

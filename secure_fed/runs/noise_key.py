@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,13 +73,19 @@ class NoiseKeys:
 
 
 @contextmanager
-def opened_noise(protection: Protection, run_dir: Path | None, *, begun: int, left: bool) -> Iterator[None]:
-    """Open the source of correlated noise during the run. begun: its charged rounds. left: whether it may charge more."""
+def opened_noise(
+    protection: Protection, run_dir: Path | None, following: int, covers: Callable[[int], bool]
+) -> Iterator[None]:
+    """Open the source of correlated noise during the run, if its plan covers the round that follows.
+
+    following: the next round that may be begun; no noise of it or of a later round was released. The number of charged rounds
+    is smaller where a round was lost before its charge: a key from there on would make past noise again as other noise.
+    """
     noise = protection.correlated
-    if noise is None or not left:
+    if noise is None or not covers(following):
         yield
         return
-    noise.open(_source(protection.entropy, run_dir, begun))
+    noise.open(_source(protection.entropy, run_dir, following))
     try:
         yield
     finally:
@@ -110,11 +116,11 @@ def _source(entropy: Entropy, run_dir: Path | None, begun: int) -> Entropy:
 
 
 def _read(run_dir: Path, path: Path) -> NoiseKeys:
-    """The keys of a run that has released."""
+    """The keys of a run that has begun rounds."""
     remedy = "restore it, or run again into another folder"
     if not path.exists():
         raise RunDirectoryError(
-            f"{run_dir} has released, but {PRIVATE}/{NOISE_KEY}, from which its later noise is computed, is missing: {remedy}"
+            f"{run_dir} has begun, but {PRIVATE}/{NOISE_KEY}, from which its later noise is computed, is missing: {remedy}"
         )
     with plainly(RunDirectoryError, f"{path}, from which the run's later noise is computed, cannot be used", remedy):
         return NoiseKeys.from_bytes(path.read_bytes())

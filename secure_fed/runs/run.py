@@ -92,7 +92,8 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         stack.callback(assembly.charges.close)
         begun = budget.begun if budget and budget.plan.exposures else 0  # read once: reading a ledger notes its head
         if budget and budget.plan.exposures and not stalled(records, assembly.config.evaluation.patience):
-            stack.enter_context(opened_noise(assembly.protection, run_dir, begun=begun, left=budget.left))
+            following = max(state.round, begun)  # the state alone knows of rounds lost before their charge
+            stack.enter_context(opened_noise(assembly.protection, run_dir, following, budget.covers))
         if assembly.attendance is not None:
             assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None, begun=begun > 0)
             stack.callback(assembly.attendance.end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from privacy.entropy import KeyedEntropy, SeededEntropy
 from privacy.errors import LedgerError
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
+from secure_fed.rounds.charges import TurnPassed
 from secure_fed.runs.noise_key import NOISE_KEY, NoiseKeys
 from tests.cells import chosen
 from tests.privacy.test_correlation import dense
@@ -150,6 +152,37 @@ def test_no_key_makes_noise_of_two_rounds_and_each_start_has_its_own(tmp_path: P
     for round_ in range(6):
         drawn = keys.stream("sum", round_, "change").words(4).tolist()
         assert drawn == (old if round_ < 3 else new).stream("sum", round_, "change").words(4).tolist()
+
+
+def losing(settings: dict[str, Any], lost: set[int]) -> Federation:
+    """A federation that loses these rounds before their charge, as a coordinator without its members does."""
+    built = federation(settings)
+    charge = built.assembly.server.charge
+
+    def charged(round_: int, pass_name: str) -> None:
+        if round_ in lost:
+            raise TurnPassed("nobody is connected")
+        charge(round_, pass_name)
+
+    built.assembly = replace(built.assembly, server=replace(built.assembly.server, charge=charged))
+    return built
+
+
+def test_rounds_lost_before_their_charge_leave_past_noise_its_keys(tmp_path: Path) -> None:
+    """Rounds 1 and 2 are lost before their charge, round 5 after it: the new key is for round 6, not for the fifth charge."""
+    settings, path = {**BANDED, "federation.rounds": 8}, tmp_path / "run"
+    built = losing(settings, {1, 2})
+    of_zeros(built, 5)
+    with pytest.raises(Killed):
+        built.run(path)
+    assert private_toys.charged(path) == 4
+    again = losing(settings, {7})
+    of_zeros(again, 6)
+    with pytest.raises(Killed):
+        again.run(path, resume=True)
+    assert [first for first, _ in NoiseKeys.from_bytes((path / "private" / NOISE_KEY).read_bytes()).starts] == [0, 6]
+    said = losing(settings, {7}).run(path, resume=True).summary
+    assert federation(settings).run(path, resume=True).summary["releases"] == said["releases"] == 5
 
 
 def test_a_directory_put_back_does_not_make_the_same_noise_twice(tmp_path: Path) -> None:

@@ -255,29 +255,52 @@ def test_a_plan_that_was_cut_is_not_gone_beyond_where_a_round_was_lost(tmp_path:
     assert "after 3 of 6 rounds" in result.summary["ended_early"]
 
 
-def test_two_processes_that_take_themselves_for_one_run_do_not_both_make_a_round(tmp_path: Path) -> None:
+def two_processes(path: Path) -> tuple[RunBudget, RunBudget]:
+    """The budgets of two processes that take themselves for one run of six rounds, of which two are charged."""
     built = federation(IN_TURN)
     of_zeros(built, 1)
     with pytest.raises(Killed):
-        built.run(tmp_path / "run")
+        built.run(path)
     from privacy.account import Account
 
     plan = built.assembly.protection.plan
     assert plan is not None
-    ledgers = [private_toys.own_ledger(tmp_path / "run") for _ in range(2)]
+    ledgers = [private_toys.own_ledger(path) for _ in range(2)]
     (run,) = {row.run for row in ledgers[0].rows() if row.kind == "reserve"}
     one, two = (
         RunBudget(run, ledger, Account(ledger, run, plan.limit, None, lambda head: None), plan) for ledger in ledgers
     )
+    return one, two
+
+
+def test_two_processes_that_take_themselves_for_one_run_do_not_both_make_a_round(tmp_path: Path) -> None:
+    one, two = two_processes(tmp_path / "run")
     assert one.begun == two.begun == 2
     one.charge(2, "change")
     with pytest.raises(TurnPassed, match="round 3 was interrupted"):
         two.charge(2, "change")
     with pytest.raises(TurnPassed, match="round 3 has made its 1 releases"):
         one.charge(2, "change")
-    two.account.releases = lambda who="": 2  # type: ignore[method-assign] # the count before one.charge, as if both processes had read it then
+    two.account.next_round = lambda: 2  # type: ignore[method-assign] # before one.charge, as if both processes had read it then
     with pytest.raises(BudgetExhausted, match="another process of this run has charged"):
         two.charge(2, "change")
+
+
+def test_rounds_lost_before_their_charge_leave_no_room_to_make_a_round_twice_or_too_many(tmp_path: Path) -> None:
+    """Rounds 3 and 4 are lost before their charge, so that fewer rounds are charged than have passed."""
+    one, two = two_processes(tmp_path / "run")
+    one.charge(4, "change")
+    assert two.begun == 5
+    for round_ in (4, 3):
+        with pytest.raises(TurnPassed, match=f"round {round_ + 1} was interrupted"):
+            two.charge(round_, "change")
+    with pytest.raises(BudgetExhausted, match="round 7 is beyond the 6 planned"):
+        two.charge(6, "change")
+    two.account.next_round = lambda: 2  # type: ignore[method-assign] # before one.charge
+    for round_ in (4, 3):
+        with pytest.raises(BudgetExhausted, match="another process of this run has charged round 5"):
+            two.charge(round_, "change")
+    assert two.charged == {"": 3}
 
 
 ALONE: list[dict[str, Any]] = [
