@@ -10,8 +10,8 @@ from pathlib import Path
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, Member
 from secure_fed.deployment.deployable import faults
-from secure_fed.deployment.home import BEGUN, BUDGET, CHARTER, COORDINATOR, RUN, load_coordinator_key
-from secure_fed.deployment.home_files import HomeError
+from secure_fed.deployment.home import BEGUN, BUDGET, BUDGET_FILES, CHARTER, COORDINATOR, RUN, load_coordinator_key
+from secure_fed.deployment.home_files import HomeError, placed
 from secure_fed.deployment.own_settings import neutral
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
@@ -19,6 +19,7 @@ from secure_fed.learning.data import sources
 from secure_fed.learning.models.loading import digest_of, head_of, load
 from secure_fed.rounds.cohort import counts_on_secrecy
 from secure_fed.runs.durable import atomic_write
+from secure_fed.runs.ledger_heads import require_made
 
 
 def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
@@ -38,7 +39,8 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
         raise ConfigError("data.test is not set: the coordinator has no other data, so name its test set").about(
             "data.test", "", "a file of the coordinator"
         )
-    paths = [Path(one).expanduser().absolute() for one in test]
+    paths = [placed(Path(), one, "data.test") for one in test]
+    own_toml = _own_toml(paths, config.privacy)
     classes = task.classes(sources.of_one_party(task, paths, "data.test"))
     terms = agreed(config, members)
     loaded = load(terms.model, task, classes.names, terms.federation.seed)
@@ -53,15 +55,22 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
         members=tuple(members),
         coordinator=identity.public,
     )
-    atomic_write(folder / COORDINATOR, _own_toml(paths, config.privacy), private=True)
+    atomic_write(folder / COORDINATOR, own_toml, private=True)
     (folder / BEGUN).unlink(missing_ok=True)
     atomic_write(folder / CHARTER, charter.signed(identity))
     return charter
 
 
 def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
-    """The text of coordinator.toml: the settings that stay on the coordinator's machine."""
-    own = {"test": list(map(str, test)), **{name: getattr(privacy, name) for name in BUDGET}}
+    """The text of coordinator.toml: the settings that stay on the coordinator's machine, with absolute paths.
+
+    A ledger that does not exist is refused.
+    """
+    budget = {name: getattr(privacy, name) for name in BUDGET}
+    files = {name: str(placed(Path(), budget[name], f"privacy.{name}")) for name in BUDGET_FILES if budget[name]}
+    if "ledger" in files:
+        require_made(files["ledger"])
+    own = {"test": list(map(str, test)), **budget, **files}
     return "\n".join(["[coordinator]", *(f"{name} = {json.dumps(value)}" for name, value in own.items())]) + "\n"
 
 

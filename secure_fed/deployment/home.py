@@ -30,6 +30,7 @@ from secure_fed.deployment.charter_fields import shown_name
 from secure_fed.deployment.home_files import (
     HomeError,
     new_folder,
+    placed,
     read_key,
     read_toml,
     require_known,
@@ -45,6 +46,7 @@ NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "f
 LEDGER = "ledger.sqlite"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
+BUDGET_FILES = ("ledger", "ledger_heads")
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
 
@@ -139,12 +141,15 @@ class CoordinatorHome:
 
     @property
     def test(self) -> tuple[Path, ...]:
-        return tuple((self.folder / Path(one).expanduser()).absolute() for one in self.own.test)
+        return tuple(placed(self.folder, one, f"test in {self.folder / COORDINATOR}") for one in self.own.test)
 
     def configured(self, config: RunConfig) -> RunConfig:
-        """The charter's settings with this machine's own."""
+        """The charter's settings with this machine's own. Files with relative paths are in the coordinator's folder."""
         model = {("model", "name"): self.own.model} if self.own.model else {}
         budget = {("privacy", name): value for name in BUDGET if (value := getattr(self.own, name))}
+        for name in BUDGET_FILES:
+            if value := getattr(self.own, name):
+                budget["privacy", name] = str(placed(self.folder, value, f"{name} in {self.folder / COORDINATOR}"))
         return config.replace({**model, **budget, ("model", "device"): self.own.device})
 
 

@@ -57,6 +57,12 @@ def read_key(path: Path) -> Identity:
     return Identity.from_secret(Secret(key))
 
 
+def placed(folder: Path, path: str, setting: str) -> Path:
+    """The absolute path that is meant: a relative one is in this folder, and ~ is the user's. HomeError for no user's ~."""
+    with plainly(HomeError, f"{setting} = {path!r:.200} names no place on this machine", f"correct {setting}"):
+        return (folder / Path(path).expanduser()).absolute()
+
+
 def read_toml(path: Path, command: str) -> dict[str, Any]:
     with plainly(HomeError, f"{path} cannot be read", f"give a folder that `{command}` has made"):
         content = path.read_bytes()

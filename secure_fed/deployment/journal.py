@@ -14,6 +14,7 @@ from typing import Any
 FILE = "journal.jsonl"
 _MOST = 10_000_000  # bytes, before the file is renamed journal.jsonl.1
 _SENTENCE = 4000  # characters, above the longest sentences of errors
+_NAME = 100  # characters, above the longest name of a federation or of a kind of message
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,10 @@ class Journal:
     folder: Path
 
     def note(self, asked: str, federation: str, sentence: str, *, refused: bool) -> None:
-        """Add a line. Failure to write the journal stops nothing."""
+        """Add a line, of bounded length whatever was asked. Failure to write the journal stops nothing."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = {"time": now, "federation": federation, "asked": asked, "refused": refused, "what": sentence[:_SENTENCE]}
+        names = {"federation": federation[:_NAME], "asked": asked[:_NAME]}
+        line = {"time": now, **names, "refused": refused, "what": sentence[:_SENTENCE]}
         path = self.folder / FILE
         with suppress(OSError):
             if path.exists() and path.stat().st_size > _MOST:

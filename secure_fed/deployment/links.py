@@ -11,7 +11,6 @@ answer before the deadline, a refusal, an unreadable answer) makes the member ab
 
 from __future__ import annotations
 
-import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -81,7 +80,7 @@ class Links:
             member = member_of.pop(node, None) if node in asked else None
             if member is not None:
                 answer = self._answer(member, asked[node], envelope)
-                if fits(answer, requests[member]):
+                if fits(answer, requests[member]) and may_count(self.charter, member, answer):
                     self._unsure.discard(member)
                     yield answer
                 elif answer is not None:
@@ -164,12 +163,22 @@ def fits(answer: Any, asked: Any) -> bool:
     """Whether an answer is of the requested kind; without masks, whether it can be added to the others."""
     if not isinstance(asked, Request):
         return isinstance(answer, Staged)
-    if not isinstance(answer, Reply) or not 0 <= answer.weight < math.inf:
+    if not isinstance(answer, Reply):
         return False
     parts = answer.contribution.parts().values()
     return all(part.is_floating_point() for part in parts) and Layout.of(answer.contribution).digest == asked.layout
 
 
+def may_count(charter: Charter, member: int, answer: Staged | Reply) -> bool:
+    """Whether a member's contribution may have its weight: none or one, or at most its declared number of examples."""
+    if not isinstance(answer, Reply):
+        return True
+    if charter.config.federation.weighting != "examples":
+        return answer.weight in (0.0, 1.0)
+    return 0 <= answer.weight <= (charter.members[member].examples or _MOST_EXAMPLES)
+
+
 _AGAIN = 60.0  # seconds until a node that refused the charter gets it again: its owner may have changed the policy
+_MOST_EXAMPLES = 1e9  # of a member whose card declares no number; a far larger weight would overflow the sum
 _PAUSE = 1.0  # seconds between two checks for reachable members
 _GOODBYE = 30.0  # seconds

@@ -26,8 +26,13 @@ def _accepted(fields: Fields, arrays: Arrays, client: int) -> Accepted:
 
 
 def _refusal(fields: Fields, arrays: Arrays, client: int) -> Refusal:
-    found = Refusal(fields.take("error", str)[:100], fields.take("sentence", str)[:SENTENCE])
+    found = Refusal(_line(fields.take("error", str))[:100], _line(fields.take("sentence", str))[:SENTENCE])
     return _whole(found, fields, arrays)
+
+
+def _line(text: str) -> str:
+    """The text as one line that people may be shown: a space for white space and for what cannot be printed."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def _staged(fields: Fields, arrays: Arrays, client: int) -> Staged:

@@ -67,12 +67,14 @@ def decode(envelope: Envelope, client: int = 0) -> Message:
 
 
 def kind(envelope: Envelope) -> str:
-    """The kind of message in an envelope; "" if it has none."""
+    """The kind of message in an envelope; "unknown" if it is none of this version, "" if there is no kind."""
     try:
         found = fields_of(envelope).get("kind")
     except MessageError:
         return ""
-    return found if isinstance(found, str) else ""
+    if not isinstance(found, str):
+        return ""
+    return found if found in READ else "unknown"
 
 
 def _of_request(request: Request) -> dict[str, Any]:

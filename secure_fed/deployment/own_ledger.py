@@ -14,13 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privacy.errors import BudgetExhausted
+from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
 from privacy.units import SAME_UNITS
 from secure_fed.config import RunConfig
+from secure_fed.deployment.home import FEDERATIONS
 from secure_fed.learning.problem import Problem
-from secure_fed.runs.budget import RunBudget, name_in_ledger, opened, require_room
+from secure_fed.runs.budget import BUDGET, RunBudget, name_in_ledger, opened, require_room
 from secure_fed.runs.budget_terms import Subject
+from secure_fed.runs.directory import PRIVATE
 from secure_fed.runs.ledger_heads import heads_at
 
 if TYPE_CHECKING:
@@ -54,10 +56,19 @@ class OwnLedger:
             yield budget
 
     def _opened(self) -> Ledger:
+        """The ledger, made for the node's first federation. LedgerError if one that a federation reserved in is missing."""
         if not self.path.exists():
+            self._require_unused()
             Ledger.create(self.path, data_set="this node", epsilon=self.epsilon, delta=self.delta)
             self.path.chmod(0o600)
         return Ledger.open(self.path, heads=heads_at(""))
+
+    def _require_unused(self) -> None:
+        for record in self.path.parent.glob(f"{FEDERATIONS}/*/{PRIVATE}/{BUDGET}"):
+            raise LedgerError(
+                f"{self.path} is missing, and {record} has reserved in it: restore {self.path.name} from a backup, or make a "
+                "new node, with most_epsilon lowered by what its data have spent"
+            )
 
     def _require_within(self, ledger: Ledger, plan: Plan, run: str) -> None:
         """Refuse a federation that would bring the total above the policy's limits. run: its name if it has reserved."""

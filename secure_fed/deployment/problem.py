@@ -34,6 +34,7 @@ def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Pa
     task = tasks.build(config.data)
     rows = sources.of_known_classes(task, train, _classes(charter), "data.train", group)
     _require_declared(charter, config, number, rows)
+    _require_weight(charter, config, number, rows)
     problem = _without_examples(charter, config)
     own = task.encode(problem.tokenizer, rows, config.model.max_length)
     everybody: list[Sequence[Any]] = [() for _ in charter.members]
@@ -116,4 +117,15 @@ def _require_declared(charter: Charter, config: RunConfig, number: int, rows: Ro
         raise DataError(
             f"this node's card declares {declared} units ({unit}s) and its data has {found}: the guarantee is computed for the "
             "declared number, so write a new card with the right one, or correct data.train"
+        )
+
+
+def _require_weight(charter: Charter, config: RunConfig, number: int, rows: Rows) -> None:
+    """Refuse more examples than are declared, where the coordinator leaves out a member that counts as more."""
+    declared = charter.members[number].examples
+    open_ = config.federation.weighting == "examples" and not config.secure_aggregation.enabled
+    if open_ and declared is not None and len(rows) > declared:
+        raise DataError(
+            f"this node's card declares {declared} units and its data has {len(rows)} examples: federation.weighting = "
+            "'examples' lets it count as no more than it declares, so write a new card with that number, or correct data.train"
         )

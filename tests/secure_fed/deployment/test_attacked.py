@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protocols.keys import Identity
 from secure_fed import RunConfig
-from secure_fed.deployment import coordinator
+from secure_fed.deployment import charter as charters
+from secure_fed.deployment import coordinator, messages, seal
+from secure_fed.deployment.charter import Charter
+from secure_fed.deployment.envelope import Envelope
+from secure_fed.deployment.founding import agreed
+from secure_fed.deployment.links import may_count
+from secure_fed.rounds.transport import Reply
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.deployment.hostile import SCRIPTS, VICTIM, Lying, Member, OnTheWay, found
 from tests.secure_fed.deployment.parties import founded
 from tests.secure_fed.deployment.test_deployed_run import ACTIVE, PARTS, SKETCHED, config_of
@@ -36,3 +46,44 @@ def test_every_attack_of_a_run_is_noticed_and_costs_no_more_than_it_may(
     monkeypatch.setattr(coordinator, "Links", partial(Lying, script=script))
     result = party.conduct()
     assert [came for came in found(result.records, party.said, script) if came] == []
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_a_member_that_counts_as_more_than_it_may_is_left_out(tmp_path: Path, weighting: str) -> None:
+    """The member signs a weight so large that the sum could not be formed; the run goes on without it."""
+    party = founded(
+        tmp_path, config_of({"federation": {"weighting": weighting, "rounds": 1}}), PARTS, lambda number: None
+    )
+
+    def counts_as_all(node: int, asked: Envelope, answer: Envelope) -> Envelope:
+        told = messages.decode(seal.unsealed(answer))
+        if node != 100 + VICTIM or not isinstance(told, Reply):
+            return answer
+        identity, said = party.carrier.nodes_[node].home.identity, messages.encode(replace(told, weight=1e39))
+        return seal.sealed(said, identity, seal.ANSWER, party.charter.digest, seal.digest(asked))
+
+    party.carrier.touch = counts_as_all
+    assert party.conduct().state.tensors.is_finite()
+    assert "c3 refuses: its answer does not fit the request" in party.said
+
+
+@pytest.mark.parametrize(
+    ("weighting", "declared", "fitting", "others"),
+    [
+        ("uniform", 8, (0.0, 1.0), (0.5, 2.0, 8.0)),
+        ("examples", 8, (0.0, 1.0, 8.0), (9.0, 1e36)),
+        ("examples", None, (0.0, 8.0, 1e6), (1e36,)),
+    ],
+)
+def test_a_weight_is_none_or_one_or_at_most_the_declared_examples(
+    weighting: str, declared: int | None, fitting: tuple[float, ...], others: tuple[float, ...]
+) -> None:
+    config = agreed(config_of({"federation": {"weighting": weighting}, "data": {"test": "t"}}), [])
+    key = Identity.new().public
+    charter = Charter("c", "r", config, (0, 1), ("a", "b"), "0" * 64, (charters.Member("m", key, declared),), key)
+
+    def counts(weight: float) -> bool:
+        return may_count(charter, 0, Reply(0, Tensors(), weight, 0.0))
+
+    assert all(map(counts, fitting))
+    assert not any(map(counts, (*others, -1.0, math.inf, math.nan)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from privacy.errors import LedgerError
+from privacy.ledger import Ledger
 from protocols.keys import Identity
 from secure_fed.config import RunConfig
 from secure_fed.deployment import home, home_files
@@ -25,20 +28,30 @@ def test_the_paths_of_files_stay_out_of_a_charter() -> None:
     assert (terms.data.train, terms.data.test, terms.privacy.ledger) == (MEMBERS, "", "")
 
 
-def test_a_named_budget_stays_on_the_coordinators_machine(tmp_path: Path) -> None:
-    """A shared ledger, and the names in it, are in coordinator.toml, and the coordinator's run has them."""
+def test_a_named_budget_stays_on_the_coordinators_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared ledger, and the names in it, are in coordinator.toml, and the coordinator's run has them, wherever it starts."""
     own = {"ledger": "budget.sqlite", "data_set": "patients", "unit_name": "hospital", "ledger_heads": "heads.sqlite"}
+    (tmp_path / "founded here").mkdir()
+    monkeypatch.chdir(tmp_path / "founded here")
     private = {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local", **own}}
     test = written(tmp_path / "test.jsonl", rows_of(40, 5, "test"))
     config = RunConfig.from_dict({"data": {"train": "own.csv", "test": str(test)}, **private})
     home_files.new_folder(tmp_path / "coordinator", "coordinator init")
     home_files.write_key(tmp_path / "coordinator" / home.COORDINATOR_KEY)
     members = [Member(f"clinic {number}", Identity.new().public) for number in range(4)]
+    with pytest.raises(LedgerError, match="there is no ledger"):
+        found(tmp_path / "coordinator", config, members, "hospitals")
+    Ledger.create(Path("budget.sqlite"), data_set="patients", epsilon=8.0, delta=1e-5)
     found(tmp_path / "coordinator", config, members, "hospitals")
+    monkeypatch.chdir(tmp_path)
     loaded = home.CoordinatorHome.load(tmp_path / "coordinator")
     assert {getattr(loaded.charter.config.privacy, name) for name in own} == {""}
     there = loaded.configured(loaded.charter.config).privacy
-    assert {name: getattr(there, name) for name in own} == own
+    files = {name: str(tmp_path / "founded here" / own[name]) for name in ("ledger", "ledger_heads")}
+    assert {name: getattr(there, name) for name in own} == {**own, **files}
+    written_by_hand = replace(loaded, own=replace(loaded.own, ledger="budget.sqlite"))
+    privacy = written_by_hand.configured(loaded.charter.config).privacy
+    assert privacy.ledger == str(tmp_path / "coordinator" / "budget.sqlite"), "as test in coordinator.toml"
 
 
 @pytest.mark.parametrize(

@@ -181,3 +181,8 @@ def test_every_kind_is_known() -> None:
     assert {messages.kind(encode(message)) for message in [*MESSAGES, REQUEST, Reply(0, TENSORS, 1.0, 0.0)]} == set(
         READ
     )
+
+
+def test_a_refusal_is_one_line_that_a_terminal_shows_as_it_is() -> None:
+    forged = Refusal("x\n", "its disk is full\r\nround 1/2,  accuracy\t99 %\x1b[2K\u202eno\u2028")
+    assert decode(encode(forged)) == Refusal("x", "its disk is full round 1/2, accuracy 99 % [2K no")

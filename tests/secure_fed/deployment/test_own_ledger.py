@@ -150,3 +150,16 @@ def test_an_older_copy_of_a_nodes_ledger_is_refused(tmp_path: Path) -> None:
     found, noted = offered(party, node, "third")
     assert isinstance(found, Refusal)
     assert "is an older copy" in noted
+
+
+def test_a_lost_ledger_is_no_new_budget(tmp_path: Path) -> None:
+    party = deployed(tmp_path, SHARES)
+    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
+    party.carrier.nodes_[100].close()
+    (party.homes[0] / LEDGER).unlink()
+    found, noted = offered(party, Node(party.homes[0]), "second")
+    assert isinstance(found, Refusal)
+    assert found.error == "LedgerError"
+    assert "ledger.sqlite is missing" in noted
+    assert "restore ledger.sqlite from a backup, or make a new node" in noted
+    assert not (party.homes[0] / LEDGER).exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from secure_fed.deployment.problem import of_node
+from secure_fed.errors import DataError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, sources
 from secure_fed.learning.data.labels import Vocabulary
@@ -34,3 +35,11 @@ def test_the_units_of_a_node_are_its_clients_persons_or_examples(tmp_path: Path,
     rows = sources.of_known_classes(tasks.build(charter.config.data), [file], classes, "data.train")
     problem = of_node(charter, charter.config, 0, [file])
     assert problem.unit_digest == fingerprint.of_units(rows, UNITS[unit])
+
+
+def test_a_node_with_more_examples_than_it_may_count_as_does_not_take_part(tmp_path: Path) -> None:
+    config = config_of({"federation": {"weighting": "examples"}})
+    party = founded(tmp_path, config, [rows_of(8, 1)] * 2, lambda number: None)
+    few = tuple(replace(one, examples=7) for one in party.charter.members)
+    with pytest.raises(DataError, match=r"declares 7 units and its data has 8 examples.*write a new card"):
+        of_node(replace(party.charter, members=few), party.charter.config, 0, [party.homes[0] / "train.jsonl"])

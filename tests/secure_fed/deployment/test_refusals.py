@@ -10,8 +10,11 @@ import pytest
 from privacy.attendance import NotYourTurn
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
 from protocols.errors import ParameterError, ProtocolError, RangeError, Tampering
+from secure_fed.deployment import home
+from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home_files import HomeError
-from secure_fed.deployment.journal import Journal
+from secure_fed.deployment.journal import FILE, Journal
+from secure_fed.deployment.node import Node
 from secure_fed.deployment.policy import PolicyError
 from secure_fed.deployment.refusals import Expected, refusal
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError, StorageError
@@ -68,3 +71,14 @@ def test_a_label_of_a_members_data_stays_on_its_machine(tmp_path: Path, caplog: 
     assert "label 'HIV positive (Jane Doe)' never occurs" in noted
     assert noted.endswith("to another column"), "the whole sentence"
     assert noted in caplog.text, "agent.log has it too"
+
+
+def test_no_envelope_makes_a_long_line_of_the_journal(tmp_path: Path) -> None:
+    """Else a few envelopes, which anybody can send, would push all earlier lines out of the journal."""
+    (tmp_path / "own.csv").write_text("text,label\na,b\n")
+    home.new_node(tmp_path / "n", name="n", train=[str(tmp_path / "own.csv")], coordinator="-".join(["abcd"] * 10))
+    Node(tmp_path / "n").answer(Envelope(b'{"kind": "%s"}' % (b"x" * 100_000)))
+    (line,) = Journal(tmp_path / "n").last(10)
+    assert (line["asked"], line["refused"]) == ("unknown", True)
+    Journal(tmp_path).note("x" * 100_000, "x" * 100_000, "x" * 100_000, refused=True)
+    assert (tmp_path / FILE).stat().st_size < 10_000
