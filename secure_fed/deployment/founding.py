@@ -10,7 +10,7 @@ from pathlib import Path
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, Member
 from secure_fed.deployment.deployable import faults
-from secure_fed.deployment.home import BEGUN, BUDGET, BUDGET_FILES, CHARTER, COORDINATOR, RUN, load_coordinator_key
+from secure_fed.deployment.home import BEGUN, CHARTER, COORDINATOR, RUN, budget_of, load_coordinator_key
 from secure_fed.deployment.home_files import HomeError, placed
 from secure_fed.deployment.own_settings import neutral
 from secure_fed.errors import ConfigError
@@ -66,11 +66,10 @@ def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
 
     A ledger that does not exist is refused.
     """
-    budget = {name: getattr(privacy, name) for name in BUDGET}
-    files = {name: str(placed(Path(), budget[name], f"privacy.{name}")) for name in BUDGET_FILES if budget[name]}
-    if "ledger" in files:
-        require_made(files["ledger"])
-    own = {"test": list(map(str, test)), **budget, **files}
+    budget = budget_of(privacy, Path(), "[privacy]")
+    if budget["ledger"]:
+        require_made(budget["ledger"])
+    own = {"test": list(map(str, test)), **budget}
     return "\n".join(["[coordinator]", *(f"{name} = {json.dumps(value)}" for name, value in own.items())]) + "\n"
 
 

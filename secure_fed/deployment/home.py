@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from protocols.keys import Identity
-from secure_fed.config import RunConfig
+from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.config.setting import key
 from secure_fed.deployment.charter import MOST_BYTES, Charter, Member
 from secure_fed.deployment.charter_fields import shown_name
@@ -46,8 +46,8 @@ NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "f
 LEDGER = "ledger.sqlite"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
-BUDGET_FILES = ("ledger", "ledger_heads")
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
+_BUDGET_FILES = ("ledger", "ledger_heads")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
 
 
@@ -82,7 +82,7 @@ class Home:
         require_known(tables, ("node", "policy"), folder / NODE)
         node = section_of(NodeSection, tables.get("node", {}), folder / NODE, "node")
         require_name(node.name, f"name in {folder / NODE}")
-        train = tuple((folder / Path(one).expanduser()).absolute() for one in node.train)
+        train = tuple(placed(folder, one, f"train in {folder / NODE}") for one in node.train)
         if not train or (missing := [path for path in train if not path.exists()]):
             what = f"{missing[0]}, which is not there" if train else "nothing"
             raise HomeError(f"train in {folder / NODE} names {what}: name the file of this node's examples")
@@ -146,11 +146,16 @@ class CoordinatorHome:
     def configured(self, config: RunConfig) -> RunConfig:
         """The charter's settings with this machine's own. Files with relative paths are in the coordinator's folder."""
         model = {("model", "name"): self.own.model} if self.own.model else {}
-        budget = {("privacy", name): value for name in BUDGET if (value := getattr(self.own, name))}
-        for name in BUDGET_FILES:
-            if value := getattr(self.own, name):
-                budget["privacy", name] = str(placed(self.folder, value, f"{name} in {self.folder / COORDINATOR}"))
+        values = budget_of(self.own, self.folder, str(self.folder / COORDINATOR))
+        budget = {("privacy", name): value for name, value in values.items() if value}
         return config.replace({**model, **budget, ("model", "device"): self.own.device})
+
+
+def budget_of(own: CoordinatorSection | PrivacyConfig, folder: Path, where: str) -> dict[str, str]:
+    """The settings of BUDGET, with absolute paths: a relative one is in this folder. where: how errors name their place."""
+    values: dict[str, str] = {name: getattr(own, name) for name in BUDGET}
+    files = {name: str(placed(folder, values[name], f"{name} in {where}")) for name in _BUDGET_FILES if values[name]}
+    return values | files
 
 
 def new_node(folder: Path, *, name: str, train: Sequence[str], coordinator: str, units: int = 0) -> Home:
