@@ -103,10 +103,11 @@ def _status(chosen: argparse.Namespace) -> None:
     if spent:
         for name in ("epsilon", "delta"):
             print(f"spent: {name} {spent[name]:.4g} of {spent[f'most_{name}']:.4g}")
-    for title, lines in (("lately", found["last"]), ("refused lately", found["refused"])):
-        if lines:
+    titles = {"last": "lately", "refused": "refused lately", "strangers": "lately, not from a coordinator in node.toml"}
+    for name, title in titles.items():
+        if found[name]:
             print(f"{title}:")
-        for line in lines:
+        for line in found[name]:
             print(f"  {line['time']}  {line['federation'] or '-'}  {line['what']}")
 
 
@@ -137,4 +138,5 @@ def _found(folder: Path) -> dict[str, Any]:
         "spent": spent,
         "last": journal.last(10),
         "refused": journal.last(10, refused=True),
+        "strangers": journal.last(3, known=False),
     }

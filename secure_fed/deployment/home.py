@@ -6,6 +6,7 @@ node           node.toml          data, model and policy, written by its owner
                ledger.sqlite      the budget of its data, over all federations
                federations/       its state in each federation
                journal.jsonl      the requests that it received, and its answers
+               strangers.jsonl    the same for envelopes that no coordinator named in node.toml signed
 coordinator    coordinator.toml   its test data and other settings of its own
                coordinator.key    the private half of its key
                charter.json       signed: the members, and the terms of the run

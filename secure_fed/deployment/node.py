@@ -23,10 +23,10 @@ from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home import LEDGER, Home
 from secure_fed.deployment.journal import Journal
-from secure_fed.deployment.message_kinds import Accepted, End, Ended, Left, Message, Offer, Refusal
+from secure_fed.deployment.message_kinds import End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.own_ledger import OwnLedger
 from secure_fed.deployment.party import Own, Party
-from secure_fed.deployment.policy import PolicyError, require
+from secure_fed.deployment.policy import PolicyError, named, require
 from secure_fed.deployment.refusals import Refused
 from secure_fed.errors import SecureFedError
 from secure_fed.rounds.transport import Request, Stage
@@ -56,16 +56,18 @@ class Node:
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The signed answer, or a refusal. Never raises an exception of this package."""
-        asked = ""
+        asked, known = "", False
         try:
             asked = messages.kind(envelope)
-            answer, told = (self._offered if asked == "offer" else self._asked)(envelope)
+            charter, message = (self._offer if asked == "offer" else self._request)(envelope)
+            known = named(self.home.policy, charter)
+            answer, told = self._answered(charter, message, asked)
         except (SecureFedError, PrivacyError, ProtocolError) as error:
             answer, told = refusals.refusal(error), str(error)
             if answer.sentence != told:
                 _log.warning("%s refused: %s", asked, told)
-        charter = self._joined.charter if self._joined else None
-        self._journal.note(asked, charter.name if charter else "", told, refused=isinstance(answer, Refusal))
+        name = self._joined.charter.name if self._joined else ""
+        self._journal.note(asked, name, told, refused=isinstance(answer, Refusal), known=known)
         return self._sealed(answer, envelope)
 
     def close(self) -> None:
@@ -73,19 +75,21 @@ class Node:
             self._joined.party.close()
             self._joined = None
 
-    def _offered(self, envelope: Envelope) -> tuple[Accepted, str]:
-        """Accept a charter, or refuse it. A repeated offer of the same charter is accepted without starting anew."""
+    def _offer(self, envelope: Envelope) -> tuple[Charter, Message]:
+        """A charter and its offer, both signed by the coordinator that the charter names."""
         offer = messages.decode(seal.unsealed(envelope))
         if not isinstance(offer, Offer):
             raise Refused("an envelope is labelled as an offer and contains none")
         charter = Charter.verified(offer.charter)
         seal.opened(envelope, charter.coordinator, seal.REQUEST, charter.digest)
-        require(self.home.policy, charter)
-        if self._joined is None or self._joined.charter.digest != charter.digest:
-            self._join(charter)
-        number = charter.number(self.home.identity.public)
-        accepted = offer.accepted(self.home.identity, charter.digest, number)
-        return accepted, f"accepted as member {number + 1} of {len(charter.members)}"
+        return charter, offer
+
+    def _request(self, envelope: Envelope) -> tuple[Charter, Message]:
+        """A message of the coordinator of this node's federation."""
+        if self._joined is None:
+            raise Refused("this node takes part in no federation now: it was started anew, and waits for the charter")
+        charter = self._joined.charter
+        return charter, messages.decode(seal.opened(envelope, charter.coordinator, seal.REQUEST, charter.digest))
 
     def _join(self, charter: Charter) -> None:
         """Take part in this federation, and leave any other."""
@@ -99,21 +103,24 @@ class Node:
         self.close()
         self._joined = _Joined(charter, party)
 
-    def _asked(self, envelope: Envelope) -> tuple[Message, str]:
-        """Answer a request of the federation's server."""
-        if self._joined is None:
-            raise Refused("this node takes part in no federation now: it was started anew, and waits for the charter")
-        charter, party = self._joined.charter, self._joined.party
-        ask = messages.decode(seal.opened(envelope, charter.coordinator, seal.REQUEST, charter.digest))
-        if isinstance(ask, End):
+    def _answered(self, charter: Charter, message: Message, asked: str) -> tuple[Message, str]:
+        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew."""
+        if isinstance(message, Offer):
+            require(self.home.policy, charter)
+            if self._joined is None or self._joined.charter.digest != charter.digest:
+                self._join(charter)
+            number = charter.number(self.home.identity.public)
+            accepted = message.accepted(self.home.identity, charter.digest, number)
+            return accepted, f"accepted as member {number + 1} of {len(charter.members)}"
+        if isinstance(message, End):
             self.close()
             return Ended(), "ended"
-        if not isinstance(ask, Request | Stage):
-            raise Refused(f"the server asks for {messages.kind(envelope)!r:.40}, which a node does not answer")
-        stage = ask.name if isinstance(ask, Stage) else ask.pass_name
-        answer = party.answer(ask)
+        if self._joined is None or not isinstance(message, Request | Stage):
+            raise Refused(f"the server asks for {asked!r:.40}, which a node does not answer")
+        stage = message.name if isinstance(message, Stage) else message.pass_name
+        answer = self._joined.party.answer(message)
         done = "left, since too few others are there" if answer is None else "answered"
-        return Left() if answer is None else answer, f"round {ask.round + 1}, {stage}: {done}"
+        return Left() if answer is None else answer, f"round {message.round + 1}, {stage}: {done}"
 
     def _sealed(self, answer: Message, envelope: Envelope) -> Envelope:
         bare = messages.encode(answer)

@@ -56,6 +56,11 @@ class Policy:
     )
 
 
+def named(policy: Policy, charter: Charter) -> bool:
+    """Whether the owner named the key that signed this charter."""
+    return fingerprint(charter.coordinator) in policy.coordinators
+
+
 def require(policy: Policy, charter: Charter) -> None:
     """PolicyError, in one sentence that names the limit, unless the policy admits the charter's terms."""
     for sentence in _objections(policy, charter):
@@ -64,9 +69,8 @@ def require(policy: Policy, charter: Charter) -> None:
 
 def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
     config = charter.config
-    found = fingerprint(charter.coordinator)
-    if found not in policy.coordinators:
-        yield f"its coordinator {found} is not among coordinators"
+    if not named(policy, charter):
+        yield f"its coordinator {fingerprint(charter.coordinator)} is not among coordinators"
     for name, value, admitted in (
         ("federations", charter.name, policy.federations),
         ("methods", config.method.name, policy.methods),

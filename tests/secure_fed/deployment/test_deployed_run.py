@@ -363,7 +363,9 @@ def test_strangers_and_members_under_another_policy_do_not_take_part(tmp_path: P
     said = "\n".join(party.said)
     assert "node 900 does not take part" in said
     assert "coordinators" in said
+    assert "coordinators" in Journal(stranger.homes[0]).last(1, known=False)[0]["what"], "signed, by a key of nobody"
     assert "more than most_rounds = 1" in said
+    assert "more than most_rounds = 1" in Journal(party.homes[3]).last(9, refused=True)[0]["what"]
 
 
 def test_nobody_can_take_a_members_place(tmp_path: Path) -> None:

@@ -73,12 +73,13 @@ def test_a_label_of_a_members_data_stays_on_its_machine(tmp_path: Path, caplog: 
     assert noted in caplog.text, "agent.log has it too"
 
 
-def test_no_envelope_makes_a_long_line_of_the_journal(tmp_path: Path) -> None:
-    """Else a few envelopes, which anybody can send, would push all earlier lines out of the journal."""
+def test_strangers_push_nothing_out_of_the_journal(tmp_path: Path) -> None:
+    """Anybody can send envelopes: they have a file of their own, and each of their lines is short."""
     (tmp_path / "own.csv").write_text("text,label\na,b\n")
     home.new_node(tmp_path / "n", name="n", train=[str(tmp_path / "own.csv")], coordinator="-".join(["abcd"] * 10))
     Node(tmp_path / "n").answer(Envelope(b'{"kind": "%s"}' % (b"x" * 100_000)))
-    (line,) = Journal(tmp_path / "n").last(10)
+    (line,) = Journal(tmp_path / "n").last(10, known=False)
     assert (line["asked"], line["refused"]) == ("unknown", True)
+    assert Journal(tmp_path / "n").last(10) == []
     Journal(tmp_path).note("x" * 100_000, "x" * 100_000, "x" * 100_000, refused=True)
     assert (tmp_path / FILE).stat().st_size < 10_000
