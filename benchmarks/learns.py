@@ -5,6 +5,7 @@
     python benchmarks/learns.py DATA --steps 200 --only sst2 --repeats 2                     fresh seeds, at the rates found
     python benchmarks/learns.py DATA --only sst2 --methods c2a --rates 0.01 --steps 200      one cell of the tables
     python benchmarks/learns.py DATA --steps 200 --only "sst2, mean"                         the head reads the mean over tokens
+    python benchmarks/learns.py DATA --steps 200 --methods c2a --set method.bottleneck=64    another size, searched by itself
     python benchmarks/learns.py --docs docs                                                  the tables, from stored runs
 
 DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. One client has all of
@@ -43,13 +44,13 @@ GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 FIRST = {"fedft": 3e-4, "full training": 3e-4, "prompt_tuning": 3e-2, "ia3": 1e-2}  # where searches start, else START
 START = 3e-3
 Run = dict[str, Any]
-KEY = ("steps", "falls", "head", "data", "method", "rate", "seed")
+KEY = ("steps", "falls", "head", "data", "method", "rate", "seed", "set")
 Tried = Callable[[str, float, int], float]  # the accuracy on a data set, at a rate, with a seed
 
 
 def finished(out: Path) -> dict[tuple[Any, ...], Run]:
-    """The runs in the file; of repeated runs the last. Early runs had one rate for all, without a field for it."""
-    runs = [{"head": 1.0} | run for run in lines(out)]
+    """The runs in the file; of repeated runs the last. Early runs lack fields: one rate for all, default sizes."""
+    runs = [{"head": 1.0, "set": ""} | run for run in lines(out)]
     return {tuple(run[name] for name in KEY): run for run in runs}
 
 
@@ -64,7 +65,7 @@ def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], R
 
     def accuracy(data: str, rate: float, seed: int) -> float:
         falls, head = way(given, method)
-        key = (given.steps, falls, head, data, method, rate, seed)
+        key = (given.steps, falls, head, data, method, rate, seed, given.set)
         if key not in known and not given.again:
             known.update(finished(given.out))  # another process may have made it
         if key not in known:
@@ -73,7 +74,7 @@ def tried(given: argparse.Namespace, method: str, known: dict[tuple[Any, ...], R
             started = time.perf_counter()
             pooling = "mean" if data.endswith(MEAN) else "model"
             settings = (files, pooling, rate, seed, given.steps, falls)
-            found = ours(method, *settings, head) if method in METHODS else peer(method, *settings)
+            found = ours(method, *settings, head, given.set) if method in METHODS else peer(method, *settings)
             line = dict(zip(KEY, key, strict=True))
             line |= {"accuracy": found, "commonest": commonest(files["test"]), "seconds": time.perf_counter() - started}
             known[key] = line
@@ -148,12 +149,12 @@ def searched(given: argparse.Namespace, methods: Sequence[str]) -> None:
 
 
 def comparable(known: dict[tuple[Any, ...], Run], given: argparse.Namespace) -> list[Run]:
-    """The runs with the same number of steps and the same schedule, at least by rounds."""
+    """The runs with the same number of steps, the same sizes and the same schedule, at least by rounds."""
     found = []
     for run in known.values():
         falls, head = way(given, run["method"])
         alike = run["falls"] in (falls, FORMER if falls == "stable_decay" else falls)
-        found += [run] if alike and (run["steps"], run["head"]) == (given.steps, head) else []
+        found += [run] if alike and (run["steps"], run["head"], run["set"]) == (given.steps, head, given.set) else []
     return found
 
 
@@ -199,6 +200,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=0, help="train with so many further seeds, and search nothing")
     every = [*METHODS, *dict.fromkeys(PEERS.values()), *SAME.values()]
     parser.add_argument("--methods", nargs="*", choices=every, default=every)
+    parser.add_argument(
+        "--set", default="", help="settings of the method, separated by spaces, in place of its default sizes"
+    )
     parser.add_argument("--rates", nargs="+", type=float, help="these alone, in place of the search")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th of the methods, for processes side by side")
     parser.add_argument("--again", action="store_true", help="make runs again that are there")

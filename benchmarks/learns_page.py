@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from learns_sizes import sizes
 from learns_tasks import FORMER, LATER, MEAN, PEERS, SAME, SEARCHED, THIRD, defaults
 
 from secure_fed.methods import METHODS
@@ -46,6 +47,10 @@ _ELSEWHERE = (
     "Other implementations of the same methods, trained as the peers are, at one rate that falls linearly: AdapterHub's "
     "(`adapters`, in an environment of its own) with bottlenecks of the same size, and biases trained in a plain loop."
 )
+_SIZES = (
+    "A method with another rank, bottleneck or scaling, each at the best of its own rates, beside the same method with the "
+    "default sizes. 200 steps. The rates are chosen on seed 0; further seeds are those that both have."
+)
 _STEPWISE = {THIRD: "the last third", "stable_decay": "the last fifth"}
 _STEPS = (
     "Before, the rate fell between rounds, over the last third of ten rounds of 20 steps, and was constant within a round. "
@@ -56,6 +61,8 @@ _STEPS = (
 
 def tables(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
     """The tables in Markdown. rate_of: a method's best rate over data sets, by these runs. best_on: its best rate on one."""
+    resized = [run for run in runs if run["steps"] == 200 and run["falls"] == "stable_decay"]
+    runs = [run for run in runs if not run["set"]]
     one_rate = [run for run in runs if run["head"] == 1]
     parts = [
         f"## Before and now\n\n{_BEFORE}\n\n",
@@ -63,6 +70,7 @@ def tables(runs: Sequence[Run], rate_of: RateOf, best_on: BestOn) -> str:
         "\n\n## A rate that falls within a round\n\n",
         _within(runs),
     ]
+    parts += [f"\n\n## Other sizes\n\n{_SIZES}\n\n", sizes(resized, best_on)]
     parts += ["\n\n## A constant rate beside one that falls\n\n", _falling(one_rate), "\n"]
     runs = [run for run in runs if (_now(run["falls"]), run["head"]) == defaults(run["method"], run["steps"])]
     for steps in sorted({run["steps"] for run in runs}, reverse=True):

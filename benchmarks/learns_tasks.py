@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,17 @@ def commonest(place: Path) -> float:
 
 
 def ours(
-    method: str, files: dict[str, Path], pooling: str, rate: float, seed: int, steps: int, falls: str, head: float
+    method: str,
+    files: dict[str, Path],
+    pooling: str,
+    rate: float,
+    seed: int,
+    steps: int,
+    falls: str,
+    head: float,
+    sizes: str = "",
 ) -> float:
-    """The test accuracy of a method after `steps` steps, with all data at one client."""
+    """The test accuracy of a method after `steps` steps, with all data at one client. sizes: settings, separated by spaces."""
     settings: dict[str, Any] = {
         "model.name": str(encoder()),
         "model.device": "auto",
@@ -117,6 +126,8 @@ def ours(
         "evaluation.every": ROUNDS,
         "evaluation.audit_fraction": 0.0,
     }
+    for name, value in (each.split("=", 1) for each in sizes.split()):
+        settings[name] = tomllib.loads(f"value = {value}")["value"]
     return float(Federation(configured(settings)).run().summary["accuracy"])
 
 
