@@ -6,7 +6,8 @@ encoding        contributions as integers modulo 2^k, and the decoding of their 
 expected_round  the round that a client expects; it refuses any other request
 bound           binds the later passes of a round to its first
 masked_client   the client's side of a masked sum
-masked_sum      the server's side, from the first key to the sum
+masked_sum      the server's side, from a cohort to the sum
+session         its part with the protocol, stage by stage
 plausible       refuses sums that no honest clients can have made
 wiring          both sides of a simulated federation
 """

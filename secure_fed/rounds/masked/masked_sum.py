@@ -1,7 +1,7 @@
-"""`Summing` behind masks: the server's side of secure aggregation, from the first key to the sum.
+"""`Summing` behind masks: the server's side of secure aggregation, from a cohort to the sum.
 
 One pass of a round is one session of `protocols` (Bonawitz et al., 2017; Bell et al., 2020, for the neighbours and the active
-variant), whose stages this module runs over the transport.
+variant).
 """
 
 from __future__ import annotations
@@ -9,25 +9,24 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 
 from protocols import costs
-from protocols.errors import Aborted, Misdealt, ProtocolError, Tampering
-from protocols.parameters import Parameters
+from protocols.errors import Aborted, Misdealt, Tampering
 from protocols.server import Server as Unmasking
 from secure_fed.errors import TrainingError
 from secure_fed.rounds.masked.answers import Clock
 from secure_fed.rounds.masked.encoding import Encoding
 from secure_fed.rounds.masked.plausible import require_plausible, require_plausible_release
+from secure_fed.rounds.masked.session import Session
 from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.record import Spent
 from secure_fed.rounds.summing import Intake, RoundLost
-from secure_fed.rounds.transport import ContributorList, Request, Stage, Transport
+from secure_fed.rounds.transport import ContributorList, Request, Transport
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import Tensors
 
@@ -76,75 +75,54 @@ class MaskedSum:
 
     def gather(self, cohort: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
         """The sum over the clients that stayed. RoundLost if a client dealt wrong shares, or vanished between passes."""
-        spent, rejected, before = Spent(), set[int](), self.clock.seconds
+        encoding = self.terms.encoding(layout.size, request.clip_norm)
+        session, before = self._session(cohort, request, encoding), self.clock.seconds
         try:
-            return self._gathered(
-                [one for one in cohort if one not in self.barred], request, layout, transport, spent, rejected
-            )
+            with self.during(session.parameters.session):
+                machine = session.run(transport)
+            return self._intake(session, machine, encoding, layout)
         except Misdealt as error:
             self.barred.add(error.client)
-            raise RoundLost(
-                "a client dealt shares that do not fit what it published, and is left out from now on",
-                spent,
-                list(rejected),
-                error.client,
-            ) from error
+            why = "a client dealt shares that do not fit what it published, and is left out from now on"
+            raise session.lost(why, error.client) from error
         except (Aborted, Tampering) as error:
             if not self.loses_aborted:
                 raise
-            raise RoundLost(str(error), spent, list(rejected)) from error
+            raise session.lost(str(error)) from error
         finally:
-            spent.client_seconds = self.clock.seconds - before
+            session.spent.client_seconds = self.clock.seconds - before
 
-    def _gathered(
-        self,
-        cohort: Sequence[int],
-        request: Request,
-        layout: Layout,
-        transport: Transport,
-        spent: Spent,
-        rejected: set[int],
-    ) -> Intake:
-        wanted, invited = set(cohort), self._invited(cohort)
-        encoding = self.terms.encoding(layout.size, request.clip_norm)
-        contribute = ContributorList(request.digest, tuple(sorted(wanted))) if self.terms.declares else None
-        digest = contribute.layout if contribute else bytes.fromhex(request.digest)
-        parameters = self.terms.parameters(next(self._numbers), invited, digest, encoding.length, encoding.largest)
-        with _advised(), self.during(parameters.session):
-            machine = self._run(parameters, wanted, contribute, request, transport, spent, rejected)
-        started = time.perf_counter()
-        received = [client for client in machine.survivors if client in wanted]
-        total = self._read(machine, encoding, layout, len(received))
-        spent.left_out = len(received) - total.count
-        spent.server_seconds += time.perf_counter() - started
-        spent.survivors = len(machine.survivors)
+    def _session(self, cohort: Sequence[int], request: Request, encoding: Encoding) -> Session:
+        """A session of its own number. A later pass that masks alone protect must not lack a client of the first pass, since
+        the two sums together would reveal that client's contribution.
+        """
+        terms, wanted = self.terms, frozenset(cohort) - self.barred
+        contributors = ContributorList(request.digest, tuple(sorted(wanted))) if terms.declares else None
+        digest = contributors.layout if contributors else bytes.fromhex(request.digest)
+        invited = self._invited(sorted(wanted))
+        return Session(
+            terms.parameters(next(self._numbers), invited, digest, encoding.length, encoding.largest),
+            wanted,
+            request,
+            terms.registry.public if terms.registry else {},
+            contributors,
+            whole=bool(request.first) and terms.protection.placement.masks_alone,
+        )
+
+    def _intake(self, session: Session, machine: Unmasking, encoding: Encoding, layout: Layout) -> Intake:
+        spent, received = session.spent, [client for client in machine.survivors if client in session.wanted]
+        with session.timed():
+            total = self._read(machine, encoding, layout, len(received))
+        spent.left_out, spent.survivors = len(received) - total.count, len(machine.survivors)
         if not self.terms.protection.placement.private and received and not total.weight:
             raise TrainingError(
                 "no client of the cohort had an update that is finite and within secure_aggregation.range; lower training.lr, "
                 "or federation.server_lr if the state they started from is to blame"
             )
+        rejected, suspects = sorted(session.rejected), sorted(machine.suspects)
         return Intake(
-            total,
-            received,
-            sorted(rejected),
-            total.losses,
-            spent.bytes_up,
-            spent.bytes_down,
-            spent,
-            sorted(machine.suspects),
+            total, received, rejected, total.losses, spent.bytes_up, spent.bytes_down, spent=spent, suspects=suspects
         )
-
-    def _require_all(
-        self, there: set[int], wanted: set[int], request: Request, spent: Spent, rejected: set[int]
-    ) -> None:
-        """RoundLost if a later pass lacks a client of the first: the two sums together would reveal its contribution."""
-        if request.first and self.terms.protection.placement.masks_alone and (missing := wanted - there):
-            raise RoundLost(
-                f"{len(missing)} of {len(wanted)} clients vanished between two passes of the round, and a sum over the others "
-                "would reveal their contributions",
-                spent,
-                list(rejected),
-            )
 
     def _read(self, machine: Unmasking, encoding: Encoding, layout: Layout, count: int) -> Summed:
         decoded = encoding.decode(machine.total())
@@ -179,48 +157,6 @@ class MaskedSum:
         listed = invited * ContributorList.bytes_of(cohort) if self.terms.declares else 0.0
         return up, down + listed + cohort * request.bytes_down
 
-    def _run(
-        self,
-        parameters: Parameters,
-        cohort: set[int],
-        contribute: ContributorList | None,
-        request: Request,
-        transport: Transport,
-        spent: Spent,
-        rejected: set[int],
-    ) -> Unmasking:
-        """Run one session of the protocol to its end."""
-        machine = Unmasking(parameters, identities=self.terms.registry.public if self.terms.registry else {})
-        messages: Mapping[int, bytes] = dict.fromkeys(parameters.clients, b"")
-        while machine.stage != "done":
-            name = machine.stage
-            stages = {
-                client: Stage(
-                    request.round,
-                    name,
-                    parameters,
-                    message,
-                    request if name == "mask" and client in cohort else None,
-                    contribute if name == "mask" else None,
-                )
-                for client, message in messages.items()
-            }
-            spent.bytes_down += sum(stage.bytes_down for stage in stages.values())
-            for staged in transport.exchange(stages):
-                started = time.perf_counter()
-                spent.bytes_up += len(staged.message)
-                try:
-                    machine.receive(staged.client, staged.message)
-                except ProtocolError:  # a client with an invalid message is treated as vanished
-                    rejected.add(staged.client)
-                spent.server_seconds += time.perf_counter() - started
-            started = time.perf_counter()
-            messages = machine.close()
-            spent.server_seconds += time.perf_counter() - started
-            if name not in ("consistency", "unmask"):  # a client that vanishes later stays in the sum
-                self._require_all(cohort.intersection(messages), cohort, request, spent, rejected)
-        return machine
-
     def _invited(self, cohort: Sequence[int]) -> list[int]:
         """The clients invited to a sum: the cohort, filled up to a public number if its size is secret."""
         if not self.terms.varies:
@@ -228,13 +164,3 @@ class MaskedSum:
         left_out = self.barred.union(cohort)
         others = (client for client in range(self.clients) if client not in left_out)
         return sorted([*cohort, *itertools.islice(others, max(0, self.terms.invited - len(cohort)))])
-
-
-@contextmanager
-def _advised() -> Iterator[None]:
-    """Add to an abort's message the setting for the number of clients that may vanish."""
-    try:
-        yield
-    except Aborted as error:
-        advice = f"{error.what} (secure_aggregation.dropout says how many may vanish)"
-        raise Aborted(advice, who=error.who, stage=error.stage, protected=error.protected) from error
