@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
 
 from secure_fed import __version__
@@ -25,7 +22,8 @@ from secure_fed.commands import flower as flower_commands
 from secure_fed.commands import node as node_commands
 from secure_fed.commands import predict as predict_command
 from secure_fed.commands import secagg as secagg_command
-from secure_fed.config import RunConfig, commented_toml
+from secure_fed.commands import train as train_command
+from secure_fed.config import commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly, reported
 
 PREPARING = "audit prepare"
@@ -76,10 +74,8 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
     demo = command(
         "demo", _demo, "fine-tune the built-in model on the built-in data, privately; then attack it, and report"
     )
-    train = command("train", _train, "run a federation")
-    train.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; without it, the defaults")
-    train.add_argument("--set", action="append", default=[], metavar="section.key=value", help="change one setting")
-    train.add_argument("--resume", action="store_true", help="go on with the run in --out, if need be for more rounds")
+    train = command("train", train_command.train, "run a federation")
+    train_command.add_arguments(train)
     for running in (demo, train):
         running.add_argument("--out", metavar="DIR", help="run directory (default: a new one under runs/)")
         running.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -126,74 +122,15 @@ def _demo(chosen: argparse.Namespace) -> None:
     from secure_fed.report.page import write_report
     from secure_fed.runs.directory import private_part, read_config
 
-    out = _run(demo.config(), chosen, "demo", resume=False)
+    out = train_command.run(demo.config(), chosen, "demo", resume=False)
     print("secure-fed: the same again without privacy and masks, for comparison", file=sys.stderr)
     unprotected = private_part(out) / "unprotected"  # it is on the same data
     beside = argparse.Namespace(out=str(unprotected), json=False)
-    _run(demo.unprotected(read_config(out)), beside, "unprotected", resume=False, quiet=True)
+    train_command.run(demo.unprotected(read_config(out)), beside, "unprotected", resume=False, quiet=True)
     found = audits.side_by_side(out, unprotected)
     write_report(out)  # again, since there is an audit now
     if not chosen.json:
         print("\n".join(found))
-
-
-def _train(chosen: argparse.Namespace) -> None:
-    if chosen.out == "":
-        raise RunDirectoryError("--out is empty: name a folder, or leave --out out")
-    if chosen.resume and not chosen.out:
-        raise RunDirectoryError("--resume needs --out DIR, the run directory to go on with")
-    config = RunConfig.load(chosen.config, () if chosen.resume else chosen.set)
-    if chosen.resume:
-        from secure_fed.runs.directory import read_config, require_begun
-
-        if chosen.config:
-            require_begun(Path(chosen.out))
-        config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
-    _run(config, chosen, config.method.name, resume=chosen.resume)
-
-
-def _run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
-    """Run, write the report, and print the result unless `quiet`."""
-    from secure_fed.commands import ahead
-    from secure_fed.runs.directory import require_unused
-
-    if chosen.out and not resume:
-        require_unused(Path(chosen.out))
-    if not resume:
-        ahead.check(config)
-    from secure_fed.federation import Federation
-    from secure_fed.report.page import write_report
-    from secure_fed.report.progress import ConsoleProgress
-    from secure_fed.report.terminal import show_result
-    from secure_fed.report.trackers import asked_for
-    from secure_fed.runs.checkpoint import read_checkpoint
-    from secure_fed.runs.directory import claimed, private_part
-    from secure_fed.runs.store import read_records, resumable
-
-    out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
-    with ExitStack() as stack:
-        out = stack.enter_context(claimed(out, rename=not chosen.out))
-        stack.enter_context(resumable(out))
-        print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
-        checkpoint = read_checkpoint(out)
-        done = read_records(out, checkpoint.state.round) if checkpoint else []
-        progress = stack.enter_context(ConsoleProgress(config.federation.rounds, done))
-        federation = Federation(config)
-        for note in federation.notes:
-            print(f"secure-fed: {note}", file=sys.stderr)
-        for warning in federation.warnings:
-            print(f"secure-fed: warning: {warning}", file=sys.stderr)
-        federation.callbacks += [*asked_for(config, out, len(done)), progress]
-        progress.begin(federation.assembly.protection.plan)
-        result = federation.run(out, resume=resume)
-    page = write_report(out)
-    if chosen.json:
-        print(json.dumps(result.summary))
-    elif not quiet:
-        show_result(result.whole)
-        own = f", and for you alone {private_part(out) / page.name}" if result.withheld else ""
-        print(f"report: {page}{own}\nadapter: secure-fed export {shlex.quote(str(out))} OUT_DIR")
-    return out
 
 
 def _methods(chosen: argparse.Namespace) -> None:

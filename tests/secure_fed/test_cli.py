@@ -165,7 +165,7 @@ def test_runs_that_start_in_the_same_second_have_places_of_their_own(
             return cls(2026, 1, 2, 12)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("secure_fed.commands.cli.datetime", Noon)
+    monkeypatch.setattr("secure_fed.commands.train.datetime", Noon)
     results = [json.loads(told("train", *settings, "--set", "federation.rounds=1", "--json")) for _ in range(2)]
     first = str(Path("runs") / f"20260102-120000-{results[0]['method']}")
     assert [result["run_dir"] for result in results] == [first, f"{first}-2"]
