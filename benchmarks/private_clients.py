@@ -4,8 +4,9 @@
     one cell: python benchmarks/private_clients.py DATA --sizes small --methods ffa_lora --heads trained --epsilons 8 --seeds 1
 
 DATA contains a folder sst2, with train.jsonl.gz and test.jsonl.gz of `text` and `label`. Clients of three sentences (one
-sentence for 60,000 clients) take part once each, by a public order, a twentieth in each of 20 rounds, and make one step of SGD
-(--steps: several).
+sentence for 60,000 clients) take part once each, by a public order, a twentieth in each of 20 rounds, and make one step of SGD.
+With --local the number of local steps and their rate are searched, too, for the methods given: one step and three, at three
+rates.
 Clipping is so strong that nearly all contributions have the clip norm as their length. The server has a momentum of 0.7, except
 for the methods in MEANS, which refuse it. Delta is 1e-5. At epsilon inf contributions are clipped as under privacy, and the
 noise multiplier is 0.001, too small to affect any accuracy.
@@ -40,6 +41,7 @@ from private_clients_cells import (
     CLIPS,
     EPSILONS,
     HEADS,
+    LOCAL,
     METHODS,
     OPEN,
     SEARCHED,
@@ -97,14 +99,23 @@ def best_clip(accuracy: Runs[Cell], head: str, method: str) -> float:
     return max(CLIPS[head], key=lambda clip: accuracy(Cell("small", head, "schedule", method, SEARCHED, clip, -1)))
 
 
+def best_local(accuracy: Runs[Cell], head: str, method: str, steps: int) -> tuple[float, float]:
+    """The best clip norm and rate for this number of local steps, searched as in `best_clip`."""
+    tried = itertools.product(CLIPS[head], (rate for count, rate in LOCAL if count == steps))
+    usual = Cell("small", head, "schedule", method, SEARCHED, 0.0, -1, steps)
+    return max(tried, key=lambda pair: accuracy(usual._replace(clip=pair[0], rate=pair[1])))
+
+
 def run_all(given: argparse.Namespace, accuracy: Runs[Cell]) -> None:
     some = itertools.product(given.sizes, range(given.seeds), given.heads, given.methods, given.epsilons, given.ways)
     for size, seed, head, method, epsilon, way in some:
         if (head, method) != ("frozen", "head alone") and (math.isfinite(epsilon) or way == given.ways[0]):
             clip = 0.0 if way == OPEN else best_clip(accuracy, head, method)
             cell = Cell(size, head, way if math.isfinite(epsilon) else "schedule", method, epsilon, clip, seed)
-            for steps in given.steps:
-                accuracy(cell._replace(steps=steps))
+            accuracy(cell)
+            for count in {steps for steps, _ in LOCAL} if given.local else ():
+                clip, rate = best_local(accuracy, head, method, count)
+                accuracy(cell._replace(clip=clip, steps=count, rate=rate))
 
 
 def arguments() -> argparse.Namespace:
@@ -115,9 +126,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["schedule"])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
-    parser.add_argument(
-        "--steps", nargs="+", type=int, default=[1], help="local steps, at the clip norm found with one"
-    )
+    parser.add_argument("--local", action="store_true", help="search the local steps and their rate, too")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))

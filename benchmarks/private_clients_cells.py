@@ -37,6 +37,7 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
 }
 OPEN = "left open"  # the way in which the run itself chooses steps and clip norm
 STEEP = 1.0  # the rate of the local step, at which nearly every contribution is longer than the clip norm
+LOCAL = ((1, STEEP), (1, 0.1), (1, 0.03), (3, STEEP), (3, 0.1), (3, 0.03))  # local steps and their rate, where searched
 
 
 class Cell(NamedTuple):
@@ -50,6 +51,7 @@ class Cell(NamedTuple):
     clip: float
     seed: int
     steps: int = 1  # local steps, each on all texts of the client
+    rate: float = STEEP  # of the local steps
 
 
 def settings(cell: Cell) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def settings(cell: Cell) -> dict[str, Any]:
             "server_optimizer": "mean" if cell.method in MEANS else "momentum",
         },
         "method": method,
-        "training": {"lr": STEEP, "steps": cell.steps, "batch_size": each, "optimizer": "sgd"},
+        "training": {"lr": cell.rate, "steps": cell.steps, "batch_size": each, "optimizer": "sgd"},
         "evaluation": {"every": ROUNDS, "phantoms": 0},
         "privacy": {"unit": "client", "delta": DELTA, "clip_norm": cell.clip, "correlation": "none"},
     }

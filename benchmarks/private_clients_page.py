@@ -8,7 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import runs_file
-from private_clients_cells import CLIPS, EPSILONS, HEADS, METHODS, OPEN, ROUNDS, SEARCHED, SIZES, WAYS, Cell
+from private_clients_cells import (
+    CLIPS,
+    EPSILONS,
+    HEADS,
+    LOCAL,
+    METHODS,
+    OPEN,
+    ROUNDS,
+    SEARCHED,
+    SIZES,
+    STEEP,
+    WAYS,
+    Cell,
+)
 from private_silos_page import named, paired, shown, table
 
 Found = Mapping[Cell, float]
@@ -42,7 +55,7 @@ def _seeds(
     return {
         cell.seed: value
         for cell, value in found.items()
-        if cell[:6] == (size, head, way, method, epsilon, best) and cell.seed >= 0 and cell.steps == steps
+        if cell[:6] == (size, head, way, method, epsilon, best) and cell[6] >= 0 and cell[7:] == (1, STEEP)
     }
 
 
@@ -97,20 +110,36 @@ def _by_way(found: Found) -> str:
 
 
 def _by_steps(found: Found) -> str:
-    """The small federation at epsilon 8, public order and independent noise, and several local steps less one."""
-    steps = sorted({cell.steps for cell in found})
-    lines = [
-        [
-            "method",
-            *(f"{count} steps" if count > 1 else "1 step" for count in steps),
-            *(f"{count} less 1" for count in steps[1:]),
-        ]
-    ]
+    """The small federation at epsilon 8, public order and independent noise: one local step and three, each at the clip norm
+    and the rate that are best in the search; with the accuracy there, and over seeds.
+    """
+    counts = sorted({steps for steps, _ in LOCAL})
+    heads = [(f"{n} step{'s' * (n > 1)}: rate, clip norm", "in the search", "over seeds") for n in counts]
+    lines = [["method", *itertools.chain(*heads), "several less one"]]
     for method in METHODS:
-        own = [_seeds(found, "small", "trained", "schedule", method, SEARCHED, count) for count in steps]
-        if any(own[1:]):
-            lines.append([named(method), *(shown(one.values()) for one in own), *(paired(o, own[0]) for o in own[1:])])
+        chosen = [_searched(found, method, count) for count in counts]
+        if all(cell is not None for cell in chosen):
+            seeds = [_at(found, cell) for cell in chosen if cell is not None]
+            cells = [
+                (f"{cell.rate:g}, {cell.clip:g}", shown([found[cell]]), shown(each.values()))
+                for cell, each in zip(chosen, seeds, strict=True)
+                if cell is not None
+            ]
+            lines.append([named(method), *itertools.chain(*cells), paired(seeds[-1], seeds[0])])
     return table(lines)
+
+
+def _searched(found: Found, method: str, steps: int) -> Cell | None:
+    """The best cell of the search over clip norms and rates with that many local steps; None unless all of them ran."""
+    usual = Cell("small", "trained", "schedule", method, SEARCHED, 0.0, -1, steps)
+    rates = [rate for count, rate in LOCAL if count == steps]
+    tried = [usual._replace(clip=clip, rate=rate) for clip, rate in itertools.product(CLIPS["trained"], rates)]
+    return max(tried, key=lambda cell: found[cell]) if all(cell in found for cell in tried) else None
+
+
+def _at(found: Found, cell: Cell) -> dict[int, float]:
+    """The accuracies by seed with the settings of that cell."""
+    return {one.seed: value for one, value in found.items() if one.seed >= 0 and one._replace(seed=-1) == cell}
 
 
 def _search(found: Found) -> str:
