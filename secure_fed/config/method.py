@@ -13,7 +13,7 @@ _WIDEST = 65_536  # wider than any layer of a model that can be fine-tuned here
 class MethodConfig:
     name: str = key("fra_lora", "see `secure-fed methods`")
     rank: int = key(8, "rank of the adapter", at_least=1, at_most=_WIDEST)
-    alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", above=0.0)
+    alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", at_least=1e-6, at_most=1e6)
     rslora: bool = key(False, "scale by alpha / sqrt(rank) instead")
     dropout: float = key(0.0, "dropout before the adapter", at_least=0.0, below=1.0)
     target_modules: str | tuple[str, ...] = key("", "as in PEFT: names, a pattern or all-linear; empty: PEFT's default")

@@ -27,12 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from secure_fed.config import MethodConfig, RunConfig
-from secure_fed.errors import ConfigError, MethodError
+from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
 from secure_fed.learning.models.adapters.triplet import TripletAdapter, importance, kept, triplets
 from secure_fed.methods.averaging import Averaged, change, moved, next_state
@@ -91,6 +92,12 @@ def _by_votes(run: RunConfig) -> bool:
             f"federation.server_lr = {run.federation.server_rate:g} would scale the votes of method.name = 'fedara': leave "
             "it at 1, or set method.masks = 'global'"
         )
+    masked = run.secure_aggregation
+    if votes and masked.enabled and masked.range < 1:
+        raise ConfigError(
+            f"secure_aggregation.range = {masked.range:g} is below 1, the value of a vote of method.name = 'fedara': set it to "
+            "1 or more, or set method.masks = 'global'"
+        ).about("secure_aggregation.range", masked.range, "at least 1")
     if not votes and method.vote_threshold != MethodConfig().vote_threshold:
         raise ConfigError(
             f"method.vote_threshold = {method.vote_threshold:g} has no effect without votes (method.masks = 'global', or "
@@ -128,6 +135,14 @@ class FedAra(Averaged):
     budget: Budget
     threshold: float | None
 
+    def settings(self, rounds: int) -> dict[str, Any]:
+        """The phases of the budget, fixed so that resuming with more rounds does not move them."""
+        return {"warmup_rounds": self.budget.warmup, "final_rounds": self.budget.final}
+
+    def rewritten(self, tensors: Tensors) -> tuple[str, ...]:
+        """All triplets: the server takes ranks out of them."""
+        return tuple(name for triplet in triplets(tensors) for name in (triplet.a, triplet.e, triplet.b))
+
     def plan(self, state: State) -> RoundPlan:
         names, stay = tuple(state.tensors), self._to_stay(state)
         voting = stay is not None and self.threshold is not None
@@ -138,12 +153,6 @@ class FedAra(Averaged):
         return Layout(tuple(sorted([*Layout.of(state.tensors).entries, *((n, tuple(shape)) for n, shape in votes)])))
 
     def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
-        for triplet in triplets(before):
-            if missing := sorted({triplet.a, triplet.e, triplet.b} - set(after)):
-                raise MethodError(
-                    f"{CARD.name} takes ranks out of {missing[0]} for everybody, so it cannot stay on the client: "
-                    "name only tensors of the head in method.personal"
-                )
         sent = change(before, after)
         if pass_name == CHANGE:
             return sent
@@ -164,13 +173,14 @@ class FedAra(Averaged):
         shares = {module: votes.get(module, torch.zeros(0)) for module in scores}
         return next_state(state, kept(trained, elected(shares, self.threshold)))
 
-    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
-        """The number of ranks that trained in the round."""
-        return {"ranks": float(sum(mean[found.e].shape[0] for mean in means.values() for found in triplets(mean)))}
+    def reported(self, means: Mapping[str, Tensors], following: State) -> dict[str, float]:
+        """The number of ranks that are left after the round."""
+        tensors = following.tensors
+        return {"ranks": float(sum(tensors[found.e].shape[0] for found in triplets(tensors)))}
 
     def admits(self, round_: int, initial: Tensors, tensors: Tensors) -> bool:
         """Whether the names are the same, each module has one number of ranks in A, E and B that is at most the initial
-        number, and the total is possible after `round_` rounds.
+        number, and the total is possible after `round_` rounds, also in a run that was resumed with another budget.
         """
         if set(tensors) != set(initial):
             return False
@@ -180,9 +190,10 @@ class FedAra(Averaged):
             (_, n), (m, _) = expected[module.a], expected[module.b]
             rank = min(*tensors[module.e].shape[:1], *expected[module.e]) if len(tensors[module.e].shape) == 1 else 0
             expected |= {module.a: (rank, n), module.e: (rank,), module.b: (m, rank)}
-        least, most = self._limits(round_, len(found))
+        least = self.budget.last * len(found) if self.threshold is None else 1
         total = sum(expected[module.e][0] for module in found)
-        return least <= total <= most and all(tuple(tensors[name].shape) == expected[name] for name in tensors)
+        enough = total >= (least if round_ else self.budget.first * len(found))
+        return enough and all(tuple(tensors[name].shape) == expected[name] for name in tensors)
 
     def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
         """LoRA factors at the live ranks: A, and B E in place of B; modules without live ranks are left out."""
@@ -193,16 +204,6 @@ class FedAra(Averaged):
         modules = len(triplets(state.tensors))
         stay = self.budget.ranks(state.round + 1, modules)
         return stay if stay < self.budget.first * modules else None
-
-    def _limits(self, finished: int, modules: int) -> tuple[int, int]:
-        """The fewest and the most ranks that may be left, also in a run that was resumed with more rounds."""
-        whole, now = self.budget.first * modules, self.budget.ranks(finished, modules)
-        if finished <= self.budget.warmup:
-            return whole, whole
-        if self.threshold is None:
-            return self.budget.last * modules, now
-        # Each client has b(t) votes, so no more than b(t) / T_h ranks can have a share of votes above T_h.
-        return 1, min(whole, int(now / self.threshold)) if self.threshold else whole
 
 
 def foremost(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

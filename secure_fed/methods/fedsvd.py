@@ -63,6 +63,10 @@ class FedSvd(AveragedLora):
     def plan(self, state: State) -> RoundPlan:
         return RoundPlan(trainable=tuple(self.trained(state)), down=tuple(state.tensors))
 
+    def rewritten(self, tensors: Tensors) -> tuple[str, ...]:
+        """Every B: the server changes A and B together."""
+        return tuple(pair.b for pair in pairs(tensors))
+
     def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
         return right_orthonormal(product)
 

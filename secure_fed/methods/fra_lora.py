@@ -161,7 +161,7 @@ class FraLora(AveragedLora):
         r, shapes = self.adapter.rank, [_shape(state.tensors, pair) for pair in pairs(state.tensors)]
         return size - sum((m - r) * (n - r) for m, n in shapes)
 
-    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
+    def reported(self, means: Mapping[str, Tensors], following: State) -> dict[str, float]:
         """The part of the mean change that lay outside the sketch, as a share of its norm; empty without a sketch.
 
         It is computed from released means, so it costs no privacy; if these are noised, it includes the noise.

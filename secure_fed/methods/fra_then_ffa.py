@@ -118,6 +118,6 @@ class FraThenFfa(AveragedLora):
     def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
         return right_orthonormal(product)
 
-    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
+    def reported(self, means: Mapping[str, Tensors], following: State) -> dict[str, float]:
         """`FraLora.reported`: in FRA rounds, the share of the change that the sketch missed."""
-        return self._fra.reported(means)
+        return self._fra.reported(means, following)

@@ -129,10 +129,13 @@ class Method(Protocol):
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A method that reports figures of a round's means, such as the share of them that it lost."""
+    """A method that reports figures of a round, such as the share of the means that it lost."""
 
-    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
-        """Numbers by name, for the round's record. They depend on the means alone, so under privacy they reveal nothing new."""
+    def reported(self, means: Mapping[str, Tensors], following: State) -> dict[str, float]:
+        """Numbers by name, for the round's record. following: the state after the round.
+
+        They depend on the means and earlier states alone, so under privacy they reveal nothing new.
+        """
 
 
 @runtime_checkable
@@ -150,6 +153,14 @@ class Settling(Protocol):
 
     def settings(self, rounds: int) -> dict[str, Any]:
         """The chosen settings of [method], by name. Refuses values that do not fit a run of `rounds` rounds."""
+
+
+@runtime_checkable
+class Rewriting(Protocol):
+    """A method whose server does more to some tensors than to add a mean, so that no client can have its own of these."""
+
+    def rewritten(self, tensors: Tensors) -> Sequence[str]:
+        """The names of these tensors in a state with `tensors`."""
 
 
 @runtime_checkable

@@ -177,10 +177,11 @@ class Client:
         setup = self._setup
         self._before = self._start(request)
         trained = self._trained(request)
-        kept = [name for name in setup.personal if name in trained.after]
-        own = Tensors((name, trained.after.tensor(name).clone()) for name in kept)  # a copy: not a view of many clients
+        latest = self.personal | trained.after
+        # Copies, since other clients have views of the same tensors.
+        own = Tensors((name, latest.tensor(name).clone()) for name in setup.personal)
         if own.is_finite():  # tensors that diverged are not kept for the next round
-            self.kept = self.personal | own
+            self.kept = own
         self._after = trained.after.without(setup.personal)
         self._loss = float("nan") if setup.protection.placement.private else trained.loss
         if setup.watch is not None:

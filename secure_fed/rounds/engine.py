@@ -143,8 +143,8 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
     except (RoundLost, TurnPassed) as error:
         tally.lose(error)
         return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
-    record = tally.record(state, server.names, lr) | server.reported(means)
     following = server.scored(state, server.apply(state, means), plan, lr, means)
+    record = tally.record(state, server.names, lr) | server.reported(means, following)
     return following, server.publishable(record, state, plan)
 
 

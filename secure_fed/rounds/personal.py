@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.methods.method import Method, State
+from secure_fed.methods.method import Method, Rewriting, State
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -42,9 +42,17 @@ def completed(
 def personal_names(method: Method, initial: Tensors, patterns: Sequence[str], rounds: int) -> tuple[str, ...]:
     """The trained tensors, of any round, that match a pattern.
 
-    Refuses a pattern without a match, and a tensor that the method sends, in some round, only inside a product.
+    Refuses a pattern without a match, a tensor that the method sends, in some round, only inside a product, and a tensor that
+    the server rewrites for all clients.
     """
     trained: dict[str, None] = {}
+    rewritten = method.rewritten(initial) if isinstance(method, Rewriting) else ()
+    for pattern in patterns:
+        if shared := [name for name in rewritten if _names(pattern, name)]:
+            raise MethodError(
+                f"method.personal names {pattern!r}, but the server of {method.card.name} rewrites {shared[0]} for all "
+                "clients: name only tensors of the head"
+            )
     for round_ in range(rounds if patterns else 1):
         state = State(initial, round=round_)
         plan = method.plan(state)

@@ -191,9 +191,9 @@ class Server:
         following = replace(self.method.apply(state, nothing), memory=state.memory, clip_norm=state.clip_norm)
         return self.tail.taken_in(self.method, state.memory, following)
 
-    def reported(self, means: Mapping[str, Tensors]) -> dict[str, float]:
+    def reported(self, means: Mapping[str, Tensors], following: State) -> dict[str, float]:
         """The method's own entries for the round's record."""
-        return self.method.reported(means) if isinstance(self.method, Reporting) else {}
+        return self.method.reported(means, following) if isinstance(self.method, Reporting) else {}
 
     def scored(self, state: State, following: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]) -> State:
         """`following` with the membership scores of phantoms after this round's release."""

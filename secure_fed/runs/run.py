@@ -241,15 +241,12 @@ def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Reco
     if store is None:
         return assembly.initial, []
     noted = {"model_digest": assembly.base_digest, "versions": versions()}
-    store.begin(assembly.config, {**assembly.problem.facts, **guarantee.planned(assembly), **noted})
+    admits = partial(fits, assembly.method, assembly.initial.tensors)
+    store.begin(assembly.config, {**assembly.problem.facts, **guarantee.planned(assembly), **noted}, admits)
     store.save_membership(assembly.pools["data"])
     checkpoint, records = store.restore()
     if checkpoint is None:
         return assembly.initial, records
-    if not fits(assembly.method, assembly.initial.tensors, checkpoint.state):
-        raise RunDirectoryError(
-            f"{store.path} holds the state of another model; resume with the model it was started with"
-        )
     personal = read_personal(store.path, checkpoint.state.round)
     for index, kept in personal.items():
         assembly.clients[index].kept = kept

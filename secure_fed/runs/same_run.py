@@ -41,12 +41,13 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
 
 
 def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], Any]:
-    """The recorded values of settings that have no effect here, or that the method does not read and nobody set: an earlier
-    version wrote its own defaults there.
+    """The recorded values of settings that have no effect here, that an earlier version left open, or that the method does not
+    read and nobody set: an earlier version wrote its own defaults there.
     """
     one, other = config.method, held.method
     options = (field.name for field in fields(one) if field.name not in ("name", *card(one.name).options))
     alone = [option for option in options if one.left_alone(option) and other.left_alone(option)]
+    alone += [option for option in _ONCE_OPEN if getattr(other, option) is None]
     idle = [name.split(".") for name, effective, _ in EFFECTS if not effective(config) and not effective(held)]
     return {
         (section, name): getattr(getattr(held, section), name)
@@ -109,5 +110,6 @@ def _same(one: Any, other: Any) -> bool:
     return json.dumps(one) == json.dumps(other)
 
 
+_ONCE_OPEN = ("warmup_rounds", "final_rounds")  # an earlier version did not record FedARA's choice of them
 _DIGESTS = ("data_digest", "examples_digest", "digest")
 _ADDED = ("examples_digest",)  # facts that runs of an earlier version lack

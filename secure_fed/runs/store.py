@@ -26,7 +26,7 @@ import json
 import os
 import secrets
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,10 @@ class RunStore:
     def close(self) -> None:
         self._lock.release()
 
-    def begin(self, config: RunConfig, facts: Mapping[str, Any]) -> None:
+    def begin(self, config: RunConfig, facts: Mapping[str, Any], admits: Callable[[State], bool]) -> None:
         """Start a new run here, or check that this is the directory of the same run on the same data.
 
-        A start that was killed is resumed.
+        A start that was killed is resumed. admits: whether a state can be one of this run.
         """
         self._private = config.privacy.unit != "none"
         shown, own = published.of_facts(facts, private=self._private)
@@ -100,6 +100,11 @@ class RunStore:
         noted = described or (private_part(self.path) / OWN_FACTS).exists()
         if noted:
             require_same_data(f"{PRIVATE}/{OWN_FACTS}", self.path, differing_digests(self.path, own))
+        checkpoint = read_checkpoint(self.path)
+        if checkpoint is not None and not admits(checkpoint.state):
+            raise RunDirectoryError(
+                f"{self.path} holds the state of another model; resume with the model it was started with"
+            )
         if config != held:
             atomic_write(self.path / CONFIG, _pretty(config.to_dict()))
         folder = made_private(self.path)

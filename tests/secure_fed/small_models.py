@@ -18,8 +18,12 @@ from transformers import (
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2ForSequenceClassification,
+    GPTNeoConfig,
+    GPTNeoForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
+    MPNetConfig,
+    MPNetForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
@@ -91,11 +95,26 @@ ARCHITECTURES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+def mpnet() -> nn.Module:
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    return MPNetForSequenceClassification(MPNetConfig(**_COMMON, **shape, max_position_embeddings=20))
+
+
+def gpt_neo() -> nn.Module:
+    shape = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 24}
+    kinds = {"attention_types": [[["global", "local"], 1]], "window_size": 4, "bos_token_id": 1, "eos_token_id": 1}
+    return GPTNeoForSequenceClassification(GPTNeoConfig(**_COMMON, **shape, **kinds, max_position_embeddings=16))
+
+
+# Further architectures whose blocks are known.
+PLACED: dict[str, Callable[[], nn.Module]] = {**ARCHITECTURES, "mpnet": mpnet, "gpt_neo": gpt_neo}
+
+
 def make(architecture: str, seed: int = 0) -> nn.Module:
     """The classifier in evaluation mode, without dropout; equal seeds give equal weights."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    return ARCHITECTURES[architecture]().eval()
+    return PLACED[architecture]().eval()
 
 
 def head_of(model: nn.Module) -> list[str]:

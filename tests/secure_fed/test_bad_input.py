@@ -150,6 +150,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
         ("method.name=fedlora", "method.double_rank=true"),
         ("method.double_rank = True", "method.name = 'fedlora'", "ffa_lora"),
     ),
+    "a scale of next to nothing": (("method.alpha=1e-45",), ("method.alpha is 1e-45", "at least 1e-06")),
     "test without train": (("data.train=",), ("data.test", "data.train is not set")),
 }
 

@@ -18,7 +18,7 @@ from secure_fed.methods.method import State
 from secure_fed.runs import durable
 from secure_fed.runs import store as run_store
 from secure_fed.runs.checkpoint import read_checkpoint, read_personal
-from secure_fed.runs.directory import private_part
+from secure_fed.runs.directory import CONFIG, private_part
 from secure_fed.runs.durable import append_line, atomic_write
 from secure_fed.runs.same_run import require_same
 from secure_fed.runs.store import RunStore, read_records, resumable
@@ -40,6 +40,7 @@ STATE = State(
     memory=Tensors({"m/change/w": torch.ones(2)}),
     clip_norm=0.1 + 0.2,
 )
+ANY: Callable[[State], bool] = lambda state: True  # noqa: E731 - whether a state fits the run
 PERSONAL = {0: Tensors({"head": torch.ones(2)}), 12: Tensors({"head": torch.zeros(2)})}
 
 
@@ -47,16 +48,21 @@ PERSONAL = {0: Tensors({"head": torch.ones(2)}), 12: Tensors({"head": torch.zero
 def held(tmp_path: Path) -> Path:
     """A run directory with one of three rounds done."""
     store = RunStore(tmp_path / "run")
-    store.begin(toys.config(), FACTS)
+    store.begin(toys.config(), FACTS, ANY)
     store.save(STATE, PERSONAL, {"round": 1}, {})
     store.close()
     return tmp_path / "run"
 
 
-def begin(path: Path, settings: dict[str, Any] | None = None, facts: dict[str, Any] = FACTS) -> None:
+def begin(
+    path: Path,
+    settings: dict[str, Any] | None = None,
+    facts: dict[str, Any] = FACTS,
+    admits: Callable[[State], bool] = ANY,
+) -> None:
     store = RunStore(path)
     try:
-        store.begin(toys.config(settings), facts)
+        store.begin(toys.config(settings), facts, admits)
     finally:
         store.close()
 
@@ -107,6 +113,13 @@ def test_no_part_files_are_left(held: Path) -> None:
 
 
 # Which run a directory belongs to.
+
+
+def test_a_state_that_does_not_fit_is_refused_before_the_configuration_is_replaced(held: Path) -> None:
+    before = (held / CONFIG).read_bytes()
+    with pytest.raises(RunDirectoryError, match="holds the state of another model"):
+        begin(held, {"federation.rounds": 9}, admits=lambda state: state.round != STATE.round)
+    assert (held / CONFIG).read_bytes() == before
 
 
 def test_another_configuration_is_refused_with_every_difference_named(held: Path) -> None:

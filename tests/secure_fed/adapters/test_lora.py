@@ -161,6 +161,18 @@ def test_targets_that_are_not_there(target_modules: tuple[str, ...] | str, facts
     assert not pairs(name for name, _ in model.named_parameters()), "the model was touched"
 
 
+def test_the_refusal_of_layers_that_train_in_full_names_the_setting_they_are_in() -> None:
+    """The default targets are in no head of their own; they are there by `method.modules_to_save`."""
+    for wanted, setting in (
+        ("", r"modules_to_save trains every layer 'query'"),
+        (("query",), r"target_modules names 'query'"),
+    ):
+        model = small_models.make("bert")
+        head = [name for name, _ in model.named_parameters() if ".query." in name]
+        with pytest.raises(MethodError, match=rf"^method\.{setting}"):
+            LoraAdapter(rank=2, target_modules=wanted).inject(model, head, 0)
+
+
 def test_a_module_of_unknown_names_asks_for_target_modules() -> None:
     with pytest.raises(MethodError, match=r"no query and value layers .* Sequential: set method.target_modules.*'0'"):
         LoraAdapter(rank=2).inject(plain(), [], 0)

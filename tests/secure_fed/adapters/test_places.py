@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import FNetConfig, FNetModel, MixtralConfig, MixtralModel
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.insertion_points import attach, places
@@ -24,7 +25,7 @@ class Shifted(nn.Module):
         return y + self.shift
 
 
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", small_models.PLACED)
 def test_two_places_a_layer_in_order(architecture: str) -> None:
     found = places(small_models.make(architecture))
     assert [(place.layer, place.block) for place in found] == [
@@ -36,7 +37,7 @@ def test_two_places_a_layer_in_order(architecture: str) -> None:
     assert {place.width for place in found} == {16}
 
 
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", small_models.PLACED)
 def test_each_place_is_asked_once_a_pass_with_that_layers_output(architecture: str) -> None:
     model = small_models.make(architecture)
     before = small_models.logits(model)
@@ -74,6 +75,24 @@ def test_a_copy_of_the_model_calls_its_own_adapter() -> None:
         twin.get_parameter(f"{place}.adapter.shift").copy_(torch.linspace(-1, 1, 16))
     assert torch.equal(small_models.logits(model), before)
     assert not torch.allclose(small_models.logits(twin), before)
+
+
+def test_a_layer_without_a_known_block_is_refused_by_name() -> None:
+    """Experts are no single linear layer; FNet has no attention, and adapters behind its feed-forward blocks are possible."""
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 40}
+    with torch.device("meta"):
+        experts = MixtralModel(MixtralConfig(**shape, num_attention_heads=2, num_key_value_heads=2, pad_token_id=0))
+        mixing = FNetModel(FNetConfig(**shape))
+    mixed = small_models.make("bert")
+    mixed.get_submodule("bert.encoder.layer.1.attention.output").dense = nn.Identity()
+    for model, block, layer in (
+        (experts, "feed-forward", "layers.0 of MixtralModel"),
+        (mixing, "attention", "encoder.layer.0 of FNetModel"),
+        (mixed, "attention", "bert.encoder.layer.1 of BertForSequenceClassification"),
+    ):
+        with pytest.raises(MethodError, match=f"no {block} block is known in {layer}.*method on LoRA"):
+            places(model)
+    assert len(places(mixing, ["feed_forward"])) == len(places(experts, ["attention"])) == 2
 
 
 def test_what_cannot_be_placed_is_refused() -> None:

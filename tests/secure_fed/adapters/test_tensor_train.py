@@ -268,6 +268,16 @@ def test_a_model_of_ones_own_and_a_second_adapter_are_refused() -> None:
         SMALL.inject(model, small_models.head_of(model), 0)
 
 
+def test_a_rank_above_what_a_matrix_can_need_is_refused() -> None:
+    """Neither side of a cut of 16 x 4 numbers is always below 8, the root of 64."""
+    model = small_models.make("bert")
+    with pytest.raises(
+        MethodError, match=r"method\.rank = 9 is above 8, .* 16 x 4 matrix can need: set method\.rank to 8"
+    ):
+        TensorTrains(rank=9, bottleneck=4).inject(model, small_models.head_of(model), 0)
+    TensorTrains(rank=8, bottleneck=4).inject(small_models.make("bert"), [], 0)
+
+
 def test_a_square_layer_that_does_not_train_gets_no_train() -> None:
     model = small_models.make("bert")
     names = SMALL.inject(model, ["classifier.weight", "classifier.bias"], 0)

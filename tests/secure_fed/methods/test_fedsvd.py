@@ -176,6 +176,8 @@ def test_refusals() -> None:
         build(MethodConfig(name="fedsvd", freeze_init="gaussian"))
     with pytest.raises(MethodError, match=r"method\.personal"):
         federation({**FEDSVD, "method.personal": ["query.lora_A*"]})
+    with pytest.raises(MethodError, match=r"'\*lora_B\*', but the server of fedsvd rewrites query\.lora_B.*the head"):
+        federation({**FEDSVD, "method.personal": ["*lora_B*"]})
 
 
 def test_as_lora_gives_the_products() -> None:

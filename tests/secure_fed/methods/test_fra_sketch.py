@@ -130,7 +130,7 @@ def test_where_the_mean_fits_nothing_is_lost(name: str, clients: int) -> None:
     assert found.round == want.round == 1
     assert close(found.tensors, want.tensors)
     assert not close(found.tensors, state.tensors, 1e-2)
-    assert method.reported(means_of(method, state, afters))["sketch_residual"] < 1e-5
+    assert method.reported(means_of(method, state, afters), found)["sketch_residual"] < 1e-5
 
 
 def loss_of(method: FraLora | FraThenFfa, means: Mapping[str, Tensors], exact: Tensors) -> float:
@@ -154,7 +154,7 @@ def test_where_it_does_not_the_residual_says_how_much(name: str) -> None:
         afters = [trained(state, 10 * round_ + client, 0.4) for client in range(5)]
         means, exact = means_of(method, state, afters), means_of(whole, state, afters)[CHANGE]
         truth.append(loss_of(method, means, exact))
-        said.append(method.reported(means)["sketch_residual"])
+        said.append(method.reported(means, state)["sketch_residual"])
         state = (
             whole.apply(state, {CHANGE: exact}) if name == "fra_lora" else replace(state, tensors=state.tensors * 1.01)
         )
@@ -174,7 +174,7 @@ def test_ten_clients_of_equal_singular_values_in_two_ranks_of_columns() -> None:
     means = means_of(method, start, afters)
     exact = means_of(FraLora(method.adapter), start, afters)[CHANGE]
     assert loss_of(method, means, exact) == pytest.approx(math.sqrt(64 / 80), rel=0.01)
-    assert method.reported(means)["sketch_residual"] == pytest.approx(math.sqrt(64 / 80), rel=0.1)
+    assert method.reported(means, start)["sketch_residual"] == pytest.approx(math.sqrt(64 / 80), rel=0.1)
 
 
 def test_the_report_reads_nothing_but_sketches() -> None:
@@ -182,9 +182,9 @@ def test_the_report_reads_nothing_but_sketches() -> None:
     state = started(method)
     means = means_of(method, state, [trained(state, 1)])
     counted = {SKETCH: means[SKETCH] | {"clip.shorter": torch.tensor(0.1)}, CHANGE: means[CHANGE]}
-    assert method.reported(counted) == method.reported(means)
-    assert method.reported({CHANGE: means[CHANGE]}) == {}
-    assert replace(method, sketch=None).reported({CHANGE: means[CHANGE]}) == {}
+    assert method.reported(counted, state) == method.reported(means, state)
+    assert method.reported({CHANGE: means[CHANGE]}, state) == {}
+    assert replace(method, sketch=None).reported({CHANGE: means[CHANGE]}, state) == {}
 
 
 def test_nobody_s_change_is_no_change() -> None:
@@ -195,7 +195,7 @@ def test_nobody_s_change_is_no_change() -> None:
         sent = method.contribute(pass_name, state.tensors, state.tensors, zeros)
         assert sent.norm() == 0.0
         zeros[pass_name] = PlainSum(method.layout(state, pass_name)).total()
-    assert method.reported(zeros) == {"sketch_residual": 0.0}
+    assert method.reported(zeros, state) == {"sketch_residual": 0.0}
     assert close(method.apply(state, zeros).tensors, state.tensors, 1e-6)
 
 

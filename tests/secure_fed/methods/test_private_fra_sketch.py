@@ -123,7 +123,7 @@ def test_noise_is_taken_out_of_what_was_sent_second(rule: str) -> None:
         u, s, vt = torch.linalg.svd(product(state.tensors, pair) + step / method.adapter.scaling)
         want = u[:, :RANK] * s[:RANK] @ vt[:RANK]
         assert (product(found, pair) - want).norm() < 1e-5 * want.norm()
-    assert 0 < method.reported(means)["sketch_residual"] < 1
+    assert 0 < method.reported(means, state)["sketch_residual"] < 1
 
 
 def noise_like(tensors: Tensors, std: float, seed: int) -> Tensors:

@@ -8,7 +8,7 @@ of its parameters, and every model its own forward.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,26 +32,64 @@ class Place(NamedTuple):
     width: int
 
 
-# Ends of the names of those linear layers, behind the layer's number: BERT, RoBERTa, DeBERTa; DistilBERT; LLaMA; GPT-2.
-_ATTENTION = ("attention.output.dense", "attention.out_lin", "self_attn.o_proj", "attn.c_proj")
-_FEED_FORWARD = ("output.dense", "ffn.lin2", "mlp.down_proj", "mlp.c_proj")
+# Ends of the names of those linear layers, behind the layer's number.
+_ENDS = {
+    "attention": (
+        "attention.output.dense",  # BERT, RoBERTa, DeBERTa
+        "attention.attn.o",  # MPNet
+        "attention.out_lin",  # DistilBERT
+        "self_attn.o_proj",  # LLaMA
+        "attn.c_proj",  # GPT-2
+        "attn.attention.out_proj",  # GPT-Neo
+    ),
+    "feed_forward": (
+        "output.dense",  # BERT, RoBERTa, DeBERTa, MPNet
+        "ffn.lin2",  # DistilBERT
+        "mlp.down_proj",  # LLaMA
+        "mlp.c_proj",  # GPT-2, GPT-Neo
+        "mlp.fc2",  # Jina, whose attention is LLaMA's
+    ),
+}
+_BLOCKS = tuple(_ENDS)
+_REMEDY = "choose a method on LoRA, which takes method.target_modules"
 
 
-def places(model: nn.Module) -> list[Place]:
-    """Every place of the model, in the order of its layers, attention first."""
-    found = [
-        Place(name, int(match[1]), block, matrix_shape(module)[0])
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D)
-        for block, ends in (("attention", _ATTENTION), ("feed_forward", _FEED_FORWARD))
-        if (match := re.fullmatch(rf".*\.(\d+)\.(?:{'|'.join(map(re.escape, ends))})", name))
-    ]
+def places(model: nn.Module, blocks: Collection[str] = _BLOCKS) -> list[Place]:
+    """Every place behind blocks of these kinds, in the order of the layers, attention first.
+
+    Refuses a model with a layer that has no known block of one of these kinds.
+    """
+    found, layers = list[Place](), dict[str, set[str]]()  # the kinds of blocks known in a layer, by its name
+    for name, module in model.named_modules():
+        for block, ends in _ENDS.items():
+            match = re.fullmatch(rf"(.*\.(\d+))\.(?:{'|'.join(map(re.escape, ends))})", name)
+            if match and isinstance(module, nn.Linear | Conv1D):
+                found.append(Place(name, int(match[2]), block, matrix_shape(module)[0]))
+                layers.setdefault(match[1], set()).add(block)
     if not found:
         raise MethodError(
             f"no attention and feed-forward blocks are known in {name_of(model)}, behind which an adapter could stand: "
-            "choose a method on LoRA, which takes method.target_modules"
+            f"{_REMEDY}"
         )
-    return sorted(found, key=lambda place: (place.layer, place.block))
+    _require_all(model, layers, blocks)
+    return sorted((place for place in found if place.block in blocks), key=lambda place: (place.layer, place.block))
+
+
+def _require_all(model: nn.Module, layers: Mapping[str, Collection[str]], blocks: Collection[str]) -> None:
+    """Refuse a model with a layer that has no known block of one of these kinds.
+
+    A layer may have further feed-forward blocks in a stack of its own, as in MobileBERT.
+    """
+    for stack in dict.fromkeys(layer.rpartition(".")[0] for layer in layers):
+        if any(stack.startswith(f"{layer}.") for layer in layers):
+            continue
+        for number, _ in model.get_submodule(stack).named_children():
+            layer = f"{stack}.{number}"
+            if missing := [block for block in _BLOCKS if block in blocks and block not in layers.get(layer, ())]:
+                raise MethodError(
+                    f"no {missing[0].replace('_', '-')} block is known in {layer} of {name_of(model)}, behind which an adapter "
+                    f"could stand: {_REMEDY}"
+                )
 
 
 def insert(model: nn.Module, blocks: Collection[str], make: Callable[[Place], nn.Module]) -> list[str]:
@@ -61,11 +99,10 @@ def insert(model: nn.Module, blocks: Collection[str], make: Callable[[Place], nn
     """
     names = []
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        for place in places(model):
-            if place.block in blocks:
-                adapter = make(place)
-                at = attach(model, place.module, CHILD, adapter)
-                names += [f"{at}.{name}" for name, _ in adapter.named_parameters()]
+        for place in places(model, blocks):
+            adapter = make(place)
+            at = attach(model, place.module, CHILD, adapter)
+            names += [f"{at}.{name}" for name, _ in adapter.named_parameters()]
     return names
 
 

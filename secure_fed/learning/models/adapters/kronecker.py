@@ -118,8 +118,7 @@ class Compacters:
 
     def _require_divisible(self, model: nn.Module) -> None:
         named = [("method.bottleneck", self.bottleneck)]
-        adapted = (place for place in places(model) if place.block in self.blocks)
-        named += [(f"the width of {place.module}", place.width) for place in adapted]
+        named += [(f"the width of {place.module}", place.width) for place in places(model, self.blocks)]
         for what, number in named:
             if number % self.n:
                 raise MethodError(

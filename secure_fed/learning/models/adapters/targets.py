@@ -29,6 +29,14 @@ _QUERY_VALUE = (
 )
 
 
+# Layers that have no adapter because they train in full, if method.target_modules is set, and if it is not.
+_REFUSAL = "method.target_modules names {!r}, which is in the head and trains in full: leave it out"
+_REFUSAL_OF_DEFAULT = (
+    "method.modules_to_save trains every layer {!r} in full, where the adapters would be: leave them out, or name other "
+    "layers in method.target_modules"
+)
+
+
 def find_targets(
     model: nn.Module, target_modules: tuple[str, ...] | str, head: Collection[str]
 ) -> dict[str, nn.Module]:
@@ -40,10 +48,11 @@ def find_targets(
     linear = linear_layers(model)
     free = {name: layer for name, layer in linear.items() if f"{name}.weight" not in head}
     wanted = target_modules or _default(model, free)
+    refusal = _REFUSAL if target_modules else _REFUSAL_OF_DEFAULT
     if isinstance(wanted, str):
         chosen = _by_pattern(model, wanted, free)
     else:
-        chosen = {name for ending in wanted for name in _by_ending(model, ending, linear, free)}
+        chosen = {name for ending in wanted for name in _by_ending(model, ending, linear, free, refusal)}
     targets = {name: free[name] for name in sorted(chosen)}
     _refuse_shared(model, targets)
     return targets
@@ -95,15 +104,14 @@ def _by_pattern(model: nn.Module, pattern: str, free: Mapping[str, nn.Module]) -
 
 
 def _by_ending(
-    model: nn.Module, ending: str, linear: Mapping[str, nn.Module], free: Mapping[str, nn.Module]
+    model: nn.Module, ending: str, linear: Mapping[str, nn.Module], free: Mapping[str, nn.Module], refusal: str
 ) -> set[str]:
+    """The layers outside the head with this ending. refusal: of an ending of which all layers are in the head."""
     chosen = {name for name in free if ends(name, ending)}
     if chosen:
         return chosen
     if any(ends(name, ending) for name in linear):
-        raise MethodError(
-            f"method.target_modules names {ending!r}, which is in the head and trains in full: leave it out"
-        )
+        raise MethodError(refusal.format(ending))
     other = next((type(module).__name__ for name, module in model.named_modules() if ends(name, ending)), None)
     fault = f"a {other}, not a linear layer, in" if other else "absent from"
     raise MethodError(

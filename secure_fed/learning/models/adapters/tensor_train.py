@@ -15,6 +15,7 @@ standard deviation learn less in as many steps (docs/learning_rates.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.factorisation import factorisation
 from secure_fed.learning.models.adapters.insertion_points import attach, places
 from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
@@ -47,6 +49,11 @@ class TensorTrainLinear(ExampleWise):
         self, m: int, n: int, rank: int, *, bias: bool, generator: torch.Generator, zero: bool = False
     ) -> None:
         super().__init__()
+        if rank > (limit := math.isqrt(m * n)):
+            raise MethodError(
+                f"method.rank = {rank} is above {limit}, the largest rank that a tensor train of a {m} x {n} matrix can need: "
+                f"set method.rank to {limit} or less"
+            )
         shape = factorisation(m, n)
         self.split, self.order = len(shape.rows), len(shape.shape)
         for j, core in enumerate(_drawn(shape.shape, self.split, rank, n, generator)):
