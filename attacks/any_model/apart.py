@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning.data.rows import Rows
@@ -23,13 +25,15 @@ def require_different(model: str, references: Sequence[str]) -> None:
 
 
 def require_apart(members: Rows, others: Rows) -> None:
-    """Refuse a row that is on both sides: it was in the training, so listing it among the others would hide a leak."""
-    first, both = _whole(members), set(_whole(members)) & set(_whole(others))
+    """Refuse a text that is on both sides, under any label: it was in the training, so listing it among the others would hide a
+    leak, and with another label it would pose as one.
+    """
+    first, both = _plain(members), set(_plain(members)) & set(_plain(others))
     if both:
         raise UsageError(
-            f"{len(both)} rows are both in --members and in --non-members, such as row "
-            f"{min(map(first.index, both)) + 1} of --members: what was in the training is a member, so take them out of "
-            "--non-members"
+            f"{len(both)} texts are both in --members and in --non-members, such as row "
+            f"{min(map(first.index, both)) + 1} of --members (labels, white space and capitals do not count): what was in the "
+            "training is a member, so take them out of --non-members"
         )
 
 
@@ -42,7 +46,13 @@ def _place(name: str, option: str) -> str:
     return str(Path(found).resolve()) if Path(found).exists() else found
 
 
-def _whole(rows: Rows) -> list[str]:
-    """Each row as one text."""
+def _plain(rows: Rows) -> list[tuple[str, str]]:
+    """Each row's texts, as `normal` writes them."""
     seconds = rows.text_b or ("",) * len(rows)
-    return [repr(one) for one in zip(rows.text, seconds, rows.label, strict=True)]
+    return [(normal(one), normal(two)) for one, two in zip(rows.text, seconds, strict=True)]
+
+
+def normal(text: Any) -> str:
+    """A text, or its words, without what a copy may change: white space, capitals, and ways to write a character."""
+    written = text if isinstance(text, str) else " ".join(map(str, text))
+    return " ".join(unicodedata.normalize("NFKC", written).casefold().split())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attacks.any_model import neighbours, own, recall, signals
+from attacks.any_model.p_values import above_by_chance
 from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.verdict import Found, Verdict, judged
@@ -139,7 +140,8 @@ def _by_shadows(subject: Subject, say: Say) -> dict[str, Floats]:
 
     say(f"training {asked.shadows} shadow models")
     shown = _Progress(say)
-    return shadows.scored(shadows.target(subject), shadows.made(asked, asked.config, asked.shadows, shown))
+    trained = shadows.made(asked, asked.config, asked.shadows, shown, subject.kept)
+    return shadows.scored(shadows.target(subject), trained)
 
 
 @dataclass
@@ -156,6 +158,4 @@ class _Progress:
 
 
 def _found(members: Floats, others: Floats) -> Found:
-    from scipy.stats import mannwhitneyu
-
-    return Found(rank(members, others), float(mannwhitneyu(members, others, alternative="greater").pvalue))
+    return Found(rank(members, others), above_by_chance(members, others))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -150,7 +151,7 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         recall=chosen.recall,
         neighbours=chosen.neighbours or 0,
         neighbour_model=chosen.neighbour_model or "",
-        attacks=tuple(map(_own, chosen.attack)),
+        attacks=_own(chosen.attack),
         scale_given=of_tasks.gives_scale(settings),
     )
 
@@ -163,16 +164,24 @@ def longest(chosen: argparse.Namespace) -> int:
     return length
 
 
-def _own(name: str) -> Path:
-    """The file of a user-defined signal."""
+def _own(names: Sequence[str]) -> tuple[Path, ...]:
+    """The files of user-defined signals, which have the names of their files."""
     from attacks.any_model.signals import PAPERS
 
-    if not name.endswith(".py") or Path(name).stem in PAPERS:
-        raise ConfigError(
-            f"--attack is {name!r}: with --model give a .py file of your own whose name is not that of a built-in signal; the "
-            "built-in signals are always tried"
-        )
-    return Path(name)
+    stems: dict[str, str] = {}
+    for name in names:
+        stem = Path(name).stem
+        if not name.endswith(".py") or stem in PAPERS:
+            raise ConfigError(
+                f"--attack is {name!r}: with --model give a .py file of your own whose name is not that of a built-in signal; "
+                "the built-in signals are always tried"
+            )
+        if stem in stems:
+            raise ConfigError(
+                f"--attack is {name!r}, and {stems[stem]!r} is a signal named {stem!r} too: rename one of the files"
+            )
+        stems[stem] = name
+    return tuple(map(Path, names))
 
 
 def _config(chosen: argparse.Namespace) -> RunConfig | None:

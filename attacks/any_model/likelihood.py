@@ -10,11 +10,12 @@ import torch
 
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.errors import ModelError
-from secure_fed.learning.data.encode import Encoded, batches
+from secure_fed.learning.data.encode import IGNORED, Encoded, batches
 from secure_fed.learning.tasks.task import Task, logits
 from secure_fed.learning.training.objective import to_device
 
 BATCH = 16
+_PREDICTED_FROM = {"AutoModelForCausalLM": 1, "AutoModelForTokenClassification": 0}  # place of the first labelled token
 
 
 @torch.no_grad()
@@ -24,7 +25,7 @@ def losses_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, label_n
     found = np.zeros(len(examples))
     for batch in batches(examples, BATCH, task.collate(tokenizer), None):
         found[batch.indices] = loss(model, to_device(batch.inputs, device)).double().cpu().numpy()
-    _require_numbers(found)
+    require_numbers(found)
     return found
 
 
@@ -38,16 +39,31 @@ def tokens_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, size: i
         log = logits(model, inputs)[:, :-1].log_softmax(2)
         labels = inputs["labels"][:, 1:]
         said = log.gather(2, labels.clamp_min(0)[..., None])[..., 0]
-        mean = (log.exp() * log).sum(2)
-        deviation = ((log.exp() * log.square()).sum(2) - mean.square()).clamp_min(0).sqrt()
+        mean, square = _moments(log)
+        deviation = (square - mean.square()).clamp_min(0).sqrt()
         for row, index in enumerate(batch.indices.tolist()):
             there = labels[row] >= 0
             found[index] = Tokens(*(part[row][there].double().cpu().numpy() for part in (said, mean, deviation)))
-    _require_numbers(np.array([found[index].said.sum() for index in range(len(examples))]))
-    return [found[index] for index in range(len(examples))]
+    tokens = [found[index] for index in range(len(examples))]
+    require_numbers(np.array([one.said.sum() + one.mean.sum() + one.deviation.sum() for one in tokens]))
+    return tokens
 
 
-def _require_numbers(losses: Floats) -> None:
+def _moments(log: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B, L) means of log p and of its square, for tokens drawn by p; log: (B, L, V). A token with p = 0 adds nothing."""
+    p = log.exp()
+    weighted = torch.xlogy(p, p)
+    return weighted.sum(2), torch.xlogy(weighted, p).sum(2)
+
+
+def predicted(task: Task, examples: Encoded) -> list[int]:
+    """The indices of the examples with a token to predict. The loss of the others is 0, as of a text known by heart."""
+    if (first := _PREDICTED_FROM.get(task.auto)) is None:
+        return list(range(len(examples)))
+    return [index for index, own in enumerate(examples.columns["labels"]) if (own[first:] != IGNORED).any()]
+
+
+def require_numbers(losses: Floats) -> None:
     """ModelError if a text's loss is not a number, because no attack could rank it."""
     if broken := int(np.isnan(losses).sum()):
         raise ModelError(

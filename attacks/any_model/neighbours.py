@@ -18,7 +18,8 @@ import torch
 
 from attacks.any_model.in_options import in_options
 from attacks.any_model.signals import Floats
-from attacks.any_model.subject import Subject, Texts
+from attacks.any_model.subject import Subject
+from attacks.any_model.texts import Texts
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate

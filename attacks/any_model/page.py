@@ -195,6 +195,7 @@ _NO_EPSILON = (
 _LIMITS = (
     "Finding nothing does not show that there is no leak: other attacks may find more.",
     "The audit is about texts such as these, on average. A rare text may be exposed where the average one is not.",
-    "The baselines find differences of words, not every difference: choose members and others by coins where you can.",
+    "The baselines find differences of words and labels, not every difference: more wrong labels among the others may look "
+    "like a leak. Choose members and others by coins where you can.",
     "A text may also be in the model through its base model or another training.",
 )

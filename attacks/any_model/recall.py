@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from attacks.any_model.in_options import in_options
 from attacks.any_model.likelihood import tokens_of
 from attacks.any_model.signals import Floats
-from attacks.any_model.subject import Subject, plain_of
+from attacks.any_model.subject import Subject
+from attacks.any_model.texts import plain_of
 from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.encode import IGNORED, Encoded

@@ -40,6 +40,7 @@ from secure_fed.runs.membership.measured import confidences
 
 Bools = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
+Kept = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -70,24 +71,34 @@ def target(subject: Subject) -> Floats:
     return confidences(subject.model, texts.examples, task.collate(subject.tokenizer), phi, _BATCH, device)
 
 
-def made(asked: Asked, config: RunConfig, count: int, progress: Progress | None = None) -> Shadows:
-    """`count` shadows of the texts of an audit. ConfigError if the configuration is for another model."""
+def made(
+    asked: Asked, config: RunConfig, count: int, progress: Progress | None = None, kept: Kept | None = None
+) -> Shadows:
+    """`count` shadows of the texts of an audit. ConfigError if the configuration is for another model.
+
+    kept: the rows of each file that are audited; None for all.
+    """
     require_fits(config, asked, count)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "texts.jsonl"
-        file.write_text("".join(json.dumps(row, default=str) + "\n" for row in _rows(asked, config)), encoding="utf-8")
+        file.write_text(
+            "".join(json.dumps(row, default=str) + "\n" for row in _rows(asked, config, kept)), encoding="utf-8"
+        )
         config = _of_texts(config, file)
         assembly = Federation(config).assembly
         return _trained(assembly, _examples(config, assembly), count, progress)
 
 
-def _rows(asked: Asked, config: RunConfig) -> list[dict[str, Any]]:
-    """All texts with the columns that the configuration reads, members first."""
+def _rows(asked: Asked, config: RunConfig, kept: Kept | None) -> list[dict[str, Any]]:
+    """The kept texts with the columns that the configuration reads, members first."""
     task, others = tasks.build(config.data), (config.data.client, config.data.language, config.privacy.group_column)
     rows = []
-    for path, option in ((asked.members, "--members"), (asked.others, "--non-members")):
-        for table in sources.of_one_party(task, [path] if path else [], option, *others):
-            rows += [{name: column[row] for name, column in table.columns.items()} for row in range(len(table))]
+    for number, (path, option) in enumerate(((asked.members, "--members"), (asked.others, "--non-members"))):
+        tables = sources.of_one_party(task, [path] if path else [], option, *others)
+        whole = [
+            {name: column[row] for name, column in one.columns.items()} for one in tables for row in range(len(one))
+        ]
+        rows += whole if kept is None else [whole[row] for row in kept[number]]
     return rows
 
 

@@ -14,18 +14,19 @@ from typing import Any
 
 from attacks.any_model.apart import require_apart, require_different
 from attacks.any_model.classes import in_order, require_same_order
+from attacks.any_model.dates import column
 from attacks.any_model.heads import adapted, require_adapter, require_head, require_head_of_either
 from attacks.any_model.in_options import in_options
-from attacks.any_model.likelihood import losses_of, tokens_of
+from attacks.any_model.likelihood import losses_of, predicted, tokens_of
 from attacks.any_model.scale import UNSCALED, learned, require_same
 from attacks.any_model.signals import Floats, Tokens
+from attacks.any_model.texts import Texts, joined
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import UsageError
 from secure_fed.export.label_scale import of
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
-from secure_fed.learning.data import files, sources
-from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data import sources
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.table import Table
@@ -65,19 +66,6 @@ class Asked:
     attacks: tuple[Path, ...] = ()
     all_in: str = "--prepared"
     scale_given: bool = False
-
-
-@dataclass(frozen=True)
-class Texts:
-    """All texts, members first. members: their number. examples: the texts, tokenised for the model."""
-
-    rows: Rows
-    members: int
-    examples: Encoded
-
-    @property
-    def plain(self) -> list[str]:
-        return plain_of(self.rows)
 
 
 @dataclass(frozen=True)
@@ -151,10 +139,35 @@ def opened(asked: Asked) -> Subject:
         parts = [part.take(rows) for part, rows in zip(parts, kept, strict=True)]
         if asked.others is not None:
             require_apart(*parts)
-        rows = _joined(*parts)
+        dates = column(_files(asked), kept, asked.date) if asked.date else None
+        rows = joined(*parts)
         model, tokenizer, base = _loaded(asked, task, rows.label_names)
         texts = Texts(rows, len(parts[0]), task.encode(tokenizer, rows, asked.max_length))
-    return Subject(asked, task, tokenizer, model.eval(), texts, base, _dates(asked, kept), kept, notes)
+    subject = Subject(asked, task, tokenizer, model.eval(), texts, base, dates, kept, notes)
+    return subject if asked.others is None else _with_predictions(subject)
+
+
+def _with_predictions(subject: Subject) -> Subject:
+    """The subject without texts that have no token to predict, and a note on their number. UsageError if none has one."""
+    texts, places = subject.texts, subject.places
+    there = predicted(subject.task, texts.examples)
+    if len(there) == len(texts.rows):
+        return subject
+    if not there:
+        raise UsageError(
+            f"no text has a token to predict among its first {subject.asked.max_length}, where it is cut: give longer "
+            "texts, or raise --max-length"
+        )
+    sides = [one for one in there if one < texts.members], [one for one in there if one >= texts.members]
+    out = texts.members - len(sides[0]), len(texts.rows) - texts.members - len(sides[1])
+    note = f"Left out, since they have no token to predict: {out[0]} members and {out[1]} others."
+    return replace(
+        subject,
+        texts=Texts(texts.rows.take(there), len(sides[0]), texts.examples.take(there)),
+        dates=subject.dates and tuple(subject.dates[one] for one in there),
+        kept=tuple(tuple(places[one] for one in side) for side in sides),
+        notes=(*subject.notes, note),
+    )
 
 
 def _scaled(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
@@ -216,27 +229,7 @@ def _classes(asked: Asked, task: Task, tables: Sequence[Sequence[Table]]) -> Voc
     return Vocabulary(asked.classes, tuple(map(str, asked.classes))) if asked.classes else task.classes(every)
 
 
-def _dates(asked: Asked, kept: Sequence[Sequence[int]]) -> tuple[object, ...] | None:
-    if not asked.date:
-        return None
-    columns = [files.read(path, [asked.date], name).column(asked.date, "--date") for path, name in _files(asked)]
-    return tuple(column[row] for column, rows in zip(columns, kept, strict=True) for row in rows)
-
-
-def plain_of(rows: Rows) -> list[str]:
-    """The text of each row; a second text is appended to the first."""
-    seconds = rows.text_b or ("",) * len(rows)
-    return [f"{one} {two}".strip() for one, two in zip(rows.text, seconds, strict=True)]
-
-
 def _files(asked: Asked) -> list[tuple[Path, str]]:
     if asked.others is None:
         return [(asked.members, asked.all_in)]
     return [(asked.members, "--members"), (asked.others, "--non-members")]
-
-
-def _joined(members: Rows, others: Rows | None = None) -> Rows:
-    if others is None:
-        return members
-    second = members.text_b + (others.text_b or ()) if members.text_b is not None else None
-    return Rows(members.text + others.text, members.label + others.label, members.label_names, second)

@@ -1,8 +1,8 @@
 """The verdict on the signals: void if a baseline explains them, else a leak, else nothing found.
 
-Tests are one-sided: members score higher than the others, by the exact law of Mann and Whitney, or its normal limit for many
-texts. The smallest of k p-values is multiplied by k (Bonferroni), so a model that never saw the members is called a leak with a
-probability of at most ALPHA, whatever the signals.
+Tests are one-sided: members score higher than the others (Mann and Whitney; `p_values`, also for equal scores). The smallest
+of k p-values is multiplied by k (Bonferroni), so a model that never saw the members is called a leak with a probability of at
+most ALPHA, whatever the signals.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
         )
     sentences = [first]
     for by, why in baselines.items():
-        if isinstance(why, str) and by != "dates":  # that few texts have
+        if isinstance(why, str):
             sentences.append(f"Whether they differ by {BLIND[by]} alone was not checked: {why}.")
     if level == "nothing":
         sentences.append("Other attacks, with reference models or with observations from the training, may show more.")

@@ -21,6 +21,7 @@ FOLDS = 5
 FEWEST = 2 * FOLDS  # units on either side
 SHUFFLES = 39
 _EIGHTHS = 8
+_APART = 2**32  # above every token id: the pairs of a word and a label are no words
 
 
 class Words(Protocol):
@@ -101,17 +102,21 @@ def _of_label(label: Any, bins: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _words(unit: Words, bins: NDArray[np.float64]) -> NDArray[np.int64] | None:
-    """All words of all examples of a unit; a label counts as further words, because attacks see it too."""
+    """All words of all examples of a unit. A label counts as further words, because attacks see it too: one by itself, and one
+    with each word, for labels that fit the words on one side and not on the other.
+    """
     from secure_fed.learning.data.pointing import plain
 
     found = [np.zeros(0, dtype=np.int64)]
     for example in map(plain, unit.examples):
         try:
-            found.append(np.asarray(example["input_ids"], dtype=np.int64).ravel())
+            words = np.asarray(example["input_ids"], dtype=np.int64).ravel()
         except (KeyError, TypeError, IndexError, ValueError):
             return None
+        found.append(words)
         if (label := example.get("labels")) is not None:
-            found.append(_of_label(label, bins))
+            labels = _of_label(label, bins)
+            found += [labels, *(words + _APART * one for one in labels)]
     return np.concatenate(found)
 
 

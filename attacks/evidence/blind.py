@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date, datetime
 
 import numpy as np
@@ -38,13 +39,15 @@ def blind(
     dates: Sequence[object] | None = None,
     seed: int = 0,
 ) -> dict[str, Baseline | str]:
-    """The baselines by name, each or the reason why there is none. dates: when each text was written, if known."""
-    when = dated(texts) if dates is None else np.array([_when(one) for one in dates])
+    """The baselines by name, each or the reason why there is none. dates: when each text was written, if known, as `when`
+    reads it.
+    """
+    when_written = dated(texts) if dates is None else np.array([when(one) for one in dates])
     found: dict[str, Baseline | str] = {"words": baseline(units, members, seed)}
     found["length"] = told_apart(lengths(texts), members, seed, SHUFFLES)
-    there = int((~np.isnan(when)).sum())
+    there = int((~np.isnan(when_written)).sum())
     few = f"{there or 'no'} text{'s have' if there > 1 else ' has'} a date"
-    found["dates"] = few if there < FEWEST_DATED else told_apart(_binned(when), members, seed, SHUFFLES)
+    found["dates"] = few if there < FEWEST_DATED else told_apart(_binned(when_written), members, seed, SHUFFLES)
     return found
 
 
@@ -56,27 +59,30 @@ def lengths(texts: Sequence[str]) -> Floats:
 
 def dated(texts: Sequence[str]) -> Floats:
     """(texts,) the latest date in each text, in years; NaN without one."""
-    return np.array([max(_years(text), default=np.nan) for text in texts])
+    return np.array([max(map(_years, _DATE.finditer(text)), default=np.nan) for text in texts])
 
 
-def _years(text: str) -> list[float]:
-    found = []
-    for match in _DATE.finditer(text):
-        month = _MONTHS.index(match["name"].lower()) + 1 if match["name"] else int(match["number"] or 1)
-        found.append(int(match["year"] or match["of"]) + (month - 1) / 12)
-    return found
+def _years(found: re.Match[str]) -> float:
+    month = _MONTHS.index(found["name"].lower()) + 1 if found["name"] else int(found["number"] or 1)
+    return int(found["year"] or found["of"]) + (month - 1) / 12
 
 
-def _when(value: object) -> float:
-    """A date from a file in years, or the number that stands for a date; NaN for other values."""
+def when(value: object) -> float:
+    """A date from a file in years, or the number that stands for a date; NaN for None and an empty text.
+
+    ValueError for anything else, such as 04/07/2021, whose day and month cannot be distinguished.
+    """
     if isinstance(value, date):  # also a datetime
-        return value.toordinal() / 365.25
+        return value.year + (value.timetuple().tm_yday - 1) / 366
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    try:
-        return datetime.fromisoformat(str(value)).toordinal() / 365.25
-    except ValueError:
-        return max(_years(str(value)), default=np.nan)
+    written = "" if value is None else str(value).strip()
+    if not written:
+        return np.nan
+    with suppress(ValueError):
+        return when(datetime.fromisoformat(written))
+    found = [one for one in _DATE.finditer(written) if one["number"] or one["name"] or one[0] == written]
+    return max(map(_years, found)) if found else float(written)
 
 
 def _binned(values: Floats) -> Floats:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from attacks.any_model.subject import Subject
 from attacks.extraction.personal import Item, found
-from attacks.extraction.prefix import Continued, continued, windows
+from attacks.extraction.prefix import Continued, continued, leading, windows
 from attacks.extraction.similarity import NEAR
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning.models import loading
+from secure_fed.learning.models.architecture import positions_of
 
 DRAWS = 100  # hypothetical continuations sampled for each text
 _SHOWN = 20
@@ -57,9 +58,11 @@ def extracted(subject: Subject, prefix: int, suffix: int, say: Say, *, show_text
         )
     there = list(_personal(subject.tokenizer, ids[:, prefix:].tolist(), ids, prefix))
     readers = []
-    for name, control, model in _models(subject):
+    for name, control, model, tokenizer in _models(subject):
         say(f"continuing {len(ids)} texts with {name}")
-        made = continued(model, ids, prefix)
+        before = leading(tokenizer)
+        _require_positions(name, model, len(before), prefix, suffix)
+        made = continued(model, ids, prefix, before)
         back = list(_personal(subject.tokenizer, made.written, ids, prefix))
         readers.append(Reader(name, control, made, [own & items for own, items in zip(there, back, strict=True)]))
     own, controls = readers[0], readers[1:]
@@ -86,12 +89,23 @@ def extracted(subject: Subject, prefix: int, suffix: int, say: Say, *, show_text
     }
 
 
-def _models(subject: Subject) -> Iterator[tuple[str, bool, Any]]:
-    """The model, then the references, which never saw the texts: its base, with the adapter off, and the named ones."""
-    yield "the model", False, subject.model
+def _require_positions(name: str, model: Any, special: int, prefix: int, suffix: int) -> None:
+    limit = positions_of(model)
+    if limit is not None and special + prefix + suffix > limit:
+        raise UsageError(
+            f"{name} has {limit} positions, and {prefix} + {suffix} tokens with {special} special tokens before them take "
+            f"{special + prefix + suffix}: give a smaller --prefix or --suffix"
+        )
+
+
+def _models(subject: Subject) -> Iterator[tuple[str, bool, Any, Any]]:
+    """The model with its tokenizer, then the references, which never saw the texts: its base, with the adapter off, and the
+    named ones.
+    """
+    yield "the model", False, subject.model, subject.tokenizer
     if subject.base:
         with subject.base():
-            yield "its base", True, subject.model
+            yield "its base", True, subject.model, subject.tokenizer
     for name in subject.asked.references:
         wanted = ModelConfig(name, subject.asked.device, max_length=subject.asked.max_length)
         loaded = loading.load(wanted, subject.task, (), 0)
@@ -99,7 +113,7 @@ def _models(subject: Subject) -> Iterator[tuple[str, bool, Any]]:
             raise ModelError(
                 f"--reference {name} has another tokenizer than {subject.asked.model}: name a model with the same tokenizer"
             )
-        yield name, True, loaded.model.eval()
+        yield name, True, loaded.model.eval(), loaded.tokenizer
 
 
 def _personal(tokenizer: Any, rests: list[list[int]], ids: Tensor, prefix: int) -> Iterator[set[Item]]:

@@ -13,14 +13,14 @@ model learned them in training (`chance`). Equal perplexities count as smaller o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from attacks.any_model.signals import Floats
-from attacks.extraction.likelihood import of_texts
+from attacks.extraction.likelihood import of_targets, of_texts
 from attacks.extraction.template import Planted, Template
 from secure_fed.runs.membership.roc_interval import exact_limits
 
@@ -96,21 +96,39 @@ def chance(exposures: Sequence[float]) -> float:
 
 
 def exposures(
-    model: Any, tokenizer: Any, template: Template, planted: Sequence[Planted], samples: int = SAMPLES, seed: int = 0
+    model: Any,
+    tokenizer: Any,
+    template: Template,
+    planted: Sequence[Planted],
+    samples: int = SAMPLES,
+    seed: int = 0,
+    *,
+    prompted: bool = False,
 ) -> list[Exposure]:
     """The exposure of each canary: exact if the template has at most `samples` secrets, else from a sample of that size.
 
-    seed: chooses the sampled secrets, and need not be secret.
+    seed: chooses the sampled secrets, and need not be secret. prompted: whether the secret begins the target of a prompt; then
+    the target alone is scored, since a training learns nothing else.
     """
     rng = np.random.default_rng(seed)
-    return [_of_one(model, tokenizer, template, one, samples, rng) for one in planted]
+
+    def of(one: Planted, secrets: Sequence[int | None]) -> Floats:
+        if prompted:
+            return -of_targets(model, tokenizer, [template.pair(one, secret) for secret in secrets])
+        return -of_texts(model, tokenizer, [template.written(one, secret) for secret in secrets])
+
+    return [_of_one(of, template.space, one, samples, rng) for one in planted]
 
 
 def _of_one(
-    model: Any, tokenizer: Any, template: Template, one: Planted, samples: int, rng: np.random.Generator
+    of: Callable[[Planted, Sequence[int | None]], Floats],
+    space: int,
+    one: Planted,
+    samples: int,
+    rng: np.random.Generator,
 ) -> Exposure:
-    whole, own = template.space <= samples, int(one.secret)
-    drawn = range(template.space - 1) if whole else rng.choice(template.space - 1, samples, replace=False).tolist()
-    tried = [secret + (secret >= own) for secret in drawn]  # all secrets but its own
-    found = -of_texts(model, tokenizer, [template.written(one), *(template.written(one, secret) for secret in tried)])
-    return exact(found[0], found[1:]) if whole else sampled(found[0], found[1:], template.space)
+    """of: the log-perplexities of a canary with these secrets; None is its own."""
+    whole, own = space <= samples, int(one.secret)
+    drawn = range(space - 1) if whole else rng.choice(space - 1, samples, replace=False).tolist()
+    found = of(one, [None, *(secret + (secret >= own) for secret in drawn)])  # all secrets but its own
+    return exact(found[0], found[1:]) if whole else sampled(found[0], found[1:], space)

@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.any_model.likelihood import require_numbers
 from attacks.any_model.signals import Floats
 from secure_fed.learning.data.encode import IGNORED, pad_id
+from secure_fed.learning.tasks.continuation import continuations
 
+_UNCUT = 2**30  # tokens
 _TOGETHER = 64  # texts in a batch: a large vocabulary takes much memory for each
 
 
@@ -31,15 +34,28 @@ def log_likelihoods(model: Any, ids: Tensor, labels: Tensor) -> Floats:
 def of_texts(model: Any, tokenizer: Any, texts: Sequence[str]) -> Floats:
     """(texts,) the log-likelihood of each, in nats: minus the log-perplexity of Carlini et al. 2019 (section 4.1)."""
     read = [tokenizer(text)["input_ids"] for text in texts]
-    by_length = sorted(range(len(read)), key=lambda index: len(read[index]))
-    found = np.zeros(len(read))
+    return _of_items(model, tokenizer, read, read)
+
+
+def of_targets(model: Any, tokenizer: Any, rows: Sequence[tuple[str, str]]) -> Floats:
+    """(rows,) the log-likelihood of the target after the prompt, in nats; each row is joined as for a training."""
+    prompts, targets = zip(*rows, strict=True)
+    items = list(continuations(tokenizer, prompts, targets, _UNCUT, ends=True))
+    return _of_items(model, tokenizer, *([one[part].tolist() for one in items] for part in ("input_ids", "labels")))
+
+
+def _of_items(model: Any, tokenizer: Any, ids: Sequence[list[int]], labels: Sequence[list[int]]) -> Floats:
+    """(items,) the log-likelihood of each item's labels."""
+    by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+    found = np.zeros(len(ids))
     device, pad = next(model.parameters()).device, pad_id(tokenizer)
-    for start in range(0, len(read), _TOGETHER):
+    for start in range(0, len(ids), _TOGETHER):
         some = by_length[start : start + _TOGETHER]
-        width = len(read[some[-1]])
-        ids = torch.tensor([read[index] + [pad] * (width - len(read[index])) for index in some], device=device)
-        labels = ids.clone()
-        for row, index in enumerate(some):
-            labels[row, len(read[index]) :] = IGNORED
-        found[some] = log_likelihoods(model, ids, labels)
+        width = len(ids[some[-1]])
+        filled = (
+            torch.tensor([part[index] + [fill] * (width - len(part[index])) for index in some], device=device)
+            for part, fill in ((ids, pad), (labels, IGNORED))
+        )
+        found[some] = log_likelihoods(model, *filled)
+    require_numbers(found)
     return found

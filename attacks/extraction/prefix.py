@@ -4,6 +4,8 @@ A text counts as extracted if the most likely continuation of k of its tokens is
 Quantifying Memorization, section 3), or nearly so (`similarity`). A continuation sampled at temperature 1 is the rest verbatim
 with the model's probability p of the rest, and at least one of n samples is with probability 1 - (1 - p)^n (Hayes et al. 2024,
 section 3). These numbers are exact without any sampling.
+
+The model reads the special tokens that its tokenizer puts before a text, as in its training; k does not count them.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.any_model.likelihood import require_numbers
 from attacks.any_model.signals import Floats
 from attacks.extraction.likelihood import log_likelihoods
 from attacks.extraction.similarity import NEAR, similarity
 from secure_fed.learning.data.encode import IGNORED
 
 _TOGETHER = 32
+_ANY = "a"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,17 +54,27 @@ class Continued:
 
 
 def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> tuple[list[int], Tensor]:
-    """The indices of the texts that are long enough, and (texts, prefix + suffix) their first tokens."""
+    """The indices of the texts that are long enough, and (texts, prefix + suffix) their first tokens, without special ones."""
     read = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
     long = [index for index, ids in enumerate(read) if len(ids) >= prefix + suffix]
     return long, torch.tensor([read[index][: prefix + suffix] for index in long], dtype=torch.long)
 
 
-def continued(model: Any, ids: Tensor, prefix: int) -> Continued:
-    """The model's continuations of the first `prefix` tokens of each row of ids (texts, prefix + suffix)."""
+def leading(tokenizer: Any) -> list[int]:
+    """The special tokens that the tokenizer puts before a text, such as the begin token of LLaMA."""
+    whole, plain = (tokenizer(_ANY, add_special_tokens=special)["input_ids"] for special in (True, False))
+    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
+
+
+def continued(model: Any, ids: Tensor, prefix: int, before: Sequence[int] = ()) -> Continued:
+    """The model's continuations of the first `prefix` tokens of each row of ids (texts, prefix + suffix).
+
+    before: tokens that the model reads before each row (`leading`).
+    """
     written: list[list[int]] = []
     found: list[Floats] = []
     device = next(model.parameters()).device
+    ids, prefix = torch.cat([ids.new_tensor(list(before)).expand(len(ids), -1), ids], 1), prefix + len(before)
     for start in range(0, len(ids), _TOGETHER):
         some = ids[start : start + _TOGETHER].to(device)
         written += _greedy(model, some[:, :prefix], some.shape[1] - prefix)
@@ -69,7 +83,9 @@ def continued(model: Any, ids: Tensor, prefix: int) -> Continued:
         found.append(log_likelihoods(model, some, labels))
     own = ids[:, prefix:].tolist()
     near = np.array([similarity(*pair) for pair in zip(written, own, strict=True)])
-    return Continued(written, near, np.concatenate(found) if found else np.zeros(0))
+    log_probability = np.concatenate(found) if found else np.zeros(0)
+    require_numbers(log_probability)
+    return Continued(written, near, log_probability)
 
 
 @torch.no_grad()

@@ -56,6 +56,11 @@ class Template:
         before, _, after = self.text.partition(_SECRET)
         return before.replace(_NAME, one.name), own + after.replace(_NAME, one.name)
 
+    def pair(self, one: Planted, secret: int | None = None) -> tuple[str, str]:
+        """The same as a prompt and its target, which a training joins by a space."""
+        before, after = self.split(one, secret)
+        return before.rstrip(), after
+
     def written(self, one: Planted, secret: int | None = None) -> str:
         return "".join(self.split(one, secret))
 

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from attacks.any_model.signals import Floats
-from attacks.any_model.subject import Subject, Texts
+from attacks.any_model.subject import Subject
+from attacks.any_model.texts import Texts
 from attacks.inference.attribute import Advantage, Bools, Indices, advantage, guesses, prior, without_model
 from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.data import files
+from secure_fed.learning.data.rows import Rows
 
 ALPHA, FEWEST, MOST_VALUES = 0.05, 10, 50
+_UNCUT = 2**30  # tokens
 _WORDS, _USUAL = "words alone", "the most frequent value"  # guesses without the model
 Say = Callable[[str], None]
 
@@ -48,7 +51,29 @@ def attribute(subject: Subject, name: str) -> Attribute:
                 f"the text of {_row(index, subject)} does not contain its {name}, {value!r}, and so it cannot be "
                 f"replaced: remove the row, or set --text to a column that contains the {name}"
             )
-    return Attribute(name, values, np.array([values.index(value) for value in written]))
+    found = Attribute(name, values, np.array([values.index(value) for value in written]))
+    _require_read(subject, found)
+    return found
+
+
+def _require_read(subject: Subject, found: Attribute) -> None:
+    """UsageError if the model would not read an attribute, since its text is cut before.
+
+    Then a text with one value is, once cut, the same as with another.
+    """
+    length, count = subject.asked.max_length, len(subject.texts.rows)
+    cut, whole = ([set[bytes]() for _ in range(count)] for _ in range(2))
+    for index in range(len(found.values)):
+        rows = _with_value(subject, found, index)
+        for longest, seen in ((length, cut), (_UNCUT, whole)):
+            for own, ids in zip(seen, subject.task.encode(subject.tokenizer, rows, longest).input_ids, strict=True):
+                own.add(ids.tobytes())
+    beyond = [index for index in range(count) if len(cut[index]) < len(whole[index])]
+    if beyond:
+        raise UsageError(
+            f"in {len(beyond)} of {count} texts, such as {_row(beyond[0], subject)}, the {found.name} lies beyond the {length} "
+            "tokens that are read: raise --max-length"
+        )
 
 
 def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
@@ -99,15 +124,20 @@ def _put(text: str, value: str, other: str) -> str:
     return _place(value).sub(lambda match: other, text)
 
 
-def _losses(subject: Subject, found: Attribute, index: int, say: Say) -> Floats:
-    """(records,) -log P of each record (or of its label) under the model, with this value instead of its own."""
-    say(f"reading the records with {found.name} = {found.values[index]}")
+def _with_value(subject: Subject, found: Attribute, index: int) -> Rows:
+    """The records with this value instead of their own."""
     rows, own = subject.texts.rows, found.of
 
     def changed(texts: Sequence[Any]) -> tuple[str, ...]:
         return tuple(_put(text, found.values[old], found.values[index]) for text, old in zip(texts, own, strict=True))
 
-    rows = replace(rows, text=changed(rows.text), text_b=rows.text_b and changed(rows.text_b))
+    return replace(rows, text=changed(rows.text), text_b=rows.text_b and changed(rows.text_b))
+
+
+def _losses(subject: Subject, found: Attribute, index: int, say: Say) -> Floats:
+    """(records,) -log P of each record (or of its label) under the model, with this value instead of its own."""
+    say(f"reading the records with {found.name} = {found.values[index]}")
+    rows = _with_value(subject, found, index)
     encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
     changed_subject = replace(subject, texts=Texts(rows, subject.texts.members, encoded))
     if subject.language_model:  # its loss is a mean over tokens

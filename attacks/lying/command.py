@@ -10,13 +10,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from attacks.limits import ABOVE_LIMIT, limit_of
+from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from attacks.adversary.active import LyingServer
 
-TRIALS, FEWEST_TRIALS = 20, 6  # with fewer, even all successes are not significantly better than a coin
+TRIALS, FEWEST_TRIALS = 20, 8  # with fewer, half of them with a member, even all right verdicts may be chance
 _MOST_TEXTS = 64
 
 
@@ -47,6 +47,9 @@ def run(chosen: argparse.Namespace) -> int:
         whys = "; ".join(f"{one['attack']}: {one['why']}" for one in found["cells"])
         raise UsageError(f"the attacks requested with --attack do not apply here. {whys}")
     print(json.dumps(found)) if chosen.json else _show(found)
+    if chosen.fail_above is not None and not any(one["applicable"] for one in found["cells"]):
+        print("secure-fed: --fail-above cannot be judged: none of the attacks applies here", file=sys.stderr)
+        return CANNOT_TELL
     rates = [one["hits"] / max(1, one["of"]) for one in found["cells"] if one["applicable"] and one["works"]]
     if max(rates, default=0.0) <= limit:
         return 0

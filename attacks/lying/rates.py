@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import binomtest
+from scipy.stats import binomtest, fisher_exact
 
 from attacks.lying.trials import Outcome
+
+_ERROR = 0.025
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,15 @@ class Rate:
 
     @property
     def works(self) -> bool:
-        """Whether the attack is better than the guess, at 97.5 % confidence."""
-        return self.interval[0] > self.guess
+        """Whether the attack is better than the guess, and recognises members more often than it accuses others; each at 97.5 %
+        confidence.
+        """
+        return self.interval[0] > self.guess and (not self.quiet or self._above_false_alarms() < _ERROR)
+
+    def _above_false_alarms(self) -> float:
+        """The probability of so many more hits than false alarms if both are equally likely (Fisher)."""
+        trials = [[self.hits, self.of - self.hits], [self.false_alarms, self.quiet - self.false_alarms]]
+        return float(fisher_exact(trials, alternative="greater").pvalue)
 
 
 def rate(outcomes: Sequence[Outcome]) -> Rate:

@@ -13,6 +13,7 @@ from attacks.any_model.subject import Subject
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.prepared.coins import Bools
 from attacks.prepared.folder import Manifest, truth_of
+from secure_fed.errors import DataError
 from secure_fed.runs.membership.roc import Ranking, rank, to_dict
 
 SIGNIFICANCE = 0.05
@@ -80,6 +81,11 @@ def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, sa
     """The audit as one JSON object. The coins are read after the scores are computed."""
     name, scores = scored(subject, say)
     members = truth_of(folder, manifest).members
+    if members.all() or not members.any():
+        raise DataError(
+            f"all {len(members)} coins of {folder} are alike, so there is nothing to compare the candidates with: prepare and "
+            "train again, with a larger --count"
+        )
     found, asked = judged(scores, members, manifest, delta), subject.asked
     bound = asdict(found.bound)
     return {

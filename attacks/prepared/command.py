@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attacks.any_model import of_tasks
 from attacks.any_model.command import longest
-from attacks.limits import ABOVE_LIMIT, limit_of
+from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from attacks.prepared.kinds import KINDS, TASKS
 from secure_fed.errors import ConfigError, UsageError
 
@@ -104,6 +104,9 @@ def run(chosen: argparse.Namespace) -> int:
         subject, chosen.prepared, manifest, delta, lambda what: print(f"secure-fed: {what}", file=sys.stderr)
     )
     print(json.dumps(found)) if chosen.json else _show(found)
+    if chosen.fail_above is not None and (found["epsilon_lower"] is None or found["epsilon_most"] <= limit):
+        most = f"{found['candidates']} candidates cannot show an epsilon above {found['epsilon_most'] or 0.0:.2f}"
+        return _cannot_tell(f"{most}; prepare more with --count")
     if (found["epsilon_lower"] or 0.0) <= limit:
         return 0
     print(
@@ -124,7 +127,7 @@ def _exposure(chosen: argparse.Namespace) -> int:
     tried = chosen.secrets_tried
     if tried is not None and tried < 1:
         raise ConfigError(f"--secrets-tried is {tried}; it must be at least 1, and 1000 to see ten bits")
-    from attacks.prepared.exposure import exposed, sentences
+    from attacks.prepared.exposure import exposed, sentences, untold
     from attacks.prepared.folder import planted_in, read
 
     manifest = read(chosen.prepared)
@@ -134,11 +137,18 @@ def _exposure(chosen: argparse.Namespace) -> int:
         subject, chosen.prepared, manifest, tried, lambda what: print(f"secure-fed: {what}", file=sys.stderr)
     )
     print(json.dumps(facts) if chosen.json else "\n".join(sentences(facts)))
+    if chosen.fail_above is not None and (why := untold(facts, limit)):
+        return _cannot_tell(why)
     mean = facts["members"]["mean"] or 0.0
     if mean <= limit:
         return 0
     print(f"secure-fed: a mean exposure of {mean:.2f} is above --fail-above exposure={limit:g}", file=sys.stderr)
     return ABOVE_LIMIT
+
+
+def _cannot_tell(why: str) -> int:
+    print(f"secure-fed: --fail-above cannot be judged: {why}", file=sys.stderr)
+    return CANNOT_TELL
 
 
 def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:

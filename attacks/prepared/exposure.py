@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
     """The exposure of every planted secret, and summaries with p-values for members and for others."""
     template, planted = planted_in(folder, manifest)
     say(f"ranking {len(planted)} secrets of {template.space:,}")
-    found = exposures(subject.model, subject.tokenizer, template, planted, samples or SAMPLES)
+    prompted = bool(manifest.text_b)
+    found = exposures(subject.model, subject.tokenizer, template, planted, samples or SAMPLES, prompted=prompted)
     members = truth_of(folder, manifest).members.tolist()
     groups = {"members": True, "others": False}
     by_group = {
@@ -62,11 +64,27 @@ def _of(some: Sequence[Exposure]) -> dict[str, Any]:
     }
 
 
+def untold(facts: dict[str, Any], limit: float) -> str:
+    """Why the members' mean cannot be compared with the limit; "" if it can."""
+    most = math.log2(facts["secrets"][0]["tried"] + 1)
+    if not facts["members"]["count"]:
+        return "no planted secret was in the training"
+    if facts["others"]["p_value"] < ALPHA:
+        return "secrets that were not in the training are exposed as well"
+    if most <= limit:
+        return (
+            f"with the secrets tried an exposure is at most {most:.2f}; plant more --digits, or raise --secrets-tried"
+        )
+    return ""
+
+
 def sentences(facts: dict[str, Any]) -> list[str]:
     """The figures in sentences; without members, or without others, a sentence says so."""
     ins, outs = facts["members"], facts["others"]
     if not ins["count"]:
         return ["No planted secret was in the training, so none can be exposed."]
+    if outs["p_value"] < ALPHA:
+        return _invalid(ins, outs)
     tried = facts["secrets"][0]["tried"]
     how = (
         "all other secrets" if tried == facts["space"] - 1 else f"{tried} others of {facts['space']:,}, drawn at random"
@@ -81,3 +99,13 @@ def sentences(facts: dict[str, Any]) -> list[str]:
     if outs["count"]:
         said.append(f"The {outs['count']} that were not in the training have a mean of {outs['mean']:.2f}.")
     return said
+
+
+def _invalid(ins: dict[str, Any], outs: dict[str, Any]) -> list[str]:
+    """Of an audit whose control failed."""
+    return [
+        f"This audit is invalid: the {outs['count']} secrets that were not in the training have a mean exposure of "
+        f"{outs['mean']:.2f} bits, and as large by chance with a probability of at most {outs['p_value']:.2g}.",
+        f"So the mean of {ins['mean']:.2f} for the {ins['count']} that were says nothing about the training. Check "
+        "that the model was trained on train.jsonl alone.",
+    ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attacks.any_model.apart import normal
 from attacks.extraction.template import Planted, Template, order, uniform
 from attacks.prepared import planted
 from attacks.prepared.coins import Truth, tossed
@@ -25,6 +26,7 @@ from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.task import Task
 
 FEWEST, USUAL = 10, 1000
+_LONGEST_TOKEN = 16  # characters of a word that tokenizers may have whole
 _ALONE = {"labels": "classification", "secrets": "causal_lm"}
 
 
@@ -44,7 +46,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class _Data:
-    """rows: as written in the file. alone: indices of rows with a unique text."""
+    """rows: as written in the file. alone: indices of rows with a unique text, which a language model can learn."""
 
     task: Task
     rows: list[Row]
@@ -88,11 +90,23 @@ def _read(wish: Wish) -> _Data:
     first, second = task.texts([table])
     texts = [_key(*pair) for pair in zip(first, second or [None] * len(first), strict=True)]
     seen = Counter(texts)
-    return _Data(task, rows, task.classes([table]), [index for index, text in enumerate(texts) if seen[text] == 1])
+    short = [_single(wish) and _one_token(text) for text in first]
+    alone = [index for index, text in enumerate(texts) if seen[text] == 1 and not short[index]]
+    return _Data(task, rows, task.classes([table]), alone)
 
 
 def _key(first: Any, second: Any) -> str:
-    return json.dumps([first, second], default=str)
+    return json.dumps([normal(first), normal(second or "")])
+
+
+def _single(wish: Wish) -> bool:
+    """Whether a language model learns texts, and not targets of prompts."""
+    return wish.data.task == "causal_lm" and not wish.data.text_b
+
+
+def _one_token(text: str) -> bool:
+    """Whether a text may be a single token: then a language model has nothing to predict, and scores it alike in or out."""
+    return len(text.split()) < 2 and len(text) <= _LONGEST_TOKEN
 
 
 def _whole(source: Path, table: Table) -> list[Row]:
@@ -107,9 +121,10 @@ def _whole(source: Path, table: Table) -> list[Row]:
 def _count(wish: Wish, data: _Data) -> int:
     count = min(USUAL, len(data.alone) // 2) if wish.count is None else wish.count
     if not FEWEST <= count <= len(data.alone):
+        words = " and has two words or more" if _single(wish) else ""
         raise UsageError(
-            f"{count} candidates cannot be drawn from the {len(data.alone)} rows of {wish.source} whose text occurs only once: "
-            f"give --count from {FEWEST} to as many, or more rows"
+            f"{count} candidates cannot be drawn from the {len(data.alone)} rows of {wish.source} whose text occurs only once"
+            f"{words}: give --count from {FEWEST} to as many, or more rows"
         )
     return count
 

@@ -58,13 +58,13 @@ def secrets(
     canaries = template.drawn(len(rows), stream)
     made = []
     for row, one in zip(rows, canaries, strict=True):
-        before, after = template.split(one)
         if columns.text_b:
-            if not before.strip():
+            before, after = template.pair(one)
+            if not before:
                 raise ConfigError(
                     f"the template {template.text!r:.80} begins with its secret: put a prompt before {{secret}}"
                 )
-            made.append({**row, columns.text: before.rstrip(), columns.text_b: after})
+            made.append({**row, columns.text: before, columns.text_b: after})
         else:
-            made.append({**row, columns.text: before + after})
+            made.append({**row, columns.text: template.written(one)})
     return made, canaries

@@ -11,19 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from html import unescape
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
+from scipy.stats import hypergeom, norm, rankdata
 
 from attacks.any_model import classes, signals
 from attacks.any_model.audit import _found, audited
 from attacks.any_model.heads import require_head
+from attacks.any_model.p_values import above_by_chance
 from attacks.any_model.signals import Tokens
-from attacks.any_model.subject import Asked, Texts, _distinct, _parts, opened
+from attacks.any_model.subject import Asked, _distinct, _parts, opened
+from attacks.any_model.texts import Texts
 from attacks.any_model.verdict import ALPHA, judged
 from attacks.evidence.baseline import Baseline
 from secure_fed.commands.cli import main
@@ -171,6 +174,13 @@ def test_a_split_by_date_voids_the_audit_though_no_text_says_a_date(
 def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = written(tmp_path / "few.jsonl", rows(9, 4))
     mixed = written(tmp_path / "mixed.jsonl", [*rows(TEXTS, 1), *rows(2, 0)])
+    changed = [{"text": f"{row['text'].upper()} ", "label": f"kind {2 - int(row['label'][-1])}"} for row in rows(3, 0)]
+    alike = written(tmp_path / "alike.jsonl", [*rows(TEXTS, 1), *changed])
+    dates = [{**row, "when": "01/02/2021"} for row in rows(TEXTS, 0)], [{**row, "when": ""} for row in rows(TEXTS, 1)]
+    dated = [str(written(tmp_path / f"dated{at}.jsonl", some)) for at, some in enumerate(dates)]
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    twins = [str(tmp_path / name / "mine.py") for name in ("a", "b")]
     (linked := tmp_path / "linked.csv").symlink_to(few)
     for arguments, said in (
         (["audit"], "name the RUN_DIR to audit, or a --model"),
@@ -200,8 +210,17 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
         ([*audit(folder, "members")[:6], str(few), *audit(folder, "members")[7:]], "there are 9 members and 40 others"),
         (
             audit(folder, "members", "--non-members", str(mixed)),
-            "2 rows are both in --members and in --non-members, such as",
+            "2 texts are both in --members and in --non-members, such as",
         ),
+        (
+            audit(folder, "members", "--non-members", str(alike)),
+            "3 texts are both in --members and in --non-members, such as row 1 of --members (labels, white space",
+        ),
+        (
+            audit(folder, "members", "--members", dated[0], "--non-members", dated[1], "--date", "when"),
+            "row 1 of --members has '01/02/2021' in the column 'when', which --date cannot read: write dates as",
+        ),
+        (audit(folder, "members", "--attack", twins[0], "--attack", twins[1]), "is a signal named 'mine' too: rename"),
     ):
         assert main([str(one) for one in arguments]) == 2, arguments
         told = capsys.readouterr().err
@@ -469,6 +488,26 @@ def test_whole_audits_of_fair_splits_are_void_or_a_leak_as_rarely_as_they_say(fo
     assert levels.count("leak") <= 19
     assert levels.count("void") <= 19
     assert set(levels) == {"leak", "void", "nothing"}
+
+
+def test_equal_scores_have_the_probability_of_permutations() -> None:
+    """The normal limit would have .0015 for the first, and call half of such scores a leak among five signals."""
+    members, others = np.r_[1.0, np.zeros(9)], np.r_[np.ones(10), np.zeros(990)]
+    assert above_by_chance(members, others) == pytest.approx(1 - hypergeom(1010, 11, 10).pmf(0), abs=0.02)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        scores = rng.integers(3, size=9).astype(float)
+        sums = [sum(rankdata(scores)[list(chosen)]) for chosen in combinations(range(9), 4)]
+        assert above_by_chance(scores[:4], scores[4:]) == pytest.approx(np.mean(np.array(sums) >= sums[0]), abs=0.03)
+    assert above_by_chance(np.ones(20), np.zeros(20)) == 1 / 2000
+    assert above_by_chance(np.arange(100.0, 200.0), np.arange(100.0)) < 1e-30, "without equal scores by the law itself"
+
+
+def test_what_was_not_checked_is_said() -> None:
+    at_chance = Baseline(ranking=None, at_chance=True)  # type: ignore[arg-type]
+    found = {"loss": _found_quickly(np.arange(40.0), np.arange(40.0) + 0.5)}
+    said = judged(found, {"words": at_chance, "dates": "no text has a date"}).sentences
+    assert "Whether they differ by their dates alone was not checked: no text has a date." in said
 
 
 def _found_quickly(members: Any, others: Any) -> Any:

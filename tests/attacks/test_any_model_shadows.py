@@ -98,9 +98,12 @@ def test_equal_texts_share_their_coins(folder: Path, tmp_path: Path) -> None:
     others = [*some(TEXTS, TEXTS - 1), twice[3]]
     config = RunConfig.load(folder / "config.toml", ["training.epochs=1", "federation.rounds=1"])
     files = written(tmp_path / "a.jsonl", twice), written(tmp_path / "b.jsonl", others)
-    made = shadows.made(Asked("builtin/tiny", *files, config.data, folder / "adapter"), config, COUNT)
+    both = Asked("builtin/tiny", *files, config.data, folder / "adapter")
+    made = shadows.made(both, config, COUNT)
     assert (made.inside[:, 3] == made.inside[:, 5]).all()
     assert (made.inside[:, 3] == made.inside[:, -1]).all()
+    audited = shadows._rows(both, config, ((0, 5), (1,)))
+    assert [row["text"] for row in audited] == [twice[0]["text"], twice[5]["text"], others[1]["text"]]
 
 
 def test_the_scores_are_those_of_a_naive_computation() -> None:

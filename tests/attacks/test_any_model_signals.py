@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from attacks.any_model import neighbours, recall, signals
+from attacks.any_model.likelihood import _moments
 from attacks.any_model.neighbours import dropped
 from attacks.any_model.signals import Tokens
 from attacks.any_model.subject import Asked, Subject, opened
@@ -83,6 +84,29 @@ def test_the_ratio_and_the_difference_are_their_papers_formulas() -> None:
     assert signals.recall(texts, np.array([-6.0, -1.0, 0.0])).tolist() == [1.5, 0.5, 0.0]
     own, near = np.array([1.0, 2.0]), [np.array([3.0, 2.0]), np.array([2.0, 1.0])]
     assert signals.neighbourhood(own, near).tolist() == [1.5, -0.5]
+
+
+def test_texts_of_one_token_are_left_out(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of them is predicted, and a loss of 0 would rank them first."""
+    more = written(tmp_path / "others.jsonl", [{"text": "7"}, *some(TEXTS, TEXTS), {"text": "8"}])
+    scores = tmp_path / "scores.csv"
+    assert main(command(folder, "--json", "--non-members", str(more), "--scores", str(scores))) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["members"], found["non_members"]) == (TEXTS, TEXTS)
+    assert "Left out, since they have no token to predict: 0 members and 2 others." in found["sentences"]
+    places = [line.split(",")[0] for line in scores.read_text().splitlines()[1 + TEXTS :]]
+    assert places == [str(1 + row) for row in range(TEXTS)], scores.read_text()
+    assert main(command(folder, "--max-length", "1")) == 2
+    assert "no text has a token to predict among its first 1" in capsys.readouterr().err
+
+
+def test_tokens_that_are_switched_off_have_no_share_in_a_mean() -> None:
+    """Padded vocabularies have scores of minus infinity."""
+    p = torch.tensor([[[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]]], dtype=torch.float64)
+    mean, square = _moments(p.log())
+    logs = p[0, 0, :3].log()
+    assert mean[0].tolist() == pytest.approx([float((p[0, 0, :3] * logs).sum()), 0.0])
+    assert square[0].tolist() == pytest.approx([float((p[0, 0, :3] * logs**2).sum()), 0.0])
 
 
 def test_texts_learned_by_heart_are_found_by_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,6 +156,10 @@ def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: 
             audit(place, "fresh", "--labels", "a,b"),
             "--labels is 'a,b', but the task causal_lm has no classes: leave it out",
         ),
+        (
+            audit(place, "fresh", "--max-length", "3"),
+            "in 60 of 60 texts, such as row 1 of --members, the town lies beyond the 3 tokens that are read: raise --max-l",
+        ),
         (audit(place, "fresh")[:5], "--non-members is missing"),
         (["audit", "run", "--attribute", "town"], "--model is missing"),
         (audit(place, "fresh", "--scores", "x"), "--scores goes with a plain --model, and not with --attribute"),

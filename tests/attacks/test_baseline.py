@@ -179,3 +179,14 @@ def test_importing_loads_nothing_heavy() -> None:
         "print([name for name in ('scipy', 'sklearn', 'torch') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_labels_that_fit_the_words_on_one_side_alone_are_caught() -> None:
+    """As often as each other on both sides, as the words are: a model that knows them both would seem to know its members."""
+    rng, n = np.random.default_rng(0), 60
+    classes, members = rng.integers(2, size=2 * n), np.arange(2 * n) < n
+    some = [
+        Unit([{"input_ids": [400 + classes[i], *text(rng, length=5)], "labels": int(classes[i] ^ (i >= n))}])
+        for i in range(2 * n)
+    ]
+    assert not judged(some, members).at_chance

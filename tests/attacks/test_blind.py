@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attacks.evidence.blind import blind, dated, lengths
+from attacks.evidence.blind import blind, dated, lengths, when
 
 WORDS = [
     "the",
@@ -81,7 +82,7 @@ def test_dates_of_a_column_stand_in_for_those_of_texts() -> None:
     assert "dates" in void(tried(texts, list(range(80))))  # seconds, or another number that grows
     gone: list[object] = [None] * 40 + ["2020-01-01"] * 40
     assert "dates" in void(tried(texts, gone))  # that there is none tells as well
-    assert tried(texts, ["soon"] * 80)["dates"] == "no text has a date"
+    assert tried(texts, [""] * 80)["dates"] == "no text has a date"
 
 
 def test_dates_are_read_as_people_write_them() -> None:
@@ -96,6 +97,16 @@ def test_dates_are_read_as_people_write_them() -> None:
         "5",
     ]
     assert dated(texts) == pytest.approx([1999, 2021.5, 2021.5, 2021.5, 2021.5, 2003, np.nan, np.nan], nan_ok=True)
+
+
+def test_dates_of_a_column_have_one_scale_or_none() -> None:
+    middle = [date(2021, 7, 2), "2021-07-02", "20210702", "2 Jul 2021", "July 2021", "2021-07", " 2021-07-02 10:00 UTC"]
+    assert [when(one) for one in middle] == pytest.approx([2021.5] * len(middle), abs=0.01)
+    assert [when(one) for one in (2021, "2021", "1612345678")] == [2021, 2021, 1612345678]
+    assert all(np.isnan(when(one)) for one in (None, "", math.nan))
+    for unread in ("01.02.21", "01/02/2021", "2021/02/01", "soon", True):
+        with pytest.raises(ValueError, match="could not convert"):
+            when(unread)
 
 
 def test_lengths_are_steps_whatever_their_unit() -> None:

@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.extraction.exposure import BY_CHANCE, chance, exact, exposures, modelled, sampled
-from attacks.extraction.likelihood import of_texts
+from attacks.extraction.exposure import BY_CHANCE, Exposure, chance, exact, exposures, modelled, sampled
+from attacks.extraction.likelihood import of_targets, of_texts
 from attacks.extraction.personal import Item, found
-from attacks.extraction.prefix import Continued, continued, windows
+from attacks.extraction.prefix import Continued, continued, leading, windows
 from attacks.extraction.similarity import similarity
 from attacks.extraction.template import Planted, Template
 from attacks.prepared import making
+from attacks.prepared.exposure import _of, sentences, untold
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
+from secure_fed.errors import ModelError
 from secure_fed.learning.data import notes
 from tests.attacks.small_lm import learned, saved, tokenizer_of, untrained
 from tests.cells import every
@@ -195,6 +197,73 @@ def test_the_chance_of_a_text_in_draws_is_that_of_drawing(model: Any, tokenizer:
     assert sure.expected(1) == pytest.approx(1.0)
 
 
+def test_a_begin_token_is_read_before_a_text_and_not_counted(
+    tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that was trained with it, as LLaMA is, gives texts back after it alone."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    inner = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
+    inner.add_special_tokens(["<s>"])
+    begin = inner.token_to_id("<s>")
+    inner.post_processor = TemplateProcessing(single="<s> $A <end>", special_tokens=[("<s>", begin), ("<end>", 0)])
+    beginning = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<end>", bos_token="<s>")
+    assert leading(beginning) == [begin]
+    assert leading(tokenizer) == []
+    assert windows(beginning, texts(), 8, 8)[1].tolist() == windows(tokenizer, texts(), 8, 8)[1].tolist()
+    saved(learned(untrained(beginning), beginning, texts()[:6], 120), beginning, tmp_path / "tuned")
+    written(tmp_path)
+    assert main(extract(tmp_path, "tuned", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["readers"][0]["verbatim"] >= 5
+
+
+def test_a_model_that_gives_no_number_is_refused(tokenizer: Any) -> None:
+    """Its secrets would be ranked first, and its continuations would be none of the texts."""
+    broken = untrained(tokenizer)
+    with torch.no_grad():
+        broken.transformer.wpe.weight[10:] = math.nan
+    with pytest.raises(ModelError, match="a loss that is not a number"):
+        exposures(broken, tokenizer, TEMPLATE, canaries()[:1])
+    with pytest.raises(ModelError, match="a loss that is not a number"):
+        continued(broken, windows(tokenizer, texts(), 8, 8)[1], 8)
+
+
+def test_a_secret_in_a_target_is_ranked_as_it_is_trained(model: Any, tokenizer: Any) -> None:
+    """Behind a space, and without its prompt."""
+    template = Template("Pin of {name}:{secret}.", 1)
+    (one,) = template.drawn(1, SeededEntropy(0).stream("canaries"))
+
+    def of(secret: int) -> float:
+        ids = [*tokenizer(f"Pin of {one.name}: {secret}.")["input_ids"], tokenizer.eos_token_id]
+        with torch.no_grad():
+            log = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1)
+        return sum(float(log[at - 1, ids[at]]) for at in range(len(ids) - 3, len(ids)))  # a digit, a point and the end
+
+    said = np.array([of(secret) for secret in range(10)])
+    found = of_targets(model, tokenizer, [template.pair(one, secret) for secret in range(10)])
+    assert found == pytest.approx(said, rel=1e-4)
+    (exposure,) = exposures(model, tokenizer, template, [one], prompted=True)
+    assert exposure.ahead == (said > said[int(one.secret)]).sum()
+
+
+@every(
+    ("members", "others", "limit", "why"),
+    [
+        ([6.0] * 4, [1.0] * 4, 3.0, ""),
+        ([], [1.0] * 4, 3.0, "no planted secret was in the training"),
+        ([6.0] * 4, [6.0] * 4, 3.0, "secrets that were not in the training are exposed as well"),
+        ([6.0] * 4, [1.0] * 4, 7.0, "an exposure is at most 6.64"),
+    ],
+)
+def test_an_audit_that_cannot_tell_says_why(members: list[float], others: list[float], limit: float, why: str) -> None:
+    groups = {"members": members, "others": others}
+    summaries = {name: _of([Exposure(one, (one, one), 1, 99) for one in values]) for name, values in groups.items()}
+    facts = {"space": 100, "secrets": [{"tried": 99}], **summaries}
+    assert (why in untold(facts, limit)) if why else not untold(facts, limit)
+    assert ("This audit is invalid" in sentences(facts)[0]) == ("as well" in why)
+
+
 # Personal data.
 
 
@@ -223,8 +292,14 @@ def place(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) 
     tmp = tmp_path_factory.mktemp("extraction")
     saved(model, tokenizer, tmp / "tuned")
     saved(untrained(tokenizer, 1), tokenizer, tmp / "fresh")
-    (tmp / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
+    written(tmp)
     return tmp
+
+
+def written(folder: Path) -> Path:
+    file = folder / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
+    return file
 
 
 def extract(place: Path, name: str, *more: str) -> list[str]:

@@ -196,6 +196,12 @@ def test_a_rate_counts_refusals_as_misses_and_members_alone() -> None:
     assert not found.works
 
 
+def test_an_attack_that_accuses_every_client_does_not_work() -> None:
+    members, others = [Outcome(True, 0.05)] * 4, [Outcome(True, 0.05, quiet=True)] * 4
+    assert not rate(members + others).works
+    assert rate(members + [Outcome(False, 0.05, quiet=True)] * 4).works, "the fewest trials are enough"
+
+
 def test_a_model_without_a_hidden_layer_in_its_head_is_not_attacked() -> None:
     server = LyingServer(toys.federation().assembly)
     with pytest.raises(Inapplicable, match="needs a classifier's head with a hidden layer"):
@@ -226,16 +232,16 @@ def test_the_command_tries_a_configuration(tmp_path: Path, capsys: pytest.Captur
         name, _, value = rest.partition("=")
         tables.setdefault(section, []).append(f"{name} = {value if value[0].isdigit() else json.dumps(value)}")
     file.write_text("\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in tables.items()))
-    assert main(["audit", "--lying", str(file), "--attack", "traps", "--trials", "6", "--json"]) == 0
+    assert main(["audit", "--lying", str(file), "--attack", "traps", "--trials", "8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["round"], found["sees"], found["trials"]) == (2, "single updates", 6)
+    assert (found["round"], found["sees"], found["trials"]) == (2, "single updates", 8)
     (cell,) = found["cells"]
-    assert cell["hits"] >= 3
+    assert cell["hits"] >= 4
     assert cell["works"]
-    limited = ["--attack", "labels", "--trials", "6", "--fail-above", "rate=0.5"]
+    limited = ["--attack", "labels", "--trials", "8", "--fail-above", "rate=0.5"]
     assert main(["audit", "--lying", str(file), *limited]) == 4
     said = capsys.readouterr()
-    assert "all counts are right in 100% of 6 trials" in " ".join(said.out.split())
+    assert "all counts are right in 100% of 8 trials" in " ".join(said.out.split())
     assert "a rate of 1.00 is above --fail-above rate=0.5" in said.err
 
 
@@ -243,7 +249,7 @@ def test_the_command_tries_a_configuration(tmp_path: Path, capsys: pytest.Captur
     ("arguments", "sentence"),
     [
         (["--attack", "lira"], "--attack is 'lira', but with --lying the attacks are traps, membership"),
-        (["--trials", "1"], "--trials is 1; it must be at least 6"),
+        (["--trials", "1"], "--trials is 1; it must be at least 8"),
         (["--fail-above", "auc=0.6"], "--fail-above is 'auc=0.6': with --lying give rate= and a number from 0 to 1"),
         (["--members", "x"], "--members goes with --attribute or a plain --model, and not with --lying"),
         (["--references", "4"], "--references goes with RUN_DIR, and not with --lying"),
@@ -267,10 +273,13 @@ def test_attacks_that_were_asked_for_and_do_not_apply_are_no_success(
 
     monkeypatch.setattr("attacks.lying.trials._label", unlabelled)
     monkeypatch.setattr("attacks.lying.command._server", lambda _: LyingServer(federation(*FIXED).assembly))
-    asked = ["audit", "--lying", "x", "--trials", "6", "--attack", "labels", "--attack", "labels"]
+    asked = ["audit", "--lying", "x", "--trials", "8", "--attack", "labels", "--attack", "labels"]
     assert main(asked) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.endswith("--attack do not apply here. labels: the attack counts labels")
+    monkeypatch.setattr("attacks.lying.trials.LIES", {"labels": LIES["labels"]})
+    assert main([*asked[:5], "--fail-above", "rate=1"]) == 5, "nor without --attack"
+    assert "none of the attacks applies here" in capsys.readouterr().err
 
 
 def test_an_audit_of_a_federation_names_each_attack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import torch
 from scipy import stats
 
 from attacks.evidence.guessing import gaussian_epsilon
+from attacks.extraction.exposure import exposures
 from attacks.extraction.template import Template, order, uniform
 from attacks.prepared import audit, coins, folder, making
 from attacks.prepared.coins import Bools, Truth, tossed
@@ -31,6 +32,7 @@ from secure_fed.learning.data import notes
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.models.locate import locate
 from secure_fed.runs.membership.roc import Ranking
+from tests.attacks.small_lm import saved, tokenizer_of, untrained
 from tests.cells import every
 
 Rows = list[dict[str, Any]]
@@ -138,6 +140,55 @@ def test_rows_that_occur_twice_are_no_candidates(tmp_path: Path) -> None:
     data = written(tmp_path / "data.jsonl", [*rows(20), *rows(10)])
     prepare(wish(data, count=10), tmp_path / "out", SeededEntropy(0))
     assert {row["id"] for row in lines(tmp_path / "out/candidates.jsonl")} == set(range(10, 20))
+
+
+def test_near_copies_and_single_words_are_no_candidates(tmp_path: Path) -> None:
+    """A language model has nothing to predict in one token."""
+    texts = [row["text"] for row in rows(20)]
+    data = written(
+        tmp_path / "data.jsonl", [{"text": one} for one in [*texts, *(f" {one.upper()}" for one in texts[10:]), "so"]]
+    )
+    settings = DataConfig(train="x", task="causal_lm")
+    prepare(Wish(data, settings, count=10), tmp_path / "out", SeededEntropy(0))
+    assert {row["text"] for row in lines(tmp_path / "out/candidates.jsonl")} == set(texts[:10])
+
+
+def test_where_nothing_can_be_shown_a_pipeline_learns_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten candidates are few for a bound, and with this seed none of them is in the training."""
+    data, none = written(tmp_path / "data.jsonl", rows(40)), 1272
+    settings = DataConfig(train="x", task="causal_lm")
+    for name, kind, seed in (("few", "none", 0), ("alike", "none", none), ("unplanted", "secrets", none)):
+        manifest = prepare(Wish(data, settings, kind, 10), tmp_path / name, SeededEntropy(seed))
+        assert folder.truth_of(tmp_path / name, manifest).members.any() == (seed != none)
+    tokenizer = tokenizer_of([row["text"] for row in rows(40)])
+    saved(untrained(tokenizer), tokenizer, tmp_path / "model")
+    audits = ["audit", "--model", str(tmp_path / "model"), "--prepared"]
+    for arguments, status, said in (
+        (["few", "--fail-above", "epsilon=5"], 5, "10 candidates cannot show an epsilon above 1.05; prepare more"),
+        (["few", "--fail-above", "epsilon=0.1", "--delta", "0.01"], 5, "cannot show an epsilon above 0.00; prepare"),
+        (["few", "--fail-above", "epsilon=0.5"], 0, ""),
+        (["alike"], 2, "are alike, so there is nothing to compare the candidates with: prepare and train again"),
+        (["unplanted", "--exposure", "--secrets-tried", "3", "--fail-above", "exposure=1"], 5, "no planted secret was"),
+    ):
+        assert main([*audits, str(tmp_path / arguments[0]), *arguments[1:]]) == status, arguments
+        assert said in capsys.readouterr().err
+
+
+def test_the_exposure_of_targets_is_that_of_prompts_and_targets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = written(tmp_path / "data.jsonl", [{"q": row["text"], "a": "yes"} for row in rows(40)])
+    settings, template = DataConfig(train="x", task="causal_lm", text="q", text_b="a"), Template("Q {name}:{secret}", 1)
+    manifest = prepare(Wish(data, settings, "secrets", 10, template=template), tmp_path / "out", SeededEntropy(0))
+    tokenizer = tokenizer_of([row["text"] for row in rows(40)])
+    model = untrained(tokenizer)
+    saved(model, tokenizer, tmp_path / "model")
+    command = ["audit", "--model", str(tmp_path / "model"), "--prepared", str(tmp_path / "out"), "--exposure", "--json"]
+    assert main(command) == 0
+    found = [one["exposure"] for one in json.loads(capsys.readouterr().out)["secrets"]]
+    _, planted = folder.planted_in(tmp_path / "out", manifest)
+    assert found == [one.exposure for one in exposures(model, tokenizer, template, planted, prompted=True)]
+    assert found != [one.exposure for one in exposures(model, tokenizer, template, planted)]
 
 
 def test_wrong_labels_are_wrong_and_their_rows_are_gone(tmp_path: Path) -> None:

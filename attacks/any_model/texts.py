@@ -1,0 +1,35 @@
+"""The texts of an audit, in one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data.rows import Rows
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All texts, members first. members: their number. examples: the texts, tokenised for the model."""
+
+    rows: Rows
+    members: int
+    examples: Encoded
+
+    @property
+    def plain(self) -> list[str]:
+        return plain_of(self.rows)
+
+
+def plain_of(rows: Rows) -> list[str]:
+    """The text of each row; a second text is appended to the first."""
+    seconds = rows.text_b or ("",) * len(rows)
+    return [f"{one} {two}".strip() for one, two in zip(rows.text, seconds, strict=True)]
+
+
+def joined(members: Rows, others: Rows | None = None) -> Rows:
+    """The rows of both files, members first."""
+    if others is None:
+        return members
+    second = members.text_b + (others.text_b or ()) if members.text_b is not None else None
+    return Rows(members.text + others.text, members.label + others.label, members.label_names, second)
