@@ -36,14 +36,29 @@ class ForkError(PrivacyError):
 
 
 class Stream:
-    """Random numbers of one key, in sequence."""
+    """Random numbers of one key, in sequence. A nonce gives 2^38 bytes, the next nonce continues."""
 
     def __init__(self, key: bytes) -> None:
-        self._keystream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+        self._key = key
+        self._nonce = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        nonce = bytes(8) + self._nonce.to_bytes(8, "little")  # a block counter, and the nonce
+        self._keystream = Cipher(algorithms.ChaCha20(self._key, nonce), mode=None).encryptor()
+        self._left = _OF_A_NONCE
 
     def words(self, count: int) -> Words:
         """(count,) independent integers, each uniform in 0 .. 2^64 - 1: every other draw is made of these bits."""
-        return np.frombuffer(self._keystream.update(bytes(8 * count)), dtype="<u8")
+        wanted, parts = 8 * count, list[bytes]()
+        while wanted > self._left:
+            parts.append(self._keystream.update(bytes(self._left)))
+            wanted -= self._left
+            self._nonce += 1
+            self._begin()
+        self._left -= wanted
+        parts.append(self._keystream.update(bytes(wanted)))
+        return np.frombuffer(b"".join(parts), dtype="<u8")
 
     def uniform(self, count: int) -> Floats:
         """(count,) multiples of 2^-53 in [0, 1)."""
@@ -145,4 +160,5 @@ class SeededEntropy:
 
 
 _KEY_BYTES = 32
+_OF_A_NONCE = 2**38  # bytes, after which the block counter of ChaCha20 would repeat
 _AT_ONCE = 1 << 18  # numbers made per batch: bounds the memory used besides the result

@@ -123,7 +123,7 @@ def gradients(
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Yields groups of units and the gradients (units, P) of the sum of each unit's losses at `before`. Dropout is off."""
     placed = Placed.of(before, names, assembly.objective.device)
-    each = Packs.of(assembly.objective, assembly.problem.collate, known=examples)
+    each = Packs.of(assembly.objective, assembly.problem.collate)
     assembly.objective.eval()
     numbers = sum(before.tensor(name).numel() for name in names)
     for units, at, local in _batches(examples, owner, numbers):

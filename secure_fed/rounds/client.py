@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.training.cohort.trainings import train_together
@@ -170,8 +171,16 @@ class Client:
         return bounded
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
-        """The contribution with the mechanism's counters, before any noise; phantoms have counters of their own."""
-        return clipped(contribution, clip_norm, self._setup.protection, nothing=not self._takes_part)
+        """The contribution with the mechanism's counters, before any noise.
+
+        The counters are zero if the client sends nothing, or has no data: with and without its data the count then differs by
+        at most 1/2, as the mechanism assumes.
+        """
+        protection = self._setup.protection
+        bounded = clipped(contribution, clip_norm, protection, nothing=not self._takes_part)
+        if self._takes_part and len(self.examples):
+            return bounded
+        return bounded | {name: torch.zeros(()) for name in protection.contribution_mechanism.counters}
 
     def _train(self, request: Request) -> None:
         setup = self._setup

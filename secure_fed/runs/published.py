@@ -119,10 +119,12 @@ def of_round(
 def of_result(summary: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A run's result, split in the same way; the public part keeps every key, with null for withheld values.
 
-    The best round is chosen by evaluations that `of_round` withholds where the test rows were held out of private ones.
+    The best round, and the rounds to a target, follow from evaluations that `of_round` withholds where the test rows were held
+    out of private ones.
     """
     declared = is_declared(str(summary["test"]["from"]))
-    shown, withheld = cut(summary, RESULT if declared else {**RESULT, "best_round": WITHHELD}, whole=True)
+    held_out = {"best_round": WITHHELD, "diagnostics": {**RESULT["diagnostics"], "target": WITHHELD}}
+    shown, withheld = cut(summary, RESULT if declared else {**RESULT, **held_out}, whole=True)
     shown.pop("membership_of_data", None)
     return shown, withheld
 

@@ -8,6 +8,8 @@ from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.hold_out import hold_out
 from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.models.architecture import width_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import digest_of
@@ -77,6 +79,8 @@ def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Ten
     device = next(problem.model.parameters()).device
     longest = None if problem.tokenizer is None else config.model.max_length  # texts passed by the user are not cut
     objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
+    if is_declared(problem.facts["test"]["from"]):  # else its rows are the clients' own
+        objective.public = Plain(problem.test)
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
     if problem.tokenizer is not None:  # a model passed directly is its owner's, with texts of any form
         for one in (objective, *objective.beside):

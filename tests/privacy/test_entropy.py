@@ -70,6 +70,16 @@ def test_successive_calls_continue_the_stream() -> None:
     assert mixed.uniform(5).tolist() == Stream(KEY).uniform(9)[4:].tolist()
 
 
+def test_a_stream_goes_on_with_another_nonce_where_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cryptography` gives 2^38 bytes for a nonce: a long private training ended there."""
+    monkeypatch.setattr("privacy.entropy._OF_A_NONCE", 64)
+    parts = Stream(KEY)
+    drawn = np.concatenate([parts.words(count) for count in (3, 10, 0, 16, 3)])
+    assert drawn.tolist() == Stream(KEY).words(32).tolist()
+    assert drawn[:8].tobytes() == keystream(KEY, 64)
+    assert len(set(drawn.tolist())) == 32, "no nonce comes twice"
+
+
 def test_the_extreme_words_give_the_extreme_uniforms(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = Stream(KEY)
 

@@ -157,7 +157,9 @@ def with_room(layer: nn.Module) -> tuple[Objective, Tensors]:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
 
-    return Objective(layers, loss, CPU), Tensors((n, p.detach().clone()) for n, p in layers.named_parameters())
+    objective = Objective(layers, loss, CPU)
+    objective.public = toys.examples(2, 60)
+    return objective, Tensors((n, p.detach().clone()) for n, p in layers.named_parameters())
 
 
 def test_a_layer_with_room_for_four_examples_is_refused() -> None:
@@ -226,13 +228,13 @@ def test_a_size_that_a_larger_trial_finds_wrong_is_given_up(
 ) -> None:
     objective, before = with_room(nn.Identity())
     placed = Placed.of(before, list(before), CPU)
-    public, items = Public(objective, default_collate, Space(4096, 48), placed, []), toys.examples(1, 192)
+    public, items = Public(objective, default_collate, Space(4096, 48), placed), toys.examples(1, 192)
     list(public.packs([(0, item) for item in items[:5]]))
     assert [(found.sizes, found.untried) for found in shapes(objective)] == [((1, 2, 3, 12), 48)]
 
     def agreeing(gradients: Any, probe: Sequence[Any], candidates: Sequence[int]) -> tuple[int, ...]:
         assert len(probe) == 48, "on as many examples as the largest pass holds"
-        assert probe[0][1] is items[0], "made of the example of the first trial, so that a later draw decides nothing"
+        assert probe[0][1] is objective.public[0], "made of public examples, so that a draw decides nothing"
         found = tuple(size for size in candidates if size not in wrong)
         return found if len(found) > 1 else ()
 
@@ -257,8 +259,9 @@ def test_gradients_have_the_same_bits_before_and_after_large_passes_are_tried(
         return found * (1 + 1e-5 * (from_size is not None and len(found) >= from_size))
 
     objective = Objective(layer, loss, CPU)
+    objective.public = toys.examples(2, 48)
     placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
-    public, items = Public(objective, default_collate, Space(4096, 48), placed, []), toys.examples(1, 192)
+    public, items = Public(objective, default_collate, Space(4096, 48), placed), toys.examples(1, 192)
     where = Places.of([placed])
 
     def gradients(count: int) -> list[bytes]:
@@ -297,8 +300,9 @@ def test_filled_passes_have_one_size_or_hold_one_example(coupled: bool) -> None:
 
     layer = nn.Linear(6, 3)
     objective = Objective(layer, loss, CPU)
+    objective.public = toys.examples(2, 48)
     placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
-    public = Public(objective, default_collate, Space(4096, 17, filled=True), placed, [])
+    public = Public(objective, default_collate, Space(4096, 17, filled=True), placed)
     packs = list(public.packs([(0, item) for item in toys.examples(1, 20)]))
     assert [(len(pack.items), pack.count) for pack in packs] == ([(1, 1)] * 20 if coupled else [(17, 17), (17, 3)])
 
@@ -313,8 +317,9 @@ def test_a_size_for_which_memory_lacks_is_an_error_and_no_verdict() -> None:
 
     layer = nn.Linear(6, 3)
     objective = Objective(layer, loss, CPU)
+    objective.public = toys.examples(2, 48)
     placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
-    public = Public(objective, default_collate, Space(4096, 17, filled=True), placed, [])
+    public = Public(objective, default_collate, Space(4096, 17, filled=True), placed)
     with pytest.raises(
         ConfigError, match=r"a pass of 17 examples needs more memory .* set training.microbatch to 8 or less"
     ):
@@ -402,7 +407,7 @@ def test_a_width_that_the_model_has_no_positions_for_is_not_tried() -> None:
             return scores
 
     objective = Objective(Nine(), classification.loss, torch.device("cpu"))
-    items = [{"input_ids": np.full(9, 1 + number), "labels": number % 2} for number in range(4)]
+    objective.public = items = [{"input_ids": np.full(9, 1 + number), "labels": number % 2} for number in range(4)]
     placed = Placed.of(
         Tensors((name, objective.model.get_parameter(name).detach()) for name in ("head.weight", "head.bias")),
         ["head.weight", "head.bias"],
@@ -412,6 +417,6 @@ def test_a_width_that_the_model_has_no_positions_for_is_not_tried() -> None:
     kind = kinds(items[0])
     assert isinstance(kind, Padded)
     assert kind.width > 9
-    assert not Probing(objective, kinds, placed).of(kind, items, 3).padded
+    assert not Probing(objective, kinds, placed).of(kind, items[0], 3).padded
     found = Packs.of(objective, Collate(0))(placed, items)
     assert found["head.weight"].shape == (4, 2, 4)

@@ -118,6 +118,18 @@ def test_the_mean_is_over_those_who_take_part() -> None:
 # A clip norm that adapts.
 
 
+def test_the_count_of_a_client_differs_by_a_half_from_that_without_its_data() -> None:
+    """Else the count moved by one, with a sensitivity of a half: 4.5 was stated for an epsilon of 5.4."""
+    built = federation({**ADAPTIVE, "privacy.clip_norm": 1e-3})
+    server, initial = built.assembly.server, built.assembly.initial
+    plan = server.plan(initial)
+    request = server.request(initial, plan, plan.passes[0], built.assembly.config.training.rate, {})
+    client = built.assembly.clients[0]
+    found = [one.handle(request).contribution for one in (client, client.like(()))]
+    assert [float(one.tensor(COUNTER)) for one in found] == [-0.5, 0.0]
+    assert found[1].norm() == 0.0
+
+
 @pytest.mark.parametrize(("start", "grows"), [(1e-3, True), (10.0, False)])
 def test_the_clip_norm_moves_towards_the_quantile(tmp_path: Path, start: float, grows: bool) -> None:
     built = federation(

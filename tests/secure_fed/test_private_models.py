@@ -126,10 +126,11 @@ Loss = Callable[[nn.Module, Any], Tensor]
 def why_alone(model: nn.Module, loss: Loss, items: Sequence[Any], collate: Any) -> str:
     """The reason for computing examples one at a time, or "". Raises where the model or its loss is refused."""
     objective = Objective(model, loss, CPU)
+    objective.public = items
     before = Tensors((name, model.get_parameter(name).detach().clone()) for name in trainable(model))
     placed = Placed.of(before, list(before), CPU)
     Uncoupled.of(objective, collate, TrainingConfig(), items).require_all(placed, [items])
-    return tried(objective, [placed], nobodys(objective, collate, placed, items), collate).why_not
+    return tried(objective, [placed], nobodys(objective, collate, placed, items[0]), collate).why_not
 
 
 def in_batch_negatives(model: nn.Module, batch: Any) -> Tensor:

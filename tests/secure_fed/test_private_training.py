@@ -42,7 +42,9 @@ SGD: dict[str, Any] = {"optimizer": "sgd"}
 
 
 def objective(loss: Any = classification.loss, dropout: float = 0.0) -> Objective:
-    return Objective(toys.model(dropout=dropout), loss, CPU)
+    made = Objective(toys.model(dropout=dropout), loss, CPU)
+    made.public = toys.examples(9, 12)
+    return made
 
 
 def weights(model: nn.Module) -> Tensors:

@@ -146,6 +146,7 @@ def held_out(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     place = tmp_path_factory.mktemp("held-out")
     write(place / "data", ONE)
     settings = {**CLIENT, "data.test": "", "data.test_fraction": 0.34, "evaluation.record": "models"}
+    settings["evaluation.target_accuracy"] = 0.1
     run(config(settings, small_model, place / "data"), place, [], replays=False)
     return place
 
@@ -181,6 +182,7 @@ def test_accuracy_on_rows_held_out_of_private_ones_is_not_passed_on(held_out: Pa
     assert isinstance(result["accuracy"], float)
     assert result["test"] == {"from": "held out by client", "rows": None}
     assert result["best_round"] is None
+    assert result["diagnostics"]["target"] is None, "it follows from the accuracy of each round"
     assert "the clients held out for testing" in result["privacy_statement"]
     assert "accuracy" not in (held_out / "run" / "metrics.jsonl").read_text()
     card = (held_out / "export" / "README.md").read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,7 +25,8 @@ class Objective(nn.Module):
     the model computes in, so gradients and optimiser states stay in float32.
 
     longest: the most tokens of a text, a public number: the length to which texts are cut, or the model's number of positions
-    if that is smaller; None for no limit.
+    if that is smaller; None for no limit. public: examples that are nobody's secret, for trials of the model where no examples
+    can be made up.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device, *, longest: int | None = None) -> None:
@@ -41,6 +42,7 @@ class Objective(nn.Module):
         self.device = device
         self.reading: AbstractContextManager[None] = nullcontext()  # a context for every call of the model
         self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
+        self.public: Sequence[Any] = ()
         # The results of trials: right ways to compute per-example gradients (`packs`).
         self.ways: dict[Hashable, Any] = {}
         self.copies: list[Objective] = []  # with the same parameters, for passes that are computed at the same time

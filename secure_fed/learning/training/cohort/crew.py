@@ -97,4 +97,4 @@ def crew_of(objective: Objective, *, spread: bool = True) -> Iterator[Crew | Alo
 def copy_of(objective: Objective) -> Objective:
     """A copy of the objective that shares the model's parameters and has its own modules and buffers."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in objective.model.parameters()}
-    return copy.deepcopy(objective, shared | {id(objective.copies): []})
+    return copy.deepcopy(objective, shared | {id(objective.copies): [], id(objective.public): objective.public})

@@ -28,7 +28,7 @@ def copies_on(objective: Objective, devices: Sequence[torch.device]) -> list[Obj
     def placed(device: torch.device) -> Objective:
         model, loss = copy.deepcopy((objective.model, objective.loss))
         own = Objective(model.to(device), loss, device, longest=objective.longest)
-        own.ways = objective.ways
+        own.ways, own.public = objective.ways, objective.public
         return own
 
     return [placed(device) for device in devices]

@@ -121,17 +121,16 @@ class Public:
         collate: Collate,
         room: Room,
         placed: Placed,
-        known: Sequence[Any],
         uncoupled: Uncoupled | None = None,
     ) -> None:
-        """placed: some client's tensors, for trials of shapes. known: examples for trials, if none can be made up.
+        """placed: some client's tensors, for trials of shapes.
 
         uncoupled: the requirement on examples of a kind, if each of them is protected.
         """
         self._uncoupled = uncoupled
         self._objective, self._room, self._placed = objective, room, placed
         self._kinds = Kinds.of(objective, collate)
-        self._probing = Probing(objective, self._kinds, placed, known)
+        self._probing = Probing(objective, self._kinds, placed)
 
     def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
         by_kind: dict[Hashable, list[Entry]] = {}
@@ -161,8 +160,9 @@ class Public:
             ways[key] = self._tried(kind, item, most)
         shapes: Shapes = ways[key]
         if shapes.untried and next_size((*shapes.sizes, shapes.untried), count, width) == shapes.untried:
-            items = self._probing.of(kind, [shapes.item], most).items
-            found = self._agreeing(items, shapes.collate, (*shapes.sizes, shapes.untried))
+            found = self._agreeing(
+                self._probe(kind, shapes.item, most), shapes.collate, (*shapes.sizes, shapes.untried)
+            )
             same = found[:1] == shapes.sizes[:1]  # else the larger sizes agree on other bits
             shapes = ways[key] = Shapes(shapes.collate, found if same else shapes.sizes[:1])
         return shapes
@@ -171,15 +171,21 @@ class Public:
         if self._uncoupled:
             self._uncoupled.require(kind, self._placed, [item])
         small = (most,) if self._room.filled else tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
-        probe, collate = self._probing.of(kind, [item], small[-1]), self._kinds.together(kind)
-        if mixes_experts(self._objective.model) or not probe.padded:
-            return Shapes(self._kinds.collate, (1,))  # no trial for experts; or no positions for this width
+        probe, collate = self._probing.of(kind, item, small[-1]), self._kinds.together(kind)
+        if probe is None or not probe.padded or mixes_experts(self._objective.model):
+            return Shapes(
+                self._kinds.collate, (1,)
+            )  # nothing to try; no positions for this width; no trial for experts
         if self._agreeing(probe.items, collate, small) == small:
             return Shapes(collate, small, most if most > small[-1] else 0, item)
         if self._room.filled:
             return Shapes(collate, (1,))
-        items = self._probing.of(kind, [item], most).items
-        return Shapes(collate, self._agreeing(items, collate, tuple(sorted({*small, most}))) or (1,))
+        sizes = self._agreeing(self._probe(kind, item, most), collate, tuple(sorted({*small, most})))
+        return Shapes(collate, sizes or (1,))
+
+    def _probe(self, kind: Hashable, item: Any, count: int) -> list[Any]:
+        probe = self._probing.of(kind, item, count)
+        return probe.items if probe else []
 
     def _agreeing(self, probe: Sequence[Any], collate: Collate, candidates: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes among `candidates`, ascending, with which gradients are bit-identical in a trial."""

@@ -17,7 +17,6 @@ import torch
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.dealing import places_of
-from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.training.cohort.crew import Alone, Crew, crew_of
 from secure_fed.learning.training.cohort.division import Entry, Packing, Passes
 from secure_fed.learning.training.cohort.one_pass import Found, Pack, Places, found_in
@@ -59,7 +58,7 @@ class InTurn:
 
     def __init__(self, objective: Objective, places: Places, job: Job, placed: Placed) -> None:
         self._objective, self._places, self._job, self._placed = objective, places, job, placed
-        self._packs = Packs.of(objective, job.collate, job.settings, Plain(job.examples))
+        self._packs = Packs.of(objective, job.collate, job.settings)
 
     @contextmanager
     def begun(self) -> Iterator[Passes]:

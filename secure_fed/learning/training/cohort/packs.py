@@ -7,7 +7,8 @@ with copies, whose gradients are dropped. If no two examples can share a pass in
 independent from row to row and drawn in secret, so their distribution does not depend on the other examples.
 
 The guarantee is as good as the trial: it holds for arithmetic that depends on shapes and not on values, such as matrix
-products. The trial uses made-up examples (`made_up`), or the data's own where nothing can be made up.
+products. The trial uses made-up examples (`made_up`), or public ones where nothing can be made up; without any, each example
+is computed alone.
 """
 
 from __future__ import annotations
@@ -44,30 +45,22 @@ class Way:
 
 @dataclass(frozen=True)
 class Packs:
-    """Gradients of any examples. most: the most examples in a pass. known: further examples of the data for trials."""
+    """Gradients of any examples. most: the most examples in a pass."""
 
     objective: Objective
     kinds: Kinds
     most: int
-    known: Sequence[Any] = ()
 
     @classmethod
-    def of(
-        cls, objective: Objective, collate: Collate, settings: TrainingConfig | None = None, known: Sequence[Any] = ()
-    ) -> Packs:
-        return cls(
-            objective,
-            Kinds.of(objective, collate),
-            most_at_once(objective.device, settings),
-            known,
-        )
+    def of(cls, objective: Objective, collate: Collate, settings: TrainingConfig | None = None) -> Packs:
+        return cls(objective, Kinds.of(objective, collate), most_at_once(objective.device, settings))
 
     def __call__(self, placed: Placed, items: Sequence[Any]) -> Gradients:
         """{name: (B, *shape)} in the order of `items`."""
         places: list[int] = []
         found: list[Gradients] = []
         for kind, of_kind in places_of(self.kinds(items[i]) for i in range(len(items))).items():
-            way = self.way(kind, placed, [items[i] for i in of_kind])
+            way = self.way(kind, placed, items[of_kind[0]])
             most = way.sizes[-1]
             for at in range(0, len(of_kind), most):
                 places += of_kind[at : at + most]
@@ -90,17 +83,17 @@ class Packs:
             for name, gradient in found.items()
         }
 
-    def way(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
-        """The way for a kind and the moving tensors, from a trial at its first use. items: examples of the kind."""
+    def way(self, kind: Hashable, placed: Placed, pattern: Any) -> Way:
+        """The way for a kind and the moving tensors, from a trial at its first use. pattern: an example of the kind."""
         key = (placed.shapes, kind, self.most)
         try:
             way: Way = self.objective.ways[key]
         except KeyError:
-            way = self.objective.ways[key] = self._tried(kind, placed, items)
+            way = self.objective.ways[key] = self._tried(kind, placed, pattern)
         return way
 
-    def _tried(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> Way:
-        probe = Probing(self.objective, self.kinds, placed, self.known).of(kind, items, self.most)
-        if not probe.padded:
-            return Way(one_by_one, (1,))  # a width for which the model has no positions
+    def _tried(self, kind: Hashable, placed: Placed, pattern: Any) -> Way:
+        probe = Probing(self.objective, self.kinds, placed).of(kind, pattern, self.most)
+        if probe is None or not probe.padded:
+            return Way(one_by_one, (1,))  # nothing to try, or a width for which the model has no positions
         return Way(*tried(self.objective, self.kinds.collate, self.kinds.together(kind), placed, probe.items))

@@ -56,13 +56,19 @@ class Ways:
         return next((trial.why_not for trial in self.trials.values() if trial.why_not), "")
 
     def of(self, objective: Objective, alike: Sequence[Job], *, public: bool) -> Trial:
-        """The trial of this kind, made at its first use: on one job's examples, or with `public` on `nobodys`."""
+        """The trial of this kind, made at its first use: on one job's examples, or with `public` on `nobodys`.
+
+        Without any of these there is no trial, since one client's examples must not decide how all clients train.
+        """
         first = alike[0]
         if first.kind not in self.trials:
             placed = [job.placed(objective.device) for job in (first, alike[-1])]
             examples: Sequence[Any] = Plain(max((job.examples for job in alike), key=len))
-            examples = nobodys(objective, first.collate, placed[0], examples) if public else examples
-            self.trials[first.kind] = tried(objective, placed, examples, first.collate)
+            if public:
+                examples = nobodys(objective, first.collate, placed[0], examples[0])
+            self.trials[first.kind] = (
+                tried(objective, placed, examples, first.collate) if len(examples) else Trial(_NOTHING)
+            )
         return self.trials[first.kind]
 
 
@@ -155,10 +161,10 @@ def _on_one(
     room = Room.of(objective.device, numbers, public=public, expected=_expected(first))
     if first.settings.microbatch:
         room = replace(room, rows=first.settings.microbatch)
-    placed, examples = first.placed(objective.device), Plain(first.examples)
+    placed = first.placed(objective.device)
     packing: Packing = Tight(first.collate, room)
     if public:
-        packing = Public(objective, first.collate, room, placed, examples, uncoupled)
+        packing = Public(objective, first.collate, room, placed, uncoupled)
     for start in range(0, len(jobs), most):
         cohort = _Cohort(objective, jobs[start : start + most], trial, packing)
         done += cohort.trained(partial(_told_after, told, start))
@@ -245,6 +251,7 @@ class _Cohort:
                 memory[name] = value[:active]
 
 
+_NOTHING = "no text can be made up for this collate function, and there is no public example to try the model on"
 _CLIENTS = 1024
 _LOOKED_AT = 64
 _MEMORY, _ELSEWHERE = 2**28, 2**32  # bytes

@@ -28,26 +28,28 @@ class KindProbe:
 
 @dataclass(frozen=True)
 class Probing:
-    """Makes examples of kinds: made up, or the data's own where nothing can be made up. known: further data for trials."""
+    """Makes examples of kinds: made up, or else of the public ones (`Objective.public`).
+
+    A trial on private examples would make one client's data decide how every client's gradients are computed, and so move bits
+    that no noise covers.
+    """
 
     objective: Objective
     kinds: Kinds
     placed: Placed
-    known: Sequence[Any] = ()
 
-    def of(self, kind: Hashable, items: Sequence[Any], count: int) -> KindProbe:
-        """`count` examples of the kind. items: examples of the data that are of this kind."""
-        alone, together = self.kinds.collate, self.kinds.together(kind)
-        probe = made_up(self.kinds, kind, self.objective.model, items[0], count)
-        if probe is None or not self._takes(alone, probe):
-            probe = self._of_the_data(kind, items, count)
+    def of(self, kind: Hashable, pattern: Any, count: int) -> KindProbe | None:
+        """`count` examples of the kind; None if they can neither be made up nor found. pattern: an example, for its columns."""
+        made = made_up(self.kinds, kind, self.objective.model, pattern, count)
+        if made is None or not self._takes(self.kinds.collate, made):
+            made = [item for item in self.objective.public[:_LOOKED_AT] if self.kinds(item) == kind]
+        return self.own(kind, made, count) if made else None
+
+    def own(self, kind: Hashable, items: Sequence[Any], count: int) -> KindProbe:
+        """`count` examples made from `items`, which are of the kind: for a check that can only refuse."""
+        probe = varied(items, count)
         # All of them are padded to one width: two show whether the model has positions for it.
-        return KindProbe(probe, not isinstance(kind, Padded) or self._takes(together, probe[:2]))
-
-    def _of_the_data(self, kind: Hashable, items: Sequence[Any], count: int) -> list[Any]:
-        others = (item for item in self.known[:_LOOKED_AT] if self.kinds(item) == kind)
-        own = list(items[:count]) if len(items) >= count else list(others)
-        return varied(own or items, count)
+        return KindProbe(probe, not isinstance(kind, Padded) or self._takes(self.kinds.together(kind), probe[:2]))
 
     def _takes(self, collate: Collate, probe: Sequence[Any]) -> bool:
         try:
@@ -58,11 +60,12 @@ class Probing:
         return bool(found.isfinite().all())
 
 
-def nobodys(objective: Objective, collate: Collate, placed: Placed, examples: Sequence[Any]) -> list[Any]:
-    """Three examples, made up if possible, of the kind of the data's first example."""
-    kinds, item = Kinds.of(objective, collate), examples[0]
-    return Probing(objective, kinds, placed, examples).of(kinds(item), [item], 3).items
+def nobodys(objective: Objective, collate: Collate, placed: Placed, pattern: Any) -> list[Any]:
+    """Three examples of the pattern's kind, made up if possible, or else public ones of any kind; [] if there are none."""
+    kinds = Kinds.of(objective, collate)
+    probe = Probing(objective, kinds, placed).of(kinds(pattern), pattern, 3)
+    return probe.items if probe else list(objective.public[:_LOOKED_AT])
 
 
 _CANNOT = (ModelError, MethodError, DataError, RuntimeError, ValueError, TypeError, LookupError)
-_LOOKED_AT = 64
+_LOOKED_AT = 512

@@ -1,7 +1,7 @@
 """Refusal of models and losses that couple the examples of a batch, or that keep statistics of past examples.
 
-A trial checks this on examples of every kind (`kinds`), made up if possible, in batches as large as `most`; once for each kind
-and the moving tensors.
+A trial checks this on examples of every kind (`kinds`), in batches as large as `most`; once for each kind and the moving
+tensors. The examples are made up or public if possible, or else the data's own: this trial can only refuse to train.
 """
 
 from __future__ import annotations
@@ -58,10 +58,16 @@ class Uncoupled:
         if key in self.objective.ways:
             return
         with parameters_stay(self.objective, placed.held | placed.moving):
-            probe = Probing(self.objective, self.kinds, placed, self.known).of(kind, items, self.most)
+            probing = Probing(self.objective, self.kinds, placed)
+            probe = probing.of(kind, items[0], self.most) or probing.own(kind, self._own(kind, items), self.most)
             if probe.padded:  # else each is computed alone
                 require_uncoupled(self.objective, self.kinds.collate, self.kinds.together(kind), placed, probe.items)
         self.objective.ways[key] = True
+
+    def _own(self, kind: Hashable, items: Sequence[Any]) -> Sequence[Any]:
+        if len(items) >= self.most:
+            return items
+        return [item for item in self.known[:_LOOKED_AT] if self.kinds(item) == kind] or items
 
 
 def most_at_once(device: torch.device, settings: TrainingConfig | None = None) -> int:
