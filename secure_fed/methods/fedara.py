@@ -180,7 +180,7 @@ class FedAra(Averaged):
 
     def admits(self, round_: int, initial: Tensors, tensors: Tensors) -> bool:
         """Whether the names are the same, each module has one number of ranks in A, E and B that is at most the initial
-        number, and the total is possible after `round_` rounds, also in a run that was resumed with another budget.
+        number, and the total is possible after `round_` rounds, also in a run that was resumed with more rounds.
         """
         if set(tensors) != set(initial):
             return False
@@ -190,10 +190,9 @@ class FedAra(Averaged):
             (_, n), (m, _) = expected[module.a], expected[module.b]
             rank = min(*tensors[module.e].shape[:1], *expected[module.e]) if len(tensors[module.e].shape) == 1 else 0
             expected |= {module.a: (rank, n), module.e: (rank,), module.b: (m, rank)}
-        least = self.budget.last * len(found) if self.threshold is None else 1
+        least, most = self._limits(round_, len(found))
         total = sum(expected[module.e][0] for module in found)
-        enough = total >= (least if round_ else self.budget.first * len(found))
-        return enough and all(tuple(tensors[name].shape) == expected[name] for name in tensors)
+        return least <= total <= most and all(tuple(tensors[name].shape) == expected[name] for name in tensors)
 
     def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
         """LoRA factors at the live ranks: A, and B E in place of B; modules without live ranks are left out."""
@@ -204,6 +203,16 @@ class FedAra(Averaged):
         modules = len(triplets(state.tensors))
         stay = self.budget.ranks(state.round + 1, modules)
         return stay if stay < self.budget.first * modules else None
+
+    def _limits(self, finished: int, modules: int) -> tuple[int, int]:
+        """The fewest and the most ranks that may be left, also in a run that was resumed with more rounds."""
+        whole, now = self.budget.first * modules, self.budget.ranks(finished, modules)
+        if finished <= self.budget.warmup:
+            return whole, whole
+        if self.threshold is None:
+            return self.budget.last * modules, now
+        # Each client has b(t) votes, so no more than b(t) / T_h ranks can have a share of votes above T_h.
+        return 1, min(whole, int(now / self.threshold)) if self.threshold else whole
 
 
 def foremost(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:

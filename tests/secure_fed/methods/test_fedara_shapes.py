@@ -33,7 +33,8 @@ def test_every_state_of_a_run_is_admitted_after_its_rounds_and_none_too_early() 
             assert method.admits(state.round, first.tensors, state.tensors)
             assert fits(method, first.tensors, state)
             if sum(ranks(state.tensors)) < 16:
-                assert not method.admits(0, first.tensors, state.tensors), "at the start"
+                assert not method.admits(1, first.tensors, state.tensors), "in the warm-up"
+        assert not method.admits(7, first.tensors, first.tensors), "after the last"
 
 
 def reshaped(tensors: Tensors, changes: dict[str, tuple[int, ...]]) -> Tensors:
