@@ -29,6 +29,8 @@ from secure_fed.runs import guarantee, recording, traffic
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.run import run
 
+_EVENTS = ("on_run_begin", "on_progress", "on_round_end", "on_published", "on_end")
+
 
 class Federation:
     """Clients, a server and a transport between them, ready to run.
@@ -70,6 +72,11 @@ class Federation:
         if not isinstance(callbacks, list | tuple):
             message = f"callbacks is a {type(callbacks).__name__}; give a list of objects"
             raise ConfigError(message).about("callbacks", callbacks, "a list")
+        if deaf := [one for one in callbacks if not any(hasattr(one, event) for event in _EVENTS)]:
+            message = (
+                f"a callback is a {type(deaf[0]).__name__} without any of {', '.join(_EVENTS)}; give it one of them"
+            )
+            raise ConfigError(message).about("callbacks", deaf[0], "one of these methods")
         self.config = with_absolute_paths(config or RunConfig())
         method = build(self.config)  # first, so that a wrong name fails before anything is loaded
         own = (model, train, test, collate, loss, metrics)

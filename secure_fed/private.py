@@ -144,9 +144,12 @@ def _wrapped(
     account: tuple[str, str, str] = ("", "", ""),
 ) -> Private:
     """`wrap` with any source of noise; tests inject it."""
-    if not isinstance(optimizer, Optimizer) or not isinstance(model, nn.Module) or not isinstance(loader, DataLoader):
-        kinds = ", ".join(type(one).__name__ for one in (model, optimizer, loader))
-        raise OwnLoopError(f"wrap() was given {kinds}; give a torch module, a torch optimizer and a torch DataLoader")
+    wanted = (model, nn.Module), (optimizer, Optimizer), (loader, DataLoader), (budget, Budget)
+    if not all(isinstance(one, kind) for one, kind in wanted):
+        kinds = ", ".join(type(one).__name__ for one, _ in wanted)
+        raise OwnLoopError(
+            f"wrap() was given {kinds}; give a torch module, a torch optimizer, a torch DataLoader and a Budget"
+        )
     require_samplable(loader)
     if hasattr(model, "autograd_grad_sample_hooks"):
         raise ModelError("the model is wrapped already; call close() on its earlier wrapper first")

@@ -37,7 +37,21 @@ def train(chosen: argparse.Namespace) -> None:
         if chosen.config:
             require_begun(Path(chosen.out))
         config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
+        _require_from_files(Path(chosen.out))
     run(config, chosen, config.method.name, resume=chosen.resume)
+
+
+def _require_from_files(out: Path) -> None:
+    """Refuse a run on objects that a program made: the command would resume it with others."""
+    from secure_fed.learning.problem import GIVEN
+    from secure_fed.runs.directory import FACTS, read_facts
+
+    facts = read_facts(out) if (out / FACTS).exists() else {}
+    if facts.get("task") == GIVEN or "given" in facts.get("privacy", {}):
+        raise RunDirectoryError(
+            f"{out} was begun with objects given in Python, which only that program can make: there, resume it with "
+            "Federation.run"
+        )
 
 
 def run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:

@@ -83,10 +83,11 @@ class Trained:
     def predict(self, texts: Sequence[Any], pairs: Sequence[Any] | None = None) -> Iterator[Answer]:
         """The task's answer for each text (or pair), in order: for classification {"label", "probability"}."""
         task, settings = tasks.build(self.config.data), self.config.evaluation
+        _require_list("texts", texts)
         if pairs is None and task.columns.text_b:
             raise ConfigError(
                 f"this run judges {task.columns.text!r} and {task.columns.text_b!r} together, but only the first was given: "
-                "name a FILE with both columns"
+                "name a FILE with both columns, or give pairs in Python"
             ).about("FILE", task.columns.text, f"{task.columns.text} and {task.columns.text_b}")
         lines = tuple(task.line(text) for text in texts)
         nothing = (task.unlabelled,) * len(lines)
@@ -108,6 +109,7 @@ class Trained:
 
         temperature: at 0 the most likely token is taken; above 0 tokens are drawn, by `seed`.
         """
+        _require_list("prompts", prompts)
         if self.config.data.task != "causal_lm":
             task = self.config.data.task
             message = f"this run's data.task is {task!r}, and only 'causal_lm' writes texts"
@@ -116,8 +118,9 @@ class Trained:
         length = self.config.model.max_length
         return continued(self.model, self.tokenizer, prompts, length, max_new_tokens, choose, settings.batch_size)
 
-    def export(self, out_dir: Path, *, merged: bool = False) -> Path:
+    def export(self, out_dir: str | Path, *, merged: bool = False) -> Path:
         """Write the adapter, or with `merged` the whole model; refuses a folder that is not empty."""
+        out_dir = Path(out_dir)
         adapted = Adapted(
             self.config, self.method, self.model, self.head, self.initial, self.state, self.card, self.tokenizer
         )
@@ -127,6 +130,19 @@ class Trained:
         else:
             write_adapter(out_dir, adapted)
         return out_dir
+
+
+def _require_list(name: str, texts: Sequence[Any]) -> None:
+    """Refuse a single text, which would be read character by character, and what is no text."""
+    if isinstance(texts, str | bytes):
+        raise ConfigError(f"{name} is a single {type(texts).__name__}; give a list of texts").about(
+            name, texts, "a list"
+        )
+    for index, text in enumerate(texts):
+        if not isinstance(text, str | list):  # a list: the words of a text, for entities
+            raise ConfigError(
+                f"{name}[{index}] is a {type(text).__name__}; give texts (and the second texts of pairs as pairs)"
+            ).about(f"{name}[{index}]", text, "a text")
 
 
 def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = False) -> Trained:

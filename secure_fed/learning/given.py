@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from torch import nn
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError
@@ -123,6 +123,8 @@ def _check_examples(train: Any, test: Any) -> None:
     """Refuse a `train` that is no list of data sets, a `test` that is no data set, and an empty data set."""
     if not _numbered(train):
         raise ConfigError(f"train is a {type(train).__name__}; give a list with one data set per client")
+    if isinstance(train, Dataset) and isinstance(train[0], tuple | Mapping):
+        raise ConfigError(f"train is one {type(train).__name__}; give a list with one data set per client")
     asked = [train[0]] if is_lazy(train) else train
     for name, examples in [("test", test), *((f"client {index} of train", own) for index, own in enumerate(asked))]:
         if not _numbered(examples):

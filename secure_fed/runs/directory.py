@@ -179,7 +179,7 @@ def read_object(path: Path, name: str) -> dict[str, Any]:
     content = read_text(path / name)
     if content is None:
         raise RunDirectoryError(
-            f"{path} holds no run: it has no {name}; give the --out of `secure-fed train`, or start one there without --resume"
+            f"{path} holds no run: it has no {name}; give the --out of a run, which `secure-fed train` without --resume begins"
         )
     return parsed(content, str(path / name))
 

@@ -278,6 +278,7 @@ def test_a_missing_part_is_named(missing: str) -> None:
     ("given", "says"),
     [
         ({"model": "builtin/tiny"}, "model is a str; give a torch module"),
+        ({"callbacks": [print]}, "a callback is a builtin_function_or_method without any of on_run_begin"),
         ({"collate": 3}, "collate is a int; give a function"),
         ({"callbacks": "abc"}, "callbacks is a str; give a list of objects"),
         ({"callbacks": object()}, "callbacks is a object; give a list of objects"),
@@ -286,6 +287,12 @@ def test_a_missing_part_is_named(missing: str) -> None:
 def test_an_object_of_another_kind_is_named(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         toys.federation(**given)
+
+
+def test_one_data_set_is_no_list_of_clients() -> None:
+    rows = TensorDataset(torch.zeros(9, 6), torch.zeros(9, dtype=torch.long))
+    with pytest.raises(ConfigError, match="train is one TensorDataset; give a list with one data set per client"):
+        toys.federation(train=rows)
 
 
 def test_an_empty_client_is_named() -> None:

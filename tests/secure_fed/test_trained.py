@@ -92,7 +92,10 @@ def test_a_run_holds_in_another_directory(
     monkeypatch.chdir(tmp_path / "two")
     loaded = trained.load_run(tmp_path / "run")
     assert len(list(loaded.predict(["calm word1"]))) == 1
-    loaded.export(Path("adapter"))
+    for texts, fault in (("calm", "texts is a single str"), (["calm", {"text": "a"}], r"texts\[1\] is a dict")):
+        with pytest.raises(ConfigError, match=fault):
+            list(loaded.predict(texts))
+    loaded.export("adapter")
     config = json.loads(Path("adapter/adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] == str(tmp_path / "one" / "model")
     with pytest.raises(ConfigError, match="no tensor of this run is personal, so client 'client-0' has no model"):

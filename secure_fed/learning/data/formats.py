@@ -165,8 +165,9 @@ def _csv_table(path: Path, rows: CsvReader, wanted: Collection[str]) -> Table:
     for row in rows:
         if row:
             if len(row) != len(present):
-                counts = f"{len(row)} fields where line 1 names {len(present)} columns"
-                raise DataError(f"{path}, line {start} has {counts}; quote fields that hold the separator")
+                counts = f"{len(row)} field{'s' * (len(row) > 1)} where line 1 names {len(present)} columns"
+                remedy = "add the missing fields" if len(row) < len(present) else "quote fields that hold the separator"
+                raise DataError(f"{path}, line {start} has {counts}; {remedy}")
             for index, cells in picked:
                 cells.append(row[index])
             lines.append(start)

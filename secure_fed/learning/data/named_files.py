@@ -96,7 +96,18 @@ def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool)
         if not test:
             _require_files(test_paths[0], "data.test")
             raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
+    _require_once(train, test)
     return Named(tuple(train), tuple(test), _unique([files.stem(path) for path in train]) if keyed else None)
+
+
+def _require_once(train: Sequence[Path], test: Sequence[Path]) -> None:
+    """Refuse a file that is named twice: examples would count twice, or be tested by a model that has seen them."""
+    seen: set[Path] = set()
+    for setting, paths in (("data.train", train), ("data.test", test)):
+        for path in paths:
+            if (place := path.resolve()) in seen:
+                raise DataError(f"{setting} names {path}, which data.train or data.test names already; name it once")
+            seen.add(place)
 
 
 def _require_files(folder: Path, setting: str) -> None:
