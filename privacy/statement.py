@@ -68,7 +68,8 @@ class Statement:
         """The second epsilon, where the first does not hold against observers who see who takes part."""
         if "participant" in self.holds_against:
             return ""
-        return f"Against observers who see which clients take part, epsilon is {_up(self.epsilon_participants, 4)}. "
+        seen = "which clients take part" if "client" in self.unit else "which examples each step draws"
+        return f"Against observers who see {seen}, epsilon is {_up(self.epsilon_participants, 4)}. "
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"not_covered": list(self.not_covered), "holds_against": list(self.holds_against)}
