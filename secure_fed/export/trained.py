@@ -83,7 +83,7 @@ class Trained:
     def predict(self, texts: Sequence[Any], pairs: Sequence[Any] | None = None) -> Iterator[Answer]:
         """The task's answer for each text (or pair), in order: for classification {"label", "probability"}."""
         task, settings = tasks.build(self.config.data), self.config.evaluation
-        _require_list("texts", texts)
+        _require_texts("texts", texts, words=self.config.data.task == "tokens")
         if pairs is None and task.columns.text_b:
             raise ConfigError(
                 f"this run judges {task.columns.text!r} and {task.columns.text_b!r} together, but only the first was given: "
@@ -109,7 +109,7 @@ class Trained:
 
         temperature: at 0 the most likely token is taken; above 0 tokens are drawn, by `seed`.
         """
-        _require_list("prompts", prompts)
+        _require_texts("prompts", prompts)
         if self.config.data.task != "causal_lm":
             task = self.config.data.task
             message = f"this run's data.task is {task!r}, and only 'causal_lm' writes texts"
@@ -132,14 +132,14 @@ class Trained:
         return out_dir
 
 
-def _require_list(name: str, texts: Sequence[Any]) -> None:
-    """Refuse a single text, which would be read character by character, and what is no text."""
+def _require_texts(name: str, texts: Sequence[Any], *, words: bool = False) -> None:
+    """Refuse a single text, which would be read character by character, and what is no text. words: lists of words are some."""
     if isinstance(texts, str | bytes):
         raise ConfigError(f"{name} is a single {type(texts).__name__}; give a list of texts").about(
             name, texts, "a list"
         )
     for index, text in enumerate(texts):
-        if not isinstance(text, str | list):  # a list: the words of a text, for entities
+        if not isinstance(text, str | list | tuple if words else str):
             raise ConfigError(
                 f"{name}[{index}] is a {type(text).__name__}; give texts (and the second texts of pairs as pairs)"
             ).about(f"{name}[{index}]", text, "a text")

@@ -17,6 +17,7 @@ from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data import division, fingerprint, partition, sources
 from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.data.named_files import of_both
 from secure_fed.learning.hints import warnings
 from secure_fed.learning.models.loading import head_of, last_layer, load
 from secure_fed.learning.tasks.commonest import Commonest
@@ -119,7 +120,12 @@ def configured(config: RunConfig) -> Problem:
         unit_digest=fingerprint.of_units(*division.units(config, source, divided)) if private else "",
         commonest=Commonest.among(task.counted(source.test)) if is_declared(source.tested) or not private else None,
         warning="; and ".join(
-            warnings(config, test if private else encoded, "test" if private else "training", tokenizer, loaded.model)
+            [
+                *of_both(config.data),
+                *warnings(
+                    config, test if private else encoded, "test" if private else "training", tokenizer, loaded.model
+                ),
+            ]
         ),
     )
 

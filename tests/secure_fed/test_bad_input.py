@@ -117,10 +117,6 @@ SETTINGS: dict[str, tuple[tuple[str, ...], FACTS]] = {
         ("data.train=", "data.test=", "data.test_examples=10000001"),
         ("data.test_examples is 10000001", "at most 10000000"),
     ),
-    "a file for training and for test": (
-        ("data.train=notes.jsonl", "data.test=./notes.jsonl"),
-        ("data.test", "notes.jsonl", "names already"),
-    ),
     "no files": (("data.train=[]",), ("data.train is a list without a file", "leave the setting out")),
     "a name beside files": (("data.name=someone/reviews",), ("data.name = 'someone/reviews'", "no data.train")),
     "a client column that nothing reads": (

@@ -145,6 +145,12 @@ def test_texts_that_are_cut_are_said(small_model: Path, small_data: Path) -> Non
     assert "100% of the training texts reach model.max_length = 3 and are cut there" in warning
 
 
+def test_a_test_file_that_trains_too_is_said(small_model: Path, small_data: Path) -> None:
+    file = small_data / "train.jsonl"
+    settings = [f"model.name={small_model}", f"data.train={file}", f"data.test={file}", "federation.clients=4"]
+    assert f"data.test names {file}, which data.train names too" in configured(RunConfig.load(None, settings)).warning
+
+
 def test_known_text_gives_no_warning(small_model: Path, small_data: Path) -> None:
     settings = [f"model.name={small_model}", f"data.train={small_data}", "federation.clients=4"]
     assert configured(RunConfig.load(None, settings)).warning == ""

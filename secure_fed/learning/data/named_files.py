@@ -5,7 +5,7 @@ Needs no torch, so that a wrong name is reported at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,14 @@ def find(data: DataConfig) -> Named | None:
     if paths:
         return _of_paths(paths, test_paths, keyed=not isinstance(data.train, str))
     return None if generated(data) else _of_name(data.name)
+
+
+def of_both(data: DataConfig) -> Iterator[str]:
+    """A warning if a file is both of training and of test examples."""
+    named = find(data)
+    trained = {path.resolve() for path in named.train} if named else set()
+    if named and (both := [path for path in named.test if path.resolve() in trained]):
+        yield f"data.test names {both[0]}, which data.train names too, so accuracy is measured on texts that were trained on"
 
 
 def require_columns(data: DataConfig, columns: Columns, group: str = "") -> None:
@@ -96,18 +104,7 @@ def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool)
         if not test:
             _require_files(test_paths[0], "data.test")
             raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
-    _require_once(train, test)
     return Named(tuple(train), tuple(test), _unique([files.stem(path) for path in train]) if keyed else None)
-
-
-def _require_once(train: Sequence[Path], test: Sequence[Path]) -> None:
-    """Refuse a file that is named twice: examples would count twice, or be tested by a model that has seen them."""
-    seen: set[Path] = set()
-    for setting, paths in (("data.train", train), ("data.test", test)):
-        for path in paths:
-            if (place := path.resolve()) in seen:
-                raise DataError(f"{setting} names {path}, which data.train or data.test names already; name it once")
-            seen.add(place)
 
 
 def _require_files(folder: Path, setting: str) -> None:
