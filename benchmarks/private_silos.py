@@ -2,7 +2,8 @@
 
     python benchmarks/private_silos.py [DATA] [--only sst2] [--silos 10] [--seeds 3] [--heads trained] [--docs docs]
     one cell: python benchmarks/private_silos.py DATA --only sst2 --heads trained --methods fedlora --epsilons 8 --seeds 1
- DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label` (`public_sets.py`
+
+DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label` (`public_sets.py`
 makes TREC's). Each silo has 1,000 texts, or its share of the data's first half: 930 of AG News with 10 silos and 465 with
 20, 800 of SST-2 with 20, 545 of TREC with 5 and 272 with 10. All silos take part in each of four rounds of four steps:
 batches of 256 by secret coins, gradients clipped to norm 1, noise in every step, delta 1e-5. At epsilon inf there is neither
