@@ -289,6 +289,14 @@ def test_an_object_of_another_kind_is_named(given: dict[str, Any], says: str) ->
         toys.federation(**given)
 
 
+def test_trials_may_read_a_given_test_set_and_no_rows_held_out_of_private_ones(
+    small_model: Path, small_data: Path
+) -> None:
+    assert len(toys.federation().assembly.objective.public) == 20
+    own = [f"model.name={small_model}", f"data.train={small_data / 'train.jsonl'}", "federation.clients=4"]
+    assert len(Federation(RunConfig.load(None, own)).assembly.objective.public) == 0
+
+
 def test_one_data_set_is_no_list_of_clients() -> None:
     rows = TensorDataset(torch.zeros(9, 6), torch.zeros(9, dtype=torch.long))
     with pytest.raises(ConfigError, match="train is one TensorDataset; give a list with one data set per client"):
