@@ -113,7 +113,7 @@ def run_all(given: argparse.Namespace, accuracy: Runs[Cell]) -> None:
             clip = 0.0 if way == OPEN else best_clip(accuracy, head, method)
             cell = Cell(size, head, way if math.isfinite(epsilon) else "schedule", method, epsilon, clip, seed)
             accuracy(cell)
-            for count in {steps for steps, _ in LOCAL} if given.local else ():
+            for count in sorted({steps for steps, _ in LOCAL}) if given.local else ():
                 clip, rate = best_local(accuracy, head, method, count)
                 accuracy(cell._replace(clip=clip, steps=count, rate=rate))
 

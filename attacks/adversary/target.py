@@ -12,12 +12,11 @@ from typing import Any
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.learning.problem import GIVEN
 from secure_fed.methods.method import State, fits
 from secure_fed.runs import recording
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.checkpoint import read_checkpoint
-from secure_fed.runs.directory import CONFIG, RESULT, read_config, read_facts, read_whole_result
+from secure_fed.runs.directory import CONFIG, RESULT, is_given, read_config, read_facts, read_whole_result
 from secure_fed.runs.recording import Recorded
 from secure_fed.runs.same_run import differing_digests
 
@@ -43,7 +42,7 @@ def opened(run_dir: Path) -> Target:
         going_on = f"secure-fed train --resume --out {shlex.quote(str(run_dir))}"
         raise RunDirectoryError(f"{run_dir} has not ended: go on with `{going_on}`")
     result = _result(run_dir, config)
-    if facts.get("task") == GIVEN or "given" in facts.get("privacy", {}):
+    if is_given(facts):
         raise RunDirectoryError(
             f"{run_dir} was trained with objects given in Python: audit it there, with attacks.audit.audited(Target(...))"
         )

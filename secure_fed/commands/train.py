@@ -43,11 +43,9 @@ def train(chosen: argparse.Namespace) -> None:
 
 def _require_from_files(out: Path) -> None:
     """Refuse a run on objects that a program made: the command would resume it with others."""
-    from secure_fed.learning.problem import GIVEN
-    from secure_fed.runs.directory import FACTS, read_facts
+    from secure_fed.runs.directory import FACTS, is_given, read_facts
 
-    facts = read_facts(out) if (out / FACTS).exists() else {}
-    if facts.get("task") == GIVEN or "given" in facts.get("privacy", {}):
+    if (out / FACTS).exists() and is_given(read_facts(out)):
         raise RunDirectoryError(
             f"{out} was begun with objects given in Python, which only that program can make: there, resume it with "
             "Federation.run"

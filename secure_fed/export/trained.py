@@ -19,11 +19,11 @@ from secure_fed.export.generation import chooser, continued
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import batches, pad_id
+from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.loading import digest_of, head_of
-from secure_fed.learning.problem import GIVEN
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.task import Answer
 from secure_fed.learning.training.objective import Objective, to_device

@@ -13,10 +13,11 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import fingerprint, partition
 from secure_fed.learning.data.encode import Collate as PadCollate
+from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import head_names, head_of, last_layer, pooler_names
 from secure_fed.learning.models.products import hasten
-from secure_fed.learning.problem import GIVEN, Problem, facts_of, is_lazy
+from secure_fed.learning.problem import Problem, facts_of, is_lazy
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.commonest import of_items
 from secure_fed.learning.tasks.confidence import confidence

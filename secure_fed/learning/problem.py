@@ -25,7 +25,6 @@ from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
 from secure_fed.learning.tokenised import tokenised
 
-GIVEN = "given in Python"
 MANY = 10_000  # clients; with fewer, all examples are read before training starts
 
 

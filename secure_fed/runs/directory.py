@@ -21,7 +21,7 @@ from typing import Any
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
-from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.data.holdout import GIVEN, is_declared
 from secure_fed.runs.durable import part_of
 from secure_fed.runs.published import together
 
@@ -172,6 +172,11 @@ def withholds_test(config: RunConfig, facts: Mapping[str, Any]) -> bool:
 def is_deployed(facts: Mapping[str, Any]) -> bool:
     """Whether the clients of the run were separate nodes, by the facts in run.json; otherwise the run was a simulation."""
     return "charter" in facts
+
+
+def is_given(facts: Mapping[str, Any]) -> bool:
+    """Whether a program gave the run objects of its own, which only that program can make."""
+    return facts.get("task") == GIVEN or "given" in facts.get("privacy", {})
 
 
 def read_object(path: Path, name: str) -> dict[str, Any]:

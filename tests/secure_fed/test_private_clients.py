@@ -119,7 +119,7 @@ def test_the_mean_is_over_those_who_take_part() -> None:
 
 
 def test_the_count_of_a_client_differs_by_a_half_from_that_without_its_data() -> None:
-    """Else the count moved by one, with a sensitivity of a half: 4.5 was stated for an epsilon of 5.4."""
+    """Else the count moves by one, twice the sensitivity for which its noise is made."""
     built = federation({**ADAPTIVE, "privacy.clip_norm": 1e-3})
     server, initial = built.assembly.server, built.assembly.initial
     plan = server.plan(initial)

@@ -22,6 +22,7 @@ from secure_fed.errors import DataError
 from secure_fed.learning.data.rows import Rows
 
 HELD_OUT = {unit: f"held out by {unit}" for unit in ("row", "example", "person", "client")}
+GIVEN = "given in Python"  # the test rows, and the task, of a run on a program's own objects
 Indices = NDArray[np.int64]
 
 

@@ -172,10 +172,9 @@ class Public:
             self._uncoupled.require(kind, self._placed, [item])
         small = (most,) if self._room.filled else tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
         probe, collate = self._probing.of(kind, item, small[-1]), self._kinds.together(kind)
+        # Nothing to try; no positions for this width; no trial for experts.
         if probe is None or not probe.padded or mixes_experts(self._objective.model):
-            return Shapes(
-                self._kinds.collate, (1,)
-            )  # nothing to try; no positions for this width; no trial for experts
+            return Shapes(self._kinds.collate, (1,))
         if self._agreeing(probe.items, collate, small) == small:
             return Shapes(collate, small, most if most > small[-1] else 0, item)
         if self._room.filled:
