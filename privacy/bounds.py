@@ -24,12 +24,11 @@ from dp_accounting.dp_event import (
     SampledWithoutReplacementDpEvent,
     ZCDpEvent,
 )
-from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, compute_epsilon
 from scipy.stats import binom
 
-from privacy import concentrated, sampled_gaussian
+from privacy import concentrated, gaussian, sampled_gaussian
 from privacy.errors import PlanError
 
 Adjacency = Literal["add-remove", "replace-one"]
@@ -96,10 +95,10 @@ def orders(release: Release) -> tuple[float, ...]:
 
 
 def without_sampling(release: Release, count: float, delta: float) -> float:
-    """Epsilon as if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly (Balle and Wang, 2018)."""
+    """Epsilon as if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly."""
     if not release.gaussian:
         return math.inf
-    return float(get_epsilon_gaussian(release.multiplier / math.sqrt(count), delta))
+    return gaussian.epsilon_of(release.multiplier / math.sqrt(count), delta)
 
 
 def by_participation(release: Release, count: float, delta: float) -> float:

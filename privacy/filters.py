@@ -15,7 +15,7 @@ Orders are compared by the number of Gaussian mechanisms, with rho(a) proportion
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -100,6 +100,10 @@ class Budget:
             return tuple(math.inf if limit is None else limit for limit in (self.epsilon, self.delta))
         return ((self.epsilon or 0.0) - self._conversion(self.order),)
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return ("epsilon", "delta") if self.order is None else ("RDP",)
+
     def parts(self, cost: Cost) -> tuple[float, ...]:
         """The numbers of a cost that are summed up; PlanError if an RDP ledger lacks them."""
         if self.order is None:
@@ -124,16 +128,24 @@ class Budget:
 
     def exceeded(self, costs: Iterable[Cost]) -> tuple[str, ...]:
         """The names of the limits that the sums of these costs exceed: "epsilon", "delta", or "RDP"."""
-        names = ("epsilon", "delta") if self.order is None else ("RDP",)
         return tuple(
             name
-            for name, total, limit in zip(names, self.sums(costs), self.limits, strict=True)
+            for name, total, limit in zip(self._names, self.sums(costs), self.limits, strict=True)
             if not (total <= limit * (1 + TOLERANCE) and total < math.inf)
         )
 
     def left(self, costs: Iterable[Cost]) -> tuple[float, ...]:
         """The remainder of each limit after these costs."""
         return tuple(max(0.0, limit - total) for total, limit in zip(self.sums(costs), self.limits, strict=True))
+
+    def remedy(self, others: Sequence[Cost], cost: Cost) -> str:
+        """The settings to change for `cost` to fit beside the others. Lower epsilon or fewer rounds do not lower its delta."""
+        names, left = self.exceeded([*others, cost]), dict(zip(self._names, self.left(others), strict=True))
+        limits = dict(zip(self._names, self.limits, strict=True))
+        if any(limits[name] and left[name] <= limits[name] * TOLERANCE for name in names):
+            return "no further run on these data fits"
+        spending = "lower privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier"
+        return "; ".join([spending] * (names != ("delta",)) + ["lower privacy.delta"] * ("delta" in names))
 
     def total(self, costs: Iterable[Cost]) -> Cost:
         """All costs together as one cost.
@@ -157,15 +169,6 @@ class Budget:
     def _conversion(self, order: float) -> float:
         """epsilon - rho."""
         return (-math.log(self.delta or 1.0) - math.log(order)) / (order - 1) + math.log1p(-1 / order)
-
-
-def remedy(exceeded: Iterable[str]) -> str:
-    """The settings to change where a run exceeds these limits. Lower epsilon or fewer rounds do not lower its delta."""
-    names = set(exceeded)
-    cheaper = (
-        ["lower privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier"] if names - {"delta"} else []
-    )
-    return "; ".join([*cheaper, *(["lower privacy.delta"] if "delta" in names else [])])
 
 
 def _check_number(name: str, value: float) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from privacy import gaussian
 
 
 def of_gaussian(mu: float, members: int, delta: float) -> float:
     """Epsilon at delta for `members` members together, where one member has exactly mu."""
-    return float(get_epsilon_gaussian(1 / (members * mu), delta)) if mu else 0.0
+    return gaussian.epsilon_of(1 / (members * mu), delta) if mu else 0.0
 
 
 def of_curve(curve: Sequence[tuple[float, float]], members: int, delta: float) -> float | None:

@@ -34,7 +34,7 @@ from privacy import chain
 from privacy.book import FORMAT, Head, words_of
 from privacy.chain import Row
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
-from privacy.filters import Budget, Composition, Cost, remedy
+from privacy.filters import Budget, Composition, Cost
 from privacy.heads import Heads
 from privacy.journal import Journal, now
 from privacy.units import Unit, Units
@@ -163,6 +163,11 @@ class Ledger:
         with self._journal.transaction(write=False):
             return (limits or self.budget).exceeded([*self._book.others(run), cost])
 
+    def remedy(self, run: str, cost: Cost) -> str:
+        """The settings to change for the run to fit."""
+        with self._journal.transaction(write=False):
+            return self.budget.remedy(self._book.others(run), cost)
+
     def require(self, data_digest: str, data_set: str | None, unit: Unit) -> None:
         """LedgerError unless a new run on such data, for such a unit, may reserve here. Digests are passed unkeyed."""
         with self._journal.transaction(write=False):
@@ -245,11 +250,10 @@ class Ledger:
 
     def _exhausted(self, run: str, cost: Cost, others: list[Cost]) -> str:
         words, budget = self.budget.words, self.budget
-        change = remedy(budget.exceeded([*others, cost]))
         return (
             f"the privacy budget of data set {self.data_set!r} in {self.path} is too small for run {run!r}: it needs "
             f"{words(budget.parts(cost))}, and {words(budget.left(others))} is left of {words(budget.limits)}: "
-            f"{change}, or set privacy.on_exhausted = 'stop'"
+            f"{budget.remedy(others, cost)}"
         )
 
     def _require(self, run: str, data_digest: str, data_set: str | None, unit: Unit) -> None:

@@ -69,6 +69,21 @@ def test_help_loads_nothing_heavy() -> None:
         assert usage in printed
 
 
+INTERRUPTED = """
+class Interrupts:
+    def find_spec(self, name, *rest):
+        if name == "secure_fed.commands.cli":
+            raise KeyboardInterrupt
+import sys; sys.meta_path.insert(0, Interrupts())
+from secure_fed.__main__ import main; raise SystemExit(main())
+"""
+
+
+def test_an_interruption_while_the_commands_are_imported_is_one_sentence() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "secure-fed: interrupted\n")
+
+
 ROWS = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'
 
 

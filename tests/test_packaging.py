@@ -129,4 +129,4 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.ZipFile, metadata: Message) ->
     (licence,) = (name for name in wheel.namelist() if name.endswith("/licenses/LICENSE"))
     assert "Apache License" in wheel.read(licence).decode("utf-8")
     (entry_points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "secure-fed = secure_fed.commands.cli:main" in wheel.read(entry_points).decode("utf-8")
+    assert "secure-fed = secure_fed.__main__:main" in wheel.read(entry_points).decode("utf-8")

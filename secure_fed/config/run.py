@@ -102,6 +102,8 @@ def _flat(tables: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
                 )
             remedy = f"write [section] and then key = value{_also(homes(section))}"
             raise ConfigError(f"{section} = {table!r:.80} stands outside a section; {remedy}")
+        if not table and section not in sections():
+            raise ConfigError(f"there is no section [{section}]; {nearest(section, sections())}", setting=section)
     return {(section, key): value for section, table in tables.items() for key, value in table.items()}
 
 

@@ -186,7 +186,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("  protects", terms["unit"]),
         *_against(terms, seen),
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
-        ("  releases", f"{summary['releases']:,} of {terms['planned_releases']:,} planned"),
+        ("  releases", f"{summary['releases']:,} charged of {terms['planned_releases']:,} planned"),
         ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
         *([("  other runs", "not counted: this run has its own ledger")] if _alone(summary) else []),
     ]

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.account import Account
 from privacy.errors import BudgetExhausted
-from privacy.filters import remedy
 from privacy.ledger import Cost, Head, Ledger
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
@@ -147,7 +146,7 @@ def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
     raise BudgetExhausted(
         f"the plan costs epsilon {cost.epsilon:.4g} at delta {cost.delta:.3g}, and the ledger {ledger.path} of "
         f"{ledger.data_set!r} has spent epsilon {spent.epsilon:.4g} of {ledger.epsilon} at delta {delta}: too "
-        f"little {' and '.join(exceeded)} is left; {remedy(exceeded)}"
+        f"little {' and '.join(exceeded)} is left; {ledger.remedy('a new run', cost)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 from dp_accounting import get_epsilon_gaussian
@@ -77,3 +78,10 @@ def test_a_group_by_epsilon_and_delta_alone() -> None:
     found = of_curve(curve, 2, 1e-5)
     assert found is not None
     assert found > of_gaussian(math.sqrt(4) / 8, 2, 1e-5)
+
+
+def test_the_smallest_epsilons_are_planned_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = for_turns(Target(1e-4, None, 1e-5), ORDER, 20)
+    assert 0.9e-4 < plan.cost().epsilon <= 1e-4

@@ -227,6 +227,8 @@ def test_what_is_not_a_table_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path, "rounds = 3")
     with pytest.raises(ConfigError, match=r"federation is a section: write \[federation\], and below it key = value"):
         loaded(tmp_path, "federation = 2")
+    with pytest.raises(ConfigError, match=r"no section \[privacyy\]; did you mean 'privacy'\?"):
+        loaded(tmp_path, "[privacyy]")
 
 
 def test_names_of_elsewhere_stand_for_settings_that_there_are() -> None:

@@ -116,6 +116,13 @@ def test_delta_is_budgeted_too(tmp_path: Path) -> None:
         federation(settings).run(tmp_path / "second")
 
 
+def test_where_a_limit_is_used_up_no_setting_is_advised(tmp_path: Path) -> None:
+    settings = made(tmp_path / "wards.sqlite", delta=1e-3)
+    federation(settings).run(tmp_path / "first")
+    with pytest.raises(BudgetExhausted, match=r"too little delta is left; no further run on these data fits$"):
+        federation(settings).run(tmp_path / "second")
+
+
 def test_a_ledger_that_is_missing_is_no_fresh_budget(tmp_path: Path) -> None:
     with pytest.raises(
         LedgerError, match=r"no ledger .*new\.sqlite: make it with `secure-fed budget create .*new\.sqlite "
