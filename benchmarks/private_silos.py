@@ -11,7 +11,8 @@ noise nor clipping; everything else is equal.
 
 The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are frozen and run once for each text, which makes
 this affordable. Adapters are on query and value of the last layer. The head takes the standardised mean over tokens. A trained
-head starts at zero; a frozen one is made from descriptions of the classes. `head alone` trains only a head.
+head starts at zero, a described one from descriptions of the classes; a frozen one is made from them and never trains. `head
+alone` trains only a head.
 
 Each method's learning rate is the best of `rates` at epsilon 8, and separately without privacy, on silos and test texts that
 the table does not use; this choice is charged to no epsilon. Every finished run is one line of --out and is not run again.

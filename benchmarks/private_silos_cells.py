@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 SILOS, EACH, ROUNDS, DELTA = (5, 10, 20), 1000, 4, 1e-5
-EPSILONS, HEADS = (math.inf, 8.0, 3.0, 1.0), ("trained", "frozen")
+EPSILONS, HEADS = (math.inf, 8.0, 3.0, 1.0), ("trained", "described", "frozen")
 LORA = {"rank": 8, "target_modules": ["query", "value"]}
 METHODS: dict[str, dict[str, Any]] = {
     "head alone": {"name": "fedft"},
@@ -39,7 +39,7 @@ def rates(silos: int) -> tuple[float, ...]:
 
 def settings(cell: Cell) -> dict[str, Any]:
     method = dict(METHODS[cell.method])
-    if cell.head == "trained" and cell.method != "head alone":
+    if cell.head != "frozen" and cell.method != "head alone":
         method["modules_to_save"] = ["classifier"]
     tables: dict[str, Any] = {
         "federation": {"cohort": cell.silos, "rounds": ROUNDS, "seed": max(0, cell.seed)},

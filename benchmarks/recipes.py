@@ -39,6 +39,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 from claims import encoder
+from last_layer import SCALES
 from runs_file import Runs, accuracies, put
 from timing import machine
 
@@ -70,8 +71,12 @@ WHERE = {
     "many": Where(20_000, 3, "client", {"rounds": 20, "cohort": 1_000}),
     "questions": Where(5, 1_000, "example", {"rounds": 20}, "trec", 24),
 }
-POOLINGS, EPSILONS, NONE = ("mean", "model"), (math.inf, 8.0, 3.0, 1.0), 0.001
-READS = {"mean": "the mean over tokens", "model": "the first token"}
+POOLINGS, EPSILONS, NONE = ("mean", "described", "model"), (math.inf, 8.0, 3.0, 1.0), 0.001
+READS = {
+    "mean": "the mean over tokens",
+    "described": "the mean, from descriptions",
+    "model": "the first token",
+}
 
 
 class Cell(NamedTuple):
@@ -85,10 +90,15 @@ class Cell(NamedTuple):
 def config(cell: Cell, files: dict[str, str]) -> RunConfig:
     """All settings that are not defaults."""
     here = WHERE[cell.where]
+    classes = SCALES[here.data].classes if cell.pooling == "described" else ()
+    head = {
+        "pooling": "model" if cell.pooling == "model" else "mean",
+        "descriptions": [f"{number}={text}" for number, text in enumerate(classes)],
+    }
     budget = {"noise_multiplier": NONE} if math.isinf(cell.epsilon) else {"epsilon": cell.epsilon}
     return RunConfig.from_dict(
         {
-            "model": {"name": str(encoder()), "device": "auto", "pooling": cell.pooling, "max_length": here.length},
+            "model": {"name": str(encoder()), "device": "auto", "max_length": here.length} | head,
             "data": files | {"client": "client"},
             "federation": here.federation | {"seed": cell.seed},
             "method": METHODS[cell.method],

@@ -27,6 +27,11 @@ class ModelConfig:
         "sentence encoders are made (classification, multi_label, regression)",
         choices=("model", "mean"),
     )
+    descriptions: tuple[str, ...] = key(
+        (),
+        "public descriptions, one 'class=description' for each class: the head starts from the model's reading of them, "
+        "instead of random numbers (classification with model.pooling = 'mean')",
+    )
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,11 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.data.task in ("classification", "multi_label", "regression"),
         "data.task = 'classification', 'multi_label' or 'regression'",
     ),
+    (
+        "model.descriptions",
+        lambda c: c.data.task == "classification" and c.model.pooling == "mean",
+        "data.task = 'classification' and model.pooling = 'mean'",
+    ),
     ("evaluation.per_client", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
     ("evaluation.target_accuracy", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
     ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),

@@ -41,6 +41,7 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
     """
     import transformers
 
+    from secure_fed.learning.models import described
     from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
     device = find_devices(config.device)[0]
@@ -66,6 +67,8 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
     _check_token_ids(config.name, model, tokenizer)
     if task.auto == "AutoModelForCausalLM":
         _require_causal(config.name, model)
+    if config.descriptions:
+        described.start_from(model, tokenizer, config, label_names)
     model.to(device=device, dtype=getattr(torch, config.dtype))
     if device.type == "cpu" and config.dtype == "bfloat16":
         model.set_attn_implementation(
