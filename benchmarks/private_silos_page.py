@@ -25,7 +25,7 @@ def page(found: Found, commonest: Mapping[str, float]) -> str:
         here = {cell: value for cell, value in found.items() if (cell.data, cell.silos) == (data, silos)}
         own, alone = (
             _Part({cell: value for cell, value in here.items() if cell.head == kind}, rates(silos))
-            for kind in (head, "trained")
+            for kind in (head, "trained" if head == "frozen" else head)
         )
         if not own.methods:
             continue  # a search without runs so far

@@ -71,10 +71,11 @@ WHERE = {
     "many": Where(20_000, 3, "client", {"rounds": 20, "cohort": 1_000}),
     "questions": Where(5, 1_000, "example", {"rounds": 20}, "trec", 24),
 }
-POOLINGS, EPSILONS, NONE = ("mean", "described", "model"), (math.inf, 8.0, 3.0, 1.0), 0.001
+POOLINGS, EPSILONS, NONE = ("mean", "described", "fixed", "model"), (math.inf, 8.0, 3.0, 1.0), 0.001
 READS = {
     "mean": "the mean over tokens",
-    "described": "the mean, from descriptions",
+    "described": "the mean, starting from descriptions",
+    "fixed": "the mean, fixed by descriptions",
     "model": "the first token",
 }
 
@@ -90,10 +91,11 @@ class Cell(NamedTuple):
 def config(cell: Cell, files: dict[str, str]) -> RunConfig:
     """All settings that are not defaults."""
     here = WHERE[cell.where]
-    classes = SCALES[here.data].classes if cell.pooling == "described" else ()
+    classes = SCALES[here.data].classes if cell.pooling in ("described", "fixed") else ()
     head = {
         "pooling": "model" if cell.pooling == "model" else "mean",
         "descriptions": [f"{number}={text}" for number, text in enumerate(classes)],
+        "train_head": cell.pooling != "fixed",
     }
     budget = {"noise_multiplier": NONE} if math.isinf(cell.epsilon) else {"epsilon": cell.epsilon}
     return RunConfig.from_dict(

@@ -32,6 +32,9 @@ class ModelConfig:
         "public descriptions, one 'class=description' for each class: the head starts from the model's reading of them, "
         "instead of random numbers (classification with model.pooling = 'mean')",
     )
+    train_head: bool = key(
+        True, "train the head; false: it stays as model.descriptions make it, and only a LoRA adapter trains"
+    )
 
 
 @dataclass(frozen=True)

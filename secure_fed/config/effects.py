@@ -91,6 +91,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.data.task == "classification" and c.model.pooling == "mean",
         "data.task = 'classification' and model.pooling = 'mean'",
     ),
+    ("model.train_head", lambda c: bool(c.model.descriptions), "model.descriptions"),
     ("evaluation.per_client", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
     ("evaluation.target_accuracy", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
     ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),

@@ -51,7 +51,7 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
         config=terms,
         labels=classes.values,
         label_names=classes.names,
-        model_digest=digest_of(loaded.model, head),
+        model_digest=digest_of(loaded.model, (*head, *loaded.fixed)),
         members=tuple(members),
         coordinator=identity.public,
     )

@@ -72,6 +72,7 @@ def _without_examples(charter: Charter, config: RunConfig) -> Problem:
     return Problem(
         model=loaded.model,
         head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
+        fixed=loaded.fixed,
         last=last_layer(loaded.model),
         train=[() for _ in charter.members],
         names=[member.name for member in charter.members],

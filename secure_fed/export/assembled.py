@@ -44,7 +44,7 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
         config=config,
         method=assembly.method,
         model=problem.model,
-        head=problem.head,
+        head=(*problem.head, *problem.fixed),
         initial=assembly.initial.tensors,
         state=replace(state, tensors=tensors),
         card=card,

@@ -41,8 +41,9 @@ class Tokenizer(Protocol):
 class Adapted:
     """A model that a method has adapted and trained, and its model card.
 
-    model: as adapted by the method's `prepare`, with the tensors of `state` loaded. initial: the tensors that `prepare`
-    returned. state: complete; its personal tensors, if any, are one client's. tokenizer: None where the program has its own.
+    model: as adapted by the method's `prepare`, with the tensors of `state` loaded. head: its parameters, trained or not.
+    initial: the tensors that `prepare` returned. state: complete; its personal tensors, if any, are one client's. tokenizer:
+    None where the program has its own.
     """
 
     config: RunConfig
@@ -93,7 +94,7 @@ def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
     method, tensors = adapted.method, adapted.state.tensors
     if isinstance(method, LoraShaped):
         _add_products(base, method.as_lora(adapted.initial, tensors))
-        _copy(base, tensors.select(adapted.head))
+        _copy(base, tensors.select(name for name in adapted.head if name in tensors))
     elif _shapes(base) == _shapes(adapted.model):
         _copy(base, tensors)
     else:

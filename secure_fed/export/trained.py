@@ -163,7 +163,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
     labels = tuple(facts["label_names"])
     loaded = loading.load(config.model, tasks.build(config.data), labels, seed)
     head = head_of(loaded.model, loaded.head, config.method.modules_to_save)
-    base, method = digest_of(loaded.model, head), build(config)
+    base, method = digest_of(loaded.model, (*head, *loaded.fixed)), build(config)
     initial = method.prepare(loaded.model, head, seed)
     state = replace(checkpoint.state, tensors=tensors)
     if not fits(method, initial, state) or base != facts["model_digest"]:
@@ -177,7 +177,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
         method,
         loaded.model,
         loaded.tokenizer,
-        head,
+        (*head, *loaded.fixed),
         labels,
         initial,
         state,

@@ -32,14 +32,14 @@ MANY = 10_000  # clients; with fewer, all examples are read before training star
 class Problem:
     """A learning problem: everything a run needs except its settings. `train[i]` are the examples of client `names[i]`.
 
-    head: names of the parameters that train in full beside the adapter. last: the names of its last layer, which computes the
-    scores; empty if the model does not declare its head. confidence: how well a model fits an example. groups: for every
-    client, the group of each example, if privacy protects groups. facts: the facts on data and clients for the run directory.
-    data_digest, unit_digest: plain digests, for a ledger, of the data before rows are held out, and of the assignment of rows
-    to protected units; they could confirm guesses about rows, so they stay in memory. warning: a warning to show before
-    training starts, or empty. sizes: the number of each client's units, where most clients' examples are on other machines and
-    not in `train`. commonest: the most frequent label of the test set, if accuracy counts labels and the test rows were not
-    held out of private rows. note: a sentence on the objects that a user gave, or empty.
+    head: names of the parameters that train in full beside the adapter. fixed: the head's names, if it never trains. last: the
+    names of its last layer, which computes the scores; empty if the model does not declare its head. confidence: how well a
+    model fits an example. groups: for every client, the group of each example, if privacy protects groups. facts: the facts on
+    data and clients for the run directory. data_digest, unit_digest: plain digests, for a ledger, of the data before rows are
+    held out, and of the assignment of rows to protected units; they could confirm guesses about rows, so they stay in memory.
+    warning: a warning to show before training starts, or empty. sizes: the number of each client's units, where most clients'
+    examples are on other machines and not in `train`. commonest: the most frequent label of the test set, if accuracy counts
+    labels and the test rows were not held out of private rows. note: a sentence on the objects that a user gave, or empty.
     """
 
     model: nn.Module
@@ -61,6 +61,7 @@ class Problem:
     note: str = ""
     sizes: Sequence[int] | None = None
     commonest: Commonest | None = None
+    fixed: tuple[str, ...] = ()
 
     @property
     def lazy(self) -> bool:
@@ -103,6 +104,7 @@ def configured(config: RunConfig) -> Problem:
     return Problem(
         model=loaded.model,
         head=head_of(loaded.model, loaded.head, config.method.modules_to_save),
+        fixed=loaded.fixed,
         last=last_layer(loaded.model),
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,

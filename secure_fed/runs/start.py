@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.hold_out import hold_out
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.holdout import is_declared
@@ -17,7 +18,7 @@ from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort.devices import copies_on
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.read_once import read_once
-from secure_fed.methods.method import Method, RoundPlan, State, loss_of
+from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss_of
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.open_settings import settled
 from secure_fed.rounds.personal import personal_names
@@ -50,7 +51,9 @@ class Start:
 def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> Start:
     """The start over a problem, whose model the method changes. whole: with everybody's examples. own: see `settled`."""
     held_out, problem = hold_out(config, whole)
-    base_digest = digest_of(problem.model, problem.head)  # before the method changes any of it
+    if problem.fixed and not isinstance(method, LoraShaped):
+        raise _needs_lora(config)
+    base_digest = digest_of(problem.model, (*problem.head, *problem.fixed))  # before the method changes any of it
     tensors = method.prepare(problem.model, problem.head, config.federation.seed)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
     plan = method.plan(State(tensors))
@@ -72,6 +75,15 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         objective=_objective(config, problem, method, tensors),
         sampler=cohort_sampler(config, len(problem.names), vacancies(problem.names, whole.names)),
     )
+
+
+def _needs_lora(config: RunConfig) -> ConfigError:
+    """A head that never trains is exported beside LoRA factors alone, and a method without an adapter would train nothing."""
+    name = config.method.name
+    message = (
+        f"model.train_head is false, and {name} trains no LoRA adapter; choose a method that does, such as 'federa'"
+    )
+    return ConfigError(message).about("model.train_head", False, "a method on LoRA")
 
 
 def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Tensors) -> Objective:

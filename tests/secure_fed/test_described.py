@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,25 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from peft import PeftModel
+from torch import Tensor
 
-from secure_fed import Federation, RunConfig, load_run
+from secure_fed import Federation, MeanPooledForSequenceClassification, RunConfig, load_run
 from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import ConfigError
+from secure_fed.learning import tasks
+from secure_fed.learning.data import sources
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.described import in_order, rows
-from secure_fed.learning.tasks import build
 
+IDS = torch.tensor([[2, 4, 6, 7, 3], [2, 5, 3, 0, 0]])  # the second text is padded
 NAMES = ("calm", "wild", "other")
 DESCRIBED = ("wild=a wild sea, full of storms", "calm=quiet", "other=neither of the two, or no sea")
 
 
 def load(folder: Path, *descriptions: str) -> loading.Loaded:
     config = ModelConfig(name=str(folder), pooling="mean", max_length=32, descriptions=descriptions)
-    return loading.load(config, build(DataConfig()), NAMES, seed=0)
+    return loading.load(config, tasks.build(DataConfig()), NAMES, seed=0)
 
 
 def read(folder: Path, text: str) -> np.ndarray[Any, Any]:
@@ -82,17 +87,66 @@ def test_they_need_a_head_that_reads_the_mean() -> None:
         RunConfig.load(None, ['model.descriptions=["0=a", "1=b"]'])
 
 
-def test_a_run_starts_from_them_and_its_export_needs_none(small_model: Path, small_data: Path, tmp_path: Path) -> None:
-    """With a learning rate next to zero the exported model still has the head that was made of the descriptions."""
-    files = [f"model.name={small_model}", f"data.train={small_data / 'train.jsonl'}", "training.lr=1e-12"]
-    rest = ["model.pooling=mean", "model.max_length=32", "federation.clients=3", "federation.rounds=1"]
-    names = Federation(RunConfig.load(None, [*files, *rest])).run(tmp_path / "other").summary["label_names"]
-    told = RunConfig.load(None, [*files, *rest]).replace(
-        {("model", "descriptions"): tuple(f"{name}={name} and nothing else" for name in names)}
+def settings(model: Path, data: Path, *more: str) -> RunConfig:
+    files = [f"model.name={model}", f"data.train={data / 'train.jsonl'}", f"data.test={data / 'test.jsonl'}"]
+    small = ["model.pooling=mean", "model.max_length=32", "federation.clients=3", "federation.rounds=1"]
+    config = RunConfig.load(None, [*files, *small])
+    names = (
+        tasks.build(config.data)
+        .classes(sources.of_one_party(tasks.build(config.data), [data / "train.jsonl"], ""))
+        .names
     )
-    Federation(told).run(tmp_path / "run")
+    told = tuple(f"{name}={name} and nothing else" for name in names)
+    return config.replace({("model", "descriptions"): told}).override(more)
+
+
+def head_of(config: RunConfig, names: Sequence[str]) -> Tensor:
+    return loading.load(config.model, tasks.build(config.data), names, seed=0).model.get_parameter("classifier.weight")
+
+
+def test_a_run_trains_the_head_from_them(small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    """The head moves no further than the steps reach, and a head that is drawn from the seed is far away."""
+    config = settings(small_model, small_data, "training.lr=1e-6")
+    names = Federation(config).run(tmp_path / "run").summary["label_names"]
     head = load_run(tmp_path / "run").model.get_parameter("classifier.weight")
-    want = loading.load(told.model, build(told.data), names, seed=0).model.get_parameter("classifier.weight")
-    other = load_run(tmp_path / "other").model.get_parameter("classifier.weight")
-    assert torch.allclose(head, want, atol=1e-6)
-    assert not torch.allclose(head, other, atol=1e-2)
+    moved = (head - head_of(config, names)).abs().max()
+    assert 0 < moved < 1e-3
+    drawn = config.replace({("model", "descriptions"): ()})
+    assert (head - head_of(drawn, names)).abs().max() > 10 * moved
+
+
+@pytest.mark.parametrize("unit", ["none", "example"])
+def test_a_fixed_head_stays_and_is_exported(unit: str, small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    """Neither clients nor server hold a tensor of it; PEFT and transformers, and a resumed run, get it all the same."""
+    private = [] if unit == "none" else ["privacy.unit=example", "privacy.epsilon=8", "evaluation.audit_fraction=0"]
+    fixed = ["model.train_head=false", "method.name=federa", "method.rule=ffa_lora", "training.lr=0.02"]
+    config = settings(small_model, small_data, *fixed, *private)
+    result = Federation(config).run(tmp_path / "run")
+    assert result.state.tensors.keys()
+    assert not [name for name in result.state.tensors if "classifier" in name]
+    resumed = Federation(config.override(["federation.rounds=2"])) if not private else None
+    if resumed is not None:
+        resumed.run(tmp_path / "run", resume=True)
+    done = load_run(tmp_path / "run")
+    want = head_of(config, done.label_names)
+    assert torch.equal(done.model.get_parameter("classifier.weight"), want)
+    scores = outputs(done.model)
+    base = MeanPooledForSequenceClassification.from_pretrained(small_model, num_labels=len(done.label_names))
+    assert torch.allclose(outputs(PeftModel.from_pretrained(base, done.export(tmp_path / "peft"))), scores, atol=1e-5)
+    merged = done.export(tmp_path / "merged", merged=True)
+    assert torch.allclose(outputs(MeanPooledForSequenceClassification.from_pretrained(merged)), scores, atol=1e-5)
+
+
+@torch.no_grad()
+def outputs(model: Any) -> Tensor:
+    found: Tensor = model.eval()(input_ids=IDS, attention_mask=(IDS != 0).long()).logits
+    return found
+
+
+@pytest.mark.parametrize("method", ["head", "bitfit", "fedft"])
+def test_a_fixed_head_needs_a_lora_adapter(method: str, small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    config = settings(small_model, small_data, "model.train_head=false", f"method.name={method}")
+    with pytest.raises(ConfigError, match=rf"^model\.train_head is false, and {method} trains no LoRA adapter"):
+        Federation(config).run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"model\.train_head .* needs model\.descriptions"):
+        RunConfig.load(None, ["model.train_head=false"])

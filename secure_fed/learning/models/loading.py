@@ -26,12 +26,13 @@ class Loaded:
     """A model ready to be adapted.
 
     head: the parameters without pre-training: outside the base model, or newly initialised on loading. They train and are sent
-    with the adapter.
+    with the adapter. fixed: these parameters, in place of `head`, if `model.train_head` is false.
     """
 
     model: nn.Module
     tokenizer: Any
     head: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
 
 
 def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:
@@ -75,7 +76,10 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
             "eager"
         )  # the derivative of torch's fused attention takes ten times as long there
     hasten(model)
-    return Loaded(model, tokenizer, tuple(name for name in names if name in head))
+    head_in_order = tuple(name for name in names if name in head)
+    if not config.train_head:
+        return Loaded(model, tokenizer, (), head_in_order)
+    return Loaded(model, tokenizer, head_in_order)
 
 
 def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable[str]) -> ModelError:
