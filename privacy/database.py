@@ -42,6 +42,8 @@ def connection(path: Path, mode: str) -> sqlite3.Connection:
 
 def create(path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
     """Create the file with the rows that `fill` writes; it appears under its name complete. FileExistsError if it exists."""
+    if not path.name:
+        raise LedgerError(f"{str(path)!r} names no file; give one, such as ledger.sqlite")
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
         with suppress(FileNotFoundError):  # a missing folder: SQLite reports it

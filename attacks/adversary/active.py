@@ -184,6 +184,8 @@ class _Telling:
 class _Uncharged:
     """The budget of a simulation, in which nothing is released."""
 
+    made = None
+
     def charge(self, round_: int, pass_name: str) -> None:
         pass
 

@@ -124,7 +124,7 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
 
         def on_begin(federation: Federation) -> None:
             _warn(federation)
-            progress.begin(federation.assembly.protection.plan)
+            progress.begin(federation.assembly.protection.plan, federation.assembly.charges)
 
         yield SimpleNamespace(on_begin=on_begin, on_progress=progress.on_progress, on_round_end=progress.on_round_end)
 

@@ -97,7 +97,7 @@ def _ran(config: RunConfig, asked: str | None, name: str, *, resume: bool) -> tu
         federation = Federation(config)
         _tell(federation)
         federation.callbacks += [*asked_for(config, out, len(done)), progress]
-        progress.begin(federation.assembly.protection.plan)
+        progress.begin(federation.assembly.protection.plan, federation.assembly.charges)
         return out, federation.run(out, resume=resume)
 
 

@@ -15,6 +15,7 @@ from secure_fed.learning.tasks.headline import spoken
 from secure_fed.methods.method import State
 from secure_fed.report.formatting import at_most, size
 from secure_fed.report.terminal import PlainConsole
+from secure_fed.rounds.charges import Charges
 from secure_fed.rounds.progress import Progress as Within
 from secure_fed.rounds.record import Record
 
@@ -43,6 +44,7 @@ class ConsoleProgress:
         )
         self._rounds, self._begun, self._finished = rounds, len(done), len(done)
         self._plan: Plan | None = None
+        self._charges: Charges | None = None
         self._epsilon = ""
         self._bytes, self._measured, self._measured_in = 0, list[str](), 0
         for record in done:
@@ -63,9 +65,10 @@ class ConsoleProgress:
             if self._console.is_terminal:
                 self._bar.stop()
 
-    def begin(self, plan: Plan | None) -> None:
-        """Preparation is done: the remaining time is estimated from here on, and epsilon by the plan of a private run."""
-        self._started, self._plan = time.monotonic(), plan
+    def begin(self, plan: Plan | None, charges: Charges | None = None) -> None:
+        """Preparation is done: the remaining time is estimated from here on, and epsilon by the plan of a private run, for the
+        releases that are charged."""
+        self._started, self._plan, self._charges = time.monotonic(), plan, charges
 
     def on_progress(self, progress: Within) -> None:
         with suppress(Exception):
@@ -83,7 +86,8 @@ class ConsoleProgress:
         self._count(record)
         self._finished = finished
         if self._plan and not self._plan.limits:  # limits count each client's releases, not rounds
-            self._epsilon = f"epsilon {at_most(self._plan.epsilon(finished * self._plan.passes))}, "
+            made = (self._charges.made if self._charges else None) or finished * self._plan.passes
+            self._epsilon = f"epsilon {at_most(self._plan.epsilon(made))}, "
         news, left = self._news(), self._left(finished)
         self._bar.update(self._task, completed=finished, news=news, left=left)
         why = _REFUSED if "masked" in record else _NOT_FINITE

@@ -63,4 +63,5 @@ class Result(run.Result):
         if self.plan is None or self.plan.limits:  # limits count each client's releases, not rounds
             return []
         numbers: Sequence[int] = [record["round"] for record in self.public_records]
-        return [(number, self.plan.epsilon(number * self.plan.passes)) for number in numbers]
+        again = max(0, self.summary["releases"] - self.plan.passes * max(numbers, default=0))  # by interrupted rounds
+        return [(number, self.plan.epsilon(number * self.plan.passes + again)) for number in numbers]

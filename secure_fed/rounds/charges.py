@@ -22,6 +22,10 @@ class TurnPassed(PrivacyError):  # noqa: N818 - the way a round ended
 class Budget(Protocol):
     """A run's budget: every call that returns has made its charge durable."""
 
+    @property
+    def made(self) -> int | None:
+        """The releases charged to the federation so far; None before this process has charged any."""
+
     def charge(self, round_: int, pass_name: str) -> None:
         """Charge one release of the whole federation. BudgetExhausted if none is left; TurnPassed in a round of a public order
         that a run charged before it was interrupted.
@@ -42,6 +46,11 @@ class Charges:
 
     def allowance(self, who: str, wanted: int, round_: int) -> int:
         return self._open().allowance(who, wanted, round_)
+
+    @property
+    def made(self) -> int | None:
+        """The releases charged to the federation so far, if this run's process has charged any."""
+        return self.budget.made if self.budget else None
 
     def close(self) -> None:
         self.budget = None

@@ -44,7 +44,8 @@ BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
 class RunBudget:
     """The account of one run, and its ledger.
 
-    turn: in a public order, the current round of this process and the number of its passes so far.
+    turn: in a public order, the current round of this process and the number of its passes so far. made: the releases charged
+    to the federation, those of interrupted rounds included; None before this process has charged any.
     """
 
     run: str
@@ -52,6 +53,7 @@ class RunBudget:
     account: Account
     plan: Plan
     turn: tuple[int, int] = (-1, 0)
+    made: int | None = None
 
     @property
     def begun(self) -> int:
@@ -75,6 +77,7 @@ class RunBudget:
             self._take_turn(round_, pass_name)
         else:
             self.account.charge(1, "", {"round": round_, "pass": pass_name})
+            self._count(1)
 
     def _take_turn(self, round_: int, pass_name: str) -> None:
         """Charge a round whole, once in the life of the ledger and after all earlier ones; its later passes find it charged.
@@ -93,10 +96,15 @@ class RunBudget:
             if not self.covers(round_):
                 raise BudgetExhausted(f"round {round_ + 1} is beyond the {self.plan.releases // passes} planned")
             self.account.charge(passes, "", {"pass": pass_name}, new_round=round_)
+            self._count(passes)
             made = 0
         elif made == passes:
             raise TurnPassed(f"round {round_ + 1} has made its {passes} releases")
         self.turn = round_, made + 1
+
+    def _count(self, more: int) -> None:
+        """Count a charge; the ledger, which is slow to read, is read at the first."""
+        self.made = self.charged.get("", 0) if self.made is None else self.made + more
 
     @property
     def charged(self) -> dict[str, int]:

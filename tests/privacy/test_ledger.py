@@ -190,6 +190,8 @@ def test_what_is_no_ledger_is_refused_in_one_sentence(tmp_path: Path, make: Any,
 def test_what_cannot_be_opened_or_created_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LedgerError, match="cannot be opened"):
         Ledger.create(tmp_path / "missing" / "ledger.db", data_set="ward", epsilon=1.0, delta=0.0)
+    with pytest.raises(LedgerError, match=r"names no file; give one, such as ledger\.sqlite"):
+        Ledger.create("", data_set="ward", epsilon=1.0, delta=0.0)
     ledger = Ledger.create(tmp_path / "ledger #1?.db", data_set="ward", epsilon=1.0, delta=0.0)
     with pytest.raises(LedgerError, match="exists already"):
         Ledger.create(ledger.path, data_set="ward", epsilon=9.0, delta=0.0)

@@ -106,6 +106,10 @@ def test_the_figure_of_a_private_result_has_epsilon_and_nothing_that_is_withheld
     assert spent == sorted(spent)
     assert spent[-1] == pytest.approx(private.summary["epsilon"])
     assert len(set(spent)) == 3
+    killed = replace(private, summary={**private.summary, "releases": private.summary["releases"] + 2})
+    (more,) = curves(killed.plot())["epsilon"].values()
+    assert private.plan is not None
+    assert more[-1] == private.plan.epsilon(private.summary["releases"] + 2) > spent[-1], "of interrupted rounds, too"
 
 
 def test_a_notebook_shows_the_figure_by_itself(result: Result) -> None:

@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
+from privacy.run_planning import for_sums
+from privacy.sampling import Poisson
+from privacy.target import Target
 from secure_fed.methods.method import State
 from secure_fed.report import progress as shown
+from secure_fed.report.formatting import at_most
 from secure_fed.report.progress import ConsoleProgress
+from secure_fed.rounds.charges import Charges
 from secure_fed.rounds.progress import Progress
+from secure_fed.runs.budget import RunBudget
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.wide_toys import CLIPPED, MASKED, federation
 
@@ -72,6 +78,41 @@ def test_an_accuracy_is_shown_with_the_round_that_it_is_of(capsys: pytest.Captur
     assert "accuracy" not in first
     assert "accuracy 50.0%, 2.00 kB sent" in second
     assert "accuracy 50.0% after round 2, 3.00 kB sent" in third
+
+
+def test_epsilon_is_of_all_charged_releases_those_of_an_interrupted_round_included(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = for_sums(Target(1.0, None, 1e-5), Poisson(20, 0.1), 9)
+    budget = RunBudget("run", Spent(3), Account(), plan)  # type: ignore[arg-type]
+    with ConsoleProgress(4) as line:
+        line.begin(plan, Charges(budget))
+        for number in (1, 2):
+            budget.charge(number - 1, "change")
+            line.on_round_end(*ended(number))
+    shown = [f"epsilon {at_most(plan.epsilon(made))}, " for made in (4, 5)]
+    assert [told in text for told, text in zip(shown, capsys.readouterr().err.splitlines(), strict=True)] == [
+        True,
+        True,
+    ]
+    assert shown[0] != shown[1] != f"epsilon {at_most(plan.epsilon(2))}, "
+
+
+class Account:
+    """An account that notes nothing."""
+
+    def charge(self, *charge: Any) -> None:
+        pass
+
+
+class Spent:
+    """A ledger in which a process before this one charged `before` releases; it is read after the first charge."""
+
+    def __init__(self, before: int) -> None:
+        self.before = before
+
+    def charged(self, run: str) -> dict[str, int]:
+        return {"": self.before + 1}
 
 
 def test_within_a_long_round_a_line_says_how_far_it_is(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
+from unicodedata import normalize
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data.table import Table
@@ -121,7 +122,7 @@ def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[lis
 
 def _cells(table: Table, column: str) -> list[object]:
     values = table.column(column, "data.label")
-    return [(value.strip() or value) if isinstance(value, str) else value for value in values]
+    return [normalize("NFC", value.strip() or value) if isinstance(value, str) else value for value in values]
 
 
 def _label(table: Table, row: int, value: object, *, integers: bool) -> Label:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from unicodedata import normalize
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
@@ -164,7 +165,9 @@ def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client
 
 
 def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
-    """The client or person of each row; spaces around a name are ignored."""
+    """The client or person of each row. Spaces around a name are ignored, and so is which of Unicode's forms it has: two
+    spellings of one person would be protected apart.
+    """
     keys: list[str] = []
     for table in tables:
         for row, value in enumerate(table.column(name, setting)):
@@ -173,5 +176,5 @@ def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
                     f"{table.place(row)}: the {setting.rpartition('.')[2].partition('_')[0]} in {name!r} is {value!r}, "
                     f"neither an integer nor a name; correct it or set {setting} to another column"
                 )
-            keys.append(str(value).strip())
+            keys.append(normalize("NFC", str(value).strip()))
     return tuple(keys)

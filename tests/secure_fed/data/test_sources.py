@@ -309,6 +309,20 @@ def test_a_group_column_says_whom_an_example_is_about(tmp_path: Path) -> None:
     assert load(train=train, test=test).train.group is None
 
 
+def test_a_name_in_two_forms_of_unicode_is_one_name(tmp_path: Path) -> None:
+    """One person under two spellings would be protected as two, and one class would be two."""
+    composed, decomposed = "Jos\u00e9", "Jose\u0301"
+    rows = [
+        row | {"label": name, "patient": name}
+        for row, name in zip(examples(4), [composed, decomposed] * 2, strict=True)
+    ]
+    rows += [row | {"label": "other", "patient": "ann"} for row in examples(2)]
+    train = jsonl(tmp_path / "train.jsonl", rows)
+    source = load(train=train, test=train, client="patient", group="patient")
+    assert set(source.train.group or ()) == set(source.train.client or ()) == {composed, "ann"}
+    assert sorted(source.train.label_names) == sorted([composed, "other"])
+
+
 def test_a_group_stays_with_its_example_when_rows_are_held_out(tmp_path: Path) -> None:
     train = of_patients(tmp_path / "train.jsonl", [f"patient {row}" for row in range(20)])
     source = load(train=train, group="patient")

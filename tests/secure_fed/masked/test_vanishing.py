@@ -12,6 +12,8 @@ import pytest
 
 from protocols.errors import Aborted
 from secure_fed.commands import cli
+from secure_fed.errors import ConfigError
+from secure_fed.rounds.masked import wiring
 from secure_fed.rounds.transport import Recording, Vanishing
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
@@ -248,14 +250,24 @@ def test_a_private_run_that_aborted_has_paid_and_is_gone_on_with(tmp_path: Path)
     assert result.summary["epsilon"] == plan.epsilon(8) > plan.epsilon(6)
 
 
-def test_the_command_line_says_it_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_simulated_dropout_than_the_masks_bear_is_refused_beforehand() -> None:
+    with pytest.raises(
+        ConfigError, match=r"federation\.vanishing is 0\.2, above secure_aggregation\.dropout = 0\.1: .*raise"
+    ):
+        federation({**MASKED, "federation.vanishing": 0.2, "secure_aggregation.dropout": 0.1}, sizes=EIGHT)
+
+
+def test_the_command_line_says_it_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "Vanishing", lambda inner, share, *rest: Vanishing(inner, 0.5, *rest))
     run = tmp_path / "run"
     settings = {
         "data.examples": "60",
         "data.test_examples": "20",
         "federation.clients": "10",
         "federation.rounds": "1",
-        "federation.vanishing": "0.5",
+        "federation.vanishing": "0.1",
         "secure_aggregation.enabled": "true",
         "training.steps": "1",
         "training.batch_size": "2",

@@ -253,6 +253,21 @@ def test_a_loader_that_draws_its_own_way_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        torch.utils.data.SequentialSampler(range(5)),
+        torch.utils.data.RandomSampler(range(5)),
+        torch.utils.data.RandomSampler(range(loops.EXAMPLES), num_samples=5),
+        torch.utils.data.RandomSampler(range(loops.EXAMPLES), replacement=True),
+    ],
+)
+def test_a_sampler_of_some_examples_is_refused_since_the_loop_would_read_all(sampler: Any) -> None:
+    model, some = network(), torch.utils.data.DataLoader(loops.data(), batch_size=4, sampler=sampler)
+    with pytest.raises(DataError, match=r"^the loader's sampler draws \d+ examples of \d+, or some twice.*Subset"):
+        wrap(model, torch.optim.SGD(model.parameters(), 0.1), some, BUDGET)
+
+
 def test_afterwards_the_model_is_as_it_was() -> None:
     model = network()
     private = wrapped(model)
