@@ -30,8 +30,8 @@ def _federation(config: Sections) -> None:
     federation, masks = config.federation, config.secure_aggregation
     if masks.enabled and federation.vanishing > masks.dropout:
         message = (
-            f"federation.vanishing is {federation.vanishing:g}, above secure_aggregation.dropout = {masks.dropout:g}: if so many "
-            "clients vanish, a round has no sum; lower it, or raise secure_aggregation.dropout"
+            f"federation.vanishing is {federation.vanishing:g}, above secure_aggregation.dropout = {masks.dropout:g}: if so "
+            "many clients vanish, a round has no sum; lower it, or raise secure_aggregation.dropout"
         )
         wrong(config, "federation.vanishing", f"at most {masks.dropout:g}", message)
     if federation.clients and federation.cohort and federation.cohort > federation.clients:
