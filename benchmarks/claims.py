@@ -12,8 +12,8 @@ claims.jsonl beside this file and is not run again.
 
 The encoder is all-MiniLM-L6-v2 (the `bench` extra). There are three sizes. `reduced`, for two cores and some hours, cuts texts
 to 24 tokens and data to 4,000 texts. `longer` has four times the local steps, and a rate that falls to zero. `full`,
-for a GPU, takes all data, 128 tokens and 100 rounds. `private_clients.py` and `private_silos.py` measure the cost of privacy
-for each method.
+for a GPU, takes all data, 128 tokens and 100 rounds. `private_clients.py` and `private_silos.py` measure eleven methods under
+privacy.
 """
 
 from __future__ import annotations

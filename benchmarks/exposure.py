@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from exposure_report import draw, table
-from runs_file import keep, lines
+from runs_file import keep, lines, put
 from timing import machine
 
 from attacks.extraction.exposure import exposures
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="three rounds on a model that has hardly read anything")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
-    parser.add_argument("--docs", type=Path, help="write exposure.svg there")
+    parser.add_argument("--docs", type=Path, help="write exposure.svg there, and the table into extraction.md")
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
@@ -206,8 +206,10 @@ def main() -> None:
             mean = statistics.mean(line["rounds"][-1]["exposures"])
             print(epsilon, seed, f"{mean:.2f} bits in {line['seconds']:.0f} s", file=sys.stderr, flush=True)
     runs = list(finished(given.out).values())
-    print(f"{machine('torch')}\n\n{table(runs, REPEATS, CANARIES)}")
+    shown = table(runs, REPEATS, CANARIES)
+    print(f"{machine('torch')}\n\n{shown}")
     if given.docs:
+        put(given.docs / "extraction.md", "exposure", shown)
         draw(runs, REPEATS, CANARIES, given.docs / "exposure.svg")
 
 

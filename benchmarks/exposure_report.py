@@ -26,15 +26,20 @@ def of(exposures: Sequence[float], repeats: Sequence[int], canaries: int, repeat
     return [one for index, one in enumerate(exposures) if repeats[index // canaries] == repeat]
 
 
-def spread(values: Iterable[float]) -> str:
+def deviation(found: Sequence[float]) -> float:
+    """The standard deviation over seeds; 0 for one seed."""
+    return statistics.stdev(found) if len(found) > 1 else 0.0
+
+
+def spread(values: Iterable[float], digits: int = 2) -> str:
     found = list(values)
-    return f"{statistics.mean(found):.2f} ± {statistics.pstdev(found):.2f}"
+    return f"{statistics.mean(found):.{digits}f} ± {deviation(found):.{digits}f}"
 
 
 def table(runs: Sequence[Run], repeats: Sequence[int], canaries: int) -> str:
     """Mean exposures in the final model, and their standard deviation over seeds; a row for each level of privacy."""
     kinds = sorted(set(repeats))
-    heads = [*(f"planted {one} x" for one in kinds), "all", "chance does as well", "perplexity"]
+    heads = [*(f"planted {one} x" for one in kinds), "all", "p-value", "perplexity"]
     rows = ["| | seeds | " + " | ".join(heads) + " |", "|---|---:|" + "---:|" * len(heads)]
     for target in targets(runs):
         lasts = [run["rounds"][-1] for run in runs if run["target"] == target]
@@ -43,7 +48,7 @@ def table(runs: Sequence[Run], repeats: Sequence[int], canaries: int) -> str:
         ]
         cells += [spread(statistics.mean(one["exposures"]) for one in lasts)]
         cells += [f"{chance([bits for one in lasts for bits in one['exposures']]):.2g}"]
-        cells += [spread(one["perplexity"] for one in lasts)]
+        cells += [spread((one["perplexity"] for one in lasts), 1)]
         rows.append(f"| {named(target)} | {len(lasts)} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -61,15 +66,15 @@ def draw(runs: Sequence[Run], repeats: Sequence[int], canaries: int, place: Path
         rounds = [one["round"] for one in some[0]["rounds"]]
         means = [[statistics.mean(one["exposures"]) for one in run["rounds"]] for run in some]
         middle = [statistics.mean(column) for column in zip(*means, strict=True)]
-        deviation = [statistics.pstdev(column) for column in zip(*means, strict=True)]
-        by_round.errorbar(rounds, middle, deviation, label=named(target), marker="o", capsize=3)
+        bars = [deviation(column) for column in zip(*means, strict=True)]
+        by_round.errorbar(rounds, middle, bars, label=named(target), marker="o", capsize=3)
         lasts = [run["rounds"][-1]["exposures"] for run in some]
         own = [
             [statistics.mean(last[client * canaries : (client + 1) * canaries]) for last in lasts]
             for client in range(len(repeats))
         ]
         by_client.errorbar(
-            range(len(repeats)), list(map(statistics.mean, own)), list(map(statistics.pstdev, own)), fmt="o", capsize=3
+            range(len(repeats)), list(map(statistics.mean, own)), list(map(deviation, own)), fmt="o", capsize=3
         )
     by_round.set(xlabel="round", ylabel="mean exposure, bits", title="of all canaries")
     by_client.set(xlabel="client (copies of each of its canaries)", title="in the final model")

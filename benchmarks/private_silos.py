@@ -5,9 +5,9 @@
 
 DATA contains a folder for each data set, with train.jsonl.gz and test.jsonl.gz of `text` and `label` (`public_sets.py`
 makes TREC's). Each silo has 1,000 texts, or its share of the data's first half: 930 of AG News with 10 silos and 465 with
-20, 800 of SST-2 with 20, 545 of TREC with 5 and 272 with 10. All silos take part in each of four rounds of four steps:
+20, 800 of SST-2 with 20, 545 of TREC with 5 and 272 with 10. All silos take part in each of four rounds of one pass:
 batches of 256 by secret coins, gradients clipped to norm 1, noise in every step, delta 1e-5. At epsilon inf there is neither
-noise nor clipping; everything else is equal.
+noise nor clipping, and the rate falls at the end.
 
 The encoder is all-MiniLM-L6-v2 (the `bench` extra). Its first five layers are frozen and run once for each text, which makes
 this affordable. Adapters are on query and value of the last layer. The head takes the standardised mean over tokens. A trained

@@ -7,6 +7,7 @@ alternating).
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -66,6 +67,7 @@ def imports() -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(machine("torch", "transformers", "numpy") + "; one thread")
     for words in COMMANDS:
         line(" ".join(("secure-fed", *words)), timed(partial(command, words))())

@@ -29,7 +29,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +126,18 @@ def finished() -> dict[tuple[str, str, int], float]:
 
 
 def table(found: Mapping[tuple[str, str, int], float]) -> str:
-    """Mean, lowest and highest accuracy over seeds, in per cent."""
-    rows = ["| task | seeds | " + " | ".join(STARTS) + " |", "|---|---:|" + "---:|" * len(STARTS)]
+    """Mean, lowest and highest accuracy in per cent, and the number of seeds."""
+    rows = ["| task | " + " | ".join(STARTS) + " |", "|---|" + "---:|" * len(STARTS)]
     for task in dict.fromkeys(key[0] for key in found):
         cells = [[100 * accuracy for key, accuracy in found.items() if key[:2] == (task, start)] for start in STARTS]
-        shown = (f"{statistics.mean(one):.1f} ({min(one):.1f} to {max(one):.1f})" if one else "" for one in cells)
-        rows.append(f"| {task} | {max(map(len, cells))} | " + " | ".join(shown) + " |")
+        rows.append(f"| {task} | " + " | ".join(map(_shown, cells)) + " |")
     return "\n".join(rows)
+
+
+def _shown(some: Sequence[float]) -> str:
+    if len(some) < 2:
+        return "".join(f"{one:.1f} (1)" for one in some)
+    return f"{statistics.mean(some):.1f} ({min(some):.1f} to {max(some):.1f}; {len(some)})"
 
 
 def main() -> None:

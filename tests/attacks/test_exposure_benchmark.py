@@ -30,7 +30,7 @@ def test_the_table_has_a_row_for_each_level_of_privacy(tmp_path: Path) -> None:
     lines = report["table"](runs, (1, 4), 2).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["without privacy", "epsilon 8", "epsilon 1"]
     cells = [cell.strip() for cell in lines[2].split("|")[2:-1]]
-    assert cells[:4] == ["2", "3.50 ± 0.50", "5.50 ± 0.50", "4.50 ± 0.50"]
+    assert cells[:4] == ["2", "3.50 ± 0.71", "5.50 ± 0.71", "4.50 ± 0.71"]
     assert float(cells[4]) < 1e-3 < float(lines[4].split("|")[6])
     report["draw"](runs, (1, 4), 2, tmp_path / "exposure.svg")
     assert "<svg" in (tmp_path / "exposure.svg").read_text()
