@@ -130,18 +130,35 @@ def _choices(table: Table, column: str) -> list[tuple[str, ...]]:
 
 
 def _right(table: Table, columns: Columns) -> list[int]:
-    numbers = []
-    choices = _choices(table, columns.text_b)
-    for row, (own, cell) in enumerate(zip(choices, table.column(columns.label, "data.label"), strict=True)):
-        number = own.index(cell) if isinstance(cell, str) and cell in own else cell
-        number = int(number) if isinstance(number, str) and number.strip().isdecimal() else number
-        if type(number) is not int or not 0 <= number < len(own):
+    """The number of each row's right choice. A column of numbers is read as such throughout, also where choices are numbers."""
+    pairs = list(zip(_choices(table, columns.text_b), table.column(columns.label, "data.label"), strict=True))
+    as_texts = [own.index(cell) if isinstance(cell, str) and cell in own else None for own, cell in pairs]
+    as_numbers = [_number(cell, len(own)) for own, cell in pairs]
+    if None not in as_texts and None not in as_numbers and as_texts != as_numbers:
+        raise DataError(
+            f"{table.place(0)}: the labels in {columns.label!r} are texts of choices as well as numbers of choices; write "
+            "numbers from 0 that are no strings"
+        )
+    found = (
+        as_numbers if None not in as_numbers else [_either(*both) for both in zip(as_texts, as_numbers, strict=True)]
+    )
+    for row, (right, (own, cell)) in enumerate(zip(found, pairs, strict=True)):
+        if right is None:
             raise DataError(
                 f"{table.place(row)}: label {cell!r:.60} is neither the number of one of the {len(own)} choices, from 0, nor "
                 "its text; correct it or set data.label to another column"
             )
-        numbers.append(number)
-    return numbers
+    return [right for right in found if right is not None]
+
+
+def _either(as_text: int | None, as_number: int | None) -> int | None:
+    return as_number if as_text is None else as_text
+
+
+def _number(cell: object, count: int) -> int | None:
+    """The cell as the number of one of `count` choices; None if it is none."""
+    number = int(cell) if isinstance(cell, str) and cell.strip().isdecimal() else cell
+    return number if type(number) is int and 0 <= number < count else None
 
 
 def build(data: DataConfig) -> MultipleChoice:

@@ -187,6 +187,17 @@ def test_the_right_choice_is_told_by_its_number_or_its_text() -> None:
     assert train.label == (1, 0, 1)
 
 
+def test_where_choices_are_numbers_a_column_is_read_in_one_way() -> None:
+    """Row by row, "1" and "2" would be the first and the second choice, and "0" the first again."""
+    task, choices = build(DataConfig(task="multiple_choice")), [["1", "2", "3"]] * 3
+    assert task.read([table([*choices], ["0", "1", "2"])], [])[0].label == (0, 1, 2)
+    assert task.read([table([*choices], ["3", "1", "2"])], [])[0].label == (2, 0, 1), "3 is no number of a choice"
+    with pytest.raises(
+        DataError, match=r"x\.jsonl, line 1: the labels in 'label' are texts of choices as well as numbers"
+    ):
+        task.read([table([*choices], ["1", "2", "1"])], [])
+
+
 @every(
     ("choices", "label", "fact"),
     [
