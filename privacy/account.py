@@ -53,8 +53,10 @@ class Account:
 
     def charge(
         self, releases: int = 1, who: str = "", note: Mapping[str, Any] | None = None, new_round: int | None = None
-    ) -> None:
-        """Charge that many releases, about to be made. BudgetExhausted if neither the plan nor the ledger has room for them.
+    ) -> int:
+        """Charge that many releases, about to be made, and return the number charged to `who` so far.
+
+        BudgetExhausted if neither the plan nor the ledger has room for them.
 
         new_round: the round of these releases; BudgetExhausted if this round or a later one was charged to `who` before.
         """
@@ -66,6 +68,7 @@ class Account:
                 self._extend(wanted, who)
             limit = max(wanted, self._limits(who))
             self._after(self._ledger.charge(self._run, who, releases, note or {}, limit=limit, new_round=new_round))
+            return wanted
 
     def _extend(self, wanted: int, who: str) -> None:
         """Extend the reservation to `wanted` releases."""

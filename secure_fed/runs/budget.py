@@ -76,8 +76,7 @@ class RunBudget:
         if self.plan.exposures:
             self._take_turn(round_, pass_name)
         else:
-            self.account.charge(1, "", {"round": round_, "pass": pass_name})
-            self._count(1)
+            self.made = self.account.charge(1, "", {"round": round_, "pass": pass_name})
 
     def _take_turn(self, round_: int, pass_name: str) -> None:
         """Charge a round whole, once in the life of the ledger and after all earlier ones; its later passes find it charged.
@@ -95,16 +94,11 @@ class RunBudget:
                 )
             if not self.covers(round_):
                 raise BudgetExhausted(f"round {round_ + 1} is beyond the {self.plan.releases // passes} planned")
-            self.account.charge(passes, "", {"pass": pass_name}, new_round=round_)
-            self._count(passes)
+            self.made = self.account.charge(passes, "", {"pass": pass_name}, new_round=round_)
             made = 0
         elif made == passes:
             raise TurnPassed(f"round {round_ + 1} has made its {passes} releases")
         self.turn = round_, made + 1
-
-    def _count(self, more: int) -> None:
-        """Count a charge; the ledger, which is slow to read, is read at the first."""
-        self.made = self.charged.get("", 0) if self.made is None else self.made + more
 
     @property
     def charged(self) -> dict[str, int]:

@@ -84,7 +84,7 @@ def test_epsilon_is_of_all_charged_releases_those_of_an_interrupted_round_includ
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = for_sums(Target(1.0, None, 1e-5), Poisson(20, 0.1), 9)
-    budget = RunBudget("run", Spent(3), Account(), plan)  # type: ignore[arg-type]
+    budget = RunBudget("run", None, Account(3), plan)  # type: ignore[arg-type]
     with ConsoleProgress(4) as line:
         line.begin(plan, Charges(budget))
         for number in (1, 2):
@@ -99,20 +99,14 @@ def test_epsilon_is_of_all_charged_releases_those_of_an_interrupted_round_includ
 
 
 class Account:
-    """An account that notes nothing."""
-
-    def charge(self, *charge: Any) -> None:
-        pass
-
-
-class Spent:
-    """A ledger in which a process before this one charged `before` releases; it is read after the first charge."""
+    """An account to which a process before this one charged releases."""
 
     def __init__(self, before: int) -> None:
-        self.before = before
+        self.releases = before
 
-    def charged(self, run: str) -> dict[str, int]:
-        return {"": self.before + 1}
+    def charge(self, releases: int, *rest: Any) -> int:
+        self.releases += releases
+        return self.releases
 
 
 def test_within_a_long_round_a_line_says_how_far_it_is(

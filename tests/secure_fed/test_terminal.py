@@ -38,7 +38,7 @@ def test_a_guarantee_has_a_row_for_everything(
         "│ privacy │ epsilon 2.97 at delta 1e-05 │",
         "│ protects │ a client with everything it has │",
         "│ against participants │ epsilon 7.5 │",
-        "│ releases │ 12 of 12 planned │",
+        "│ releases │ 12 charged of 12 planned │",
         "│ spent in its ledger │ epsilon 2.97 of 3 │",
         "│ other runs │ not counted: this run has its own ledger │",
         "│ rounds │ 12, each with 4 of 8 clients expected │",
