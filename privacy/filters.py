@@ -140,12 +140,15 @@ class Budget:
 
     def remedy(self, others: Sequence[Cost], cost: Cost) -> str:
         """The settings to change for `cost` to fit beside the others. Lower epsilon or fewer rounds do not lower its delta."""
-        names, left = self.exceeded([*others, cost]), dict(zip(self._names, self.left(others), strict=True))
-        limits = dict(zip(self._names, self.limits, strict=True))
-        if any(limits[name] and left[name] <= limits[name] * TOLERANCE for name in names):
-            return "no further run on these data fits"
-        spending = "lower privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier"
-        return "; ".join([spending] * (names != ("delta",)) + ["lower privacy.delta"] * ("delta" in names))
+        exceeded, advice = self.exceeded([*others, cost]), list[str]()
+        for name, limit, left in zip(self._names, self.limits, self.left(others), strict=True):
+            if name in exceeded and limit > 0 and left <= limit * TOLERANCE:
+                return "no further run on these data fits"
+        if exceeded != ("delta",):
+            advice.append("lower privacy.epsilon or federation.rounds, or raise privacy.noise_multiplier")
+        if "delta" in exceeded:
+            advice.append("lower privacy.delta")
+        return "; ".join(advice)
 
     def total(self, costs: Iterable[Cost]) -> Cost:
         """All costs together as one cost.

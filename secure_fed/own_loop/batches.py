@@ -31,9 +31,10 @@ def require_samplable(loader: DataLoader[Any]) -> None:
             f"the loader draws by {type(loader.sampler).__name__} with batch_size = {loader.batch_size}, and a private loop "
             "draws every example with the same probability; give a loader with a batch_size and no sampler of its own"
         )
-    if len(loader.sampler) != len(loader.dataset) or getattr(loader.sampler, "replacement", False):  # type: ignore[arg-type]
+    drawn, examples = len(loader.sampler), len(loader.dataset)  # type: ignore[arg-type]
+    if drawn != examples or getattr(loader.sampler, "replacement", False):
         raise DataError(
-            f"the loader's sampler draws {len(loader.sampler)} examples of {len(loader.dataset)}, or some twice, and a private "  # type: ignore[arg-type]
+            f"the loader's sampler draws {drawn} examples of {examples}, or some twice, and a private "
             "loop draws from all of them; give a loader over a torch.utils.data.Subset of those that may train"
         )
     require_no_repeats(loader.dataset)

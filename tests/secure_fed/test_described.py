@@ -65,6 +65,7 @@ def test_every_description_scores_highest_for_its_own_class_whatever_its_length(
 def test_descriptions_are_found_by_the_names_of_classes() -> None:
     assert in_order(DESCRIBED, NAMES) == ["quiet", "a wild sea, full of storms", "neither of the two, or no sea"]
     assert in_order(["1 = x = y", "0=z"], ["0", "1"]) == ["z", "x = y"]
+    assert in_order(["Jose\u0301=x"], ["Jos\u00e9"]) == ["x"], "as names in the data are read"
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
     w_c = 20 / r (u_c - u),    b = 0
 
 m_c is the vector that the head reads of the description of class c, r the mean length of all m_c, u_c = m_c / |m_c|, and u the
-mean of all u_c. So a text scores highest for the class whose description is most similar to it, by cosine. 20 is the factor
-with which sentence encoders are usually trained on cosines. Descriptions are public, like the names of the classes, so they
-cost no privacy.
+mean of all u_c, whose subtraction changes no probability and keeps the weights small. So a text scores highest for the class
+whose description is most similar to it, by cosine. 20 is the factor with which sentence encoders are usually trained on
+cosines. Descriptions are public, like the names of the classes, so they cost no privacy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unicodedata import normalize
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def in_order(descriptions: Sequence[str], names: Sequence[str]) -> list[str]:
     """The descriptions, each "class=description", in the order of the classes; ConfigError unless each class has one."""
     found: dict[str, str] = {}
     for one in descriptions:
-        name, text = (part.strip() for part in one.partition("=")[::2])
+        name, text = (normalize("NFC", part.strip()) for part in one.partition("=")[::2])
         if name not in names or name in found or not text:
             raise ConfigError(
                 f"model.descriptions has {one!r:.100}; give one 'class=description' for each class: {', '.join(names):.200}"
