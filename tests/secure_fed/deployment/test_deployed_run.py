@@ -79,6 +79,11 @@ def differences(one: State, other: State) -> float:
 
 EXAMPLE = {"privacy": {"unit": "example", "epsilon": 50.0, "clip_norm": 0.1}}
 SKETCHED = {"method": {"name": "fra_lora", "rank": 1, "transport_form": "sketch", "target_modules": ["query"]}}
+CLASSES = sorted({row["label"] for part in PARTS for row in part})
+FIXED_HEAD = {
+    "model": {"pooling": "mean", "descriptions": [f"{name}={name}" for name in CLASSES], "train_head": False},
+    "method": {"name": "federa", "rule": "ffa_lora"},
+}
 ACTIVE = {"secure_aggregation": {"enabled": True, "active": True, "dropout": 0.0, "corrupt": 0.0}}
 
 
@@ -87,13 +92,13 @@ ACTIVE = {"secure_aggregation": {"enabled": True, "active": True, "dropout": 0.0
     [
         (SHARES,),
         (),
-        pytest.param((MASKED,), marks=pytest.mark.nightly),
+        pytest.param((MASKED, FIXED_HEAD), marks=pytest.mark.nightly),
         pytest.param((SHARES, {"federation": {"sampling": "schedule"}}), marks=pytest.mark.nightly),
         pytest.param((ACTIVE, EXAMPLE, SKETCHED), marks=pytest.mark.nightly),
         pytest.param((ACTIVE, {"federation": {"weighting": "examples"}}), marks=pytest.mark.nightly),
         pytest.param(({"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local"}},), marks=pytest.mark.nightly),
     ],
-    ids=["shares", "open", "masked", "in turn", "example, active, sketched", "weighted, active", "local"],
+    ids=["shares", "open", "masked, fixed head", "in turn", "example, active, sketched", "weighted, active", "local"],
 )
 def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, tables: Any) -> None:
     party = deployed(tmp_path, *tables, seed=5)
