@@ -47,8 +47,8 @@ class Statement:
     private: bool = True
 
     @property
-    def text(self) -> str:
-        """One paragraph. Its numbers are rounded up, so that the text never promises more than the data."""
+    def headline(self) -> str:
+        """The guarantee and its unit. The numbers are rounded up, so that the text never promises more than the data."""
         verdict = (
             ""
             if self.private
@@ -56,8 +56,14 @@ class Statement:
         )
         return (
             f"{verdict}({_up(self.epsilon, 4)}, {_up(self.delta, 3)})-differential privacy against "
-            f"{_AGAINST[self.holds_against]}. Unit: {self.unit}. Neighbouring data sets: {self.adjacency}. "
-            f"{self._participants}"
+            f"{_AGAINST[self.holds_against]}. Unit: {self.unit}."
+        )
+
+    @property
+    def text(self) -> str:
+        """One paragraph, which begins with the headline."""
+        return (
+            f"{self.headline} Neighbouring data sets: {self.adjacency}. {self._participants}"
             f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. Accountant: {self.accountant}. "
             f"Noise is added {self.noise}. Trust: {self.trust}. Released: {self.released}. "
             f"Not covered: {'; '.join(self.not_covered)}."

@@ -29,7 +29,7 @@ from secure_fed.runs import guarantee, recording, traffic
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.run import run
 
-_EVENTS = ("on_run_begin", "on_progress", "on_round_end", "on_published", "on_end")
+_EVENTS = ("on_run_begin", "on_promise", "on_progress", "on_round_end", "on_published", "on_end")
 
 
 class Federation:
@@ -42,9 +42,11 @@ class Federation:
     with `input_ids` and `labels` are padded and classified.
     Some modules train in full: of a transformers model of yours, those outside its base model, and its pooler, which a
     checkpoint often lacks; of any other module, those that `method.modules_to_save` names.
-    callbacks: objects with any of `on_run_begin(config, run_dir)`, `on_progress(progress)`, `on_round_end(record, state)`,
-    `on_published(record)` and `on_end(result)`. A published record is a round's line in `metrics.jsonl`. It is published when
-    the round ends; a private run publishes its records when the run ends, since times reveal how many clients trained.
+    callbacks: objects with any of `on_promise(sentences)`, `on_run_begin(config, run_dir)`, `on_progress(progress)`,
+    `on_round_end(record, state)`, `on_published(record)` and `on_end(result)`. The promise is the guarantee of a private run,
+    its noise and its cost, before trials of the model and before budget is reserved. A published record is a round's line in
+    `metrics.jsonl`. It is published when the round ends; a private run publishes its records when the run ends, since times
+    reveal how many clients trained.
     entropy: the source of noise and secret coins, by default the operating system. A run with any other source is not private,
     and its result says so.
     mechanism: a privacy mechanism of yours, as a function of its noise multiplier (docs/adding_a_mechanism.md).
@@ -111,6 +113,9 @@ class Federation:
 
     def run(self, out: str | Path | None = None, *, resume: bool = False) -> Result:
         """Run all remaining rounds, and keep everything in the directory `out` if it is given.
+
+        A private run first refuses what the ledger and the directory do not admit, and then a model or a loss for which trials
+        show that the guarantee would not hold; only then it reserves budget.
 
         A run that is killed at any instant can be continued with `resume`. Without privacy it then ends with the same tensors
         as an uninterrupted run; with privacy it continues from its last release.

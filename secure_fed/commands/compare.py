@@ -126,7 +126,13 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
             _warn(federation)
             progress.begin(federation.assembly.protection.plan, federation.assembly.charges)
 
-        yield SimpleNamespace(on_begin=on_begin, on_progress=progress.on_progress, on_round_end=progress.on_round_end)
+        yield SimpleNamespace(
+            on_begin=on_begin,
+            on_promise=progress.on_promise,
+            on_run_begin=progress.on_run_begin,
+            on_progress=progress.on_progress,
+            on_round_end=progress.on_round_end,
+        )
 
 
 def _show(out: Path, rows: Sequence[Row]) -> None:

@@ -71,6 +71,9 @@ def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[s
     rounds = assembly.config.federation.rounds
 
     def notify(event: str, *news: Any) -> None:
+        if event == "on_promise":
+            for sentence in news[0]:
+                say(sentence)
         if event == "on_round_end":
             say(line_of(news[0], rounds))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
 from privacy.units import SAME_UNITS
-from secure_fed.config import RunConfig
+from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.home import FEDERATIONS
 from secure_fed.learning.problem import Problem
 from secure_fed.runs.budget import BUDGET, RunBudget, name_in_ledger, opened, require_room
@@ -40,20 +40,26 @@ class OwnLedger:
     @contextmanager
     def reserved(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> Iterator[RunBudget]:
         """The reserved budget of the federation whose state is in `folder`. BudgetExhausted if it does not fit."""
-        ledger = self._opened()
-        privacy = replace(
+        self.require_room(config, plan, problem, folder)
+        with opened(self._settings(config), plan, folder, _subject(config, problem)) as budget:
+            yield budget
+
+    def require_room(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> None:
+        """BudgetExhausted if the federation whose state is in `folder` does not fit; it reserves nothing."""
+        self._require_within(self._opened(), plan, name_in_ledger(folder))
+        require_room(self._settings(config), plan, folder, _subject(config, problem))
+
+    def _settings(self, config: RunConfig) -> PrivacyConfig:
+        """The charter's privacy settings with the owner's ledger."""
+        data_set = self._opened().data_set
+        return replace(
             config.privacy,
             ledger=str(self.path),
-            data_set=ledger.data_set,
+            data_set=data_set,
             unit_name="",
             ledger_heads="",
             on_exhausted="refuse",
         )
-        subject = replace(Subject.of(config, problem), members=SAME_UNITS)
-        self._require_within(ledger, plan, name_in_ledger(folder))
-        require_room(privacy, plan, folder, subject)
-        with opened(privacy, plan, folder, subject) as budget:
-            yield budget
 
     def _opened(self) -> Ledger:
         """The ledger, made for the node's first federation. LedgerError if one that a federation reserved in is missing."""
@@ -88,3 +94,8 @@ class OwnLedger:
         if name == "delta":
             return f"most_delta = {self.delta}"
         return f"most_epsilon = {self.epsilon}" + (f" at most_delta = {self.delta}" if name == "RDP" else "")
+
+
+def _subject(config: RunConfig, problem: Problem) -> Subject:
+    """The node's data as the subject of a reservation: the same people, whatever their rows."""
+    return replace(Subject.of(config, problem), members=SAME_UNITS)

@@ -65,6 +65,9 @@ class Party:
         elsewhere = Elsewhere(charter.run, registry, players)
         self.assembly = assemble(config, build(config), problem, entropy, elsewhere=elsewhere)
         _require_same_model(charter, self.assembly)
+        if (plan := self.assembly.protection.plan) is not None:
+            own.ledger.require_room(self.assembly.config, plan, problem, folder)
+        self.assembly.require_by_trials()
         with ExitStack() as opening:
             self._attendance = self._begun(opening)
             self._during = opening.pop_all()

@@ -6,11 +6,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from secure_fed.config import RunConfig
 from secure_fed.learning.tasks.headline import spoken
 from secure_fed.methods.method import State
 from secure_fed.report.formatting import at_most, size
@@ -66,9 +68,16 @@ class ConsoleProgress:
                 self._bar.stop()
 
     def begin(self, plan: Plan | None, charges: Charges | None = None) -> None:
-        """Preparation is done: the remaining time is estimated from here on, and epsilon by the plan of a private run, for the
-        releases that are charged."""
-        self._started, self._plan, self._charges = time.monotonic(), plan, charges
+        """From here on epsilon is shown by the plan of a private run, for the releases that are charged."""
+        self._plan, self._charges = plan, charges
+
+    def on_promise(self, sentences: Sequence[str]) -> None:
+        with suppress(Exception):
+            for sentence in sentences:
+                self._console.print(f"secure-fed: {sentence}", soft_wrap=True)
+
+    def on_run_begin(self, config: RunConfig, run_dir: Path | None) -> None:
+        self._started = time.monotonic()
 
     def on_progress(self, progress: Within) -> None:
         with suppress(Exception):

@@ -18,6 +18,8 @@ from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.trials.gradient_trial import require_steady_parameters
+from secure_fed.learning.training.trials.kind_probe import nobodys
 from secure_fed.learning.training.trials.supported import require_data_free_start, require_supported
 from secure_fed.learning.training.trials.uncoupled import Uncoupled
 from secure_fed.methods.method import Card, Method, RoundPlan, State
@@ -112,7 +114,16 @@ def require_steady(protection: Protection, method: Method, initial: State, round
         ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
 
 
-def require_protectable(
+def require_protectable(protection: Protection, objective: Objective, plan: RoundPlan) -> None:
+    """Refuse layers and tensors for which the guarantee would not hold, by their names. Nothing is computed."""
+    if not protection.placement.private:
+        return
+    require_data_free_start(objective.model)
+    if protection.placement.step_noise:
+        require_supported(objective.model, plan.trainable)
+
+
+def require_by_trials(
     protection: Protection,
     objective: Objective,
     train: Sequence[Sequence[Any]],
@@ -121,16 +132,18 @@ def require_protectable(
     initial: Tensors,
     settings: TrainingConfig,
 ) -> None:
-    """Refuse a model, a loss or a method's tensors for which the guarantee would not hold, with the reason."""
+    """Refuse what only trials show, which take time: passes that change a parameter, and where units are parts of a client,
+    a loss that couples the examples of a batch.
+    """
     if not protection.placement.private:
         return
-    require_data_free_start(objective.model)
+    placed = Placed.of(initial, plan.trainable, objective.device)
     if not protection.placement.step_noise:
+        require_steady_parameters(objective, collate, placed, nobodys(objective, collate, placed, train[0][0])[:1])
         return
-    require_supported(objective.model, plan.trainable)
     clients = [Plain(own) for own in train]
     uncoupled = Uncoupled.of(objective, collate, settings, max(clients, key=len))
-    uncoupled.require_all(Placed.of(initial, plan.trainable, objective.device), clients)
+    uncoupled.require_all(placed, clients)
 
 
 def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: int) -> DistributedGaussian:

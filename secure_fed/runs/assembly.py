@@ -27,7 +27,7 @@ from secure_fed.rounds.diagnostics.watch import Watch, watch
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
 from secure_fed.rounds.open_settings import reached
 from secure_fed.rounds.phantoms.clients import Phantom
-from secure_fed.rounds.protect import protect, require_protectable, require_steady
+from secure_fed.rounds.protect import protect, require_by_trials, require_protectable, require_steady
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.step_lengths import paced
@@ -74,6 +74,23 @@ class Assembly:
         private = self.config.privacy.unit != "none" or bool(self.config.evaluation.phantoms)
         return self.pools["phantoms" if private and not self.pools["data"].units else "data"]
 
+    def require_by_trials(self) -> None:
+        """Refuse, by trials on examples, a model or a loss for which the guarantee would not hold.
+
+        Trials take time. So they come after everything that can be refused at once, and before budget is reserved: a run that
+        a trial refuses has spent nothing.
+        """
+        problem, plan = self.problem, self.method.plan(self.initial)
+        require_by_trials(
+            self.protection,
+            self.objective,
+            problem.here,
+            problem.collate,
+            plan,
+            self.initial.tensors,
+            self.config.training,
+        )
+
 
 def assemble(
     config: RunConfig,
@@ -83,7 +100,8 @@ def assemble(
     mechanism: Callable[[float], Mechanism] | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> Assembly:
-    """The federation of a configuration over a problem, `whole` with everybody's examples. Refuses impossible settings.
+    """The federation of a configuration over a problem, `whole` with everybody's examples. Refuses impossible settings, except
+    what only trials can show (`Assembly.require_by_trials`).
 
     mechanism: makes the user's own mechanism from a noise multiplier. elsewhere: for a federation whose clients are on separate
     machines; the problem then has this machine's examples.
@@ -135,9 +153,7 @@ def _protected(
     initial = State(start.tensors, clip_norm=protection.clip_norm)
     start = replace(start, config=_paced(start, protection, initial), problem=_with_phantoms_noted(problem, pool))
     require_steady(protection, method, initial, config.federation.rounds)
-    require_protectable(
-        protection, start.objective, problem.here, problem.collate, plan, start.tensors, config.training
-    )
+    require_protectable(protection, start.objective, plan)
     return start, protection, pool
 
 

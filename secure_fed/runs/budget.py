@@ -127,6 +127,24 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subje
     return _fitted(plan, privacy, ledger)
 
 
+def cost_in_words(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None) -> str:
+    """The cost of a run, and the state of the ledger that pays it."""
+    noted = _noted(run_dir) if run_dir else None
+    if not privacy.ledger:
+        return f"{_amount(plan.cost())}, from a budget of this run alone"
+    ledger = _shared(privacy, noted)
+    held, spent = ledger.reserved(noted["run"]) if noted else None, ledger.spent()
+    limit = "without a limit" if ledger.epsilon is None else f"of {ledger.epsilon:g}"
+    place = f"the ledger {ledger.path} of {ledger.data_set!r}, where epsilon {spent.epsilon:.4g} {limit} is spent"
+    if held is not None:
+        return f"{_amount(held)}, which this run has reserved in {place}"
+    return f"{_amount(plan.cost())}, to be reserved in {place} so far"
+
+
+def _amount(cost: Cost) -> str:
+    return f"epsilon {cost.epsilon:.4g} at delta {cost.delta:.3g}"
+
+
 def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
     """The plan, or as much of it as the ledger admits where stopping early was chosen."""
 

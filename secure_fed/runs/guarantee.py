@@ -94,6 +94,16 @@ def planned(assembly: Assembly) -> dict[str, Any]:
     return {"privacy": {**statement.to_dict(), **noise, **given, "text": statement.text}}
 
 
+def promised(assembly: Assembly, plan: Plan, cost: str) -> list[str]:
+    """The guarantee of a private run, its noise and its cost, in sentences to read before the run reserves its budget."""
+    statement = of(assembly, plan.releases)
+    return [
+        f"guarantee: {statement.headline}",
+        f"noise: {statement.mechanism}; it is added {statement.noise}.",
+        f"cost: {cost}.",
+    ]
+
+
 def of(assembly: Assembly, releases: int) -> Statement:
     """The statement of a run that makes `releases` releases."""
     protection, plan, tested = assembly.protection, assembly.protection.plan, assembly.problem.facts["test"]["from"]

@@ -23,7 +23,7 @@ from secure_fed.rounds.transport import Transport
 from secure_fed.runs import guarantee, published
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.best import best, require_measured, stalled
-from secure_fed.runs.budget import RunBudget, opened, require_room
+from secure_fed.runs.budget import RunBudget, cost_in_words, opened, require_room
 from secure_fed.runs.budget_terms import Subject
 from secure_fed.runs.checkpoint import read_best, read_personal
 from secure_fed.runs.directory import ATTENDANCE, private_part, require_unused
@@ -32,7 +32,7 @@ from secure_fed.runs.noise_key import erase, opened_noise
 from secure_fed.runs.recording import Recorder
 from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
-from secure_fed.runs.store import RunStore, read_records
+from secure_fed.runs.store import RunStore, read_records, require_same_start
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan
@@ -69,7 +69,10 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
 
     Killed at any instant and run again with `resume`, a run without privacy ends in the same tensors as if it had not been; a
     private run continues from its last release.
-    notify: called with `"on_run_begin", config, run_dir` before anything is written, `"on_progress", progress` within a round,
+    Refused in this order: what the directory, its run and the ledger refuse at once, then what trials of the model show, and
+    all of it before budget is reserved or anything is written.
+    notify: called with `"on_promise", sentences` before the trials of a private run, `"on_run_begin", config, run_dir` after
+    them, `"on_progress", progress` within a round,
     `"on_round_end", record, state` once the round is saved, `"on_published", record` with its public part at the same time, or
     in a private run at the end, and `"on_end", result` at the end.
     """
@@ -80,8 +83,12 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         require_unused(run_dir)
     privacy, subject = assembly.config.privacy, Subject.of(assembly.config, assembly.problem)
     plan = assembly.protection.plan
+    if run_dir is not None:
+        require_same_start(run_dir, assembly.config, _facts(assembly), _admits(assembly))
     if plan:
         plan = require_room(privacy, plan, run_dir, subject)
+        notify("on_promise", guarantee.promised(assembly, plan, cost_in_words(privacy, plan, run_dir)))
+    assembly.require_by_trials()
     assembly.objective.forget_parameters()
     notify("on_run_begin", assembly.config, run_dir)
     with ExitStack() as stack:
@@ -240,9 +247,7 @@ def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Reco
         client.kept = None
     if store is None:
         return assembly.initial, []
-    noted = {"model_digest": assembly.base_digest, "versions": versions()}
-    admits = partial(fits, assembly.method, assembly.initial.tensors)
-    store.begin(assembly.config, {**assembly.problem.facts, **guarantee.planned(assembly), **noted}, admits)
+    store.begin(assembly.config, _facts(assembly), _admits(assembly))
     store.save_membership(assembly.pools["data"])
     checkpoint, records = store.restore()
     if checkpoint is None:
@@ -251,6 +256,17 @@ def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Reco
     for index, kept in personal.items():
         assembly.clients[index].kept = kept
     return checkpoint.state, records
+
+
+def _facts(assembly: Assembly) -> dict[str, Any]:
+    """The facts that a run notes at its start, and by which a resumed run is recognised."""
+    noted = {"model_digest": assembly.base_digest, "versions": versions()}
+    return {**assembly.problem.facts, **guarantee.planned(assembly), **noted}
+
+
+def _admits(assembly: Assembly) -> Callable[[State], bool]:
+    """Whether a state can be one of this run."""
+    return partial(fits, assembly.method, assembly.initial.tensors)
 
 
 def _schedule(assembly: Assembly) -> Schedule:

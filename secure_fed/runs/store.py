@@ -87,24 +87,12 @@ class RunStore:
 
         A start that was killed is resumed. admits: whether a state can be one of this run.
         """
+        require_same_start(self.path, config, facts, admits)
         self._private = config.privacy.unit != "none"
         shown, own = published.of_facts(facts, private=self._private)
         held = read_config(self.path) if (self.path / CONFIG).exists() else None
         described = (self.path / FACTS).exists()
-        if held is None:
-            require_unused(self.path)
-        else:
-            require_same(self.path, config, held)
-        if described:
-            require_same_data(FACTS, self.path, differing(shown, read_facts(self.path)))
         noted = described or (private_part(self.path) / OWN_FACTS).exists()
-        if noted:
-            require_same_data(f"{PRIVATE}/{OWN_FACTS}", self.path, differing_digests(self.path, own))
-        checkpoint = read_checkpoint(self.path)
-        if checkpoint is not None and not admits(checkpoint.state):
-            raise RunDirectoryError(
-                f"{self.path} holds the state of another model; resume with the model it was started with"
-            )
         if config != held:
             atomic_write(self.path / CONFIG, _pretty(config.to_dict()))
         folder = made_private(self.path)
@@ -194,6 +182,28 @@ class RunStore:
         atomic_write(self.path / RESULT, _pretty(shown))
         if self._private:
             without_times(self.path)
+
+
+def require_same_start(
+    path: Path, config: RunConfig, facts: Mapping[str, Any], admits: Callable[[State], bool]
+) -> None:
+    """Refuse a directory that is neither unused nor of this very run: the same settings, data, guarantee and model.
+
+    admits: whether a state can be one of this run.
+    """
+    shown, own = published.of_facts(facts, private=config.privacy.unit != "none")
+    if (path / CONFIG).exists():
+        require_same(path, config, read_config(path))
+    else:
+        require_unused(path)
+    described = (path / FACTS).exists()
+    if described:
+        require_same_data(FACTS, path, differing(shown, read_facts(path)))
+    if described or (private_part(path) / OWN_FACTS).exists():
+        require_same_data(f"{PRIVATE}/{OWN_FACTS}", path, differing_digests(path, own))
+    checkpoint = read_checkpoint(path)
+    if checkpoint is not None and not admits(checkpoint.state):
+        raise RunDirectoryError(f"{path} holds the state of another model; resume with the model it was started with")
 
 
 @contextmanager

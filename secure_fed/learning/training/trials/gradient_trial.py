@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -142,14 +143,29 @@ def require_uncoupled(
         with parameters_stay(objective, away.held | away.moving):
             if not mixes_experts(objective.model):
                 _require_own(objective, alone, together, away, probe)
-            found = losses(objective, alone, away, probe[:1])
-            if found.requires_grad:
-                torch.autograd.grad(found.sum(), list(away.moving.values()), allow_unused=True)
+            _pass(objective, alone, away, probe[0])
         if buffers := objective.changed_buffers():
             raise ModelError(
                 f"buffer {buffers[0]} of the model changes as it runs, so it may keep statistics of the examples, which no "
                 "noise covers; give a model without such buffers"
             )
+
+
+def require_steady_parameters(objective: Objective, alone: Collate, placed: Placed, probe: Sequence[Any]) -> None:
+    """ModelError if a pass over the examples of `probe`, forward or backward, changes a parameter. The objective's mode and
+    buffers are restored.
+    """
+    for item in probe:
+        once = partial(losses, objective, alone, placed, [item])
+        with still(objective, once), parameters_stay(objective, placed.held | placed.moving):
+            _pass(objective, alone, placed, item)
+
+
+def _pass(objective: Objective, alone: Collate, placed: Placed, item: Any) -> None:
+    """One example's pass, forward and backward."""
+    found = losses(objective, alone, placed, [item])
+    if found.requires_grad:
+        torch.autograd.grad(found.sum(), list(placed.moving.values()), allow_unused=True)
 
 
 @contextmanager
