@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from claims import SIZES, configured, encoder, texts
-from claims_made import CLAIMS
+from claims import configured, encoder, texts
+from claims_made import CLAIMS, SIZES
 from timing import machine
 from torch import Tensor
 

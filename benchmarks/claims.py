@@ -32,18 +32,13 @@ from typing import Any, NamedTuple
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
-from claims_made import CLAIMS, Claim, Scale
+from claims_made import CLAIMS, SIZES, Claim, Scale
 from runs_file import keep, lines, put
 
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.methods import card
 
-SIZES = {
-    "reduced": Scale(train=4000, test=500, length=24, rounds=10, steps=4, batch=8, every=5, falls="constant"),
-    "longer": Scale(train=4000, test=500, length=24, rounds=20, steps=8, batch=8, every=5),
-    "full": Scale(train=None, test=None, length=128, rounds=100, steps=10, batch=16, every=10),
-}
 COLUMNS = ("text", "label", "language")
 WIDTH = 384  # of all-MiniLM-L6-v2
 STORED = Path(__file__).with_suffix(".jsonl")

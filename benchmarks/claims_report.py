@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from claims_made import CLAIMS, SEARCHED_ON, Claim, Order, Scale, Widening
+from claims_made import CLAIMS, SEARCHED_ON, TERMS, Claim, Order, Scale, Widening
 from scipy import stats
 
 Run = dict[str, Any]
@@ -43,6 +43,7 @@ def tables(runs: Sequence[Run], sizes: Mapping[str, Scale]) -> str:
     parts = [_short(made)]
     for claim in CLAIMS:
         parts += [f"## {claim.name}\n\n{claim.says} {claim.paper}."]
+        parts += [f"**Other terms than the paper's**, beside model, data and length of training. {TERMS[claim.name]}"]
         for size in sizes:
             arms = made[claim.name, size]
             if arms.runs:
@@ -59,6 +60,8 @@ def tables(runs: Sequence[Run], sizes: Mapping[str, Scale]) -> str:
 
 _HEADS = ("compared", "measured", "95 % interval", "paper", "detectable", "verdict")
 _FEW = "not decided (fewer than three seeds)"
+_UNLIKE = "not decided on the paper's terms"
+_CLAIMED, _OWN = ("**holds**", "**contradicted**"), ("**above zero**", "**below zero**")
 
 
 def _verdicts(claim: Claim, arms: Arms) -> list[Verdict]:
@@ -94,6 +97,15 @@ def _by_arm(runs: Sequence[Run], claim: str, size: str) -> dict[str, dict[int, R
 
 
 def _judged(order: Order, arms: Arms) -> Verdict:
+    return _on_its_terms(order, _measured(order, arms))
+
+
+def _on_its_terms(made: Order | Widening, row: Verdict) -> Verdict:
+    """The row, without a verdict on a comparison that differs from the paper's: the difference takes its place."""
+    return (*row[:-1], f"{_UNLIKE}: {made.unlike}") if made.unlike and row[-1] != _FEW else row
+
+
+def _measured(order: Order, arms: Arms) -> Verdict:
     if order.measure == "bytes":
         return _bytes(order, arms)
     if order.measure == "diagnostic":
@@ -101,7 +113,7 @@ def _judged(order: Order, arms: Arms) -> Verdict:
     when = " at the first evaluation" if order.measure == "early" else ""
     measure = "early" if order.measure == "early" else "accuracy"
     found = arms.differences(order.better, order.worse, measure)
-    return f"{order.better} over {order.worse}{when}", *_interval(list(found.values()), order.stated)
+    return f"{order.better} over {order.worse}{when}", *_interval(list(found.values()), order)
 
 
 def _widened(widening: Widening, arms: Arms) -> Verdict:
@@ -111,11 +123,12 @@ def _widened(widening: Widening, arms: Arms) -> Verdict:
     )
     grown = [strong[seed] - mild[seed] for seed in sorted(strong.keys() & mild.keys())]
     text = f"lead of {widening.better[1]} over {widening.worse[1]} minus lead of {widening.better[0]} over {widening.worse[0]}"
-    return text, *_interval(grown, widening.stated)
+    return _on_its_terms(widening, (text, *_interval(grown, widening)))
 
 
-def _interval(differences: Sequence[float], stated: float | None) -> Verdict:
-    """The cells under `_HEADS` from the second on. stated: the paper's difference."""
+def _interval(differences: Sequence[float], made: Order | Widening) -> Verdict:
+    """The cells under `_HEADS` from the second on."""
+    stated = made.stated
     said = "" if stated is None else f"{stated:+.1f}"
     if len(differences) < 3:
         return "", "", said, "", _FEW
@@ -128,14 +141,15 @@ def _interval(differences: Sequence[float], stated: float | None) -> Verdict:
         f"{seen - reach:+.1f} to {seen + reach:+.1f}",
         said,
         f"{detectable:.1f}",
-        _verdict(seen, reach, stated),
+        _verdict(seen, reach, stated, _OWN if made.own else _CLAIMED),
     )
 
 
-def _verdict(seen: float, reach: float, stated: float | None) -> str:
+def _verdict(seen: float, reach: float, stated: float | None, words: tuple[str, str]) -> str:
+    """words: for an interval above zero, and below."""
     excluded = stated is not None and seen + reach < stated
     if abs(seen) > reach:
-        word = "**holds**" if seen > 0 else "**contradicted**"
+        word = words[0] if seen > 0 else words[1]
         return f"{word}, by less than in the paper" if seen > 0 and excluded else word
     return "not decided; less than in the paper" if excluded else "not decided"
 
@@ -143,7 +157,7 @@ def _verdict(seen: float, reach: float, stated: float | None) -> str:
 def _bytes(order: Order, arms: Arms) -> Verdict:
     sent: Callable[[str], float] = lambda arm: arms.mean(arm, "bytes_up") + arms.mean(arm, "bytes_down")  # noqa: E731
     ratio = sent(order.better) / sent(order.worse)
-    verdict = "**holds**" if ratio < order.share else "**contradicted**"
+    verdict = _CLAIMED[0 if ratio < order.share else 1] + ": settings alone determine it"
     return f"bytes of {order.better} / {order.worse}", f"{ratio:.0%}", "", f"below {order.share:.0%}", "", verdict
 
 
@@ -152,7 +166,7 @@ def _diagnosed(order: Order, arms: Arms) -> Verdict:
     runs = list(arms.runs["fedlora"].values())
     better, worse = ([run[name] for run in runs] for name in (order.better, order.worse))
     wins = sum(map(float.__lt__, better, worse))
-    verdict = "**holds**" if wins == len(runs) else "**contradicted**" if wins == 0 else "not decided"
+    verdict = _CLAIMED[0] if wins == len(runs) else _CLAIMED[1] if wins == 0 else "not decided"
     seen = f"{fmean(better):.3f} against {fmean(worse):.3f}"
     return f"{order.better} below {order.worse}", seen, f"{wins} of {len(runs)} seeds", "", "", verdict
 

@@ -1,0 +1,72 @@
+"""docs/claims.md: withdrawn verdicts stay withdrawn, whatever further runs show, and the page is what its script makes."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS, PAGE = ROOT / "benchmarks", ROOT / "docs" / "claims.md"
+# The claim, the comparison, and the difference from the paper that its row names.
+WITHDRAWN = (
+    ("c2a", "c2a-beta-5 over lora-beta-5", "predicts single texts"),
+    ("c2a", "c2a-beta-0.1 over lora-beta-0.1", "predicts single texts"),
+    ("c2a", "c2a_ours-beta-5 over c2a-beta-5", "predicts single texts"),
+    ("languages", "c2a-beta-0.5 over lora-beta-0.5", "predicts single texts"),
+    ("fedtt", "fedtt_plus-silos-50 over lora-silos-50", "not all silos take part"),
+    ("fedtt", "fedtt_plus-silos-3 over lora-silos-3", "not i.i.d."),
+    ("fedara", "fedara over fedlora", "LoRA's rate"),
+    ("federa", "federa-alpha-0.1 over fedlr-alpha-0.1", "scale"),
+    ("fra", "error_fra below error_fedavg", "true of any numbers"),
+)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of benchmarks/claims_report.py, and the sizes of the runs."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    found = runpy.run_path(str(BENCHMARKS / "claims_report.py"))
+    sizes = sys.modules.pop("claims_made").SIZES
+    return found | {"SIZES": sizes}
+
+
+def beyond_doubt(script: dict[str, Any]) -> list[dict[str, Any]]:
+    """Five runs of each configuration: those of a claim get worse one by one, by three points."""
+    return [
+        {"claim": claim.name, "arm": arm, "size": "longer", "seed": seed}
+        | {"accuracy": 0.9 - 0.03 * place, "early": 0.9 - 0.03 * place, "commonest": 0.1}
+        | {"bytes_up": 1, "bytes_down": 1, "error_fra": 0.001, "error_fedavg": 1.0}
+        for claim in script["CLAIMS"]
+        for place, arm in enumerate(claim.arms)
+        for seed in range(5)
+    ]
+
+
+@pytest.mark.parametrize(("claim", "compared", "difference"), WITHDRAWN)
+def test_a_comparison_on_other_terms_gets_no_verdict_however_clear_its_runs_are(
+    script: dict[str, Any], claim: str, compared: str, difference: str
+) -> None:
+    made = script["tables"](beyond_doubt(script), script["SIZES"])
+    (row,) = (line for line in made.splitlines() if line.startswith(f"| {claim} | {compared} |"))
+    assert "not decided on the paper's terms: " in row
+    assert difference in row
+    assert row.partition(" | ")[2].rpartition(" | ")[0] in made.replace(row, "")  # its claim's own table says the same
+
+
+def test_a_comparison_on_the_papers_terms_keeps_its_verdict(script: dict[str, Any]) -> None:
+    made = script["tables"](beyond_doubt(script), script["SIZES"])
+    rows = {line.split(" | ")[1]: line for line in made.splitlines() if line.endswith(" | longer |")}
+    assert "| **holds** |" in rows["fra over fedlora"]
+    assert "| **above zero** |" in rows["c2a_ours-beta-0.1 over lora-beta-0.1"]
+
+
+def test_the_page_is_what_the_script_makes_of_the_stored_runs(script: dict[str, Any]) -> None:
+    lines = map(json.loads, (BENCHMARKS / "claims.jsonl").read_text(encoding="utf-8").splitlines())
+    keys = ("claim", "arm", "size", "seed", "rate")
+    stored = {tuple(run.get(key, 1.0) for key in keys): run for run in lines}  # of repeated runs the last
+    assert script["tables"](list(stored.values()), script["SIZES"]) in PAGE.read_text(encoding="utf-8")
