@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from secure_fed.config import RunConfig
@@ -138,6 +139,25 @@ def _check_examples(train: Any, test: Any) -> None:
         )
     if empty := [index for index, examples in enumerate(asked) if not len(examples)]:
         raise DataError(f"client {empty[0]} of the {len(train)} in train has no examples; leave it out")
+    for client, own in enumerate(asked):
+        without = (
+            [row for row, item in enumerate(own) if _without_tokens(item)] if isinstance(own, list | tuple) else []
+        )
+        if without:
+            raise DataError(
+                f"example {without[0]} of client {client} has no token to read ({len(without)} of {len(own)} have none), so "
+                "there is nothing to learn from; leave it out of train"
+            ).about("train", without[0], "an example with tokens")
+
+
+def _without_tokens(item: Any) -> bool:
+    """Whether an example in the columns of a tokenizer has no token, or masks all of them."""
+    ids, mask = (
+        (item.get(name) for name in ("input_ids", "attention_mask")) if isinstance(item, Mapping) else (None, None)
+    )
+    if isinstance(ids, Tensor | np.ndarray | list | tuple) and not len(ids):
+        return True
+    return bool(not mask.any()) if isinstance(mask, Tensor) else mask is not None and not np.any(mask)
 
 
 def _numbered(examples: Any) -> bool:

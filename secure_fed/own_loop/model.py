@@ -8,7 +8,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.training.objective import refuse_running_statistics
+from secure_fed.learning.training.objective import refuse_checkpointing, refuse_running_statistics
 from secure_fed.learning.training.trials.supported import mixes_experts, require_supported
 
 
@@ -21,6 +21,7 @@ def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Pa
         )
     _require_same(trained, optimizer)
     refuse_running_statistics(model)
+    refuse_checkpointing(model)
     require_supported(model, trained)
     if mixes_experts(model):
         raise ModelError(

@@ -308,6 +308,19 @@ def test_an_empty_client_is_named() -> None:
         toys.federation(sizes=(4, 0, 3))
 
 
+@pytest.mark.parametrize(
+    "nothing",
+    [{"input_ids": []}, {"input_ids": torch.ones(0)}, {"input_ids": [1, 2], "attention_mask": torch.zeros(2)}],
+    ids=["list", "tensor", "masked"],
+)
+def test_an_example_without_tokens_is_named(nothing: dict[str, Any]) -> None:
+    text = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": 0}
+    with pytest.raises(DataError, match="example 1 of client 1") as refused:
+        Federation(toys.config(), model=small_models.bert(), train=[[text], [text, text | nothing]], test=[text])
+    assert refused.value.setting == "train"
+    Federation(toys.config(), model=small_models.bert(), train=[[text], [text, text]], test=[text])
+
+
 @pytest.mark.parametrize(("part", "fact"), [({"train": []}, "0 clients"), ({"test": []}, "0 test examples")])
 def test_nobody_and_nothing_are_refused(part: dict[str, Any], fact: str) -> None:
     with pytest.raises(DataError, match=fact):

@@ -73,18 +73,6 @@ def test_what_is_proven_is_not_refused(settings: dict[str, Any]) -> None:
     require_supported(model, trainable(model))
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-def test_gradient_checkpointing_is_refused() -> None:
-    for settings in ({}, {"gradient_checkpointing_kwargs": {"use_reentrant": False}}):
-        model: Any = small_models.make("bert")
-        require_supported(model, trainable(model))
-        model.gradient_checkpointing_enable(**settings)
-        with pytest.raises(ModelError, match=r"gradient checkpointing is on in .*training\.microbatch"):
-            require_supported(model, trainable(model))
-        model.gradient_checkpointing_disable()
-        require_supported(model, trainable(model))
-
-
 def test_instance_norm_with_statistics_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8, track_running_stats=True))
     with pytest.raises(ModelError, match="layer 1 of the model is InstanceNorm1d"):

@@ -78,6 +78,10 @@ class Reads(Protocol):
     def beside(self) -> tuple[str, ...]:
         """Columns that explain labels, read where a table has them."""
 
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The columns of which a training row needs at least one with text."""
+
     def texts(self, tables: Sequence[Table]) -> Texts:
         """The inputs of the tables' rows, without labels."""
 

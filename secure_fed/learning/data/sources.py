@@ -17,7 +17,7 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.named_files import TEST_SPLITS, Named, generated, spoken
 from secure_fed.learning.data.rows import OfClasses, Reads, Rows
 from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import require_some
+from secure_fed.learning.data.texts import require_each, require_some
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
 
@@ -87,15 +87,19 @@ def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str)
     if not any(map(len, tables)):
         places = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"{places} holds no examples; set {setting} to a file or a folder that does")
-    _require_texts(task, tables)
+    train = setting == "data.train"
+    _require_texts(task, tables if train else [], [] if train else tables)
     return tables
 
 
-def _require_texts(task: Reads, tables: Sequence[Table]) -> None:
-    for table in tables:
-        require_some(table, task.columns.text, "data.text")
-        if task.columns.text_b:
-            require_some(table, task.columns.text_b, "data.text_b")
+def _require_texts(task: Reads, train: Sequence[Table], test: Sequence[Table]) -> None:
+    """Refuse columns without text, and training rows without any. A test row may be empty: it teaches nothing."""
+    columns = [("data.text", task.columns.text), ("data.text_b", task.columns.text_b)]
+    for table in (*train, *test):
+        for setting, name in columns:
+            if name:
+                require_some(table, name, setting)
+    require_each(train, [(name, setting) for setting, name in columns if name in task.learned])
 
 
 def _from_files(named: Named, wanted: Collection[str]) -> _Tables:
@@ -126,7 +130,7 @@ def _from_hub(name: str, wanted: Collection[str], label: str) -> _Tables:
 
 
 def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, int], group: str) -> Source:
-    _require_texts(task, (*tables.train, *tables.test))
+    _require_texts(task, tables.train, tables.test)
     train, test = task.read(tables.train, tables.test)
     train = _owned(data, train, tables.train, need_client=True, group=group)
     if train.client is None and tables.owners is not None:

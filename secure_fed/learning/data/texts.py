@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -55,12 +56,40 @@ def lists(table: Table, name: str, setting: str, *, divided: str | None = None) 
 
 
 def require_some(table: Table, name: str, setting: str) -> None:
-    """Refuse a table of blank texts only; some blank texts occur in real data and are kept."""
-    cells = table.column(name, setting)
-    if all(
-        not cell.strip() if isinstance(cell, str) else isinstance(cell, list | tuple) and not cell for cell in cells
-    ):
+    """Refuse a table of empty texts only: the column is the wrong one."""
+    if all(map(is_blank, table.column(name, setting))):
         raise DataError(f"every {name!r} of {table.source} is empty; set {setting} to a column with text")
+
+
+def require_each(tables: Sequence[Table], learned: Sequence[tuple[str, str]]) -> None:
+    """Refuse a training row without any text: it would teach a model to answer nothing, and nobody would notice.
+
+    learned: the columns whose text a row needs, with their settings. One of them may be empty where another has text.
+    """
+    blank = [
+        (table, row)
+        for table in tables
+        for row, cells in enumerate(zip(*(table.column(*one) for one in learned), strict=True))
+        if all(map(is_blank, cells))
+    ]
+    if blank:
+        table, row = blank[0]
+        names = " and ".join(repr(name) for name, _ in learned)
+        others = f" (as in {len(blank) - 1} more of {sum(map(len, tables))} training rows)" if len(blank) > 1 else ""
+        raise DataError(
+            f"{table.place(row)}: {names} {'is' if len(learned) == 1 else 'are'} empty{others}, so there is nothing to learn "
+            f"from; add the text, remove the row, or set {learned[-1][1]} to another column"
+        ).about(learned[-1][1], "", "a text")
+
+
+def is_blank(cell: object) -> bool:
+    """Whether a text, or every text of a list, has no visible character. False for other values, which `column` refuses."""
+    if is_text(cell):
+        return all(unicodedata.category(character) in _INVISIBLE for character in str(cell))
+    return isinstance(cell, list | tuple) and all(map(is_blank, cell))
+
+
+_INVISIBLE = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # controls, joiners and marks of byte order, spaces and breaks
 
 
 def is_text(value: object) -> bool:

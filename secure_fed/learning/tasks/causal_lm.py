@@ -65,6 +65,11 @@ class CausalLM(Task):
     def title(self) -> str:
         return "language modelling of targets" if self.columns.text_b else "language modelling"
 
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The target, where a row has one: a prompt may be empty, and alone it is not learned."""
+        return (self.columns.text_b or self.columns.text,)
+
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         return [None] * sum(map(len, tables))
 

@@ -55,6 +55,11 @@ class Task(ABC):
         """Columns that explain labels, read where a table has them."""
         return ()
 
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The columns of which a training row needs at least one with text."""
+        return tuple(name for name in (self.columns.text, self.columns.text_b) if name)
+
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
         """The settings of the model's configuration that the task decides."""
         return {}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.models.architecture import positions_of
@@ -32,6 +33,7 @@ class Objective(nn.Module):
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device, *, longest: int | None = None) -> None:
         super().__init__()
         refuse_running_statistics(model)
+        refuse_checkpointing(model)
         if isinstance(loss, nn.modules.loss._Loss):
             raise ConfigError(
                 f"loss is {type(loss).__name__}, which takes predictions and targets; "
@@ -49,6 +51,9 @@ class Objective(nn.Module):
         self.beside: list[Objective] = []  # on other devices, for clients that are trained at the same time
         self._named = dict(model.named_parameters())
         self._checksums: dict[str, int] = {}
+        # Layers that train are watched until a backward pass has shown that they are computed once (`_require_once`).
+        self._inside, self._watched = False, False
+        self._watching: list[RemovableHandle] = []
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
         self._buffers_at_start = [
             (module, name, buffer.clone())
@@ -64,16 +69,47 @@ class Objective(nn.Module):
 
     def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """(B,) losses of a batch already on the device, differentiable in `tensors`."""
+        self._unwatch()
+        watching = not self._watched and torch.is_grad_enabled()
+        if watching:
+            layers = {self.model.get_submodule(name.rpartition(".")[0]) for name in tensors}
+            self._watching = [layer.register_forward_pre_hook(self._require_once) for layer in layers]
         named = {f"model.{name}": tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
         losses: Tensor = functional_call(self, named, (batch,))
+        if watching and losses.requires_grad:
+            losses.register_hook(self._note_backward)
         return losses
 
     def forward(self, batch: Batch) -> Tensor:
-        with self.reading:
-            return self.loss(self.model, batch)
+        self._inside = True
+        try:
+            with self.reading:
+                return self.loss(self.model, batch)
+        finally:
+            self._inside = False
+
+    def _note_backward(self, gradient: Tensor) -> None:
+        self._watched = True
+
+    def _unwatch(self) -> None:
+        while self._watching:
+            self._watching.pop().remove()
+
+    def _require_once(self, layer: nn.Module, args: Any) -> None:
+        """Checkpointing computes a layer without a gradient in the forward pass, or again in the backward pass."""
+        again = torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint itself asks
+        if again or (self._inside and not torch.is_grad_enabled()):
+            self._watched = False  # after this error a trial may choose another way to compute, which is watched too
+            how = "again in the backward pass" if again else "without a gradient"
+            raise ModelError(
+                f"{type(layer).__name__}, a layer that trains, is computed {how}, as under torch.utils.checkpoint or "
+                "torch.no_grad, so that its gradient would be wrong or missing; take that out of the model's code, and set "
+                "training.microbatch to save memory"
+            )
 
     def begin(self) -> None:
         """Prepare for the training of another client: training mode, and buffers reset."""
+        self._unwatch()
         self.reset_buffers()
         if not self.model.training:
             self.train()
@@ -111,6 +147,7 @@ class Objective(nn.Module):
 
     def load(self, tensors: Tensors) -> nn.Module:
         """Copy these tensors into the model, for evaluation or export, and return it."""
+        self._unwatch()
         with torch.no_grad():
             for name in tensors:
                 own, given = self._named[name], tensors.tensor(name)
@@ -134,6 +171,21 @@ def refuse_running_statistics(model: nn.Module) -> None:
                 f"layer {name} of the model is {type(module).__name__}, which couples the examples of a batch and keeps "
                 "running statistics, which are neither sent to the server nor exported; give a model with GroupNorm or "
                 "LayerNorm there"
+            )
+
+
+def refuse_checkpointing(model: nn.Module) -> None:
+    """Refuse gradient checkpointing: the tensors of a pass are the model's for its forward part alone (`Objective.losses`).
+
+    The layers that are computed again in the backward pass would read the model's own tensors, and give their gradients.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "gradient_checkpointing", False) is True:
+            raise ModelError(
+                f"gradient checkpointing is on in {name or type(model).__name__}, which computes layers again in the backward "
+                "pass, where the trained tensors are no longer in place, so that gradients would be wrong; turn it off "
+                "(model.gradient_checkpointing_disable(), or gradient_checkpointing in the model's config.json), and set "
+                "training.microbatch to save memory"
             )
 
 

@@ -147,14 +147,27 @@ def test_too_few_rows_to_hold_any_out(tmp_path: Path) -> None:
         load(train=jsonl(tmp_path / "two.jsonl", examples(2)))
 
 
-def test_some_blank_texts_stay_and_nothing_but_blank_is_refused(tmp_path: Path) -> None:
-    rows = examples(6)
-    rows[0]["text"] = ""
-    path = jsonl(tmp_path / "x.jsonl", rows)
-    assert load(train=path, test=path).train.text[0] == ""
-    blank = jsonl(tmp_path / "blank.jsonl", [row | {"text": " "} for row in rows])
-    with pytest.raises(DataError, match=r"every 'text' of .*blank\.jsonl is empty; set data\.text"):
-        load(train=blank)
+@pytest.mark.parametrize("blank", ["", " \t", "\u200b\ufeff"])
+def test_an_empty_training_text_is_refused_by_its_line_and_an_empty_test_text_stays(tmp_path: Path, blank: str) -> None:
+    path, full = jsonl(tmp_path / "x.jsonl", change(2, text=blank)), jsonl(tmp_path / "full.jsonl", examples(6))
+    for files in ({"train": path, "test": full}, {"train": path}):
+        with pytest.raises(DataError, match=r"x\.jsonl, line 3") as refused:
+            load(**files)
+        assert refused.value.setting == "data.text"
+    assert load(train=full, test=path).test.text[2] == blank
+    every = jsonl(tmp_path / "every.jsonl", [row | {"text": blank} for row in examples(6)])
+    for files in ({"train": every}, {"train": full, "test": every}):  # a wrong column
+        with pytest.raises(DataError, match=r"every 'text' of .*every\.jsonl"):
+            load(**files)
+
+
+def test_one_text_of_a_pair_may_be_empty_and_not_both(tmp_path: Path) -> None:
+    rows = [row | {"other": "" if number else "b"} for number, row in enumerate(examples(6))]
+    assert load(train=jsonl(tmp_path / "pairs.jsonl", rows), text_b="other")
+    rows[4]["text"] = ""
+    with pytest.raises(DataError, match=r"line 5") as refused:
+        load(train=jsonl(tmp_path / "both.jsonl", rows), text_b="other")
+    assert refused.value.setting == "data.text_b"
 
 
 def change(row: int, **cells: object) -> list[dict[str, object]]:

@@ -95,6 +95,22 @@ def test_all_blank_columns_are_refused(write: Write) -> None:
         load("tokens", train=write("rows", rows))
 
 
+def test_a_row_of_language_modelling_needs_its_target_and_no_prompt(write: Write) -> None:
+    rows = [{"text": f"question {row}", "answer": f"answer {row}"} for row in range(6)]
+    assert load("causal_lm", train=write("prompts", [*rows, {"text": "", "answer": "free"}]), text_b="answer")
+    with pytest.raises(DataError, match="line 7") as refused:
+        load("causal_lm", train=write("targets", [*rows, {"text": "question", "answer": " "}]), text_b="answer")
+    assert refused.value.setting == "data.text_b"
+
+
+def test_an_empty_text_of_one_party_is_refused_in_its_training_file_alone(write: Write) -> None:
+    task, path = build(DataConfig()), write("rows", [{"text": " ", "label": "a"}, {"text": "b", "label": "b"}])
+    with pytest.raises(DataError, match="line 1") as refused:
+        sources.of_one_party(task, [path], "data.train")
+    assert refused.value.setting == "data.text"
+    assert sources.of_one_party(task, [path], "data.test")
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_of_your_own_needs_data_of_your_own(task: str) -> None:
     if task == "classification":

@@ -45,12 +45,6 @@ def _refuse_largest_norms(model: nn.Module) -> None:
 def require_supported(model: nn.Module, trainable: Collection[str]) -> None:
     """Refuse, by name, layers and parameters without proven per-example gradients."""
     require_data_free_start(model)
-    for name, module in model.named_modules():
-        if getattr(module, "gradient_checkpointing", False) is True:
-            raise ModelError(
-                f"gradient checkpointing is on in {name or type(model).__name__}, which computes layers again in the backward "
-                "pass, where per-example gradients are not collected; turn it off, and set training.microbatch to save memory"
-            )
     for name in trainable:
         reason = next((reason for part, reason in _UNPROVEN.items() if part in name), None)
         if reason:
