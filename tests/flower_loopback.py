@@ -24,6 +24,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+from secure_fed.deployment.relay import SOCKET
 from secure_fed.flower.supernode import LOG
 from tests.flower_keys import auth_keys, certificates
 from tests.flower_proxy import Recording, recording
@@ -231,11 +232,11 @@ def loopback(
 
 
 def supernode(link: Loopback, node: int) -> list[str]:
-    """The command of Flower's SuperNode, configured with the node's home."""
+    """The command of Flower's SuperNode, configured with the socket of the node's agent."""
     return [
         *("flower-supernode", *link.secured(), "--superlink", link.address),
         *("--host", HOST, "--port", str(free_port())),
-        *("--node-config", f'secure-fed-home="{link.homes[node]}"'),
+        *("--node-config", f'secure-fed-agent="{link.homes[node] / SOCKET}"'),
         *(["--auth-supernode-private-key", str(link.key(node))] if link.auth else []),
     ]
 

@@ -61,11 +61,11 @@ def test_every_example_is_run_here() -> None:
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
     deployment = {"notes.py", "run.toml", "loopback.sh"}  # what they set up runs in tests/secure_fed/flower
-    told = {"secure-fed-node.service", "secure-fed-superlink.service", "compose.yaml"}
+    told = {"secure-fed-agent.service", "secure-fed-supernode.service", "secure-fed-superlink.service", "compose.yaml"}
     assert {path.name for path in (EXAMPLES / "deployment").iterdir()} == deployment | told
 
 
-@pytest.mark.parametrize("name", ["secure-fed-node.service", "secure-fed-superlink.service"])
+@pytest.mark.parametrize("name", ["secure-fed-agent.service", "secure-fed-superlink.service"])
 def test_a_service_can_write_the_heads_of_ledgers(name: str) -> None:
     """Without this, they would go to the user's home folder, which the unit protects."""
     text = (EXAMPLES / "deployment" / name).read_text(encoding="utf-8")

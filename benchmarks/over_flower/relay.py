@@ -19,5 +19,5 @@ def answer(message: Message, context: Context) -> Message:
     asked, cpu = time.time(), time.process_time()
     found = node_app.answer(message, context)
     times = {"began": process_began(), "asked": asked, "answered": time.time(), "cpu": cpu}
-    note(Path(str(context.node_config[node_app.HOME])) / MESSAGES, node=context.node_id, **times)
+    note(Path(str(context.node_config[node_app.AGENT])).with_name(MESSAGES), node=context.node_id, **times)
     return found

@@ -14,7 +14,7 @@ from flwr.client import ClientApp, NumPyClient
 from flwr.client.mod import secaggplus_mod
 from over_flower.clock import MESSAGES, note, process_began
 
-HOME = "secure-fed-home"  # secure-fed's nodes are used, and they know this folder
+AGENT = "secure-fed-agent"  # secure-fed's nodes are used, and they know this socket in the node's folder
 
 
 class Trains(NumPyClient):
@@ -40,8 +40,10 @@ def timed(message: Message, context: Context, answer: Any) -> Message:
     asked, cpu = time.time(), time.process_time()
     found: Message = answer(message, context)
     times = {"began": process_began(), "asked": asked, "answered": time.time(), "cpu": cpu}
-    note(Path(str(context.node_config[HOME])) / MESSAGES, node=context.node_id, **times)
+    note(Path(str(context.node_config[AGENT])).with_name(MESSAGES), node=context.node_id, **times)
     return found
 
 
-app = ClientApp(lambda context: Trains(Path(str(context.node_config[HOME]))).to_client(), mods=[timed, secaggplus_mod])
+app = ClientApp(
+    lambda context: Trains(Path(str(context.node_config[AGENT])).parent).to_client(), mods=[timed, secaggplus_mod]
+)

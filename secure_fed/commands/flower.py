@@ -13,7 +13,8 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     init = actions.add_parser("init", help=does, description=does)
     init.add_argument("folder", type=Path, metavar="DIR", help="new or empty")
     init.add_argument("--coordinator", type=Path, required=True, metavar="FOLDER", help="of `coordinator init`")
-    init.add_argument("--superlink", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: %(default)s")
+    here = "on this machine, or a tunnel's end; default: %(default)s"
+    init.add_argument("--superlink", default="127.0.0.1:8000", metavar="HOST:PORT", help=here)
     authority = "PEM file with the authority of its certificate; default: the system's authorities"
     init.add_argument("--root-certificates", type=Path, metavar="FILE", help=authority)
     init.add_argument("--insecure", action="store_true", help="no TLS, for a try on one machine")

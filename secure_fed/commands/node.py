@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from privacy.ledger import Ledger
     from secure_fed.deployment.policy import Policy
+    from secure_fed.flower.supernode import Link
 
 
 def add_parsers(parser: argparse.ArgumentParser) -> None:
@@ -21,13 +22,19 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     init.set_defaults(run=_init)
     card = actions.add_parser("card", help="write the card anew, after a change of name or units in node.toml")
     card.set_defaults(run=_card)
-    running = actions.add_parser("run", help="connect this node to a SuperLink of Flower, and take part")
+    agent = actions.add_parser("agent", help="take part: the half that has key, ledger and data, for `connect`")
+    agent.set_defaults(run=_agent)
+    connect = actions.add_parser(
+        "connect", help="take part: the half that talks to a SuperLink of Flower, under another user than `agent`"
+    )
+    connect.set_defaults(run=_connect)
+    running = actions.add_parser("run", help="take part, with both halves under one user: for trials")
     running.set_defaults(run=_run)
     status = actions.add_parser("status", help="requests to this node, its refusals, and its spent budget")
     status.set_defaults(run=_status)
     replace = actions.add_parser("replace-key", help="give the node a new identity; the old key is put aside")
     replace.set_defaults(run=_replace_key)
-    for action in (init, card, running, status, replace):
+    for action in (init, card, agent, running, status, replace):
         action.add_argument("folder", type=Path, metavar="FOLDER", help="the node's folder")
     init.add_argument("--train", required=True, nargs="+", metavar="FILE", help="this node's examples")
     init.add_argument(
@@ -37,15 +44,27 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     init.add_argument(
         "--units", type=int, default=0, metavar="N", help="number of examples or persons, if these are protected"
     )
-    running.add_argument("--superlink", required=True, metavar="HOST:PORT", help="Flower's server")
-    running.add_argument(
-        "--root-certificates", type=Path, metavar="FILE", help="PEM of the authority for its certificate"
+    agent.add_argument("--socket", type=Path, required=True, metavar="FILE", help="where `connect` reaches the agent")
+    agent.add_argument(
+        "--group",
+        required=True,
+        metavar="GROUP",
+        help="primary group of the user of `connect`; this user is in it, too",
     )
-    running.add_argument("--insecure", action="store_true", help="without TLS, for trials on one machine")
-    running.add_argument(
-        "--auth-key", type=Path, metavar="FILE", help="private key by which the SuperLink knows this node"
-    )
-    running.add_argument("--port", type=int, default=0, help="local port of the SuperNode (default: one that is free)")
+    connect.add_argument("folder", type=Path, metavar="FOLDER", help="for the log and Flower's files, not the node's")
+    connect.add_argument("--agent", type=Path, required=True, metavar="FILE", help="--socket of `agent`")
+    for action in (connect, running):
+        action.add_argument("--superlink", required=True, metavar="HOST:PORT", help="Flower's server, or its proxy")
+        action.add_argument(
+            "--root-certificates", type=Path, metavar="FILE", help="PEM of the authority for its certificate"
+        )
+        action.add_argument("--insecure", action="store_true", help="without TLS, for trials on one machine")
+        action.add_argument(
+            "--auth-key", type=Path, metavar="FILE", help="private key by which the SuperLink knows this node"
+        )
+        action.add_argument(
+            "--port", type=int, default=0, help="local port of the SuperNode (default: one that is free)"
+        )
     status.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -86,11 +105,29 @@ def _replace_key(chosen: argparse.Namespace) -> None:
     )
 
 
-def _run(chosen: argparse.Namespace) -> int:
-    from secure_fed.flower.supernode import Link, run
+def _agent(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment.agent import Shared
+    from secure_fed.deployment.attended import run
 
-    link = Link(chosen.superlink, chosen.root_certificates, chosen.insecure, chosen.auth_key, chosen.port)
-    return run(chosen.folder, link)
+    run(chosen.folder, Shared.of(chosen.socket, chosen.group))
+
+
+def _connect(chosen: argparse.Namespace) -> None:
+    from secure_fed.flower.supernode import connect
+
+    connect(chosen.folder, chosen.agent, _link(chosen))
+
+
+def _run(chosen: argparse.Namespace) -> None:
+    from secure_fed.flower.supernode import run
+
+    run(chosen.folder, _link(chosen))
+
+
+def _link(chosen: argparse.Namespace) -> Link:
+    from secure_fed.flower.supernode import Link
+
+    return Link(chosen.superlink, chosen.root_certificates, chosen.insecure, chosen.auth_key, chosen.port)
 
 
 def _status(chosen: argparse.Namespace) -> None:

@@ -1,15 +1,22 @@
 """A node's agent: the process that holds its identity, data, model and session keys, and answers envelopes over a socket.
 
-    python -m secure_fed.deployment.agent FOLDER [--attended]
+    python -m secure_fed.deployment.agent FOLDER [--socket FILE --group GROUP] [--attended]
 
-Only the folder's owner can open the socket. At most one agent runs for a folder. Envelopes are answered one after the other,
-whoever delivers them: `node` checks their signatures. The agent loads the model once, for all rounds.
+At most one agent runs for a folder. Envelopes are answered one after the other, whoever delivers them: `node` checks their
+signatures. The agent loads the model once, for all rounds.
+
+Without --socket the socket is in the node's folder, and processes of the agent's own user alone may open it. With --socket it
+is elsewhere, and processes of *other* users alone, whose primary group is GROUP. That is the way of a node in operation: the
+processes that run a SuperLink's code then have a user of their own, who can read neither key, ledger nor data.
+
 --attended: the agent ends with the process that started it, which has the other end of its standard input.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
+import grp
 import logging
 import os
 import signal
@@ -20,13 +27,16 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read, refusal
-from secure_fed.deployment.relay import LOCK, place
+from secure_fed.deployment.relay import LOCK, SOCKET, place
 from secure_fed.errors import UsageError, plainly, reported
 
 Answer = Callable[[Envelope], Envelope]
+_KNOWS_PEERS = hasattr(socket, "SO_PEERCRED")
+_log = logging.getLogger(__name__)
 _SILENCE = 300.0  # seconds in which a connected peer neither sends nor reads
 
 
@@ -34,14 +44,40 @@ class AgentError(UsageError):
     """The agent cannot start."""
 
 
-def serve(folder: Path, answer: Answer) -> None:
+@dataclass(frozen=True)
+class Shared:
+    """A socket for processes of other users. at: its path, in a folder of the agent's user. group: the primary group of these
+    processes, by number.
+    """
+
+    at: Path
+    group: int
+
+    @classmethod
+    def of(cls, at: Path, group: str) -> Shared:
+        """group: its name, or its number. AgentError if the system has no such group."""
+        try:
+            return cls(at.absolute(), int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid)
+        except KeyError as error:
+            wrong = AgentError(f"--group is {group!r:.80}, and this system has no such group: make it with groupadd")
+            raise wrong.about("--group", group, "a group of this system") from error
+
+
+def serve(folder: Path, answer: Answer, shared: Shared | None = None) -> None:
     """Answer envelopes until the process is asked to terminate. AgentError if another agent runs for the folder."""
-    with _held(folder), _listening(folder) as server:
+    refused: set[tuple[int, int]] = set()
+    if shared and not _KNOWS_PEERS:
+        raise AgentError("this system does not report the user behind a connection: run a node of two users on Linux")
+    with _held(folder), _listening(folder, shared) as server:
         while True:
             connection, _ = server.accept()
             with connection:
-                if _owner(connection) == os.getuid():
+                user, group = _peer(connection)
+                if _admits(shared, user, group):
                     _answered(connection, answer)
+                elif user != os.getuid() and (user, group) not in refused:
+                    refused.add((user, group))
+                    _log.warning("refused: a process of the user %d whose primary group is %d", user, group)
 
 
 def _answered(connection: socket.socket, answer: Answer) -> None:
@@ -83,19 +119,25 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(folder: Path) -> Iterator[socket.socket]:
-    """A socket that only this user can open. The holder of the lock may replace an earlier agent's socket."""
-    path = place(folder)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    before = os.umask(0o177)
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with plainly(AgentError, f"{path} cannot be opened", "make the folder writable"):
+def _listening(folder: Path, shared: Shared | None) -> Iterator[socket.socket]:
+    """A socket that nobody may open but the users that it is for. The holder of the lock may replace an earlier agent's."""
+    at = shared.at if shared else folder / SOCKET
+    path = place(at)
+    with plainly(AgentError, f"{path} cannot be opened", "name a socket in a folder of the agent's user"):
+        if shared:
+            _own_folder(at.parent, shared.group)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
             server.bind(path)
-            server.listen(16)
-    finally:
-        os.umask(before)
+        finally:
+            os.umask(before)
+        if shared:
+            os.chown(path, -1, shared.group)
+            os.chmod(path, 0o660)
+        server.listen(16)
     try:
         yield server
     finally:
@@ -104,12 +146,36 @@ def _listening(folder: Path) -> Iterator[socket.socket]:
             os.unlink(path)
 
 
-def _owner(connection: socket.socket) -> int:
-    """The user of the process at the other end; where the system cannot report it, the socket's mode already restricts it."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return os.getuid()
+def _own_folder(folder: Path, group: int) -> None:
+    """The folder of a shared socket, made if it is missing: the group may look names up in it, and change nothing."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise AgentError(
+            f"the folder {folder} belongs to another user, who could put a socket of his own there: name another"
+        )
+    try:
+        os.chown(folder, -1, group)
+    except PermissionError as error:
+        raise AgentError(
+            f"the agent's user is not in the group {group}, and cannot give it the socket: add him with usermod -aG"
+        ) from error
+    folder.chmod(0o710)
+
+
+def _admits(shared: Shared | None, user: int, group: int) -> bool:
+    """Whether a process of this user, whose primary group is this one, may send envelopes."""
+    return user == os.getuid() if shared is None else user != os.getuid() and group == shared.group
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """User and primary group of the process at the other end, from the system. Where it cannot report them, only this user can
+    have opened the socket, by its mode.
+    """
+    if not _KNOWS_PEERS:
+        return os.getuid(), os.getgid()
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", found)[1])
+    _, user, group = struct.unpack("3i", found)
+    return user, group
 
 
 def _end_with_input() -> None:
@@ -125,16 +191,20 @@ def main() -> int:
     def begin() -> None:
         from secure_fed.deployment.node import Node
 
-        if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--attended"]):
-            raise AgentError("give the agent one folder, the folder that `secure-fed node init` made")
-        folder = Path(sys.argv[1])
+        parser = argparse.ArgumentParser(prog="agent")
+        parser.add_argument("folder", type=Path)
+        parser.add_argument("--socket", type=Path)
+        parser.add_argument("--group")
+        parser.add_argument("--attended", action="store_true")
+        given = parser.parse_args()
+        shared = Shared.of(given.socket, given.group) if given.socket else None
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        if sys.argv[2:]:
+        if given.attended:
             threading.Thread(target=_end_with_input, daemon=True).start()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
-        node = Node(folder)
+        node = Node(given.folder)
         try:
-            serve(folder, node.answer)
+            serve(given.folder, node.answer, shared)
         finally:
             node.close()
 

@@ -57,6 +57,26 @@ def read_key(path: Path) -> Identity:
     return Identity.from_secret(Secret(key))
 
 
+def require_apart(paths: Iterable[Path], group: int) -> None:
+    """HomeError if one of these files or folders can be read by the users of this group, or by all users.
+
+    A file is read by whom its mode admits, if the modes of all folders above let him in. (Access lists are not looked at.)
+    """
+    for path in paths:
+        with plainly(HomeError, f"{path} cannot be read", "restore it"):
+            first, *above = (one.stat() for one in (path.resolve(), *path.resolve().parents))
+        reads = 5 if stat.S_ISDIR(first.st_mode) else 4  # who may enter a folder reads the files whose names he knows
+        if _bits(first, group) & reads and all(_bits(one, group) & 1 for one in above):
+            error = f"{path} can be read by the group {group} or by all users, and the SuperNode, which runs the code that its "
+            error += "SuperLink sends, is one of them: `chmod go-rwx` it, or a folder above"
+            raise HomeError(error).about("--group", group, "a group that cannot read the node's folder and data")
+
+
+def _bits(found: os.stat_result, group: int) -> int:
+    """The permissions (4: read, 2: write, 1: enter) of a user of this group who does not own the file."""
+    return (found.st_mode >> 3 if found.st_gid == group else found.st_mode) & 7
+
+
 def placed(folder: Path, path: str, setting: str) -> Path:
     """The absolute path that is meant: a relative one is in this folder, and ~ is the user's. HomeError for no user's ~."""
     with plainly(HomeError, f"{setting} = {path!r:.200} names no place on this machine", f"correct {setting}"):

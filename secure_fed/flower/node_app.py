@@ -17,18 +17,18 @@ from secure_fed.deployment.envelope import EnvelopeError, refusal
 from secure_fed.errors import UsageError
 from secure_fed.flower.content import packed, unpacked
 
-HOME = "secure-fed-home"  # in the SuperNode's --node-config: set only by the owner
+AGENT = "secure-fed-agent"  # the path of the agent's socket, in the SuperNode's --node-config: set only by the owner
 app = ClientApp()
 
 
 @app.query("secure_fed")
 def answer(message: Message, context: Context) -> Message:
     """The agent's answer; a refusal if there is no agent, or the message is no request for it."""
-    home = context.node_config.get(HOME)
+    agent = context.node_config.get(AGENT)
     try:
-        if not isinstance(home, str) or not home:
-            raise UsageError(f"the SuperNode was started without {HOME} in its --node-config")
-        content = packed(relay.ask(Path(home), unpacked(message.content), message.metadata.ttl))
+        if not isinstance(agent, str) or not agent:
+            raise UsageError(f"the SuperNode was started without {AGENT} in its --node-config")
+        content = packed(relay.ask(Path(agent), unpacked(message.content), message.metadata.ttl))
     except EnvelopeError as error:  # about the message or the answer: `relay` reports errors of the connection itself
         content = packed(refusal(type(error).__name__, str(error)))
     except Exception as error:  # any error may name the owner's folders

@@ -2,6 +2,7 @@
 
     pyproject.toml       names the two apps, both of the installed secure-fed, and the coordinator's folder
     README.md            the commands
+    nginx.conf           a proxy in front of the SuperLink that lets nodes through, and nobody to its other interfaces
     .flwr/config.toml    the connection that `flwr run` uses, if FLWR_HOME is the folder .flwr
 
 Flower sends a project to the SuperLink and to every node as a bundle. This project's bundle is its pyproject.toml and its
@@ -11,10 +12,12 @@ installed.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from secure_fed import __version__
 from secure_fed.errors import UsageError, plainly
 
 CONNECTION = "secure-fed"
+SUPERLINK = "127.0.0.1:8000"
+PROXY = Path(__file__).with_name("nginx.conf")  # in front of SUPERLINK
 BUNDLED = ("README.md",)  # and pyproject.toml, which Flower adds
 
 
@@ -31,9 +36,13 @@ class FlowerProjectError(UsageError):
 
 @dataclass(frozen=True)
 class Connection:
-    """How `flwr run` reaches the SuperLink. root_certificates: those that verify its certificate, None for the system's."""
+    """How `flwr run` reaches the SuperLink. root_certificates: those that verify its certificate, None for the system's.
 
-    superlink: str = "127.0.0.1:8000"
+    superlink: an address of this machine, its own or the end of a tunnel. Where `flwr run` reaches a SuperLink from elsewhere,
+    so does everybody, and can start apps on every node.
+    """
+
+    superlink: str = SUPERLINK
     root_certificates: Path | None = None
     insecure: bool = False
 
@@ -41,6 +50,12 @@ class Connection:
         host, _, port = self.superlink.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
             raise FlowerProjectError(f"--superlink {self.superlink!r:.80} is no HOST:PORT, such as 127.0.0.1:8000")
+        if not _is_here(host):
+            raise FlowerProjectError(
+                f"--superlink {self.superlink!r:.80} is not this machine, and whoever reaches a SuperLink as `flwr run` does "
+                "can start apps on every node: let it listen on 127.0.0.1, and reach it there, or by a tunnel "
+                "(`ssh -L 8000:127.0.0.1:8000 HOST`)"
+            ).about("--superlink", self.superlink, "an address of this machine, such as 127.0.0.1:8000")
         if self.insecure and self.root_certificates:
             raise FlowerProjectError(
                 "--insecure switches TLS off, so --root-certificates has no effect: leave one of them out"
@@ -84,7 +99,8 @@ def contents(coordinator: Path, connection: Connection) -> dict[str, str]:
             folder=_toml(coordinator),
             bundled=json.dumps(list(BUNDLED)),
         ),
-        "README.md": _README.format(connection=CONNECTION),
+        "README.md": _README.format(connection=CONNECTION, port=connection.superlink.rpartition(":")[2]),
+        "nginx.conf": PROXY.read_text(encoding="utf-8").replace(SUPERLINK, connection.superlink),
         ".flwr/config.toml": f'[superlink]\ndefault = "{CONNECTION}"\n\n{table}',
     }
 
@@ -92,6 +108,12 @@ def contents(coordinator: Path, connection: Connection) -> dict[str, str]:
 def run_command(folder: Path) -> str:
     """The command that starts a run of the project, or resumes it."""
     return f"FLWR_HOME='{folder / '.flwr'}' flwr run '{folder}' {CONNECTION} --stream"
+
+
+def _is_here(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
 
 
 def _toml(value: Path | str) -> str:
@@ -129,12 +151,17 @@ _README = """\
 
 On the coordinator's machine, with TLS:
 
-    flower-superlink --host 0.0.0.0 --ssl-certfile server.pem --ssl-keyfile server.key --ssl-ca-certfile ca.pem \\
-        --enable-supernode-auth --database superlink.db --disable-runtime-dependency-installation
+    flower-superlink --host 127.0.0.1 --port {port} --ssl-certfile server.pem --ssl-keyfile server.key \\
+        --ssl-ca-certfile ca.pem --enable-supernode-auth --database superlink.db --disable-runtime-dependency-installation
 
-On each node's:
+Whoever reaches this port can start apps on every node, so it stays on 127.0.0.1. nginx.conf, in this folder, configures a
+proxy that lets nodes through, by the path /v1/fleet/, and nothing else.
 
-    secure-fed node run HOME --superlink HOST:PORT --root-certificates ca.pem --auth-key node.key
+On each node's machine, under two users, since the second runs whatever app the SuperLink sends:
+
+    secure-fed node agent NODE --socket /run/secure-fed/agent.sock --group GROUP
+    secure-fed node connect FOLDER --agent /run/secure-fed/agent.sock --superlink PROXY:443 \\
+        --root-certificates ca.pem --auth-key node.key
 
 Then, in this folder, and again after whatever interrupted it:
 

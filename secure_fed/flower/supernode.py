@@ -1,6 +1,8 @@
-"""A node's processes: its agent and Flower's SuperNode beside it, until both are asked to terminate.
+"""Flower's SuperNode, for a node's agent: under a user of its own, or beside the agent.
 
-The SuperNode's output goes to flower.log in the node's folder; a failure to connect is reported in one sentence.
+A SuperNode runs whatever app its SuperLink sends, as the SuperNode's user. So a node in operation has two users, and an app
+reads neither key, ledger nor data: `connect` here is one half, `deployment.attended.run` the other. `run` is both halves under
+one user, for trials. The SuperNode's output goes to flower.log; a failure to connect is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -12,17 +14,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from secure_fed.deployment import relay
-from secure_fed.deployment.home import Home
-from secure_fed.errors import SecureFedError, UsageError
+from secure_fed.deployment.attended import LOG as AGENT_LOG
+from secure_fed.deployment.attended import attended, ended, private
+from secure_fed.errors import SecureFedError, UsageError, plainly
 
 LOG = "flower.log"
-AGENT = (sys.executable, "-m", "secure_fed.deployment.agent")  # the command of an agent, before its folder
+_ONE_USER = (
+    "secure-fed: agent and SuperNode run under one user, so an app that the SuperLink sends could read this node's key and "
+    "data; in operation, give them two users: docs/deployment.md"
+)
 _AGAIN = 5.0  # seconds before a SuperNode that lost its SuperLink is started again
 
 
@@ -58,52 +64,76 @@ class Link:
             if path is not None and not path.is_file():
                 raise LinkError(f"{path} is not there: name the file of the certificate or key")
 
-    def command(self, folder: Path, port: int) -> list[str]:
-        """The command line of the SuperNode."""
+    def command(self, agent: Path, port: int) -> list[str]:
+        """The command line of the SuperNode. agent: the socket of the node's agent."""
         secured = ["--insecure"] if self.insecure else ["--root-certificates", str(self.root_certificates)]
         known = ["--auth-supernode-private-key", str(self.auth_key)] if self.auth_key else []
-        own = ["--host", "127.0.0.1", "--port", str(port), "--node-config", f'secure-fed-home="{folder}"']
+        own = ["--host", "127.0.0.1", "--port", str(port), "--node-config", f'secure-fed-agent="{agent}"']
         return [_executable("flower-supernode"), *secured, *known, "--superlink", self.superlink, *own]
 
 
-def run(folder: Path, link: Link) -> int:
-    """Run the node until it is interrupted or asked to terminate. LinkError if it never reaches its SuperLink."""
-    home, folder = Home.load(folder), folder.absolute()
-    if relay.running(folder):
-        raise FlowerError(f"an agent runs in {folder} already: end that node first")
+def run(folder: Path, link: Link) -> None:
+    """Run agent and SuperNode under this user until interrupted or asked to terminate. LinkError if it never connects."""
+    folder = folder.absolute()
     link.command(folder, 0)
     signal.signal(signal.SIGTERM, _ended)
-    print(f"secure-fed: node {home.name}, agent starts", file=sys.stderr, flush=True)
-    with _agent(folder) as agent:
-        while True:
-            ended = _connected(folder, link, agent)
-            print(f"secure-fed: {ended}; connecting again", file=sys.stderr, flush=True)
-            time.sleep(_AGAIN)
+    with attended(folder) as agent:
+        print(_ONE_USER, file=sys.stderr, flush=True)
+
+        def agent_lives() -> None:
+            if agent.poll() is not None:
+                raise FlowerError(
+                    f"the node's agent ended with status {agent.returncode}; {folder / AGENT_LOG} says why"
+                )
+
+        _connected_always(folder, folder / relay.SOCKET, link, agent_lives)
 
 
-@contextmanager
-def _agent(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The agent, ended with this process."""
-    log = folder / relay.LOG
-    with open(log, "ab", opener=_private) as output:
-        command = [*AGENT, str(folder), "--attended"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+def connect(folder: Path, agent: Path, link: Link) -> None:
+    """Run a SuperNode under this user, for the agent of another user behind the socket `agent`, as `run`.
+
+    folder: the SuperNode's own, made if it is missing: its log, and Flower's files. LinkError if the agent is this user's.
+    """
+    folder, agent = folder.absolute(), agent.absolute()
+    link.command(agent, 0)
+    signal.signal(signal.SIGTERM, _ended)
+    with plainly(LinkError, f"{folder} cannot be used", "give a folder of this user"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ.setdefault("FLWR_HOME", str(folder / "flwr"))
+    said = ""
+    while reason := _not_for_us(agent):
+        if reason != said:
+            print(f"secure-fed: waiting for the agent at {agent}: {reason}", file=sys.stderr, flush=True)
+        said = reason
+        time.sleep(1)
+    _connected_always(folder, agent, link, lambda: None)
+
+
+def _not_for_us(agent: Path) -> str:
+    """The reason why this process cannot open the socket now; "" if it can. LinkError if the agent is this very user's."""
     try:
-        _await_agent(folder, process, log)
-        yield process
-    finally:
-        _end(process)
+        found = agent.stat()
+    except OSError as error:
+        return f"{error.strerror}"
+    if found.st_uid == os.geteuid():
+        raise LinkError(
+            f"the agent at {agent} runs under this user, whose files every app of the SuperLink can read: run the SuperNode "
+            "under a user of its own"
+        ).about("--agent", agent, "the socket of another user's agent")
+    if found.st_gid != os.getegid():
+        return f"it is for the group {found.st_gid}, and this process's primary group is {os.getegid()}"
+    return ""
 
 
-def _await_agent(folder: Path, process: subprocess.Popen[bytes], log: Path) -> None:
-    while not relay.listens(folder):
-        if process.poll() is not None:
-            lines = log.read_text(errors="replace").strip().splitlines()
-            raise FlowerError((lines[-1] if lines else "the agent ended").removeprefix("secure-fed: "))
-        time.sleep(0.05)
+def _connected_always(folder: Path, agent: Path, link: Link, check: Callable[[], None]) -> NoReturn:
+    """Run the SuperNode, again and again. check: called all the while; its exceptions end it."""
+    while True:
+        ended = _connected(folder, agent, link, check)
+        print(f"secure-fed: {ended}; connecting again", file=sys.stderr, flush=True)
+        time.sleep(_AGAIN)
 
 
-def _connected(folder: Path, link: Link, agent: subprocess.Popen[bytes]) -> str:
+def _connected(folder: Path, agent: Path, link: Link, check: Callable[[], None]) -> str:
     """Run the SuperNode until it ends. Returns the reason, if a restart is worthwhile."""
     port = link.port or _free_port()
     log = folder / LOG
@@ -112,9 +142,9 @@ def _connected(folder: Path, link: Link, agent: subprocess.Popen[bytes]) -> str:
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     )  # Flower starts further processes itself
     environment = {**os.environ, "PATH": beside, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    with open(log, "ab", opener=_private) as output:
+    with open(log, "ab", opener=private) as output:
         process = subprocess.Popen(
-            link.command(folder, port),
+            link.command(agent, port),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -124,16 +154,13 @@ def _connected(folder: Path, link: Link, agent: subprocess.Popen[bytes]) -> str:
     told = ""
     try:
         while process.poll() is None:
-            if agent.poll() is not None:
-                raise FlowerError(
-                    f"the node's agent ended with status {agent.returncode}; {folder / relay.LOG} says why"
-                )
+            check()
             if (state := _state(_since(log, begun))) != told and state:
                 told = state
                 print(f"secure-fed: {state}", file=sys.stderr, flush=True)
             time.sleep(0.2)
     finally:
-        _end(process, group=True)
+        ended(process, group=True)
     return _judged(_since(log, begun), link, port, log)
 
 
@@ -190,24 +217,5 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
-
-
 def _ended(*_: object) -> None:
     sys.exit(0)
-
-
-def _end(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
-    """End a process, or its whole group: first by a request, then by force."""
-    for how, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-        try:
-            (os.killpg if group else os.kill)(process.pid, how)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(patience)
-            if not group:
-                return
-        except subprocess.TimeoutExpired:
-            continue

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from secure_fed.deployment import agent, home, relay
+from secure_fed.deployment.attended import LOG, AgentEnded, attended
 from secure_fed.deployment.envelope import Envelope, refusal
 
 ASKED = Envelope(b'{"kind":"x"}', {"a": np.arange(5)})
@@ -33,9 +34,16 @@ def folder() -> Iterator[Path]:
 def serving(folder: Path, answer: agent.Answer) -> Iterator[None]:
     thread = threading.Thread(target=agent.serve, args=(folder, answer), daemon=True)
     thread.start()
-    while not relay.listens(folder):  # a socket exists before it accepts connections
+    while not relay.listens(folder / relay.SOCKET):  # a socket exists before it accepts connections
         assert thread.is_alive()
     yield
+
+
+def made(folder: Path) -> Path:
+    """A node's folder inside `folder`."""
+    train = folder / "own.csv"
+    train.write_text("text,label\na,b\n")
+    return home.new_node(folder / "n", name="n", train=[str(train)], coordinator="-".join(["abcd"] * 10)).folder
 
 
 def doubled(envelope: Envelope) -> Envelope:
@@ -44,7 +52,7 @@ def doubled(envelope: Envelope) -> Envelope:
 
 def test_an_envelope_is_answered_over_a_private_socket(folder: Path) -> None:
     with serving(folder, doubled):
-        answer = relay.ask(folder, ASKED, 10)
+        answer = relay.ask(folder / relay.SOCKET, ASKED, 10)
         assert answer.arrays["a"].tolist() == [0, 2, 4, 6, 8]
         assert stat.S_IMODE((folder / relay.SOCKET).stat().st_mode) == 0o600
         assert relay.running(folder)
@@ -61,17 +69,17 @@ def test_an_agent_that_fails_says_nothing_of_why(folder: Path, capfd: pytest.Cap
 
     with serving(folder, fails):
         for _ in range(2):  # a failure does not end the agent
-            assert b"secret" not in relay.ask(folder, ASKED, 10).header
+            assert b"secret" not in relay.ask(folder / relay.SOCKET, ASKED, 10).header
     assert "a secret" in capfd.readouterr().err
 
 
 def test_rubbish_is_answered_and_the_next_one_is_served(folder: Path) -> None:
     with serving(folder, doubled):
         with socket.socket(socket.AF_UNIX) as peer:
-            peer.connect(relay.place(folder))
+            peer.connect(relay.place(folder / relay.SOCKET))
             peer.sendall(b"\xff" * 8)
             assert b"too large" in peer.recv(1000)
-        assert relay.ask(folder, ASKED, 10).arrays["a"][1] == 2
+        assert relay.ask(folder / relay.SOCKET, ASKED, 10).arrays["a"][1] == 2
 
 
 def test_an_agent_that_does_not_answer_in_time_is_a_refusal(folder: Path) -> None:
@@ -82,27 +90,33 @@ def test_an_agent_that_does_not_answer_in_time_is_a_refusal(folder: Path) -> Non
         return envelope
 
     with serving(folder, waits):
-        assert b"NoAnswer" in relay.ask(folder, ASKED, 0.2).header
+        assert b"NoAnswer" in relay.ask(folder / relay.SOCKET, ASKED, 0.2).header
         held.set()
 
 
+def test_no_agent_is_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert relay.ask(folder / relay.SOCKET, ASKED, 10) == refusal("NoAgent", relay.UNREACHABLE)
+    assert "no agent listens" in capsys.readouterr().err
+
+
 @pytest.mark.nightly
-def test_an_agent_that_cannot_start_is_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = relay.ask(folder, ASKED, 10)  # the folder has no node
-    assert found == refusal("NoAgent", relay.UNREACHABLE)
-    assert "ended with status 2" in capsys.readouterr().err
-    assert "cannot be read" in (folder / relay.LOG).read_text()
-    assert stat.S_IMODE((folder / relay.LOG).stat().st_mode) == 0o600
+def test_an_agent_that_cannot_start_says_why(folder: Path) -> None:
+    own = made(folder)
+    with serving(own, doubled), pytest.raises(AgentEnded, match="already"), attended(own):
+        pass
+    (own / relay.SOCKET).mkdir()  # it cannot be replaced
+    with pytest.raises(AgentEnded, match="cannot be opened") as raised, attended(own):
+        pass
+    assert raised.value.exit_code == 2
+    assert stat.S_IMODE((own / LOG).stat().st_mode) == 0o600
 
 
 @pytest.mark.nightly
 def test_an_attended_agent_ends_with_whoever_started_it(folder: Path) -> None:
-    train = folder / "own.csv"
-    train.write_text("text,label\na,b\n")
-    home.new_node(folder / "n", name="n", train=[str(train)], coordinator="-".join(["abcd"] * 10))
+    made(folder)
     command = [sys.executable, "-m", "secure_fed.deployment.agent", str(folder / "n"), "--attended"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        while not relay.listens(folder / "n"):
+        while not relay.listens(folder / "n" / relay.SOCKET):
             assert process.poll() is None
         assert process.stdin is not None
         process.stdin.close()

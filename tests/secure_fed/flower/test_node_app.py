@@ -25,9 +25,9 @@ def _task(flower_task: None) -> None:
     """Sets a task identity, so that messages can be created."""
 
 
-def asked(content: RecordDict, home: Any = "/srv/clinic") -> Envelope:
-    """The app's answer to a message with this content, at a node with this home."""
-    config = {} if home is None else {node_app.HOME: home}
+def asked(content: RecordDict, agent: Any = "/srv/clinic/agent.sock") -> Envelope:
+    """The app's answer to a message with this content, at a node whose agent has this socket."""
+    config = {} if agent is None else {node_app.AGENT: agent}
     context = Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config={})
     message = Message(content, 2, "query.secure_fed", ttl=7.0)
     return unpacked(node_app.app(message, context).content)
@@ -44,7 +44,7 @@ def test_the_agent_of_the_owners_folder_is_asked(monkeypatch: pytest.MonkeyPatch
     answer = Envelope(b'{"kind":"ended"}')
     monkeypatch.setattr(relay, "ask", lambda *given: seen.append(given) or answer)
     assert asked(packed(ENVELOPE)) == answer
-    assert seen == [(Path("/srv/clinic"), ENVELOPE, 7.0)]
+    assert seen == [(Path("/srv/clinic/agent.sock"), ENVELOPE, 7.0)]
 
 
 def test_what_is_no_envelope_does_not_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,10 +52,10 @@ def test_what_is_no_envelope_does_not_reach_the_agent(monkeypatch: pytest.Monkey
     assert "not one of secure-fed's" in refused(asked(RecordDict())).sentence
 
 
-@pytest.mark.parametrize("home", [None, "", 3])
-def test_a_node_without_a_home_says_so_to_its_owner(home: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refused(asked(packed(ENVELOPE), home)).sentence == relay.UNREACHABLE
-    assert "without secure-fed-home in its --node-config" in capsys.readouterr().err
+@pytest.mark.parametrize("agent", [None, "", 3])
+def test_a_node_without_an_agent_says_so_to_its_owner(agent: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(asked(packed(ENVELOPE), agent)).sentence == relay.UNREACHABLE
+    assert "without secure-fed-agent in its --node-config" in capsys.readouterr().err
 
 
 def test_what_goes_wrong_leaves_the_node_without_its_paths(
@@ -69,11 +69,13 @@ def test_what_goes_wrong_leaves_the_node_without_its_paths(
     assert "/home/clinic/agent.sock" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "error"), [("no folder", "NoAgent"), ("a" * 120, "NoAgent"), ("file", "NoAnswer")])
+@pytest.mark.parametrize(
+    ("name", "error"), [("no folder/agent.sock", "NoAgent"), ("a" * 120, "NoAgent"), ("file/agent.sock", "NoAnswer")]
+)
 def test_an_agent_that_cannot_be_reached_leaves_the_node_without_its_paths(
     tmp_path: Path, name: str, error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The real relay: to a folder that is not there, to one whose path is too long for a socket, and to a file."""
+    """The real relay: to a socket that is not there, to one whose path is too long, and to a file in a file's place."""
     (tmp_path / "file").touch()
     assert refused(asked(packed(ENVELOPE), str(tmp_path / name))) == Refusal(error, relay.UNREACHABLE)
     assert "secure-fed: the node's agent gave no answer: " in capsys.readouterr().err

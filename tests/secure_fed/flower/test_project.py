@@ -42,12 +42,12 @@ def test_the_bundle_holds_two_files_whatever_lies_beside_them(tmp_path: Path, co
 def test_the_connection_is_the_one_asked_for(tmp_path: Path, coordinator: Path, insecure: bool) -> None:
     certificate = tmp_path / "ca.pem"
     certificate.write_text("", encoding="utf-8")
-    connection = Connection("fed.example.org:443", None if insecure else certificate, insecure)
+    connection = Connection("localhost:8443", None if insecure else certificate, insecure)
     folder = write_project(tmp_path / "app", coordinator, connection)
     found = tomllib.loads((folder / ".flwr/config.toml").read_text(encoding="utf-8"))["superlink"]
     secured = {"insecure": True} if insecure else {"root-certificates": str(certificate)}
     assert found["default"] == "secure-fed"
-    assert found["secure-fed"] == {"address": "fed.example.org:443", **secured}
+    assert found["secure-fed"] == {"address": "localhost:8443", **secured}
 
 
 def test_a_run_config_is_what_the_coordinator_reads(tmp_path: Path, coordinator: Path) -> None:
