@@ -102,13 +102,14 @@ def test_no_agent_is_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.nightly
 def test_an_agent_that_cannot_start_says_why(folder: Path) -> None:
     own = made(folder)
-    with serving(own, doubled), pytest.raises(AgentEnded, match="already"), attended(own):
-        pass
     (own / relay.SOCKET).mkdir()  # it cannot be replaced
     with pytest.raises(AgentEnded, match="cannot be opened") as raised, attended(own):
         pass
     assert raised.value.exit_code == 2
     assert stat.S_IMODE((own / LOG).stat().st_mode) == 0o600
+    (own / relay.SOCKET).rmdir()
+    with serving(own, doubled), pytest.raises(AgentEnded, match="already"), attended(own):
+        pass
 
 
 @pytest.mark.nightly
