@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         type=float,
         metavar="ACCURACY",
-        help="count the rounds until this accuracy (default: evaluation.target_accuracy)",
+        help="count the rounds until this accuracy, or F1 of entities and answers (default: evaluation.target_accuracy)",
     )
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON object")
 
@@ -120,7 +120,7 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     print(f"secure-fed: {place}, run directory {job.run_dir}", file=sys.stderr, flush=True)
     checkpoint = read_checkpoint(job.run_dir)
     done = read_records(job.run_dir, checkpoint.state.round) if checkpoint else []
-    with ConsoleProgress(job.config.federation.rounds, done) as progress:
+    with ConsoleProgress(job.config.federation.rounds, done, job.config.data.task) as progress:
 
         def on_begin(federation: Federation) -> None:
             _warn(federation)

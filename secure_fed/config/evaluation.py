@@ -17,8 +17,14 @@ class EvaluationConfig:
     patience: int | None = key(
         None, "evaluations in a row without an improvement after which the run ends (never)", at_least=1, optional=5
     )
-    keep_best: bool = key(False, "also keep the model of the best evaluation, for predict and export with --best")
-    per_client: bool = key(False, "also measure the accuracy on each client's own examples: mean and worst decile")
+    keep_best: bool = key(
+        False,
+        "also keep the model of the best evaluation (by F1 of entities and answers, else by accuracy or loss), for predict and "
+        "export with --best",
+    )
+    per_client: bool = key(
+        False, "also measure accuracy (F1 of entities and answers) on each client's own examples: mean and worst decile"
+    )
     tensorboard: bool = key(False, "also write TensorBoard events into the run directory")
     wandb: bool = key(
         False,
@@ -36,7 +42,11 @@ class EvaluationConfig:
         "aggregation_error of products of factors, which need every client's tensors",
     )
     target_accuracy: float | None = key(
-        None, "report after how many rounds this accuracy was reached", above=0.0, at_most=1.0, optional=0.8
+        None,
+        "report after how many rounds this accuracy was reached (F1 of entities and answers)",
+        above=0.0,
+        at_most=1.0,
+        optional=0.8,
     )
     phantoms: int | None = key(
         None,

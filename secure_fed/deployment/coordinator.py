@@ -21,6 +21,7 @@ from secure_fed.deployment.home import BEGUN, RUN, CoordinatorHome
 from secure_fed.deployment.links import Carrier, Links
 from secure_fed.deployment.problem import of_coordinator
 from secure_fed.errors import ModelError, TrainingError
+from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods import build
 from secure_fed.report.page import write_report
 from secure_fed.rounds.charges import TurnPassed
@@ -68,14 +69,14 @@ def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[s
     links = Links(carrier, home.charter, home.identity, settings.deadline, say)
     gate = Gate(assembly, links, settings, folder / BEGUN)
     conducted = replace(assembly, transport=links, server=replace(assembly.server, charge=gate.charge), attendance=None)
-    rounds = assembly.config.federation.rounds
+    rounds, task = assembly.config.federation.rounds, assembly.config.data.task
 
     def notify(event: str, *news: Any) -> None:
         if event == "on_promise":
             for sentence in news[0]:
                 say(sentence)
         if event == "on_round_end":
-            say(line_of(news[0], rounds))
+            say(line_of(news[0], rounds, task))
 
     result = run(conducted, place, resume=(place / CONFIG).exists(), notify=notify)
     links.end()
@@ -126,12 +127,13 @@ class Gate:
         )
 
 
-def line_of(record: Record, rounds: int) -> str:
-    """A finished round in one line."""
+def line_of(record: Record, rounds: int, task: str) -> str:
+    """A finished round in one line, with the task's headline metric."""
     found = [f"round {record['round']}/{rounds}"]
     if record.get("lost"):
         return f"{found[0]}: lost, {record['lost']}"
-    found += [f"accuracy {100 * record['accuracy']:.1f} %"] if record.get("accuracy") is not None else []
+    metric = headline(task)
+    found += [shown(metric, record[metric])] if record.get(metric) is not None else []
     found += [f"loss {record['loss']:.3f}"] if record.get("loss") is not None else []
     if "masked" in record and record["masked"].get("survivors") is not None:
         found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from secure_fed.config import RunConfig
 from secure_fed.export.peft_folder import POOLED
-from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, spoken
+from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.methods.method import Card
 from secure_fed.runs.result import unprotected
 
@@ -185,10 +185,13 @@ def _averaged(config: RunConfig, rounds: int) -> str:
 
 def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
     """The first metrics of a task on the test set; if the task has an accuracy, its row is there even without a value."""
-    rows = {"accuracy on the test set": "not measured"} if has_accuracy(task) or not found else {}
-    for name in ("accuracy", *first_metrics(task)):
+    rows: dict[str, str] = {}
+    names = ("accuracy", *first_metrics(task))
+    for name in reversed(names) if leads(task) else names:
         if isinstance(value := found.get(name), int | float):
             rows[f"{spoken(name)} on the test set"] = f"{value:.4f}"
+        elif name == "accuracy" and (has_accuracy(task) or not found):
+            rows["accuracy on the test set"] = "not measured"
     return rows
 
 

@@ -37,7 +37,7 @@ def _draw(axes: Axes, name: str, curves: Curves) -> None:
     for label, points in curves.items():
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
     axes.set(xlabel="round", ylabel=name if len(curves) > 1 else next(iter(curves)))
-    axes.set_ylim(0, 1 if name == "accuracy" else None)
+    axes.set_ylim(0, 1 if name in ("accuracy", "F1") else None)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.tasks.headline import spoken
+from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods.method import State
 from secure_fed.report.formatting import at_most, size
 from secure_fed.report.terminal import PlainConsole
@@ -29,10 +29,10 @@ class ConsoleProgress:
     """One line that always moves: rounds, the stage and its clients, accuracy, epsilon and bytes so far, time left.
 
     Without a terminal it is a plain line after every round, and within a round one every quarter of a minute. A resumed run
-    starts after the rounds that are `done`. A display that fails stops no run.
+    starts after the rounds that are `done`. A display that fails stops no run. task: its headline metric is shown first.
     """
 
-    def __init__(self, rounds: int, done: Sequence[Record] = ()) -> None:
+    def __init__(self, rounds: int, done: Sequence[Record] = (), task: str = "classification") -> None:
         self._console = PlainConsole(stderr=True)
         self._bar = Progress(
             TextColumn("round"),
@@ -45,6 +45,7 @@ class ConsoleProgress:
             expand=True,
         )
         self._rounds, self._begun, self._finished = rounds, len(done), len(done)
+        self._metrics = tuple(dict.fromkeys((headline(task), "accuracy", *_BESIDE)))
         self._plan: Plan | None = None
         self._charges: Charges | None = None
         self._epsilon = ""
@@ -129,9 +130,7 @@ class ConsoleProgress:
 
     def _count(self, record: Record) -> None:
         self._bytes += record.get("bytes_up", 0) + record.get("bytes_down", 0)
-        found = [f"accuracy {record['accuracy']:.1%}"] if isinstance(record.get("accuracy"), float) else []
-        own = [f"{spoken(name)} {record[name]:.3g}" for name in _BESIDE if isinstance(record.get(name), float)]
-        found = own + found if isinstance(record.get("precision"), float) else found + own  # of entities
+        found = [shown(name, record[name]) for name in self._metrics if isinstance(record.get(name), float)]
         if found:
             self._measured, self._measured_in = found, record["round"]
 

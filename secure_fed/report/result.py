@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.tasks.headline import scores, spoken
 from secure_fed.runs import run
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _WITHHELD = (
     "The accuracy is withheld here: it was measured on rows held out of the clients' own data, and no noise covers it."
 )
 Points = list[tuple[int, float]]
-_LABELS = {"macro_f1": "macro-F1", "train_loss": "train loss", "loss": "test loss"}
+_LABELS = {"train_loss": "train loss", "loss": "test loss"}
 
 
 class Result(run.Result):
@@ -46,14 +47,15 @@ class Result(run.Result):
         return table(title(found), shown, _WITHHELD)
 
     def plot(self) -> Figure:
-        """Accuracy and loss by round and, of a private run whose rounds are charged for everybody, the epsilon spent."""
+        """The headline metric and loss by round and, if a private run charges rounds for everybody, the epsilon spent."""
         from secure_fed.report.drawing import drawn
 
-        accuracy, loss = self._curves("accuracy", "macro_f1"), self._curves("train_loss", "loss")
-        return drawn({"accuracy": accuracy, "loss": loss, "epsilon": {"epsilon": self._epsilon()}})
+        names = scores(self.summary["task"])
+        measured, loss = self._curves(*names), self._curves("train_loss", "loss")
+        return drawn({spoken(names[0]): measured, "loss": loss, "epsilon": {"epsilon": self._epsilon()}})
 
     def _curves(self, *names: str) -> dict[str, Points]:
-        return {_LABELS.get(name, name): self._points(name) for name in names}
+        return {_LABELS.get(name, spoken(name)): self._points(name) for name in names}
 
     def _points(self, name: str) -> Points:
         found = ((record["round"], record.get(name)) for record in self.public_records)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from secure_fed.learning.tasks.commonest import Commonest, no_better
-from secure_fed.learning.tasks.headline import ENTITIES
+from secure_fed.learning.tasks.headline import leads
 from secure_fed.report.formatting import at_most, percent, size, time
 from secure_fed.report.membership import auc, meaning, rates
 from secure_fed.report.whose import measured_model
@@ -98,7 +98,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
         )
         rows = [("accuracy", _percent(accuracy) + beside)]
     rows += [("macro-F1", _percent(summary["macro_f1"]))] if summary["macro_f1"] is not None else []
-    rows = own + rows if summary["task"] == ENTITIES else rows + own
+    rows = own + rows if leads(summary["task"]) else rows + own
     if summary["personal"] and rows:
         rows.append(("  measured", measured_model(True, summary["unit"])))
     return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])

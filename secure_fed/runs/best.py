@@ -1,7 +1,8 @@
 """The best evaluation of a run, and when to stop waiting for a better one.
 
-Evaluations are compared by accuracy, where the task has one, and else by loss. Choosing a model by a test set reveals something
-about that test set. So under privacy the test set must be a declared one, not rows held out of the protected data.
+Evaluations are compared by the task's headline metric (F1 of entities and of answers, else accuracy), or by loss in a run that
+does not measure it. Choosing a model by a test set reveals something about that test set. So under privacy the test set must be
+a declared one, not rows held out of the protected data.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.rounds.record import Record
 
 _SETTINGS = ("patience", "keep_best")
@@ -36,42 +38,40 @@ def require_choosable(config: RunConfig, facts: Mapping[str, Any]) -> None:
         ).about("evaluation.keep_best", True, "no method.personal")
 
 
-def best(records: Sequence[Record]) -> Record | None:
-    """The record of the first of the best evaluations, None before there is one."""
-    merits = [(merit, record) for record in records if (merit := _merit(record)) is not None]
-    return max(merits, key=lambda pair: pair[0], default=(0.0, None))[1]
+def best(records: Sequence[Record], task: str) -> Record | None:
+    """The record of the first of the best evaluations, None before there is one. task: see `headline`."""
+    name = _measure(records, task)
+    sign = -1 if name == "loss" else 1
+    return max(_measured(records, name), key=lambda record: sign * float(record[name]), default=None)
 
 
-def stalled(records: Sequence[Record], patience: int | None) -> str:
+def stalled(records: Sequence[Record], patience: int | None, task: str) -> str:
     """The reason to end the run: `patience` evaluations in a row were no better than the best before them; "" to go on."""
-    found = best(records)
+    found = best(records, task)
     if not patience or found is None:
         return ""
-    since = [record for record in records if record["round"] > found["round"] and _merit(record) is not None]
-    if len(since) < patience:
+    name = _measure(records, task)
+    if sum(record["round"] > found["round"] for record in _measured(records, name)) < patience:
         return ""
-    reached = f"accuracy {found['accuracy']:.1%}" if _number(found, "accuracy") else f"loss {found['loss']:.4g}"
+    reached = f"loss {found['loss']:.4g}" if name == "loss" else shown(name, found[name])
     return f"{patience} evaluations in a row were no better than the evaluation of round {found['round']}, {reached}"
 
 
 def require_measured(measured: Record, config: RunConfig) -> None:
     """ConfigError for an evaluation by which no model can be chosen, where one is to be chosen."""
     name = next((name for name in _SETTINGS if getattr(config.evaluation, name)), None)
-    if name and not {"accuracy", "loss"} & set(
-        measured
-    ):  # after a run diverged its loss is NaN, which is no better than any number
+    # After a run diverged its loss is NaN, which is no better than any number.
+    if name and not {headline(config.data.task), "accuracy", "loss"} & set(measured):
         raise ConfigError(
             f"evaluation.{name} needs accuracy or loss, and the evaluation has neither: return one from metrics"
         ).about(f"evaluation.{name}", getattr(config.evaluation, name), "metrics with 'accuracy' or 'loss'")
 
 
-def _merit(record: Record) -> float | None:
-    """The figure of merit: larger is better."""
-    if _number(record, "accuracy"):
-        return float(record["accuracy"])
-    return -float(record["loss"]) if _number(record, "loss") else None
+def _measure(records: Sequence[Record], task: str) -> str:
+    """The one number by which all evaluations of a run are compared: of the task's metrics and the loss, the first measured."""
+    return next((name for name in (headline(task), "accuracy") if _measured(records, name)), "loss")
 
 
-def _number(record: Record, name: str) -> bool:
-    value = record.get(name)
-    return isinstance(value, int | float) and math.isfinite(value)
+def _measured(records: Sequence[Record], name: str) -> list[Record]:
+    """The records with a finite number of that name."""
+    return [one for one in records if isinstance(one.get(name), int | float) and math.isfinite(one[name])]

@@ -13,15 +13,19 @@ import numpy as np
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.evaluation import evaluate
+from secure_fed.learning.tasks.headline import headline
 from secure_fed.methods.method import State
-from secure_fed.rounds.diagnostics.targets import require_accuracy
+from secure_fed.rounds.diagnostics.targets import require_headline
 from secure_fed.rounds.record import Record
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
 
 
 def evaluated(assembly: Assembly, state: State) -> Record:
-    """Metrics of a state on the test set and, with `evaluation.per_client`, of each client's model on its own examples."""
+    """Metrics of a state on the test set and, with `evaluation.per_client`, of each client's model on its own examples.
+
+    Clients are compared by the task's headline metric, recorded as `clients_accuracy` whatever it is.
+    """
     settings, problem, objective = assembly.config.evaluation, assembly.problem, assembly.objective
 
     def measure(tensors: Tensors, examples: Sequence[Any]) -> dict[str, float]:
@@ -29,13 +33,14 @@ def evaluated(assembly: Assembly, state: State) -> Record:
         with objective.reading:
             return evaluate(model, examples, problem.collate, problem.metrics, settings.batch_size, objective.device)
 
+    task = assembly.config.data.task
     record: Record = _mean([measure(tensors, problem.test) for tensors in _measured(assembly, state)])
     if settings.target_accuracy is not None:
-        require_accuracy(record, settings.target_accuracy)
+        require_headline(record, settings.target_accuracy, task)
     if settings.per_client:
         with_any = [client for client in assembly.clients if len(client.examples)]  # holding out may leave none
         own = [measure(state.tensors | client.personal, client.examples) for client in with_any]
-        record["clients_accuracy"] = across_clients(own, "accuracy")
+        record["clients_accuracy"] = across_clients(own, headline(task))
     return record
 
 

@@ -77,7 +77,7 @@ def summary(
             else guarantee(assembly, budget, run_dir, records)
         ),
         "ended_early": ended_early or None,
-        "best_round": found["round"] if (found := best(records)) else None,
+        "best_round": found["round"] if (found := best(records, config.data.task)) else None,
         "bytes_up": sum(record["bytes_up"] for record in records),
         "bytes_down": sum(record["bytes_down"] for record in records),
         "secure_aggregation": masked_facts(assembly, records),
@@ -151,7 +151,8 @@ def _diagnosed(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any] 
     last = records[-1] if records else {}
     secret = protection.hides_cohort or protection.hidden
     found = {name: last.get(name) for name in settings.diagnostics}
-    return found | targets.summary(records, settings, secret_cohort=secret) or None
+    task = assembly.config.data.task
+    return found | targets.summary(records, settings, task, secret_cohort=secret) or None
 
 
 def _subject(assembly: Assembly) -> dict[str, Any]:

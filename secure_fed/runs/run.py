@@ -98,7 +98,9 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
         begun = budget.begun if budget and budget.plan.exposures else 0  # read once: reading a ledger notes its head
-        if budget and budget.plan.exposures and not stalled(records, assembly.config.evaluation.patience):
+        config = assembly.config
+        over = stalled(records, config.evaluation.patience, config.data.task)
+        if budget and budget.plan.exposures and not over:
             following = max(state.round, begun)  # the state alone knows of rounds lost before their charge
             stack.enter_context(opened_noise(assembly.protection, run_dir, following, budget.covers))
         if assembly.attendance is not None:
@@ -128,8 +130,9 @@ class _Run:
 
     def to_its_end(self) -> str:
         """Run the remaining rounds. Returns the reason if the run ended early, else ""."""
-        assembly, schedule, patience = self.assembly, _schedule(self.assembly), self.assembly.config.evaluation.patience
-        if (why := stalled(self.records, patience)) and self.state.round < schedule.rounds:
+        assembly, schedule = self.assembly, _schedule(self.assembly)
+        patience, task = assembly.config.evaluation.patience, assembly.config.data.task
+        if (why := stalled(self.records, patience, task)) and self.state.round < schedule.rounds:
             return why
         self._begin_masks()
         if assembly.watch:
@@ -140,12 +143,12 @@ class _Run:
         try:
             for following, record in engine.run(self.state, server, transport, schedule, self._evaluate, keeper):
                 self._end_of_round(following, record)
-                if (why := stalled(self.records, patience)) and following.round < schedule.rounds:
+                if (why := stalled(self.records, patience, task)) and following.round < schedule.rounds:
                     return why
         except BudgetExhausted as error:
             if not self.records:
                 raise
-            if not schedule.evaluates(self.state.round) and best(self.records[-1:]) is None:
+            if not schedule.evaluates(self.state.round) and best(self.records[-1:], task) is None:
                 self._evaluate_late()
             tail = assembly.server.tail
             missing = "; so this is no mean of several models (federation.average_last)" if tail.count > 1 else ""
@@ -183,7 +186,7 @@ class _Run:
         """Save the state of the finished round, before its checkpoint, if its evaluation is the best."""
         if not self.assembly.config.evaluation.keep_best:
             return
-        found = best(self.records)
+        found = best(self.records, self.assembly.config.data.task)
         if found and found["round"] == self.state.round:
             self.best = self.state
             if self.store:

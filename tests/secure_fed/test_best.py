@@ -23,24 +23,47 @@ def rounds(*values: float | None, name: str = "accuracy") -> list[dict[str, Any]
     return [{"round": at + 1} | ({} if value is None else {name: value}) for at, value in enumerate(values)]
 
 
+def chosen(records: list[dict[str, Any]], task: str = "classification") -> int | None:
+    """The round of the best evaluation."""
+    found = best(records, task)
+    return None if found is None else found["round"]
+
+
 def test_the_best_is_the_first_of_the_highest_accuracy_or_of_the_least_loss() -> None:
-    assert best([]) is None
-    assert best(rounds(None, None)) is None
-    assert best(rounds(0.2, None, 0.5, 0.5))["round"] == 3  # type: ignore[index]
-    assert best(rounds(2.0, 0.5, float("nan"), 0.7, name="loss"))["round"] == 2  # type: ignore[index]
+    assert chosen([]) is None
+    assert chosen(rounds(None, None)) is None
+    assert chosen(rounds(0.2, None, 0.5, 0.5)) == 3
+    assert chosen(rounds(2.0, 0.5, float("nan"), 0.7, name="loss")) == 2
+
+
+@pytest.mark.parametrize("task", ["tokens", "question_answering"])
+def test_entities_and_answers_are_chosen_by_f1(task: str) -> None:
+    records = [one | {"f1": f1} for one, f1 in zip(rounds(0.95, 0.97, 0.9, 0.96), (0.0, 0.1, 0.5, 0.4), strict=True)]
+    assert chosen(records, task) == 3
+    assert chosen(records) == 2, "another task's own metric chooses nothing"
+    reason = "1 evaluations in a row were no better than the evaluation of round 3, F1 0.5"
+    assert stalled(records, 1, task) == reason
+    assert stalled(records, 2, task) == ""
+
+
+def test_evaluations_are_compared_by_one_number() -> None:
+    """An accuracy that is once undefined is not replaced by that evaluation's loss."""
+    records = [{"round": 1, "accuracy": 0.2, "loss": 5.0}, {"round": 2, "accuracy": float("nan"), "loss": -9.0}]
+    assert chosen(records) == 1
+    assert chosen(records[1:]) == 2
 
 
 def test_a_run_is_stalled_after_so_many_evaluations_that_are_no_better() -> None:
-    assert stalled(rounds(0.5, 0.4, 0.5), None) == ""
-    assert stalled(rounds(0.5, 0.4), 2) == ""
-    assert stalled(rounds(0.5, None, 0.4, None), 2) == "", "rounds without an evaluation do not count"
+    assert stalled(rounds(0.5, 0.4, 0.5), None, "classification") == ""
+    assert stalled(rounds(0.5, 0.4), 2, "classification") == ""
+    assert stalled(rounds(0.5, None, 0.4, None), 2, "classification") == "", "rounds without an evaluation do not count"
     assert (
-        stalled(rounds(0.5, 0.4, 0.5), 2)
+        stalled(rounds(0.5, 0.4, 0.5), 2, "classification")
         == "2 evaluations in a row were no better than the evaluation of round 1, accuracy 50.0%"
     )
-    assert stalled(rounds(0.5, 0.4, 0.6, 0.5), 2) == ""
+    assert stalled(rounds(0.5, 0.4, 0.6, 0.5), 2, "classification") == ""
     assert (
-        stalled(rounds(1.5, 2.5, name="loss"), 1)
+        stalled(rounds(1.5, 2.5, name="loss"), 1, "classification")
         == "1 evaluations in a row were no better than the evaluation of round 1, loss 1.5"
     )
 

@@ -218,6 +218,13 @@ def test_progress_names_clients_as_they_are_called_and_counts_on(capsys: pytest.
     assert capsys.readouterr().err.splitlines()[0] == said
 
 
+@pytest.mark.parametrize("task", ["tokens", "question_answering"])
+def test_progress_shows_f1_first_of_entities_and_answers(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with ConsoleProgress(3, task=task) as progress:
+        progress.on_round_end(round_of(1, accuracy=0.97, f1=0.125), State(Tensors({}), 1))
+    assert capsys.readouterr().err.startswith("round 1/3: F1 0.125, accuracy 97.0%, ")
+
+
 def test_progress_that_cannot_be_shown_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone(io.StringIO):
         def __init__(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Accuracy over rounds and over bytes, one line for each configuration, as one self-contained SVG.
+"""The tasks' headline metric over rounds and over bytes, one line for each configuration, as one self-contained SVG.
 
 Lines are means over seeds, with a band of one standard deviation to either side. Equal rows give equal bytes.
 """
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from secure_fed.commands.comparison.rows import Row
+from secure_fed.learning.tasks.headline import spoken
 from secure_fed.report.formatting import byte_unit
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _MOST_MARKERS = 30
 
 
 def drawn(rows: Sequence[Row]) -> str:
-    """The drawing; a configuration whose runs measured no accuracy has no line."""
+    """The drawing; a configuration whose runs did not measure it has no line."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -36,7 +37,7 @@ def drawn(rows: Sequence[Row]) -> str:
         for place, row in enumerate(rows):
             _draw(by_round, place, row, [float(point.round) for point in row.curve])
             _draw(by_bytes, place, row, [point.bytes / unit for point in row.curve])
-        by_round.set(xlabel="round", ylabel="accuracy")
+        by_round.set(xlabel="round", ylabel=" or ".join(dict.fromkeys(spoken(row.headline) for row in rows)))
         by_round.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
         by_bytes.set(xlabel=f"sent up and down by all clients, {name}")
         for axes in (by_round, by_bytes):
@@ -51,10 +52,10 @@ def drawn(rows: Sequence[Row]) -> str:
 def _draw(axes: Axes, place: int, row: Row, across: Sequence[float]) -> None:
     """One line with its band; drawn even if it has no point, so that every configuration has its place in the legend."""
     style = {"color": f"C{place % _COLOURS}", "linestyle": _DASHES[place // _COLOURS % len(_DASHES)]}
-    means = [point.accuracy.mean for point in row.curve]
+    means = [point.score.mean for point in row.curve]
     axes.plot(across, means, marker="o" if len(means) <= _MOST_MARKERS else "", markersize=3, **style)  # type: ignore[arg-type]
-    if any(point.accuracy.deviation is not None for point in row.curve):
-        widths = [point.accuracy.deviation or 0.0 for point in row.curve]
+    if any(point.score.deviation is not None for point in row.curve):
+        widths = [point.score.deviation or 0.0 for point in row.curve]
         low, high = zip(*((mean - width, mean + width) for mean, width in zip(means, widths, strict=True)), strict=True)
         axes.fill_between(across, low, high, color=style["color"], alpha=0.15, linewidth=0)
 

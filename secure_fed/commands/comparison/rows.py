@@ -13,7 +13,7 @@ from secure_fed.commands.comparison.totals import Charge, charge_of, totals
 from secure_fed.config import RunConfig
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.tasks.commonest import Commonest, no_better
-from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads
+from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, headline, leads
 from secure_fed.report.page.record import RunRecord
 
 
@@ -25,10 +25,10 @@ class Spread(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A round in which accuracy was measured: its mean over the seeds, and the mean of the bytes sent until then."""
+    """A round in which the headline metric was measured: its mean over the seeds, and the mean of the bytes sent until then."""
 
     round: int
-    accuracy: Spread
+    score: Spread
     bytes: float
 
 
@@ -38,12 +38,12 @@ class Row:
 
     accuracy, membership_auc: None if a run did not measure it. commonest: mean share of the test set's most frequent label;
     no_better: the sentence on an accuracy that is not above it. metrics: the task's main metrics beside accuracy. rounds: mean
-    number of finished rounds. target: an accuracy, None if none is set; reached: the number of runs that reached it;
-    rounds_to_target: the mean over these runs. epsilon_one_run: the largest epsilon of a run, None without privacy;
-    delta_one_run: the same run's delta. epsilon_all_seeds, delta_all_seeds: the total of all its runs (`totals`), None if they
-    are about different units. charges: the cost of each private run. early: the number of runs that ended before their last
-    round. own_first: whether the task's own metrics are more informative than accuracy. held_out: how the runs held test rows
-    out of their training rows; empty if all were given test rows.
+    number of finished rounds. headline: the task's headline metric, which curve and target are of. target: None if none is
+    set; reached: the number of runs that reached it; rounds_to_target: the mean over these runs. epsilon_one_run: the largest
+    epsilon of a run, None without privacy; delta_one_run: the same run's delta. epsilon_all_seeds, delta_all_seeds: the total
+    of all its runs (`totals`), None if they are about different units. charges: the cost of each private run. early: the
+    number of runs that ended before their last round. own_first: whether the task's own metrics are more informative than
+    accuracy. held_out: how the runs held test rows out of their training rows; empty if all were given test rows.
     """
 
     name: str
@@ -68,6 +68,7 @@ class Row:
     delta_all_seeds: float | None
     membership_auc: Spread | None
     early: int
+    headline: str
     curve: tuple[Point, ...]
     charges: tuple[Charge, ...] = ()
     own_first: bool = False
@@ -80,7 +81,8 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     results = [record.result or {} for record in records]
     settings = records[0].config
     target = _target(settings, target)
-    reached = [] if target is None else _reached(records, target)
+    measured = headline(settings.data.task)
+    reached = [] if target is None else _reached(records, target, measured)
     found = [charge_of(name, record) for record in records]
     charges = tuple(charge for charge in found if charge is not None)
     private = len(charges) == len(records)  # a sum over some of the runs would promise too much
@@ -117,7 +119,8 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         delta_all_seeds=all_seeds.delta if all_seeds else None,
         membership_auc=spread_of(results, _membership_auc),
         early=sum(bool(result.get("ended_early")) for result in results),
-        curve=_curve(records),
+        headline=measured,
+        curve=_curve(records, measured),
         charges=charges,
         own_first=leads(settings.data.task),
         held_out=tuple(sorted(origin for origin in {_tested(result) for result in results} if not is_declared(origin))),
@@ -156,9 +159,9 @@ def _target(settings: RunConfig, asked: float | None) -> float | None:
     return settings.evaluation.target_accuracy if asked is None else asked
 
 
-def _reached(records: Sequence[RunRecord], target: float) -> list[int]:
+def _reached(records: Sequence[RunRecord], target: float, metric: str) -> list[int]:
     """The first round at the target, for each run that reached it."""
-    rounds = [[number for number, accuracy in record.series("accuracy") if accuracy >= target] for record in records]
+    rounds = [[number for number, value in record.series(metric) if value >= target] for record in records]
     return [each[0] for each in rounds if each]
 
 
@@ -173,9 +176,9 @@ def _membership_auc(result: Mapping[str, Any]) -> Any:
     return membership.get("auc") if isinstance(membership, Mapping) else None
 
 
-def _curve(records: Sequence[RunRecord]) -> tuple[Point, ...]:
+def _curve(records: Sequence[RunRecord], metric: str) -> tuple[Point, ...]:
     """The rounds that every run measured; after the end of an early run, the mean of the others would jump."""
-    measured = [dict(record.series("accuracy")) for record in records]
+    measured = [dict(record.series(metric)) for record in records]
     sent = [_sent(record) for record in records]
     common = sorted(set.intersection(*map(set, measured)))
     return tuple(

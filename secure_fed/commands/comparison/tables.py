@@ -68,8 +68,9 @@ def notes(rows: Sequence[Row]) -> list[str]:
     spoken.append(
         "Bytes are summed over all clients of a round, or over the whole run; time is the time of the whole run."
     )
-    if any(row.target is not None for row in rows):
-        spoken.append("Rounds to the target: the mean over the runs that reached it, by evaluated rounds.")
+    if aims := {row.headline for row in rows if row.target is not None}:
+        of = "" if aims == {"accuracy"} else " F1" if aims == {"f1"} else " (F1 of entities and answers, else accuracy)"
+        spoken.append(f"Rounds to the target{of}: the mean over the runs that reached it, by evaluated rounds.")
     held_out = {origin for row in rows for origin in row.held_out}
     if held_out and (len(seeds) > 1 or len(held_out) > 1 or not all(row.held_out for row in rows)):
         spoken.append("These accuracies are not all of the same test rows, since runs held theirs out: set data.test.")

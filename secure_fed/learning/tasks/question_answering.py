@@ -32,6 +32,7 @@ from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import clusters, label_sets
 from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.headline import QUESTIONS
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.spans import Answers, best_f1, exact, read_answers
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
@@ -144,7 +145,7 @@ class QuestionAnswering(Task):
     stride: int = 32
     unanswerable: bool = False
 
-    title = "extractive question answering"
+    title = QUESTIONS
     auto = "AutoModelForQuestionAnswering"
     unlabelled = Answers()
 

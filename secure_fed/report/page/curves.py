@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import accumulate
 
+from secure_fed.learning.tasks.headline import headline, scores, spoken
 from secure_fed.report.formatting import byte_unit, listed, number, percent, size
 from secure_fed.report.page import plots
 from secure_fed.report.page.markup import figure, figures, paragraph, section
@@ -15,7 +16,7 @@ from secure_fed.report.page.record import Points, RunRecord
 
 
 def learning(record: RunRecord) -> str:
-    """Accuracy, macro-F1, losses and, where measured, the accuracy of each client."""
+    """The task's scores, losses and, where measured, the headline metric of each client."""
     return section("Learning", figures(_accuracy(record), _loss(record), _clients_accuracy(record)))
 
 
@@ -40,11 +41,16 @@ def traffic(record: RunRecord) -> str:
 
 
 def _accuracy(record: RunRecord) -> str:
-    series = (Series("accuracy", record.series("accuracy")), Series("macro-F1", record.series("macro_f1")))
+    names = scores(record.config.data.task)
+    series = tuple(Series(spoken(name), record.series(name)) for name in names)
+    courses = (
+        _course(_capital(one.label), one.points, percent if name == "accuracy" else number)
+        for name, one in zip(names, series, strict=True)
+    )
     return figure(
-        "Accuracy on the test examples",
-        plots.lines("accuracy and macro-F1 by round", series, y_label="score", top=1),
-        " ".join((_course("Accuracy", series[0].points, percent), _course("Macro-F1", series[1].points, number))),
+        f"{_capital(series[0].label)} on the test examples",
+        plots.lines(f"{series[0].label} and {series[1].label} by round", series, y_label="score", top=1),
+        " ".join(courses),
     )
 
 
@@ -63,9 +69,10 @@ def _loss(record: RunRecord) -> str:
 def _clients_accuracy(record: RunRecord) -> str:
     mean = Series("mean", record.series("clients_accuracy", "mean"))
     worst = Series("worst tenth", record.series("clients_accuracy", "worst_decile"))
+    compared = spoken(headline(record.config.data.task))
     return figure(
-        "Accuracy of each client on its own examples",
-        plots.lines("mean and worst-tenth accuracy by round", (mean, worst), y_label="score", top=1),
+        f"{_capital(compared)} of each client on its own examples",
+        plots.lines(f"mean and worst-tenth {compared} by round", (mean, worst), y_label="score", top=1),
         "A gap between the two lines means that the model serves some clients worse than others.",
     )
 
@@ -98,6 +105,10 @@ def _sketch(record: RunRecord) -> str:
 
 def _running(points: Points) -> Points:
     return tuple(zip((number for number, _ in points), accumulate(value for _, value in points), strict=True))
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _course(name: str, points: Points, words: Callable[[float | None], str]) -> str:

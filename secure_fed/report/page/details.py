@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
+from secure_fed.learning.tasks.headline import scores, spoken
 from secure_fed.report.formatting import counted, duration, listed, number, percent, rate, size
 from secure_fed.report.page import plots
 from secure_fed.report.page.markup import figure, figures, folded, paragraph, section, table
@@ -44,12 +45,12 @@ def rounds(record: RunRecord) -> str:
     expected = ("clients (expected)", "up (expected)", "down (expected)")
     sent = expected if record.hides_cohort else ("clients", "up", "down")
     more = _more(record)
-    head = ("round", "accuracy", "macro-F1", "test loss", "train loss", *sent, *more, "lr")
+    names = scores(record.config.data.task)
+    head = ("round", *map(spoken, names), "test loss", "train loss", *sent, *more, "lr")
     rows = (
         (
             row["round"],
-            percent(row.get("accuracy")),
-            number(row.get("macro_f1")),
+            *((percent if name == "accuracy" else number)(row.get(name)) for name in names),
             number(row.get("loss")),
             number(row.get("train_loss")),
             number(row.get("cohort")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from secure_fed.learning.tasks.headline import headline, spoken
 from secure_fed.report.formatting import counted, duration, number, percent, rate, size
 from secure_fed.report.page import plots
 from secure_fed.report.page.markup import figure, figures, paragraph, section
@@ -40,18 +41,18 @@ def _target(record: RunRecord) -> str:
     target = record.config.evaluation.target_accuracy
     if target is None or record.withholds_test:
         return ""
-    for reached, accuracy in record.series("accuracy"):
-        if accuracy >= target:
+    metric = headline(record.config.data.task)
+    aim = f"accuracy of {percent(target)}" if metric == "accuracy" else f"{spoken(metric)} of {number(target)}"
+    for reached, value in record.series(metric):
+        if value >= target:
             upto = [row for row in record.rounds if row["round"] <= reached]
             up, down = (size(sum(row[name] for row in upto)) for name in ("bytes_up", "bytes_down"))
             sent = "are expected to have travelled" if record.hides_cohort else "travelled"
             return paragraph(
-                f"The target accuracy of {percent(target)} was reached after {counted(reached, 'round')}. Until then "
+                f"The target {aim} was reached after {counted(reached, 'round')}. Until then "
                 f"{up} {sent} from the clients and {down} to them."
             )
-    return paragraph(
-        f"The target accuracy of {percent(target)} was not reached in {counted(len(record.rounds), 'round')}."
-    )
+    return paragraph(f"The target {aim} was not reached in {counted(len(record.rounds), 'round')}.")
 
 
 def _time(record: RunRecord) -> str:

@@ -1,4 +1,4 @@
-"""Rounds and bytes to a target accuracy, and time under a bandwidth.
+"""Rounds and bytes to a target of the task's headline metric, and time under a bandwidth.
 
 Both are computed from records alone, so they do not change if a run is interrupted and resumed.
 """
@@ -10,18 +10,19 @@ from typing import Any
 
 from secure_fed.config import EvaluationConfig
 from secure_fed.errors import ConfigError
+from secure_fed.learning.tasks.headline import headline
 
 Record = Mapping[str, Any]
 _MEGA = 1_000_000
 
 
-def require_accuracy(record: Record, target: float) -> None:
-    """Refuse a target accuracy where metrics give no accuracy."""
-    if "accuracy" not in record:
+def require_headline(record: Record, target: float, task: str) -> None:
+    """Refuse a target where metrics do not give the task's headline metric."""
+    if (name := headline(task)) not in record:
         raise ConfigError(
-            f"evaluation.target_accuracy = {target} needs 'accuracy', which metrics does not return; return it, or leave the "
+            f"evaluation.target_accuracy = {target} needs {name!r}, which metrics does not return; return it, or leave the "
             "setting out"
-        ).about("evaluation.target_accuracy", target, "metrics with 'accuracy'")
+        ).about("evaluation.target_accuracy", target, f"metrics with {name!r}")
 
 
 def transfer_seconds(record: Record, megabytes_per_second: float) -> float:
@@ -34,25 +35,24 @@ def transfer_seconds(record: Record, megabytes_per_second: float) -> float:
     return moved / clients / (megabytes_per_second * _MEGA) if clients else 0.0
 
 
-def summary(records: Sequence[Record], settings: EvaluationConfig, *, secret_cohort: bool) -> dict[str, Any]:
-    """The record's `target` and `bandwidth`, each if its setting is set."""
+def summary(records: Sequence[Record], settings: EvaluationConfig, task: str, *, secret_cohort: bool) -> dict[str, Any]:
+    """The record's `target` and `bandwidth`, each if its setting is set. task: see `headline`."""
     found: dict[str, Any] = {}
     if settings.target_accuracy is not None:
-        found["target"] = _target(records, settings.target_accuracy)
+        found["target"] = _target(records, settings.target_accuracy, headline(task))
     if settings.bandwidth is not None:
         found["bandwidth"] = _time(records, settings.bandwidth, secret_cohort)
     return found
 
 
-def _target(records: Sequence[Record], accuracy: float) -> dict[str, Any]:
-    """The first evaluated round that reached the accuracy, and the bytes sent by then. None if no round did."""
+def _target(records: Sequence[Record], target: float, metric: str) -> dict[str, Any]:
+    """The first evaluated round that reached the target, and the bytes sent by then. None if no round did."""
     reached = next(
-        (place for place, row in enumerate(records) if row.get("accuracy") is not None and row["accuracy"] >= accuracy),
-        None,
+        (place for place, row in enumerate(records) if row.get(metric) is not None and row[metric] >= target), None
     )
     upto = [] if reached is None else records[: reached + 1]
     sent = {name: sum(row[name] for row in upto) if upto else None for name in ("bytes_up", "bytes_down")}
-    return {"accuracy": accuracy, "rounds": len(upto) or None, **sent}
+    return {"metric": metric, "accuracy": target, "rounds": len(upto) or None, **sent}
 
 
 def _time(records: Sequence[Record], bandwidth: float, secret_cohort: bool) -> dict[str, Any]:

@@ -143,9 +143,9 @@ def test_a_curve_holds_the_measured_rounds_and_the_bytes_until_them(compared: tu
     _, rounds = held(out, "plain")
     second = [sum(record["bytes_up"] + record["bytes_down"] for record in records[:2]) for records in rounds]
     assert plain.curve[0].bytes == pytest.approx(sum(second) / 2)
-    assert plain.curve[0].accuracy.mean == pytest.approx(sum(records[1]["accuracy"] for records in rounds) / 2)
+    assert plain.curve[0].score.mean == pytest.approx(sum(records[1]["accuracy"] for records in rounds) / 2)
     assert plain.curve[-1].bytes == pytest.approx(plain.bytes_up + plain.bytes_down)
-    assert plain.curve[-1].accuracy == plain.accuracy
+    assert plain.curve[-1].score == plain.accuracy
 
 
 def test_the_tables_say_what_the_rows_do(compared: tuple[Path, list[Any]]) -> None:

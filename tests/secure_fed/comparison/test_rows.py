@@ -102,6 +102,18 @@ def test_entities_come_before_words() -> None:
     assert cells(tags, [tags, words])[2] == "90.0 %"
 
 
+def test_the_target_and_the_curve_of_entities_are_of_f1() -> None:
+    config = RunConfig().replace({("data", "train"): "rows.jsonl", ("data", "task"): "tokens"})
+    run = record([0.95, 0.97, 0.96], config, metrics={"f1": 0.5})
+    scores = (0.0, 0.1, 0.5)
+    run = dataclasses.replace(run, rounds=tuple({**one, "f1": f1} for one, f1 in zip(run.rounds, scores, strict=True)))
+    found = row(run, target=0.45)
+    assert (found.reached, found.rounds_to_target) == (1, 3)
+    assert tuple(point.score.mean for point in found.curve) == scores
+    assert "Rounds to the target F1: the mean over the runs that reached it, by evaluated rounds." in notes([found])
+    assert ">F1<" in drawn([found])
+
+
 def test_rounds_to_a_target_are_of_those_that_reached_it() -> None:
     runs = [record([0.2, 0.5, 0.4]), record([None, 0.6, 0.6]), record([0.1, 0.1, 0.1]), record([0.5, 0.5, 0.5])]
     found = row(*runs, target=0.5)

@@ -406,9 +406,20 @@ def rows(accuracies: list[float | None]) -> list[dict[str, Any]]:
     [([0.5, 0.8, 0.7], 2), ([0.5, None, 0.9], 3), ([0.5, 0.79, 0.1], None), ([0.9], 1), ([], None)],
 )
 def test_rounds_to_a_target(accuracies: list[float | None], rounds: int | None) -> None:
-    told = targets.summary(rows(accuracies), EvaluationConfig(target_accuracy=0.8), secret_cohort=False)["target"]
+    told = targets.summary(
+        rows(accuracies), EvaluationConfig(target_accuracy=0.8), "classification", secret_cohort=False
+    )["target"]
     sent = None if rounds is None else rounds * 6_000_000
-    assert (told["accuracy"], told["rounds"], told["bytes_up"]) == (0.8, rounds, sent)
+    assert (told["metric"], told["accuracy"], told["rounds"], told["bytes_up"]) == ("accuracy", 0.8, rounds, sent)
+
+
+@pytest.mark.parametrize("task", ["tokens", "question_answering"])
+def test_a_target_of_entities_or_answers_is_an_f1(task: str) -> None:
+    records = [row | {"f1": f1} for row, f1 in zip(rows([0.95, 0.96, 0.97]), (0.0, 0.4, 0.85), strict=True)]
+    for target, reached in ((0.8, 3), (0.9, None)):
+        settings = EvaluationConfig(target_accuracy=target)
+        told = targets.summary(records, settings, task, secret_cohort=False)["target"]
+        assert (told["metric"], told["accuracy"], told["rounds"]) == ("f1", target, reached)
 
 
 def test_a_target_that_is_never_measured() -> None:
@@ -422,7 +433,7 @@ def test_time_over_a_line_of_one_megabyte_a_second() -> None:
     for row in records:
         row["transfer_seconds"] = targets.transfer_seconds(row, 1.0)
         assert row["transfer_seconds"] == pytest.approx(2.0)  # (6 + 2) MB over 4 clients' separate lines
-    told = targets.summary(records, EvaluationConfig(bandwidth=1.0), secret_cohort=False)["bandwidth"]
+    told = targets.summary(records, EvaluationConfig(bandwidth=1.0), "classification", secret_cohort=False)["bandwidth"]
     assert told == pytest.approx(
         {"megabytes_per_second": 1.0, "transfer_seconds": 4.0, "compute_seconds": 4.0, "seconds": 8.0}
     )

@@ -13,9 +13,11 @@ import pytest
 
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
+from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.export import trained
 from secure_fed.learning import tasks
+from secure_fed.learning.tasks.headline import headline
 from secure_fed.report.page import write_report
 from secure_fed.report.terminal import show_result
 from secure_fed.runs.evaluation import evaluated
@@ -55,6 +57,34 @@ def configured(write: Write, small_model: Path, gpt2: Path) -> Configured:
         return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
 
     return config
+
+
+@pytest.mark.parametrize("task", chosen(("tokens", "question_answering"), ["tokens"]))
+def test_f1_stands_for_a_model_of_entities_or_answers(
+    task: str, configured: Configured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """High accuracies with an F1 of 0 reach no target, and the model that is kept is that of the highest F1."""
+    scores = iter([(0.95, 0.0), (0.97, 0.1), (0.9, 0.5), (0.96, 0.4)])
+    measured = lambda *_, **__: {**dict(zip(("accuracy", "f1"), next(scores), strict=True)), "loss": 1.0}  # noqa: E731
+    monkeypatch.setattr(f"secure_fed.learning.tasks.{task}.metrics", measured)
+    asked = {"evaluation__keep_best": True, "evaluation__target_accuracy": 0.45, "evaluation__patience": 3}
+    result = Federation(configured(task, federation__rounds=4, **asked)).run(tmp_path / "run")
+    assert result.best is not None
+    assert result.best.round == result.summary["best_round"] == 3
+    assert result.summary["diagnostics"]["target"]["rounds"] == 3
+    written = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
+    jsonschema.validate(written, SCHEMA)
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "The target F1 of 0.45" in page
+    assert "F1 on the test examples" in page
+
+
+def test_a_task_has_the_same_headline_metric_by_its_name_and_by_its_title() -> None:
+    """Runs know a task's name, results know its title."""
+    for name in tasks.TASKS:
+        title = tasks.build(DataConfig(task=name)).title
+        assert headline(name) == headline(title)
+        assert headline(name) == "accuracy" or headline(name) in TOYS[name].measured
 
 
 def test_every_task_has_a_toy() -> None:
