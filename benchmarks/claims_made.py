@@ -174,7 +174,7 @@ FedLR's scale alpha / r is 2, and FeDeRA's is 1; in the paper both are 1. The ra
     "fedara": f"""\
 The paper searches each method's learning rate. Here FedARA has LoRA's, 0.0033, which was its default when these runs were
 made. It needs a higher one in short training, since its diagonal starts at zero between factors of 0.02
-([learning_rates.md](learning_rates.md)). Query and value are adapted here, and
+([learning_rates.md](learning_rates.md#fedara-and-svd_adaptation-need-larger-steps)). Query and value are adapted here, and
 six matrices of a layer in the paper. Ranks fall until four rounds before the end in the reduced and longer runs, and until
 the middle in the paper. Here a pruned rank stops training at once; in the paper it trains on until its whole module is
 pruned. {_WEIGHTS}""",

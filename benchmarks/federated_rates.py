@@ -29,6 +29,7 @@ from secure_fed import Federation, RunConfig
 from secure_fed.methods import METHODS, card
 
 WIDTH, STEP = 128, 3.0  # of the built-in model; from one rate to the next
+STEPS = 140  # local steps: seven batches of a client's 100 notes in each of 20 rounds
 STORED = Path(__file__).with_suffix(".jsonl")
 
 
@@ -55,9 +56,14 @@ def made(cell: Cell) -> tuple[float, float]:
     return summary["accuracy"], summary["commonest"]["share"]
 
 
+def default(method: str) -> float:
+    """The rate that the run chooses."""
+    return round(card(method).lr_of(WIDTH, STEPS), 9)
+
+
 def climbed(method: str, seed: int, accuracy: Runs[Cell]) -> None:
     """From the default rate, try higher rates as long as that is better; if none is, lower ones."""
-    first = card(method).lr_of(WIDTH)
+    first = default(method)
     for step in (STEP, 1 / STEP):
         best, rate = accuracy(Cell(method, round(first, 9), seed)), first * step
         while (found := accuracy(Cell(method, round(rate, 9), seed))) > best:
@@ -73,10 +79,9 @@ def table(found: Mapping[Cell, float]) -> str:
     for method in METHODS:
         cells = {rate: [v for cell, v in found.items() if cell[:2] == (method, rate)] for rate in rates}
         if any(cells.values()):
-            default = round(card(method).lr_of(WIDTH), 9)
             shown = {rate: f"{100 * statistics.mean(each):.1f}" if each else "" for rate, each in cells.items()}
             lines.append(
-                [f"`{method}`", *(f"**{shown[r]}**" if r == default and shown[r] else shown[r] for r in rates)]
+                [f"`{method}`", *(f"**{shown[r]}**" if r == default(method) and shown[r] else shown[r] for r in rates)]
             )
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -12,7 +12,7 @@ class TrainingConfig:
     lr: float | None = key(
         None,
         "local learning rate (the method's rate for a model of this width, which `secure-fed methods --model` lists; "
-        "four times that with privacy)",
+        "fedara and svd_adaptation: up to four times that in runs of few steps; four times that with privacy)",
         above=0.0,
         optional=5e-3,
     )

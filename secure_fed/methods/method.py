@@ -61,7 +61,7 @@ class Card:
     can protect; refusals: for every other unit, why it cannot. memoryless: why a server optimiser that adds up the means of
     several rounds cannot be used; empty where it can. needs_means: likewise, why a median of contributions, or a mean of some
     of them, cannot replace their mean. lr: see `lr_of`. head_factor: the learning rate of the head's last layer divided by the
-    rest's, where `training.head_factor` is not set.
+    rest's, where `training.head_factor` is not set. reach: the least product of rate and local steps of a run, see `lr_of`.
     """
 
     name: str
@@ -75,13 +75,17 @@ class Card:
     needs_means: str = ""
     lr: float = 5e-3
     head_factor: float = 3.0
+    reach: float = 0.0
 
-    def lr_of(self, width: int | None) -> float:
+    def lr_of(self, width: int | None, steps: float | None = None) -> float:
         """The learning rate of AdamW where `training.lr` is not set: `lr`, and lr 256 / width of a model wider than 256.
 
-        A step of AdamW moves every weight by about lr, so the change of a layer's output grows with the layer's width.
+        A step of AdamW moves every weight by about lr, so the change of a layer's output grows with the layer's width, and in a
+        run a weight moves by rate times steps at most. Where a run of so many local `steps` is too short for the method's
+        `reach`, the rate is raised to reach / steps, at most fourfold. None: an unknown number of steps.
         """
-        return self.lr * min(1.0, _NARROW / width) if width else self.lr
+        rate = self.lr * min(1.0, _NARROW / width) if width else self.lr
+        return min(max(rate, self.reach / steps), _MOST_RAISED * rate) if steps else rate
 
     def head_factor_of(self, width: int | None) -> float:
         """The rate of the head's last layer divided by the rest's, if `training.head_factor` is not set: 1 up to width 256.
@@ -227,3 +231,4 @@ class LoraShaped(Protocol):
 
 
 _NARROW = 256  # LoRA: 0.005 suits the built-in encoder of width 128; width 384 then gets 0.0033, where 0.003 suits
+_MOST_RAISED = 4.0

@@ -8,7 +8,8 @@ with nonzero A and B, and each rank has a trainable size. A and B are not requir
 The product of the mean factors is not the mean product: the gap of averaged LoRA (`fedlora`), with three factors.
 
 Settled here: the change is scaled by alpha / rank as in LoRA (the paper fixes alpha = 16, the usual value), and the Gaussians
-have the standard deviation 0.02 of AdaLoRA (Zhang et al., 2023), which the paper extends.
+have the standard deviation 0.02 of AdaLoRA (Zhang et al., 2023), which the paper extends. With E zero between factors of 0.02
+the change grows with the third power of rate times steps, so that a short run needs a higher rate than LoRA (`REACH`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 from secure_fed.tensors.tensors import Tensors
 
+REACH = 0.8  # docs/learning_rates.md
 CARD = Card(
     name="svd_adaptation",
     paper="Wu et al., arXiv 2501.14406, section IV-A (FedSVD there)",
     travels="B, E, A, head",
     mean_exact=False,
     options=LORA_OPTIONS,
+    reach=REACH,
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from secure_fed.config import RunConfig
@@ -46,6 +48,18 @@ def of_clients(config: RunConfig, lr: float, head: float, numbers: int, *, own: 
         ("training", "lr_schedule"): schedule if training.lr_schedule == "auto" else training.lr_schedule,
         ("privacy", "clip_norm"): _clip_norm(config, rate, numbers, own=own),
     }
+
+
+def local_steps(config: RunConfig, sizes: Sequence[int] | None) -> float | None:
+    """The local steps of one client that takes part in every round, a mean over clients; None if it is unknown.
+
+    sizes: the numbers of the clients' examples, where they are known.
+    """
+    training, rounds = config.training, config.federation.rounds
+    if training.steps is not None:
+        return float(rounds * training.steps)
+    each = [-(-size // training.batch) for size in sizes or () if size]
+    return rounds * training.epochs * fmean(each) if each else None
 
 
 def _clip_norm(config: RunConfig, lr: float, numbers: int, *, own: bool) -> float | None:

@@ -59,8 +59,17 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
     plan = method.plan(State(tensors))
     width = width_of(getattr(problem.model, "config", None))
     scoring = any(name in problem.last for name in plan.trainable)
+    here = whole.sizes is None and not whole.lazy  # else numbers of examples are unknown, or known after reading all
     config = settled(
-        config, len(whole.names), method, State(tensors), own=own, width=width, personal=personal, scoring=scoring
+        config,
+        len(whole.names),
+        method,
+        State(tensors),
+        own=own,
+        width=width,
+        sizes=[len(own) for own in whole.train] if here else None,
+        personal=personal,
+        scoring=scoring,
     )
     return Start(
         config=config,

@@ -35,6 +35,27 @@ def way(**own: Any) -> tuple[str, str, str]:
     return config.federation.sampling, config.privacy.noise, config.privacy.correlation
 
 
+@pytest.mark.parametrize("method", ["svd_adaptation", "fedara"])
+def test_a_short_run_of_three_factors_gets_a_higher_rate(method: str) -> None:
+    """Rate times steps is 0.8 at least, the rate at most four times that of a long run; privacy has a rule of its own."""
+
+    def rate(**own: Any) -> float | None:
+        usual = {"method.name": method, "training.lr": None, "federation.rounds": 10}
+        return settled({**usual, **{name.replace("__", "."): value for name, value in own.items()}}).training.lr
+
+    assert rate(training__steps=16) == rate(training__steps=1000) == 5e-3
+    assert rate(training__steps=8) == pytest.approx(0.8 / 80)
+    assert rate(training__steps=1) == pytest.approx(2e-2)
+    # Eight clients of four examples: two batches of two or fewer in each of three epochs of each round.
+    assert rate(training__steps=None, training__epochs=3, training__batch_size=2) == pytest.approx(0.8 / 60)
+    assert rate(training__steps=8, method__name="fedlora") == 5e-3
+    assert rate(training__steps=1, privacy__unit="client", privacy__noise_multiplier=1.0, privacy__delta=1e-3) == 2e-2
+
+
+def test_a_rate_that_is_set_stays() -> None:
+    assert settled({"method.name": "svd_adaptation", "training.steps": 1, "training.lr": 1e-3}).training.lr == 1e-3
+
+
 def settled(settings: dict[str, Any], **more: Any) -> RunConfig:
     return toys.federation(settings, sizes=(4,) * 8, **more).config
 
