@@ -29,7 +29,7 @@ from secure_fed.runs import guarantee, recording, traffic
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.run import run
 
-_EVENTS = ("on_run_begin", "on_promise", "on_progress", "on_round_end", "on_published", "on_end")
+_EVENTS = ("on_promise", "on_probe", "on_run_begin", "on_progress", "on_round_end", "on_published", "on_end")
 
 
 class Federation:
@@ -42,9 +42,10 @@ class Federation:
     with `input_ids` and `labels` are padded and classified.
     Some modules train in full: of a transformers model of yours, those outside its base model, and its pooler, which a
     checkpoint often lacks; of any other module, those that `method.modules_to_save` names.
-    callbacks: objects with any of `on_promise(sentences)`, `on_run_begin(config, run_dir)`, `on_progress(progress)`,
-    `on_round_end(record, state)`, `on_published(record)` and `on_end(result)`. The promise is the guarantee of a private run,
-    its noise and its cost, before trials of the model and before budget is reserved. A published record is a round's line in
+    callbacks: objects with any of `on_promise(sentences)`, `on_probe(figures)`, `on_run_begin(config, run_dir)`,
+    `on_progress(progress)`, `on_round_end(record, state)`, `on_published(record)` and `on_end(result)`. The promise is the
+    guarantee of a private run, its noise and its cost, before trials of the model and before budget is reserved; a probe's
+    figures say how far its noise alone takes the loss (`noise_alone` of the result). A published record is a round's line in
     `metrics.jsonl`. It is published when the round ends; a private run publishes its records when the run ends, since times
     reveal how many clients trained.
     entropy: the source of noise and secret coins, by default the operating system. A run with any other source is not private,
@@ -136,7 +137,16 @@ class Federation:
         written, if the state has personal tensors.
         """
         out = Path(out_dir)
-        assembled.write(self.assembly, state, out, base_model=base_model, client=client, statement=self._stated())
+        noise_alone = self._result.summary["noise_alone"] if self._result else None
+        assembled.write(
+            self.assembly,
+            state,
+            out,
+            base_model=base_model,
+            client=client,
+            statement=self._stated(),
+            noise_alone=noise_alone,
+        )
         return out
 
     def _stated(self) -> str:

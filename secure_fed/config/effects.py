@@ -132,7 +132,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("training.epochs", lambda c: c.training.steps is None, "training.steps to be unset"),
     *(
         (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
-        for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted")
+        for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted", "even_if_hopeless")
     ),
     ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
     (

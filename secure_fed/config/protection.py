@@ -84,6 +84,10 @@ class PrivacyConfig:
         "if the rounds do not fit the budget: refuse the run, or stop when it is spent",
         choices=("refuse", "stop"),
     )
+    even_if_hopeless: bool = key(
+        False,
+        "go on where the noise alone takes the model to chance, although a shared ledger, or the nodes of a deployment, pay",
+    )
 
     @property
     def clip(self) -> float:

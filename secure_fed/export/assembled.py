@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from secure_fed.export.export import Adapted, write_adapter
 from secure_fed.export.model_card import ModelCard, run_facts
@@ -16,11 +18,21 @@ from secure_fed.rounds.registered import existing
 from secure_fed.runs.assembly import Assembly
 
 
-def write(assembly: Assembly, state: State, out: Path, *, base_model: str, client: str | None, statement: str) -> None:
+def write(
+    assembly: Assembly,
+    state: State,
+    out: Path,
+    *,
+    base_model: str,
+    client: str | None,
+    statement: str,
+    noise_alone: Mapping[str, Any] | None,
+) -> None:
     """Write the adapter and the head of this state; refuses a folder that is not empty.
 
     base_model: the name from which others load a user's own base model, if they can. client: the client whose personal tensors
-    are written, if there are any. statement: the guarantee of this state in words, empty if there is none.
+    are written, if there are any. statement: the guarantee of this state in words, empty if there is none. noise_alone: the
+    figures of the run's probe, if it made one.
     """
     config, problem = assembly.config, assembly.problem
     kept = {one.index: one.kept for one in existing(assembly.clients) if one.kept is not None}
@@ -33,7 +45,7 @@ def write(assembly: Assembly, state: State, out: Path, *, base_model: str, clien
         config.method.name,
         base_model or (config.model.name if configured else ""),
         labels,
-        run_facts(config, assembly.method.card, state.round, {}, client, statement),
+        run_facts(config, assembly.method.card, state.round, {}, client, statement, noise_alone),
         pad_token_id=pad_id(problem.tokenizer) if configured else None,
         auto=task.auto,
         settings=task.model_settings(labels) if configured else None,

@@ -11,6 +11,7 @@ from secure_fed.config import RunConfig
 from secure_fed.export.peft_folder import POOLED
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.methods.method import Card
+from secure_fed.runs import noise_words
 from secure_fed.runs.result import unprotected
 
 LABELS = "labels.json"
@@ -155,16 +156,21 @@ def run_facts(
     measured: Mapping[str, float] | None,
     client: str | None,
     statement: str = "",
+    noise_alone: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """The facts of a run, its last measurements, and its protection: `statement`, if there is one.
 
-    measured: None if the measurements are withheld, because the test rows were held out of the protected data.
+    measured: None if the measurements are withheld, because the test rows were held out of the protected data. noise_alone: the
+    figures of the run's probe, if it made one.
     """
     facts = {
         "method": f"{method.name} ({method.paper})",
         "rounds": f"{rounds}{_averaged(config, rounds)}",
         **(_NOT_TOLD if measured is None else _measured(config.data.task, measured)),
     }
+    if noise_alone:
+        hopeless = "; HOPELESS: the noise takes the model to chance" if noise_alone["hopeless"] else ""
+        facts["noise alone"] = f"{noise_words.beside(noise_alone)}{hopeless}"
     if config.method.personal:
         facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
         if config.privacy.unit == "client":  # noise is added to sent tensors only

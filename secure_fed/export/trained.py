@@ -58,12 +58,15 @@ class Trained:
     statement: str = ""
     withheld: bool = False
     deployed: bool = False
+    noise_alone: Mapping[str, Any] | None = None
 
     @property
     def card(self) -> ModelCard:
         """The README of an export."""
         measured = None if self.withheld else self.measured
-        facts = run_facts(self.config, self.method.card, self.state.round, measured, self.client, self.statement)
+        facts = run_facts(
+            self.config, self.method.card, self.state.round, measured, self.client, self.statement, self.noise_alone
+        )
         pad = pad_id(self.tokenizer)
         task = tasks.build(self.config.data)
         return ModelCard(
@@ -186,6 +189,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
         statement=stated(published),
         withheld=withholds_test(config, facts),
         deployed=is_deployed(facts),
+        noise_alone=facts.get("noise_alone"),
     )
 
 

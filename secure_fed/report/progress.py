@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -20,6 +20,7 @@ from secure_fed.report.terminal import PlainConsole
 from secure_fed.rounds.charges import Charges
 from secure_fed.rounds.progress import Progress as Within
 from secure_fed.rounds.record import Record
+from secure_fed.runs import noise_words
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan
@@ -79,6 +80,13 @@ class ConsoleProgress:
 
     def on_run_begin(self, config: RunConfig, run_dir: Path | None) -> None:
         self._started = time.monotonic()
+
+    def on_probe(self, figures: Mapping[str, Any]) -> None:
+        with suppress(Exception):
+            said = (noise_words.figures(figures), noise_words.shortened(figures))
+            self._console.print(f"secure-fed: {'. '.join(filter(None, said))}", soft_wrap=True)
+            if why := noise_words.verdict(figures):
+                self._console.print(f"secure-fed: warning: {why}", soft_wrap=True)
 
     def on_progress(self, progress: Within) -> None:
         with suppress(Exception):

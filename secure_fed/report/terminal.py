@@ -17,6 +17,7 @@ from secure_fed.learning.tasks.headline import leads
 from secure_fed.report.formatting import at_most, percent, size, time
 from secure_fed.report.membership import auc, meaning, rates
 from secure_fed.report.whose import measured_model
+from secure_fed.runs import noise_words
 
 _ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
 NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # of a table
@@ -101,6 +102,9 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     rows = own + rows if leads(summary["task"]) else rows + own
     if summary["personal"] and rows:
         rows.append(("  measured", measured_model(True, summary["unit"])))
+    if found := summary.get("noise_alone"):
+        rows.append(("  noise alone", noise_words.beside(found)))
+        rows += [("  HOPELESS", noise_words.verdict(found))] if found["hopeless"] else []
     return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])
 
 

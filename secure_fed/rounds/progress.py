@@ -13,6 +13,7 @@ from typing import Any
 from secure_fed.rounds.transport import Reply, Request, Stage, Transport
 
 TRAINING, TESTING = "training", "testing"
+PROBING = "measuring what the noise alone does"
 _STAGES = {
     "advertise": "exchanging keys",
     "share": "sharing secrets",

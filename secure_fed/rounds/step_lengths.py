@@ -123,3 +123,8 @@ def paced(config: RunConfig, share: float) -> RunConfig:
     beta = federation.momentum
     rate = min(_FAR / 2, _FAR * (1 - beta), _QUIET * (1 - beta) / share) if share else federation.server_rate
     return config.replace({("federation", "server_lr"): rate})
+
+
+def unhurt(config: RunConfig) -> RunConfig:
+    """The configuration with the server's learning rate of a run whose noise is too little to shorten its steps."""
+    return paced(config, math.ulp(0.0))

@@ -30,7 +30,7 @@ from secure_fed.rounds.phantoms.clients import Phantom
 from secure_fed.rounds.protect import protect, require_by_trials, require_protectable, require_steady
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.step_lengths import paced
+from secure_fed.rounds.step_lengths import paced, unhurt
 from secure_fed.rounds.transport import Transport
 from secure_fed.runs.best import require_choosable
 from secure_fed.runs.parties import Parties, parties_of, trainer
@@ -44,7 +44,8 @@ class Assembly:
     problem: without the examples or clients that an audit holds out. pools: the units that an audit may test, some of which
     train: units held out of the "data", and "phantoms", which are nobody's data. initial: the state before the first round.
     base_digest: of the model before the method changed it. phantoms: clients without data, indexed after `clients`. masks: both
-    sides of secure aggregation, if it is enabled. ways: how clients train in common passes.
+    sides of secure aggregation, if it is enabled. ways: how clients train in common passes. usual_rate: the server's learning
+    rate without regard to the noise.
     """
 
     config: RunConfig
@@ -65,6 +66,7 @@ class Assembly:
     transport: Transport
     server: Server
     ways: Ways
+    usual_rate: float
 
     @property
     def audit_pool(self) -> AuditPool:
@@ -107,7 +109,7 @@ def assemble(
     machines; the problem then has this machine's examples.
     """
     require_choosable(config, whole.facts)
-    start, protection, pool = _protected(config, method, whole, entropy, mechanism)
+    start, protection, pool, usual_rate = _protected(config, method, whole, entropy, mechanism)
     config, problem, tensors, objective = start.config, start.problem, start.tensors, start.objective
     initial = State(tensors, clip_norm=protection.clip_norm)
     watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
@@ -134,6 +136,7 @@ def assemble(
         transport=in_process(config, parties.everybody, masks, *trainer(config, parties.setup, start.trained)),
         server=server,
         ways=parties.setup.ways,
+        usual_rate=usual_rate,
     )
 
 
@@ -143,18 +146,22 @@ def _protected(
     whole: Problem,
     entropy: Entropy | None,
     mechanism: Callable[[float], Mechanism] | None,
-) -> tuple[Start, Protection, AuditPool]:
-    """The start, its protection and the phantoms; the start's server steps suit the noise. Refuses what cannot be protected."""
+) -> tuple[Start, Protection, AuditPool, float]:
+    """The start, its protection, the phantoms, and the server's rate without noise; the start's server steps suit the noise.
+
+    Refuses what cannot be protected.
+    """
     start = started(config, method, whole, own=mechanism is not None)
     config, problem, plan = start.config, start.problem, start.plan
     names, units, passes = problem.names, problem.units, len(plan.passes)
     protection = protect(config, method.card, names, units, start.sampler, passes, entropy, start.trained, mechanism)
     pool = phantoms(config, protection.phantoms, names, units)
     initial = State(start.tensors, clip_norm=protection.clip_norm)
+    usual_rate = unhurt(config).federation.server_rate
     start = replace(start, config=_paced(start, protection, initial), problem=_with_phantoms_noted(problem, pool))
     require_steady(protection, method, initial, config.federation.rounds)
     require_protectable(protection, start.objective, plan)
-    return start, protection, pool
+    return start, protection, pool, usual_rate
 
 
 def _masks(start: Start, parties: Parties, elsewhere: Elsewhere | None) -> Masks | None:

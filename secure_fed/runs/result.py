@@ -51,10 +51,11 @@ def summary(
     run_dir: Path | None,
     budget: RunBudget | None = None,
     ended_early: str = "",
+    noise_alone: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The run in one flat object; `metrics` has the task's remaining metrics.
 
-    ended_early: the reason if the run ended before its last round.
+    ended_early: the reason if the run ended before its last round. noise_alone: the figures of the probe (`runs.probe`).
     """
     config, last = assembly.config, records[-1] if records else {}
     plan = assembly.method.plan(assembly.initial)
@@ -69,6 +70,7 @@ def summary(
         **{name: last.get(name) for name in _METRICS},
         "commonest": None if (common := assembly.problem.commonest) is None else common.as_dict(),
         "test": assembly.problem.facts["test"],
+        "noise_alone": noise_alone,
         **_membership(assembly, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         **(

@@ -16,7 +16,7 @@ from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.methods.method import State, fits
 from secure_fed.rounds import engine
 from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule
-from secure_fed.rounds.progress import Told
+from secure_fed.rounds.progress import PROBING, Progress, Told
 from secure_fed.rounds.record import Record
 from secure_fed.rounds.registered import Registered, existing
 from secure_fed.rounds.transport import Transport
@@ -26,9 +26,10 @@ from secure_fed.runs.best import best, require_measured, stalled
 from secure_fed.runs.budget import RunBudget, cost_in_words, opened, require_room
 from secure_fed.runs.budget_terms import Subject
 from secure_fed.runs.checkpoint import read_best, read_personal
-from secure_fed.runs.directory import ATTENDANCE, private_part, require_unused
+from secure_fed.runs.directory import ATTENDANCE, CONFIG, FACTS, private_part, read_facts, require_unused
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.noise_key import erase, opened_noise
+from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.recording import Recorder
 from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
@@ -69,10 +70,11 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
 
     Killed at any instant and run again with `resume`, a run without privacy ends in the same tensors as if it had not been; a
     private run continues from its last release.
-    Refused in this order: what the directory, its run and the ledger refuse at once, then what trials of the model show, and
-    all of it before budget is reserved or anything is written.
-    notify: called with `"on_promise", sentences` before the trials of a private run, `"on_run_begin", config, run_dir` after
-    them, `"on_progress", progress` within a round,
+    Refused in this order: what the directory, its run and the ledger refuse at once, then noise that leaves nothing to learn
+    where a shared ledger would pay, then what trials of the model show, and all of it before budget is reserved or anything is
+    written.
+    notify: called with `"on_promise", sentences` and `"on_probe", figures` before the trials of a private run,
+    `"on_run_begin", config, run_dir` after them, `"on_progress", progress` within a round,
     `"on_round_end", record, state` once the round is saved, `"on_published", record` with its public part at the same time, or
     in a private run at the end, and `"on_end", result` at the end.
     """
@@ -88,12 +90,13 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
     if plan:
         plan = require_room(privacy, plan, run_dir, subject)
         notify("on_promise", guarantee.promised(assembly, plan, cost_in_words(privacy, plan, run_dir)))
+    noise_alone = _probed(assembly, run_dir, notify)
     assembly.require_by_trials()
     assembly.objective.forget_parameters()
     notify("on_run_begin", assembly.config, run_dir)
     with ExitStack() as stack:
         store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None
-        state, records = _start(assembly, store)
+        state, records = _start(assembly, store, noise_alone)
         budget = stack.enter_context(opened(privacy, plan, run_dir, subject)) if plan else None
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
@@ -107,7 +110,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
             assembly.attendance.begin(private_part(run_dir) / ATTENDANCE if run_dir else None, begun=begun > 0)
             stack.callback(assembly.attendance.end)
         public = read_records(run_dir) if run_dir else []
-        running = _Run(assembly, recorder, store, budget, notify, state, records, public)
+        running = _Run(assembly, recorder, store, budget, notify, state, records, public, noise_alone)
         ended_early = running.to_its_end()
         return running.finished(ended_early)
 
@@ -124,6 +127,7 @@ class _Run:
     state: State
     records: list[Record]
     public_records: list[Record]
+    noise_alone: dict[str, Any] | None
     measured: set[str] = field(default_factory=set)
     best: State | None = None
     telling: Told | None = None
@@ -195,7 +199,7 @@ class _Run:
     def finished(self, ended_early: str) -> Result:
         """The result, saved and announced."""
         run_dir = self.store.path if self.store else None
-        whole = summary(self.assembly, self.state, self.records, run_dir, self.budget, ended_early)
+        whole = summary(self.assembly, self.state, self.records, run_dir, self.budget, ended_early, self.noise_alone)
         shown, withheld = published.of_result(whole) if self._private else (whole, {})
         kept = self.best or (found.state if run_dir and (found := read_best(run_dir)) else None)
         plan = self.assembly.protection.plan
@@ -244,13 +248,33 @@ class _Run:
         return published.of_round(record, self.measured, declared=declared)
 
 
-def _start(assembly: Assembly, store: RunStore | None) -> tuple[State, list[Record]]:
+def _probed(assembly: Assembly, run_dir: Path | None, notify: Notify) -> dict[str, Any] | None:
+    """The figures of the probe, of a resumed run as it noted them. Refuses a new run that is not worth its price."""
+    if assembly.protection.plan is None:
+        return None
+    if run_dir is not None and (run_dir / FACTS).exists() and (noted := read_facts(run_dir).get("noise_alone")):
+        return dict(noted)
+    notify("on_progress", Progress(0, PROBING))
+    found = probe(assembly)
+    if found is None:
+        return None
+    figures = found.to_dict()
+    notify("on_probe", figures)
+    if run_dir is None or not (run_dir / CONFIG).exists():
+        require_worth(figures, assembly.config, paid=bool(assembly.config.privacy.ledger))
+    return figures
+
+
+def _start(
+    assembly: Assembly, store: RunStore | None, noise_alone: dict[str, Any] | None
+) -> tuple[State, list[Record]]:
     """The state and the records to begin with: the checkpoint's or the initial ones, whatever this object ran before."""
     for client in existing(assembly.clients):
         client.kept = None
     if store is None:
         return assembly.initial, []
-    store.begin(assembly.config, _facts(assembly), _admits(assembly))
+    noted = {"noise_alone": noise_alone} if noise_alone else {}
+    store.begin(assembly.config, _facts(assembly) | noted, _admits(assembly))
     store.save_membership(assembly.pools["data"])
     checkpoint, records = store.restore()
     if checkpoint is None:

@@ -112,4 +112,4 @@ def _same(one: Any, other: Any) -> bool:
 
 _ONCE_OPEN = ("warmup_rounds", "final_rounds")  # an earlier version did not record FedARA's choice of them
 _DIGESTS = ("data_digest", "examples_digest", "digest")
-_ADDED = ("examples_digest",)  # facts that runs of an earlier version lack
+_ADDED = ("examples_digest", "noise_alone")  # facts that runs of an earlier version lack

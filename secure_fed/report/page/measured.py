@@ -7,6 +7,7 @@ from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, lead
 from secure_fed.report.formatting import MISSING, counted, number, percent
 from secure_fed.report.page.record import RunRecord
 from secure_fed.report.whose import measured_model
+from secure_fed.runs import noise_words
 
 # By task: the model's performance, from accuracy and the task's own metric.
 _SENTENCES = {
@@ -46,9 +47,18 @@ def key_numbers(record: RunRecord) -> list[tuple[str, str]]:
 def how_good(record: RunRecord) -> str:
     """The last evaluation as a sentence, and a second where it is no better than always predicting one label."""
     if record.withholds_test:
-        return _WITHHELD
+        return " ".join(filter(None, (_WITHHELD, noise_alone(record))))
     common = Commonest.of_result(record.result or {})
-    return f"{_evaluated(record)} {no_better(record.last('accuracy'), common)}".strip()
+    return " ".join(filter(None, (_evaluated(record), no_better(record.last("accuracy"), common), noise_alone(record))))
+
+
+def noise_alone(record: RunRecord) -> str:
+    """How far the noise alone of a private run takes the loss, in sentences; empty where no probe was made."""
+    found = record.facts.get("noise_alone")
+    if not found:
+        return ""
+    said = (noise_words.figures(found), noise_words.shortened(found), noise_words.verdict(found))
+    return " ".join(f"{one[0].upper()}{one[1:]}." for one in said if one)
 
 
 def _evaluated(record: RunRecord) -> str:
