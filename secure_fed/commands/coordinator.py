@@ -42,10 +42,13 @@ def _found(chosen: argparse.Namespace) -> None:
     from secure_fed.deployment.founding import found
     from secure_fed.deployment.home import CHARTER, read_card
     from secure_fed.deployment.own_settings import MEMBERS
+    from secure_fed.report.terminal import doing
 
     members = [read_card(card) for card in chosen.cards]
     config = RunConfig.load(chosen.config, [*chosen.set, f"data.train={MEMBERS}"])
-    charter = found(chosen.folder, config, members, chosen.name)
+    with doing() as say:
+        say("checking the settings, and what the noise alone does to the model")
+        charter = found(chosen.folder, config, members, chosen.name)
     print(f"{chosen.folder / CHARTER}: {len(charter.members)} members, digest {charter.digest.hex()[:16]}")
 
 

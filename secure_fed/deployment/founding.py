@@ -7,19 +7,26 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from protocols.players import Here
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, Member
 from secure_fed.deployment.deployable import faults
 from secure_fed.deployment.home import BEGUN, CHARTER, COORDINATOR, RUN, budget_of, load_coordinator_key
 from secure_fed.deployment.home_files import HomeError, placed
 from secure_fed.deployment.own_settings import neutral
+from secure_fed.deployment.problem import of_coordinator
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.models.loading import digest_of, head_of, load
+from secure_fed.methods import build
 from secure_fed.rounds.cohort import counts_on_secrecy
+from secure_fed.rounds.masked.terms import Registry
+from secure_fed.rounds.masked.wiring import Elsewhere
+from secure_fed.runs.assembly import assemble
 from secure_fed.runs.durable import atomic_write
 from secure_fed.runs.ledger_heads import require_made
+from secure_fed.runs.probe import probe, require_worth
 
 
 def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
@@ -55,10 +62,25 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
         members=tuple(members),
         coordinator=identity.public,
     )
+    _require_worth(charter, paths)
     atomic_write(folder / COORDINATOR, own_toml, private=True)
     (folder / BEGUN).unlink(missing_ok=True)
     atomic_write(folder / CHARTER, charter.signed(identity))
     return charter
+
+
+def _require_worth(charter: Charter, test: Sequence[Path]) -> None:
+    """Refuse a federation whose noise alone takes the model to chance: each node would pay for it with its data's budget.
+
+    The coordinator decides, on its test set. A charter with `privacy.even_if_hopeless` shows the nodes that it was asked to.
+    """
+    terms = charter.config
+    if terms.privacy.unit == "none" or terms.privacy.even_if_hopeless:
+        return
+    elsewhere = Elsewhere(charter.run, Registry(len(charter.members), charter.identities), Here())
+    found = probe(assemble(terms, build(terms), of_coordinator(charter, terms, test), elsewhere=elsewhere))
+    if found is not None:
+        require_worth(found.to_dict(), terms, paid=True)
 
 
 def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:

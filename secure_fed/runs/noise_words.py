@@ -36,10 +36,10 @@ def verdict(found: Mapping[str, Any]) -> str:
     """The sentence on a hopeless run, with what would do; empty for any other."""
     if not found["hopeless"]:
         return ""
-    grown = f"cohorts of about {found['enough']:,}, among as many times more clients, would do, or "
-    other = "privacy.unit = 'example' needs far less noise" if found["unit"] == "client" else "more epsilon"
-    cohort = "" if found["enough"] is None else grown
-    return f"the noise alone takes the model to chance, and hardly anything can be learned; {cohort}{other}"
+    other = "privacy.unit = 'example'" if found["unit"] == "client" else "a larger epsilon"
+    enough = found["enough"]
+    cohort = "" if enough is None else f"cohorts of about {enough:,}, among as many times more clients, would do, and "
+    return f"the noise alone takes the model to chance, and hardly anything can be learned; {cohort}{other} needs less noise"
 
 
 def _loss(loss: float | None) -> str:

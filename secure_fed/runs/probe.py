@@ -45,7 +45,7 @@ from secure_fed.runs import noise_words
 from secure_fed.runs.assembly import Assembly
 
 AT_CHANCE = 0.9  # of the loss of equal scores
-LOUD = 20.0
+LOUD = 30.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,9 @@ def probe(assembly: Assembly) -> Probe | None:
 
     try:
         found = under(1.0)
-        return replace(found, enough=_enough(under, assembly)) if found.hopeless else found
+        return (
+            replace(found, enough=_enough(lambda times: under(times).hopeless, assembly)) if found.hopeless else found
+        )
     finally:
         assembly.objective.load(assembly.initial.tensors)
 
@@ -135,7 +137,7 @@ def _alone(assembly: Assembly) -> NoiseAlone:
     return NoiseAlone(assembly.server, assembly.initial, config.federation.rounds, steps)
 
 
-def _enough(under: Callable[[float], Probe], assembly: Assembly) -> int | None:
+def _enough(hopeless: Callable[[float], bool], assembly: Assembly) -> int | None:
     """The least cohort found whose noise is not hopeless, where the clients grow by the same factor.
 
     At equal turns of each client the noise multiplier stays the same, and the noise on a mean falls with the cohort: with its
@@ -143,24 +145,31 @@ def _enough(under: Callable[[float], Probe], assembly: Assembly) -> int | None:
     """
     power = 0.5 if assembly.protection.placement.local else 1.0
     low, high = 1.0, _FACTOR
-    while under(high**-power).hopeless:
+    while hopeless(high**-power):
         low, high = high, _FACTOR * high
         if high > _MOST_TIMES:
             return None
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if under(middle**-power).hopeless else (low, middle)
+        low, high = (middle, high) if hopeless(middle**-power) else (low, middle)
     return math.ceil(high * assembly.server.sampler.expected)
 
 
 class _Losses:
-    """Losses of models on the probe's rows: at most `_ROWS`, spread over the test set, or as many made-up texts."""
+    """Losses of models on the probe's rows: at most `_ROWS`, spread over the test set, or as many made-up texts.
+
+    There are no rows where the start has no loss on them.
+    """
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
         problem = assembly.problem
         self.public = is_declared(problem.facts["test"]["from"]) and len(problem.test) > 0
         self.rows = _spread(problem.test) if self.public else _made_up(assembly)
+        try:
+            self.of(assembly.initial)
+        except _CANNOT:  # training says what is wrong with a loss or a text
+            self.rows = []
 
     def of(self, state: State) -> float:
         """The mean loss of a state; infinite where it is no finite number."""
@@ -190,7 +199,7 @@ class _Losses:
         problem.model.eval()
         with objective.reading:
             found = [
-                problem.loss(problem.model, to_device(batch.inputs, objective.device)).double().cpu()
+                problem.loss(problem.model, to_device(batch.inputs, objective.device)).double().cpu().reshape(-1)
                 for batch in batches(self.rows, _AT_ONCE, problem.collate, None)
             ]
         return float(torch.cat(found).mean())
@@ -222,7 +231,6 @@ def _made_up(assembly: Assembly) -> list[Any]:
                 tokens = torch.as_tensor(item["input_ids"])[None].long().to(objective.device)
                 likeliest = problem.model(input_ids=tokens).logits[0, :-1].argmax(1)
                 item["labels"] = np.array([IGNORED, *likeliest.tolist()])
-            problem.loss(problem.model, to_device(problem.collate(made[:2]), objective.device))
     except _CANNOT:
         return []
     return made

@@ -33,7 +33,7 @@ def test_a_named_budget_stays_on_the_coordinators_machine(tmp_path: Path, monkey
     own = {"ledger": "budget.sqlite", "data_set": "patients", "unit_name": "hospital", "ledger_heads": "heads.sqlite"}
     (tmp_path / "founded here").mkdir()
     monkeypatch.chdir(tmp_path / "founded here")
-    private = {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local", **own}}
+    private = {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local", "even_if_hopeless": True, **own}}
     test = written(tmp_path / "test.jsonl", rows_of(40, 5, "test"))
     config = RunConfig.from_dict({"data": {"train": "own.csv", "test": str(test)}, **private})
     home_files.new_folder(tmp_path / "coordinator", "coordinator init")
@@ -92,3 +92,25 @@ def test_what_needs_all_data_in_one_place_is_refused(tables: dict[str, dict[str,
 def test_a_fixed_cohort_that_anybody_may_see_is_kept(tables: dict[str, dict[str, Any]]) -> None:
     fixed = {"federation": {"sampling": "fixed", "cohort": 2}}
     assert agreed(RunConfig.from_dict(USUAL | fixed | tables), CARDS).federation.sampling == "fixed"
+
+
+def test_nodes_do_not_pay_for_noise_alone(tmp_path: Path) -> None:
+    """Four clinics that add noise for whole clinics train nothing but noise: the charter is not written."""
+    test = written(tmp_path / "test.jsonl", rows_of(40, 5, "test"))
+    folder = tmp_path / "coordinator"
+    home_files.new_folder(folder, "coordinator init")
+    home_files.write_key(folder / home.COORDINATOR_KEY)
+    members = [Member(f"clinic {number}", Identity.new().public) for number in range(4)]
+    config = RunConfig.from_dict(
+        {
+            "data": {"train": "own.csv", "test": str(test)},
+            "training": {"steps": 1},
+            "privacy": {"unit": "client", "epsilon": 8.0, "noise": "local"},
+        }
+    )
+    with pytest.raises(ConfigError) as refused:
+        found(folder, config, members, "hospitals")
+    assert (refused.value.setting, refused.value.exit_code) == ("privacy.even_if_hopeless", 2)
+    assert sorted(path.name for path in folder.iterdir()) == [home.COORDINATOR_KEY]
+    found(folder, config.replace({("privacy", "even_if_hopeless"): True}), members, "hospitals")
+    assert (folder / home.CHARTER).exists()
