@@ -16,10 +16,10 @@ from privacy.accounting import Release
 from privacy.errors import PlanError
 from privacy.sampling import FixedSize, Poisson
 
-Outlook = Literal["hopeless", "hard", "fine"]
+Outlook = Literal["long", "hard", "fine"]
 
 # Lengths of a round's noise, in units of the clip norm; no mean of clipped contributions is longer than one clip norm.
-HOPELESS, HARD = 1.0, 0.1
+LONG, HARD = 1.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,14 @@ class Plan:
 
     @property
     def outlook(self) -> Outlook | None:
-        """hopeless: the noise is longer than the longest possible mean; hard: longer than a tenth of that; fine: shorter."""
+        """long: the noise is longer than the longest possible mean; hard: longer than a tenth of that; fine: shorter.
+
+        Long noise may be harmless: it is spread over all directions, and a large model is flat in most of them.
+        """
         if self.noise_norm is None:
             return None
         ratio = self.noise_norm / self.setting.clip_norm
-        return "hopeless" if ratio > HOPELESS else "hard" if ratio > HARD else "fine"
+        return "long" if ratio > LONG else "hard" if ratio > HARD else "fine"
 
 
 def for_epsilon(setting: Setting, epsilon: float) -> Plan:

@@ -110,8 +110,8 @@ def pick(setting: Setting, ways: Iterable[Way]) -> Way:
 def least_cohort(setting: Setting, target: Target, *, correlated: bool = True, most: float = 1.0) -> int | None:
     """The least cohort whose central noise in a public order is at most the share `most` of the distance the model can move.
 
-    With fewer clients a round, training `dim` coordinates is hopeless. None if all clients together are too few. Larger cohorts
-    give clients more turns, so the noise jumps where a turn is added: the search goes from few turns to many.
+    With fewer clients a round the noise is longer, which need not harm a model. None if all clients together are too few.
+    Larger cohorts give clients more turns, so the noise jumps where a turn is added: the search goes from few turns to many.
     """
 
     def small(cohort: int) -> bool:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 _TARGETS = (1.0, 3.0, 8.0)
 _OUTLOOKS = {
-    "hopeless": "hopeless: the noise of a round is longer than any mean can be; take a larger cohort, fewer numbers or more "
-    "epsilon",
+    "long": "long: the noise of a round is longer than any mean can be; length is not harm, which --model measures",
     "hard": "hard: the noise of a round is longer than a tenth of the longest mean; it has to average out over rounds",
     "fine": "fine: the noise of a round is shorter than a tenth of the longest mean",
 }
@@ -80,7 +79,7 @@ def run(chosen: argparse.Namespace) -> None:
     target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
     with doing() as say:
         say("comparing the methods")
-        methods = _methods(chosen, setting, target, possible)  # first: a missing model fails at once
+        methods = _methods(chosen, setting, target, possible, say)  # first: a missing model fails at once
         say("comparing the ways to the guarantee")
         ways = compared(setting, target, possible)
         say("calibrating the noise of coins")
@@ -142,7 +141,9 @@ def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
     return Possible(cohort, everybody, momentum=momentum)
 
 
-def _methods(chosen: argparse.Namespace, setting: Setting, target: Target, possible: Possible) -> list[Space]:
+def _methods(
+    chosen: argparse.Namespace, setting: Setting, target: Target, possible: Possible, say: Callable[[str], None]
+) -> list[Space]:
     """The methods on the model of --model; empty without it."""
     if chosen.model is None:
         if chosen.pooling != "model":
@@ -153,7 +154,7 @@ def _methods(chosen: argparse.Namespace, setting: Setting, target: Target, possi
         return []
     from secure_fed.commands import release_space
 
-    return list(release_space.spaces(chosen.model, chosen.pooling, setting, target, possible))
+    return list(release_space.spaces(chosen.model, chosen.pooling, setting, target, possible, say))
 
 
 def _plan_facts(made: Plan) -> dict[str, Any]:

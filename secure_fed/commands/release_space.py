@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from privacy.errors import PrivacyError
 from privacy.promises import Possible, in_turn, least_cohort, pick
 from secure_fed.commands.ways import noise_in_words
+from secure_fed.config import DataConfig, ModelConfig, RunConfig
+from secure_fed.errors import ConfigError, MethodError, ModelError
+from secure_fed.learning import tasks
+from secure_fed.learning.data.holdout import HELD_OUT
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.models.loading import last_layer, load
+from secure_fed.learning.problem import Problem
+from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.methods.catalogue import on
 from secure_fed.methods.counted import usual_classes
 from secure_fed.methods.method import Method, State
 from secure_fed.report.terminal import NARROW, PlainConsole
 from secure_fed.rounds.open_settings import reached, unsteady
+from secure_fed.runs.assembly import assemble
+from secure_fed.runs.probe import probe
 
 if TYPE_CHECKING:
     from privacy.planning import Setting
@@ -21,44 +33,90 @@ if TYPE_CHECKING:
 _EXPLAINED = (
     "Numbers: the noised numbers of a round; one that is sent in two passes counts twice; of FRA only those whose noise "
     "reaches the model. Noise: the way with the least noise for this method. Length: of the final noise, divided by the "
-    "longest distance that these numbers can move. Hopeless below: with smaller cohorts the noise is longer than this "
-    "distance, whatever central noise is chosen. Not counted: products of noised factors, and that noise cancels less if a "
-    "method's space changes between rounds (FRA)."
+    "longest distance that these numbers can move; it is not harm, since a large model is flat in most directions. Not counted "
+    "in it: products of noised factors, and that noise cancels less if a method's space changes between rounds (FRA)."
+)
+_LONGER = (
+    "Longer below: with smaller cohorts the noise is longer than that distance, whatever central noise is chosen. What it does "
+    "to the model is measured where its weights are here."
+)
+_PROBED = (
+    "Loss: where the final noise alone takes it, on made-up texts, at this run's steps and, after the slash, at the steps of a "
+    "run without noise, where the server shortens them. It decides: long noise may be harmless. Hopeless: the noise takes the "
+    "model to chance; larger cohorts, among as many times more clients, would do."
 )
 
 
 @dataclass(frozen=True)
 class Space:
-    """The number of a method's noised entries, the best way to add noise, and the smallest cohort that is not hopeless."""
+    """The number of a method's noised entries, the best way to add noise, and its harm.
+
+    longer_below: with smaller cohorts the noise is longer than the distance that the model can move. noise_alone: the figures
+    of the probe (`runs.probe`); None without the model's weights.
+    """
 
     method: str
     numbers: int
     noise: str
     correlation: str
     length: float
-    hopeless_below: int | None
+    longer_below: int | None
+    noise_alone: dict[str, Any] | None = None
 
 
-def spaces(model: str, pooling: str, setting: Setting, target: Target, possible: Possible) -> Iterator[Space]:
+def spaces(
+    model: str,
+    pooling: str,
+    setting: Setting,
+    target: Target,
+    possible: Possible,
+    say: Callable[[str], None] = lambda what: None,
+) -> Iterator[Space]:
     """A row for each method with client-level privacy that fits the model, least noise first. pooling: as `model.pooling`."""
-    rows = (_space(*made, setting, target, possible) for made in on(model, usual_classes(model), pooling))
-    yield from sorted(rows, key=lambda row: (row.length, row.method))
+    classes = usual_classes(model)
+    made = list(on(model, classes, pooling))
+    problem = _problem(model, pooling, classes, setting.clients)
+    found = []
+    for count, (name, method, state) in enumerate(made, 1):
+        row = _space(name, method, state, setting, target, possible)
+        if problem is not None:
+            say(f"measuring what the noise alone does: {name}, {count} of {len(made)}")
+            config = _config(row, model, pooling, setting, target, possible)
+            row = replace(row, noise_alone=_alone(config, method, problem))
+        found.append(row)
+    yield from sorted(found, key=lambda row: (row.length, row.method))
 
 
 def show(console: PlainConsole, model: str, rows: list[Space]) -> None:
     from rich.table import Table
 
     table = Table(title=f"Methods on {model}", title_style="bold", **NARROW)
+    probed = any(row.noise_alone for row in rows)
     table.add_column("method", no_wrap=True)
-    for head in ("numbers", "noise", "length", "hopeless\nbelow"):
+    for head in ("numbers", "noise", "length", *(("loss", "hopeless\nbelow") if probed else ("longer\nbelow",))):
         table.add_column(head, justify="left" if head == "noise" else "right")
     for row in rows:
-        least = "any cohort" if row.hopeless_below is None else str(row.hopeless_below)
+        least = "any cohort" if row.longer_below is None else str(row.longer_below)
+        harm = _harm(row.noise_alone) if probed else (least,)
         table.add_row(
-            row.method, f"{row.numbers:,}", noise_in_words(row.noise, row.correlation), f"{row.length:.3f}", least
+            row.method, f"{row.numbers:,}", noise_in_words(row.noise, row.correlation), f"{row.length:.3f}", *harm
         )
     console.print(table)
-    console.print(_EXPLAINED)
+    if first := next((row.noise_alone for row in rows if row.noise_alone), None):
+        console.print(
+            f"The loss before the noise is {first['start']:.3f}, and {first['chance']:.3f} is chance. {_PROBED}"
+        )
+    console.print(_EXPLAINED if probed else f"{_EXPLAINED} {_LONGER}")
+
+
+def _harm(found: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Where the noise alone takes the loss, and the cohort below which that is hopeless; empty for a cohort that is not."""
+    if found is None:
+        return "-", "-"
+    losses = [found["noised"], *([found["full"]] if found["shortened"] else [])]
+    said = " / ".join("no number" if loss is None else f"{loss:.3g}" for loss in losses)
+    enough = "any tried" if found["enough"] is None else f"{found['enough']:,}"
+    return said, enough if found["hopeless"] else ""
 
 
 def _space(name: str, method: Method, state: State, setting: Setting, target: Target, possible: Possible) -> Space:
@@ -67,3 +125,64 @@ def _space(name: str, method: Method, state: State, setting: Setting, target: Ta
     way = pick(own, in_turn(own, target, replace(possible, correlated=correlated)))
     least = least_cohort(own, target, correlated=correlated)
     return Space(name, numbers, way.noise, way.correlation, way.share(own) or 0.0, least)
+
+
+def _config(row: Space, model: str, pooling: str, setting: Setting, target: Target, possible: Possible) -> RunConfig:
+    """The settings of a run of this plan with the row's method, and the row's way to add noise."""
+    name, _, sketches = row.method.partition(", ")
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": model, "max_length": _LENGTH, "pooling": pooling},
+        "method": {"name": name} | ({"transport_form": "sketch"} if sketches else {}),
+        "federation": {
+            "clients": setting.clients,
+            "cohort": setting.cohort,
+            "rounds": setting.rounds,
+            "sampling": "schedule",
+        },
+        "privacy": {"unit": "client", "delta": setting.delta, "noise": row.noise, "correlation": row.correlation},
+        "evaluation": {"phantoms": 0},
+    }
+    given = {"epsilon": target.epsilon, "noise_multiplier": target.noise_multiplier}
+    tables["privacy"] |= {setting: value for setting, value in given.items() if value is not None}
+    if row.noise == "distributed":
+        tables["secure_aggregation"] = {"enabled": True}
+    return RunConfig.from_dict(tables)
+
+
+def _problem(model: str, pooling: str, classes: int, clients: int) -> Problem | None:
+    """A classification problem without data; None where the model has no weights here."""
+    task, labels = tasks.build(DataConfig()), [str(label) for label in range(classes)]
+    try:
+        loaded = load(ModelConfig(name=model, max_length=_LENGTH, pooling=pooling), task, labels, seed=0)
+    except (ModelError, ConfigError):
+        return None
+    names = [f"client {number}" for number in range(clients)]
+    nobody = task.encode(loaded.tokenizer, Rows(("text",), (0,), tuple(labels)), _LENGTH)
+    return Problem(
+        model=loaded.model,
+        head=loaded.head,
+        last=last_layer(loaded.model),
+        train=[()] * clients,
+        names=names,
+        test=nobody,
+        collate=task.collate(loaded.tokenizer),
+        loss=task.loss(labels),
+        metrics=task.metrics(labels),
+        confidence=confidence("classification", task.loss(labels)),
+        tokenizer=loaded.tokenizer,
+        facts={"task": task.title, "label_names": labels, "clients": names, "test": {"from": HELD_OUT["client"]}},
+        sizes=[1] * clients,
+    )
+
+
+def _alone(config: RunConfig, method: Method, problem: Problem) -> dict[str, Any] | None:
+    """The figures of the probe; None where the method cannot run with these settings."""
+    own = replace(problem, model=copy.deepcopy(problem.model))
+    try:
+        found = probe(assemble(config, method, own, masked=False))
+    except (ConfigError, MethodError, ModelError, PrivacyError):
+        return None
+    return None if found is None else found.to_dict()
+
+
+_LENGTH = 32  # tokens of a made-up text

@@ -101,12 +101,15 @@ def assemble(
     entropy: Entropy | None = None,
     mechanism: Callable[[float], Mechanism] | None = None,
     elsewhere: Elsewhere | None = None,
+    *,
+    masked: bool = True,
 ) -> Assembly:
     """The federation of a configuration over a problem, `whole` with everybody's examples. Refuses impossible settings, except
     what only trials can show (`Assembly.require_by_trials`).
 
     mechanism: makes the user's own mechanism from a noise multiplier. elsewhere: for a federation whose clients are on separate
-    machines; the problem then has this machine's examples.
+    machines; the problem then has this machine's examples. masked: False leaves out the masks of secure aggregation, for a plan
+    of the noise alone.
     """
     require_choosable(config, whole.facts)
     start, protection, pool, usual_rate = _protected(config, method, whole, entropy, mechanism)
@@ -114,7 +117,7 @@ def assemble(
     initial = State(tensors, clip_norm=protection.clip_norm)
     watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
     parties = parties_of(start, protection, pool, watched)
-    masks = _masks(start, parties, elsewhere)
+    masks = _masks(start, parties, elsewhere) if masked else None
     server = replace(parties.server, summing=masks.sums) if masks else parties.server
     _require_precise(masks, server, initial, config.federation.rounds)
     return Assembly(

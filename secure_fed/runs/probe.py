@@ -13,9 +13,9 @@ release and costs no privacy.
                (`rounds/step_lengths.py`): `noised` then shows little harm, and the model learns as much less
 
 A run is hopeless where its noise alone takes the model to chance (`AT_CHANCE`). A new classification head starts there, and
-training can lead away from it through much noise. So for a start at chance the noise must also be loud: at full steps it takes
-the loss to at least `LOUD` times the start's. This limit is from runs on the built-in notes (docs/privacy.md): beyond it less
-than half of what they can learn was learned.
+training can lead away from it through much noise. So unless the start was far better (`KNOWING`), the noise must also be
+loud: at full steps it takes the loss to at least `LOUD` times the start's. This limit is from runs on the built-in notes
+(docs/privacy.md): beyond it less than half of what they can learn was learned.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from secure_fed.rounds.noise_alone import NoiseAlone, StepNoise
 from secure_fed.runs import noise_words
 from secure_fed.runs.assembly import Assembly
 
-AT_CHANCE = 0.9  # of the loss of equal scores
+AT_CHANCE, KNOWING = 0.9, 0.5  # of the loss of equal scores
 LOUD = 30.0
 
 
@@ -73,7 +73,7 @@ class Probe:
         if self.chance is None or self.noised < AT_CHANCE * self.chance:
             return False
         loudest = self.noised if self.full is None else self.full
-        return self.start < AT_CHANCE * self.chance or loudest >= LOUD * self.start
+        return self.start < KNOWING * self.chance or loudest >= LOUD * self.start
 
     def to_dict(self) -> dict[str, Any]:
         """For `result.json`; None for an infinite loss, which JSON lacks."""

@@ -65,7 +65,7 @@ def test_a_plan_as_json_says_what_accounting_says(told: Told) -> None:
     assert facts["epsilon"] == accounting.epsilon(accounting.poisson_sampled(0.1, 2.0), 5, 1e-5)
     assert facts["epsilon_participants"] == accounting.epsilon(accounting.unamplified(2.0), 5, 1e-5)
     assert (facts["sampling_rate"], facts["noise_std"], facts["noise_norm"]) == (0.1, 0.5, 5.0)
-    assert facts["outlook"] == "hopeless"
+    assert facts["outlook"] == "long"
     assert {other["epsilon"] for other in facts["alternatives"]} == {1.0, 3.0, 8.0}
     assert {other["cohort"] for other in facts["alternatives"]} == {1, 2, 4, 8}
 
@@ -88,11 +88,11 @@ def test_a_target_is_turned_into_noise(told: Told) -> None:
     ("noise", "setting", "dim", "word", "cohorts"),
     chosen(
         [
-            ("2", SMALL, "100", "hopeless", (1, 2, 4, 8)),
+            ("2", SMALL, "100", "long", (1, 2, 4, 8)),
             ("1", LARGE, "10", "fine", (50, 100, 200, 400)),
             ("1", LARGE, "1000", "hard", (50, 100, 200, 400)),
         ],
-        [("2", SMALL, "100", "hopeless", (1, 2, 4, 8))],  # another test computes the same costs
+        [("2", SMALL, "100", "long", (1, 2, 4, 8))],  # another test computes the same costs
     ),
 )
 def test_a_plan_says_in_words_whether_there_is_hope(

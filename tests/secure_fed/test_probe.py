@@ -87,7 +87,8 @@ def test_three_clients_at_epsilon_8_are_hopeless_and_a_cohort_that_would_do_is_n
         (1.762, 10.9, None, True),
         (1.762, math.inf, None, True),
         (10.5, 11.0, None, False),  # a start at chance knows nothing that noise could take
-        (10.5, 11.0, 300.0, True),
+        (10.5, 11.0, 400.0, True),
+        (9.0, 9.8, None, False),  # a start that is hardly better loses hardly anything
     ],
 )
 def test_noise_is_hopeless_where_it_takes_the_model_to_chance(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,15 @@ SCENARIOS: dict[str, tuple[dict[str, Any], Rows]] = {
 }
 
 
-@dataclass
-class Played:
-    """A server that puts its releases on the tape, or returns the tape's instead. All else is the inner server's."""
+@dataclass(frozen=True)
+class Played(Server):
+    """A server that puts its releases on the tape, or returns the tape's instead."""
 
-    inner: Server
-    tape: list[Tensors]
-    replays: bool
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    tape: list[Tensors] = field(default_factory=list)
+    replays: bool = False
 
     def release(self, intake: Intake, state: Any, pass_name: str) -> Tensors:
-        own = self.inner.release(intake, state, pass_name)
+        own = super().release(intake, state, pass_name)
         if self.replays:
             return self.tape.pop(0)
         self.tape.append(own)
@@ -102,7 +98,7 @@ def write(data: Path, train: Rows) -> None:
 def run(chosen: RunConfig, place: Path, tape: list[Tensors], *, replays: bool) -> Federation:
     """Runs a federation in `place`, with report and export."""
     built = Federation(chosen)
-    played: Any = Played(built.assembly.server, tape, replays)
+    played = Played(**vars(built.assembly.server), tape=tape, replays=replays)
     built.assembly = replace(built.assembly, server=played)
     built.run(place / "run")
     write_report(place / "run")

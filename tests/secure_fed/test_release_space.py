@@ -43,10 +43,32 @@ def test_release_spaces_are_counted_on_a_model(
     assert (found["ffa_lora"].correlation, found["rolora"].correlation) == ("banded", "none")
     assert [row.length for row in rows] == sorted(row.length for row in rows)
     for row in rows:
-        own = replace(SETTING, dim=row.numbers, cohort=row.hopeless_below or 0)
+        own = replace(SETTING, dim=row.numbers, cohort=row.longer_below or 0)
         share = recommended(own, target, Possible(correlated=row.correlation == "banded")).share(own)
         assert share is not None
         assert 0.9 < share <= 1
     release_space.show(PlainConsole(), "this", rows)
     out = capsys.readouterr().out
     assert all(f"{row.numbers:,}" in out for row in rows)
+
+
+def test_with_weights_the_harm_is_measured_in_place_of_the_length(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three clients at epsilon 8 are called hopeless, with the cohort that would do; 5,000 are not."""
+    monkeypatch.setattr(catalogue, "METHODS", {"ffa_lora": METHODS["ffa_lora"]})
+    few, many = Setting(clients=3, cohort=3, rounds=20, delta=1e-5), SETTING
+    said: list[str] = []
+    found = spaces("builtin/tiny", "model", few, Target(8.0, None, 1e-5), Possible(), said.append)
+    row = next(row for row in found if row.method == "ffa_lora")
+    assert row.noise_alone is not None
+    assert (row.noise_alone["hopeless"], row.noise_alone["texts"]) == (True, "made-up texts")
+    assert said
+    release_space.show(PlainConsole(), "this", [row])
+    out = capsys.readouterr().out
+    assert f"{row.noise_alone['enough']:,}" in out
+    assert "chance" in out
+    found = spaces("builtin/tiny", "model", many, Target(8.0, None, 1e-5), Possible())
+    row = next(row for row in found if row.method == "ffa_lora")
+    assert row.noise_alone is not None
+    assert not row.noise_alone["hopeless"]
