@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -246,10 +246,10 @@ def _equal_scores(model: nn.Module) -> Iterator[list[str]]:
             found.append("logits")
             return torch.zeros_like(output)
         made = copy.copy(output)
-        values = made if isinstance(made, Mapping) else vars(made)
+        values = made if isinstance(made, MutableMapping) else vars(made)
         for name in [name for name, value in values.items() if "logits" in name and isinstance(value, Tensor)]:
             found.append(name)
-            if isinstance(made, Mapping):
+            if isinstance(made, MutableMapping):
                 made[name] = torch.zeros_like(made[name])
             else:
                 setattr(made, name, torch.zeros_like(values[name]))
