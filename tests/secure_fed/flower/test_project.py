@@ -90,6 +90,26 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
         Connection(address)
 
 
+@pytest.mark.parametrize(
+    "host", ["fed.example.org", "0.0.0.0", "192.168.1.5", "[::]", "localhost.example.org", "127.0.0.1.example.org"]
+)
+def test_a_superlink_that_others_reach_is_refused(
+    host: str, tmp_path: Path, coordinator: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`flwr run` reaches the interface that starts apps: where it does from elsewhere, so does everybody."""
+    with pytest.raises(FlowerProjectError) as raised:
+        Connection(f"{host}:8000")
+    assert (raised.value.setting, raised.value.value) == ("--superlink", f"{host}:8000")
+    given = ["--coordinator", str(coordinator), "--superlink", f"{host}:8000"]
+    assert main(["flower", "init", str(tmp_path / "app"), *given]) == 2
+    assert "ssh -L" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.9", "[::1]"])
+def test_a_superlink_of_this_machine_is_taken(host: str) -> None:
+    assert Connection(f"{host}:8000").superlink == f"{host}:8000"
+
+
 def test_the_command(tmp_path: Path, coordinator: Path, capsys: pytest.CaptureFixture[str]) -> None:
     init = ["flower", "init", str(tmp_path / "app"), "--coordinator", str(coordinator)]
     assert main([*init, "--insecure"]) == 0
