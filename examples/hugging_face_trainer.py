@@ -2,8 +2,8 @@
 
     python examples/hugging_face_trainer.py
 
-`wrap` makes the Trainer's model, optimizer and loader private, and the Trainer trains as usual. It counts the steps of the
-rehearsal, and logs no training loss, since that is an exact figure of private texts.
+`wrap` makes the Trainer's model, optimizer and loader private, and the Trainer trains as usual. It counts the batches of the
+rehearsals, and logs no training loss, since that is an exact figure of private texts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PrivateTrainer(Trainer):
         size, collate = self.args.train_batch_size, self.data_collator
         loader = DataLoader(train_dataset, batch_size=size, shuffle=True, collate_fn=collate)  # type: ignore[arg-type, var-annotated]
         self.private = wrap(model, self.create_optimizer(), loader, budget)
-        self.args.max_steps = self.private.loader.rehearsal_batches + self.private.spent().planned
+        self.args.max_steps = self.private.loader.all_batches
 
     def get_train_dataloader(self) -> Any:
         return Endless(self.private.loader)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 NOT_COVERED = (
     "the choice of hyper-parameters, data and rounds by looking at private results",
     "evaluations on test data that are themselves private",
-    "what the timing, message sizes and failures of single machines reveal",
+    "what the timing, message sizes and failures of single machines reveal, and errors that depend on private data: the exit "
+    "status shows them",
     "the set of labels, and the names and number of the clients, which are public",
     "facts about groups of units, such as all clients of one region",
 )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader
 from privacy.entropy import Entropy, SystemEntropy
 from privacy.statement import Statement
 from secure_fed.errors import ConfigError, ModelError, OwnLoopError
+from secure_fed.own_loop.allowance import Allowance
 from secure_fed.own_loop.batches import PoissonLoader, require_samplable
 from secure_fed.own_loop.model import require_trainable
 from secure_fed.own_loop.paying import Purse, stated
@@ -63,15 +65,17 @@ class Private:
         entropy: Entropy,
     ) -> None:
         self._terms = terms = _terms(budget, loader)
-        self._clip_norm, self._purse, self._entropy = budget.clip_norm, purse, entropy
+        self._purse, self._entropy = purse, entropy
         self.model, self.optimizer = model, optimizer
         trained = require_trainable(model, optimizer)
+        rounding = max(torch.finfo(one.dtype).eps for one in model.parameters())
+        self._allowance = Allowance.of(terms, budget.epsilon, budget.clip_norm, rounding)
         self._steps = PrivateSteps(
             model,
             optimizer,
             trained,
             self.plan.mechanism,
-            budget.clip_norm,
+            self._allowance,
             terms.sampler.expected,
             entropy.stream("steps"),
             charge=purse.charge,
@@ -83,7 +87,6 @@ class Private:
             entropy.stream("batches"),
             self._steps.begin,
             lambda: purse.left,
-            lambda: self._steps.reduction is not None,
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -101,7 +104,7 @@ class Private:
 
     def statement(self) -> Statement:
         """The guarantee of the whole plan. Stopping early does not improve it: results may have chosen the time to stop."""
-        return stated(self._clip_norm, self._terms, self.plan, private=self._entropy.private)
+        return stated(self._allowance, self._terms, self.plan, private=self._entropy.private)
 
     def close(self) -> None:
         """Remove the hooks from model and optimizer. Later training is not private."""

@@ -46,11 +46,14 @@ def _option(name: str) -> str:
 
 def plan(chosen: argparse.Namespace) -> None:
     """Print the noise of such a loop, or its cost."""
+    from secure_fed.own_loop.allowance import Allowance
     from secure_fed.own_loop.terms import Terms
 
     terms = Terms(chosen.examples, chosen.batch_size, chosen.delta, chosen.epochs, chosen.steps)
     made = terms.plan(chosen.epsilon, chosen.noise_multiplier)
     clip_norm = 1.0 if chosen.clip_norm is None else chosen.clip_norm
+    epsilon = made.epsilon() if chosen.epsilon is None else chosen.epsilon
+    sensitivity = Allowance.of(terms, epsilon, clip_norm).sensitivity
     facts: dict[str, Any] = {
         "unit": "example",
         "noise_multiplier": made.noise_multiplier,
@@ -62,7 +65,8 @@ def plan(chosen: argparse.Namespace) -> None:
         "batch_size": terms.batch_size,
         "sampling_rate": terms.sampler.rate,
         "clip_norm": clip_norm,
-        "noise_std": made.noise_multiplier * clip_norm / terms.sampler.expected,
+        "sensitivity": sensitivity,
+        "noise_std": made.noise_multiplier * sensitivity / terms.sampler.expected,
     }
     if chosen.json:
         print(json.dumps(facts))
@@ -83,7 +87,8 @@ def _show(facts: dict[str, Any]) -> None:
     table.add_row("epsilon", f"{facts['epsilon']:.4g} against readers of the models (one example added or removed)")
     rate = f"{facts['sampling_rate']:.4g} ({facts['batch_size']} of {facts['examples']}, poisson)"
     table.add_row("sampling rate", rate)
-    table.add_row("noise on a mean", f"{facts['noise_std']:.4g} a coordinate (clip norm {facts['clip_norm']:g})")
+    bound = f"clip norm {facts['clip_norm']:g}, sensitivity {facts['sensitivity']:.4g}"
+    table.add_row("noise on a mean", f"{facts['noise_std']:.4g} a coordinate ({bound})")
     console = PlainConsole()
     console.print(table)
     console.print("For `secure_fed.private.wrap`, which computes the same noise from the same numbers.")

@@ -1,20 +1,21 @@
 """The loader of a private loop: each batch is a Poisson sample of the examples, by secret coins.
 
-Every epoch has the same number of batches whatever the coins show, so that a learning-rate schedule reveals nothing. An empty
-draw is a step like any other: the loop gets one example as a placeholder, which is left out of the sum.
+Every epoch has the same number of batches whatever the coins show, so that a learning-rate schedule reveals nothing. Those of a
+rehearsal come first. An empty draw is a step like any other: the loop gets one example as a placeholder, which is left out of
+the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from itertools import count
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from privacy.entropy import Stream
 from secure_fed.errors import DataError
-from secure_fed.own_loop.rehearsal import Part, parts
+from secure_fed.own_loop.parts import Parts
 from secure_fed.own_loop.repeats import require_no_repeats
 from secure_fed.own_loop.terms import Terms
 from secure_fed.own_loop.turn import Turn
@@ -41,7 +42,7 @@ def require_samplable(loader: DataLoader[Any]) -> None:
 
 
 class PoissonLoader:
-    """Iterates over one epoch's batches; before the first epoch come those of the rehearsal.
+    """Iterates over one epoch's batches: those of its rehearsal, and those of its steps.
 
     begin: called with each batch's `Turn` before the loop gets the batch. left: the number of steps left.
     """
@@ -53,10 +54,10 @@ class PoissonLoader:
         coins: Stream,
         begin: Callable[[Turn], None],
         left: Callable[[], int],
-        rehearsed: Callable[[], bool],
     ) -> None:
         self._loader, self._terms, self._coins = loader, terms, coins
-        self._begin, self._left, self._rehearsed = begin, left, rehearsed
+        self._begin, self._left, self._epochs = begin, left, count()
+        self._parts = Parts(loader.dataset, terms.sampler.expected)  # type: ignore[arg-type]
 
     @property
     def dataset(self) -> Any:
@@ -68,21 +69,22 @@ class PoissonLoader:
         return self._terms.batch_size
 
     def __len__(self) -> int:
-        """The steps of a whole epoch; the rehearsal is not counted."""
+        """The steps of a whole epoch; its rehearsal is not counted."""
         return self._terms.epoch
-
-    @cached_property
-    def _parts(self) -> list[Part]:
-        return parts(self.dataset, self._terms.sampler.expected)
 
     @property
     def rehearsal_batches(self) -> int:
-        """The number of the rehearsal's batches, which come before those of the first epoch."""
+        """The number of an epoch's batches before those of its steps."""
         return len(self._parts)
 
+    @property
+    def all_batches(self) -> int:
+        """The batches of whole epochs until the budget is spent, rehearsals included: the length of a schedule by batch."""
+        return self._terms.count + -(-self._terms.count // len(self)) * self.rehearsal_batches
+
     def __iter__(self) -> Iterator[Any]:
-        if not self._rehearsed():
-            for part in self._parts:
+        if self._left():
+            for part in self._parts.of_epoch(next(self._epochs)):
                 self._begin(Turn(len(part.indices), rehearsal=part))
                 yield self._loader.collate_fn([self.dataset[index] for index in part.indices])
         draws = [self._terms.sampler.draw(self._coins.uniform) for _ in range(min(len(self), max(1, self._left())))]

@@ -17,6 +17,7 @@ from privacy.statement import NOT_COVERED, READER, Statement
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data import fingerprint
+from secure_fed.own_loop.allowance import Allowance
 from secure_fed.own_loop.terms import Budget, Terms
 from secure_fed.runs.budget import RunBudget, opened, require_room
 from secure_fed.runs.budget_terms import Subject
@@ -94,7 +95,7 @@ def _members(examples: Any, *, told: bool) -> str:
         ) from error
 
 
-def stated(clip_norm: float, terms: Terms, plan: Plan, *, private: bool) -> Statement:
+def stated(allowance: Allowance, terms: Terms, plan: Plan, *, private: bool) -> Statement:
     """The guarantee of all planned steps."""
     rate = f"{terms.sampler.rate:.4g}"
     unsampled = accounting.unamplified(plan.noise_multiplier)  # for a reader who sees the batches
@@ -105,8 +106,10 @@ def stated(clip_norm: float, terms: Terms, plan: Plan, *, private: bool) -> Stat
         epsilon=plan.epsilon(),
         epsilon_participants=accounting.epsilon(unsampled, plan.releases, plan.delta),
         delta=plan.delta,
-        mechanism=f"Gaussian with noise multiplier {plan.noise_multiplier:g}, every example's gradient clipped to norm "
-        f"{clip_norm:g} over all trained parameters together",
+        mechanism=f"Gaussian with noise multiplier {plan.noise_multiplier:g} for a sensitivity of {allowance.sensitivity:.6g}: "
+        f"every example's gradient is clipped to norm {allowance.clip_norm:g} over all trained parameters together, and the "
+        f"rest is for up to {allowance.most} other examples of a step, whose clipped gradients may each depend on it by "
+        f"{2 * allowance.tolerance:.2g} of that norm",
         sampling=f"each of {plan.releases} steps draws each of {terms.examples} examples by a secret coin of rate {rate}",
         accountant=f"{accountant} (dp_accounting)",
         noise="to the sum of every step, by this process",
@@ -124,5 +127,7 @@ _OF_LOOPS = (
     "parameters outside the wrapped model, such as those of a second module, which the loop would train without noise",
     "facts about several examples together, such as all of one person",
     "random numbers that the data set or the loss draws from a known seed",
-    "the float32 rounding of an example's gradient, which may depend on the other examples of its batch",
+    "a loss or model that couples examples and that the rehearsal of each epoch does not notice, as one that couples only "
+    "examples that were not tried, or few batches",
+    "the outcome of the rehearsals, which is such an error where it depends on examples",
 )

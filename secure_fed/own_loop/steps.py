@@ -1,13 +1,14 @@
 """The private step of a user's own training loop: DP-SGD under the loop's own optimizer.
 
-    g = (1 / d) (sum_{i in S} clip_C(g_i) + N(0, (z C)^2)),    d = q n where the loop's loss is a mean, 1 where it is a sum
+    g = (1 / d) (sum_{i in S} clip_C(g_i) + N(0, (z C (1 + s))^2)),    d = q n where the loop's loss is a mean, 1 where a sum
 
-S is the Poisson sample that the loader drew, clip_C scales to an L2 norm of at most C over all trained parameters together, and
-a gradient that is not finite counts as zero. When the loop calls `optimizer.step()`, the step is charged and g is computed; the
-optimizer steps by g, and everything that it computes from g is post-processing.
+S is the Poisson sample that the loader drew, clip_C scales to an L2 norm of at most C over all trained parameters together, s
+is the slack of `allowance`, and a gradient that is not finite counts as zero. When the loop calls `optimizer.step()`, the step
+is charged and g is computed; the optimizer steps by g, and everything that it computes from g is post-processing.
 
-Guarantee: adding or removing one example changes the sum by at most C, up to rounding in float32, so a step is a
-Poisson-sampled Gaussian mechanism of noise multiplier z. Dropout masks are drawn in secret.
+Guarantee: adding or removing one example changes the sum by at most C (1 + s), where C s is for the other examples, whose
+gradients may be rounded otherwise. So a step is a Poisson-sampled Gaussian mechanism of noise multiplier z. Dropout masks are
+drawn in secret.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from secure_fed.errors import ModelError, OwnLoopError
 from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.learning.training.local import seeded
 from secure_fed.learning.training.trials.gradient_trial import WithoutDropout
-from secure_fed.own_loop.gradients import BackwardGradients
+from secure_fed.own_loop.allowance import Allowance
+from secure_fed.own_loop.gradients import BackwardGradients, float64_place
 from secure_fed.own_loop.rehearsal import Reduction, Rehearsal
 from secure_fed.own_loop.turn import Turn
 
@@ -47,18 +49,18 @@ class PrivateSteps:
         optimizer: Optimizer,
         trained: Mapping[str, nn.Parameter],
         mechanism: Mechanism,
-        clip_norm: float,
+        allowance: Allowance,
         expected: float,
         stream: Stream,
         charge: Callable[[int], None],
         left: Callable[[], int],
     ) -> None:
         self._model, self._optimizer, self._trained = model, optimizer, dict(trained)
-        self._mechanism, self._clip_norm, self._expected = mechanism, clip_norm, expected
+        self._mechanism, self._allowance, self._expected = mechanism, allowance, expected
         self._stream, self._charge, self._left = stream, charge, left
         self._rng = np.random.default_rng(stream.words(4).tolist())  # of dropout
         self._turn: Turn | None = None
-        self._rehearsal = Rehearsal()
+        self._rehearsal = Rehearsal(allowance)
         self._buffers: dict[str, Tensor] = {}
         self._checksums: dict[str, int] = {}
         self._during = ExitStack()
@@ -72,7 +74,7 @@ class PrivateSteps:
 
     @property
     def reduction(self) -> Reduction | None:
-        """Of the loss; None until the rehearsal has found it."""
+        """Of the loss; None until this epoch's rehearsal has found it."""
         return self._rehearsal.reduction
 
     def begin(self, turn: Turn) -> None:
@@ -94,8 +96,8 @@ class PrivateSteps:
                 f"the loop starts step {self.made + 1}, beyond its budget of {self.made}: give wrap() more epochs or steps, "
                 "which takes more noise or epsilon, and train anew"
             )
-        if turn.rehearsal and turn.rehearsal.kind == "together":
-            self._rehearsal = Rehearsal()
+        if turn.rehearsal and turn.rehearsal.number == 0:
+            self._rehearsal = Rehearsal(self._allowance)
         self._buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         self._checksums = checksums(dict(self._model.named_parameters()))
         self._gradients.clear()
@@ -146,13 +148,13 @@ class PrivateSteps:
     def _released(self, found: Mapping[str, Tensor], turn: Turn) -> dict[str, Tensor]:
         """Charge for the noised mean or sum, then compute it."""
         rows = turn.rows if self.reduction == "mean" else 1
-        total = clipped_sum(found, float(rows), self._mechanism, self._clip_norm)
+        total = clipped_sum(found, float(rows), self._mechanism, self._allowance.clip_norm)
         if not turn.counted:
             total = {name: torch.zeros_like(part) for name, part in total.items()}
         self._charge(self.made)
         self.made += 1
         divisor = self._expected if self.reduction == "mean" else 1.0
-        noised = self._mechanism.noised(total, self._clip_norm, self._stream)
+        noised = self._mechanism.noised(total, self._allowance.sensitivity, self._stream)
         return {name: (part / divisor).to(self._trained[name]) for name, part in noised.items()}
 
     def _forget_gradients_of_frozen(self) -> None:
@@ -201,15 +203,11 @@ def clipped_sum(
     scales = torch.tensor([mechanism.scale(partial(float, norm), clip_norm) for norm in norms], dtype=torch.float64)
     total = {}
     for name, each in found.items():  # one at a time, since float64 takes twice the memory
-        rows, factors = _rows(each, factor), scales.to(_place(each))
+        rows, factors = _rows(each, factor), scales.to(float64_place(each))
         used = factors > 0  # infinity times zero is NaN
         total[name] = (factors[used] @ rows[used]).view(each.shape[1:])
     return total
 
 
 def _rows(each: Tensor, factor: float) -> Tensor:
-    return each.detach().reshape(len(each), -1).to(_place(each), torch.float64) * factor
-
-
-def _place(tensor: Tensor) -> torch.device:
-    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device  # MPS has no float64
+    return each.detach().reshape(len(each), -1).to(float64_place(each), torch.float64) * factor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from secure_fed.own_loop.rehearsal import Part
+from secure_fed.own_loop.parts import Part
 
 
 @dataclass
@@ -12,7 +12,7 @@ class Turn:
     """One batch of the loader.
 
     rows: its number of examples. counted: whether they enter the step's sum; False for the placeholder of an empty draw.
-    rehearsal: the part of `rehearsal` that the batch is, which trains nothing; None for a batch of a step. forward: whether the
+    rehearsal: which batch of a rehearsal (`parts`) it is; it trains nothing. None for a batch of a step. forward: whether the
     model has seen the batch.
     """
 

@@ -361,7 +361,8 @@ def test_a_plan_of_an_own_loop_is_that_of_dp_sgd(told: Told) -> None:
     release = accounting.poisson_sampled(0.05, facts["noise_multiplier"])
     assert accounting.epsilon(release, 60, 1e-5) == pytest.approx(facts["epsilon"])
     assert 7.9 < facts["epsilon"] <= 8
-    assert facts["noise_std"] == pytest.approx(facts["noise_multiplier"] / 100)
+    assert facts["sensitivity"] == pytest.approx(1.01)
+    assert facts["noise_std"] == pytest.approx(1.01 * facts["noise_multiplier"] / 100)
     status, out, _ = told("plan", *LOOP, "--steps", "60", "--noise-multiplier", facts["noise_multiplier"])
     assert status == 0
     assert f"{facts['epsilon']:.4g} against readers of the models" in out

@@ -378,6 +378,29 @@ def test_a_broken_path_is_not_taken(broken: Path, monkeypatch: pytest.MonkeyPatc
     assert check(model, trained, texts()) is one_by_one
 
 
+def one_row_wrong(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
+    """A wrong path: the example with the smallest gradient has another direction."""
+    found = one_by_one(objective, collate, where, items)
+    row = int(torch.stack([each.flatten(1).norm(dim=1) for each in found.values()]).norm(dim=0).argmin())
+    for each in found.values():
+        each[row] *= -1
+    return found
+
+
+def test_a_large_gradient_hides_no_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One example's loss weighs 10^12 times as much as the others'."""
+    model = made("bert")
+    where = placed(model, adapted(model))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return classification.loss(model, batch) * torch.where(batch["labels"] == 1, 1e12, 1.0)
+
+    objective, items = Objective(model, loss, CPU), texts(3)
+    assert path_for(objective, PAD_0, where, items) is by_layer
+    monkeypatch.setattr("secure_fed.learning.training.trials.gradient_trial.by_layer", one_row_wrong)
+    assert path_for(objective, PAD_0, where, items) is one_by_one
+
+
 def test_the_trial_moves_away_from_the_usual_start() -> None:
     """Where B is zero the gradient of A is zero on every path, right or wrong."""
     model = made("deberta_v3")

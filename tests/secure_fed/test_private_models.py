@@ -142,6 +142,19 @@ def test_a_loss_that_couples_examples_is_refused(loss: Loss) -> None:
     assert not why_alone(toys.model(), classification.loss, toys.examples(1, 5), default_collate)
 
 
+def pulled(model: nn.Module, batch: Any) -> Tensor:
+    """Every loss moves with the scores of the whole batch, by little."""
+    return classification.loss(model, batch) + 0.05 * torch.tanh(model(batch["x"])).mean()
+
+
+def test_a_large_loss_hides_no_coupling() -> None:
+    items = [*toys.examples(1, 5), toys.examples(2, 1)[0]]
+    items[2] = items[2] | {"x": 1e5 * items[2]["x"]}
+    with pytest.raises(ModelError, match="the loss of an example depends on the others in its batch"):
+        why_alone(toys.model(), pulled, items, default_collate)
+    assert not why_alone(toys.model(), classification.loss, items, default_collate)
+
+
 class OwnBatchNorm(nn.Module):
     """In training mode it subtracts half the batch mean (`couples`) or stores one (`keeps`); in evaluation mode, neither."""
 

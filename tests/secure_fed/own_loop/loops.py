@@ -13,7 +13,9 @@ from privacy.entropy import SeededEntropy, Stream
 from secure_fed.private import Budget, Private, _wrapped, wrap
 
 EXAMPLES, CLASSES = 24, 3
-REHEARSAL = 10  # batches: eight examples together, each of the eight alone, and the eight among many
+REHEARSAL = (
+    12  # batches: each of eight examples alone, the eight together, and two halves of a large batch and that batch
+)
 BUDGET = Budget(epsilon=4.0, delta=1e-2, steps=6, clip_norm=0.5)
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -70,13 +72,18 @@ def batches(private: Private) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(private: Private, loss: Loss = mean) -> list[list[Tensor]]:
-    """Runs a whole loop; returns the parameters before each step, those of the rehearsal included, and at the end."""
+    """Runs a whole loop; returns the parameters before the first step and after each. Rehearsals must not move them."""
     noted = [[one.detach().clone() for one in private.model.parameters()]]
     for x, y in batches(private):
+        before = private.spent().steps
         private.optimizer.zero_grad()
         loss(private.model, x, y).backward()
         private.optimizer.step()
-        noted.append([one.detach().clone() for one in private.model.parameters()])
+        found = [one.detach().clone() for one in private.model.parameters()]
+        if private.spent().steps == before:
+            assert all(torch.equal(a, b) for a, b in zip(found, noted[-1], strict=True))
+        else:
+            noted.append(found)
     return noted
 
 
@@ -99,7 +106,7 @@ def oracle(
             norm = float(sum(part.square().sum() for part in found.values())) ** 0.5
             for name, part in found.items():
                 total[name] += part * min(1.0, budget.clip_norm / norm)
-        _step(model, total, noise, multiplier * budget.clip_norm, batch_size if loss is mean else 1)
+        _step(model, total, noise, multiplier * 1.01 * budget.clip_norm, batch_size if loss is mean else 1)
         noted.append([one.detach().clone() for one in model.parameters()])
     return noted
 

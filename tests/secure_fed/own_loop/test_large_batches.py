@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from secure_fed.errors import ModelError, OwnLoopError
-from secure_fed.own_loop.rehearsal import parts
+from secure_fed.own_loop.parts import Part, Parts
 from secure_fed.private import Private, wrap
 from tests.secure_fed.own_loop.loops import BUDGET, Loss, data, mean, network, summed, train, wrapped
+
+
+def parts(examples: Any, expected: float, epoch: int = 0) -> list[Part]:
+    return Parts(examples, expected).of_epoch(epoch)
 
 
 class Standardised(nn.Module):
@@ -56,7 +61,7 @@ CASES: list[tuple[list[nn.Module], Loss]] = [
 def test_what_couples_examples_of_large_batches_alone_is_refused(layers: list[nn.Module], loss: Loss) -> None:
     private = wrapped(network(*layers))  # 8 of 24 examples are expected in a batch, and more than 16 are possible
     before = [one.detach().clone() for one in private.model.parameters()]
-    with pytest.raises(ModelError, match=r"the others in a batch of 24 examples, though not in one of 8 \("):
+    with pytest.raises(ModelError, match=r"the others in a batch of 24 examples"):
         train(private, loss)
     assert all(torch.equal(a, b) for a, b in zip(before, private.model.parameters(), strict=True))
     assert private.spent().steps == 0
@@ -70,21 +75,38 @@ def test_each_examples_own_loss_passes(loss: Loss) -> None:
 
 
 def test_the_large_batch_has_the_tried_examples_in_all_its_parts() -> None:
-    found = parts(data(1000), 100.0)  # type: ignore[arg-type]
-    many, tried = found[-1], found[0].indices
-    assert [part.kind for part in found] == ["together", *["alone"] * 8, "among"]
-    assert [part.last for part in found] == [False] * 9 + [True]
-    assert len(many.indices) == len(set(many.indices)) == 100 + 6 * 10
-    assert [many.indices[row] for row in many.rows] == tried
-    assert many.rows == [row * 159 // 7 for row in range(8)]
-    assert max(many.indices) > 900
+    found = parts(data(1000), 100.0)
+    many, tried = found[-1].indices, found[8].indices
+    assert [part.kind for part in found] == [*["alone"] * 8, "together", *["many"] * 3]
+    assert [part.number for part in found if not part.last] == list(range(11))
+    assert [part.indices[0] for part in found[:8]] == tried
+    assert len(many) == len(set(many)) == 100 + 6 * 10
+    assert [many.index(index) for index in tried] == [row * 159 // 7 for row in range(8)]
+    assert max(many) > 900
+    halves = [part.indices for part in found[9:11]]
+    assert [len(half) for half in halves] == [80, 80]
+    assert {*halves[0], *halves[1]} == {*many}
+
+
+def test_each_epoch_tries_other_examples() -> None:
+    """Within five epochs all classes are tried, and most rows are in a large batch."""
+    rows = [{"x": index, "label": index % 20} for index in range(1000)]
+    epochs = [parts(rows, 100.0, epoch) for epoch in range(5)]
+    tried = [found[8].indices for found in epochs]
+    assert len({index for some in tried for index in some}) > 30
+    assert {index % 20 for some in tried for index in some} == set(range(20))
+    assert len({index for found in epochs for index in found[-1].indices}) > 500
+    assert {len(found) for found in epochs} == {len(Parts(rows, 100.0))}  # schedules count them
 
 
 @pytest.mark.parametrize(("examples", "expected", "size"), [(1000, 4.0, 16), (12, 12.0, 12), (24, 1.0, 0), (8, 8.0, 0)])
 def test_it_is_as_large_as_the_largest_likely_draw(examples: int, expected: float, size: int) -> None:
-    found = parts(data(examples), expected)  # type: ignore[arg-type]
+    found = parts(data(examples), expected)
+    assert len(found) == len(Parts(data(examples), expected))  # type: ignore[arg-type]
     assert size in (0, min(examples, math.ceil(expected + 6 * math.sqrt(expected))))
-    assert [len(part.indices) for part in found if part.kind == "among"] == ([size] if size else [])
+    assert [len(part.indices) for part in found if part.kind == "many"] == (
+        [size // 2, -(-size // 2), size] if size else []
+    )
     assert found[-1].last
     assert sum(part.last for part in found) == 1
 
@@ -93,7 +115,7 @@ def test_a_draw_beyond_it_is_unlikely() -> None:
     """Of 10,000 draws of 100 out of 1000 none is larger."""
     generator = torch.Generator().manual_seed(0)
     sizes = (torch.rand(10_000, 1000, generator=generator) < 0.1).sum(1)
-    assert int(sizes.max()) <= len(parts(data(1000), 100.0)[-1].indices)  # type: ignore[arg-type]
+    assert int(sizes.max()) <= len(parts(data(1000), 100.0)[-1].indices)
 
 
 def leaves_out(size: int) -> Callable[[Private], None]:
@@ -117,7 +139,7 @@ def test_an_example_without_a_finite_gradient_among_many_is_no_reason_to_refuse(
     broken.tensors[0][22] = float("nan")
     model = network()
     private = wrap(model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(broken, 20), BUDGET)
-    assert 22 not in parts(broken, 20.0)[0].indices  # type: ignore[arg-type]
-    assert 22 in parts(broken, 20.0)[-1].indices  # type: ignore[arg-type]
+    assert 22 not in parts(broken, 20.0)[8].indices
+    assert 22 in parts(broken, 20.0)[-1].indices
     train(private)
     assert private.spent().steps == 6

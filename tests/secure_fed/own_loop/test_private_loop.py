@@ -64,11 +64,8 @@ def test_its_steps_are_those_of_one_example_at_a_time(make: type[nn.Module], los
     private = wrapped(copy.deepcopy(model), batch_size=batch_size)
     found = train(private, loss)
     expected = loops.oracle(model, loss, BUDGET, 0, batch_size, private.plan.noise_multiplier)
-    rehearsal = private.loader.rehearsal_batches
-    rehearsed, made = found[: rehearsal + 1], found[rehearsal + 1 :]
-    assert all(torch.equal(a, b) for state in rehearsed for a, b in zip(state, found[0], strict=True))
-    assert len(made) == len(expected) == 6
-    for one, other in zip(made, expected, strict=True):
+    assert len(found) == 1 + len(expected) == 7
+    for one, other in zip(found[1:], expected, strict=True):
         assert all(torch.allclose(a, b, atol=2e-4) for a, b in zip(one, other, strict=True))
 
 
@@ -80,7 +77,7 @@ def test_the_noise_is_of_the_stated_deviation_and_never_the_same() -> None:
         private = wrapped(model, None, budget=Budget(4.0, 1e-2, steps=1, clip_norm=1e-3))
         train(private)
         moved.append(torch.cat([(b - a).flatten() for a, b in zip(before, model.parameters(), strict=True)]).detach())
-        std = private.plan.noise_multiplier * 1e-3 / 8
+        std = private.plan.noise_multiplier * 1.01e-3 / 8  # a hundredth of the clip norm is for what rounding couples
         assert float(moved[-1].std()) == pytest.approx(std, rel=0.05)  # 18,000 numbers: 5% is nine standard errors
         assert private.statement().private
     assert not torch.equal(*moved)
@@ -109,7 +106,7 @@ def test_every_example_is_drawn_by_a_coin_of_its_own() -> None:
 
 def test_its_batches_are_those_samples() -> None:
     private = wrapped(network(), None, batch_size=2, budget=Budget(50.0, 1e-2, steps=24))
-    sizes = [len(x) for x, _ in _stepped(private)][REHEARSAL:]
+    sizes = [len(x) for x, _ in _stepped(private)]
     assert len(sizes) == 24
     assert len(set(sizes)) > 2
     assert min(sizes) == 1  # an empty draw has one example, which does not count
@@ -117,11 +114,13 @@ def test_its_batches_are_those_samples() -> None:
 
 
 def _stepped(private: loops.Private) -> list[tuple[Tensor, Tensor]]:
+    """The batches of the steps, without those of rehearsals."""
     seen = []
     for x, y in batches(private):
+        before = private.spent().steps
         mean(private.model, x, y).backward()
         private.optimizer.step()
-        seen.append((x, y))
+        seen += [(x, y)] * (private.spent().steps - before)
     return seen
 
 

@@ -28,7 +28,7 @@ from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.learning.training.own_dropout import OwnDropout
 from secure_fed.learning.training.per_example import SmallProductsApart
 from secure_fed.learning.training.per_example import losses as losses_of
-from secure_fed.learning.training.trials.gradient_trial import agree, moved_away, probe_of, still
+from secure_fed.learning.training.trials.gradient_trial import agree, moved_away, probe_of, same_losses, still
 from secure_fed.learning.training.trials.made_up import varied
 
 
@@ -157,7 +157,8 @@ def _compared(objective: Objective, placed: Sequence[Placed], pack: Pack) -> str
             return f"buffer {changed[0]} of the model changes as it runs"
         if changed := objective.changed_parameters():
             return f"parameter {changed[0]} of the model changes as it runs"
-    if not all(agree(found, own, objective.tolerance) for found, own in zip(together, alone, strict=True)):
+    found, own = _stacked(together), _stacked(alone)
+    if not same_losses(found.pop(""), own.pop(""), objective.tolerance) or not agree(found, own, objective.tolerance):
         return "gradients of several clients in one pass are not those of one client at a time"
     return ""
 
@@ -177,6 +178,10 @@ def _with_dropout(objective: Objective, placed: Sequence[Placed], pack: Pack) ->
 
 def _same(found: Sequence[Mapping[str, Tensor]], others: Sequence[Mapping[str, Tensor]]) -> bool:
     return all(torch.equal(one[name], other[name]) for one, other in zip(found, others, strict=True) for name in one)
+
+
+def _stacked(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
 
 def _alone(objective: Objective, placed: Placed, item: Any, collate: Collate) -> dict[str, Tensor]:

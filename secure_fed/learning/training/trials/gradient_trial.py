@@ -74,19 +74,41 @@ def path_for(
 
 
 def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
-    """Whether each tensor of `found` differs from the expected one by at most `tolerance` of the latter's norm.
+    """Whether every example's gradient is the expected one, tensor by tensor. found, expected: {name: (B, *shape)}.
 
-    A thousandth of the norm of all tensors together is added to a tensor's norm: a gradient that is zero by the model's
-    symmetry (an attention's key bias) is only rounding on both paths.
+    A row may differ by `tolerance` of its own norm, so that no large gradient hides another's. Clipping moves no two vectors
+    apart: after it, rows differ by at most twice `tolerance` of the clip norm, whatever that is. A thousandth of the row's norm
+    over all tensors is added to its norm in one: a gradient that is zero by the model's symmetry (an attention's key bias) is
+    only rounding on both paths.
+
+    This decides whether a rule is right for a model. That an example's gradient depends on no other example is decided to the
+    bit (`bit_trial`).
     """
     if any(found[name].shape != expected[name].shape for name in expected):
         return False
-    norms = {name: float(torch.linalg.vector_norm(gradient)) for name, gradient in expected.items()}
-    floor = 1e-3 * float(np.linalg.norm(list(norms.values())))
+    norms = {name: _norms(gradient) for name, gradient in expected.items()}
+    floor = 1e-3 * torch.stack(list(norms.values())).norm(dim=0)
     return all(
-        float(torch.linalg.vector_norm(found[name] - expected[name])) <= tolerance * (norms[name] + floor)
-        for name in expected
+        bool((_norms(found[name] - gradient) <= tolerance * (norms[name] + floor)).all())
+        for name, gradient in expected.items()
     )
+
+
+def _norms(stack: Tensor) -> Tensor:
+    """(B,) the norms of the rows of (B, *shape)."""
+    norms: Tensor = torch.linalg.vector_norm(stack.detach().reshape(len(stack), -1), dim=1)
+    return norms
+
+
+def same_losses(found: Tensor, own: Tensor, tolerance: float) -> bool:
+    """Whether every loss is the expected one, up to `tolerance` of itself and of 1, or of the largest if that is smaller.
+
+    The second term is for losses near zero: they are differences of scores, which are rounded. No large loss hides another's.
+    """
+    floor = own.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(max=1.0)
+    allowed = tolerance * (own.nan_to_num(0.0, 0.0, 0.0).abs() + floor)
+    equal = (found - own).abs() <= allowed
+    return bool((equal | (found == own) | (found.isnan() & own.isnan())).all())
 
 
 def probe_of(examples: Sequence[Any], collate: Collate) -> list[Any]:
@@ -190,10 +212,9 @@ def _require_own(objective: Objective, alone: Collate, together: Collate, placed
     orders += [range(count - 1, -1, -1), [0] * count, [count - 1] * count, [i % min(2, count) for i in range(count)]]
     with torch.no_grad():
         own = torch.cat([losses(objective, alone, placed, [item]) for item in probe])
-        apart = objective.tolerance * float(own.nan_to_num(0.0, 0.0, 0.0).abs().max())
         for order in map(list, orders):
             found = losses(objective, together, placed, [probe[i] for i in order])
-            if not torch.allclose(found, own[order], rtol=0.0, atol=apart, equal_nan=True):
+            if not same_losses(found, own[order], objective.tolerance):
                 raise ModelError(
                     "the loss of an example depends on the others in its batch (it is averaged over all tokens of the batch, "
                     "compares examples, has room for so many of them, or padding counts), so no example can be protected; "
