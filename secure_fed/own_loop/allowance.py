@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from secure_fed.own_loop.terms import Terms
 
 _SLACK = 0.01
-_ROUNDED = 64  # machine epsilons: gradients of deep transformers differ by 5 to 15 with the batch
+_ROUNDED = 64  # machine epsilons: some ten are usual for the gradients of a deep transformer in different batches
 _UNLIKELY = 1e-6  # of delta
 
 

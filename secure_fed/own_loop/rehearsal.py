@@ -118,9 +118,7 @@ class Rehearsal:
         """Whether every row is the same, up to the tolerance, once it is clipped, and is as long before."""
         most = self._allowance.clip_norm
         apart = torch.linalg.vector_norm(found.clipped(most) - own.clipped(most), dim=1)
-        longer = (found.norms - own.norms).abs() > _LENGTH * own.norms.clamp(
-            min=most
-        )  # False where both are not finite
+        longer = (found.norms - own.norms).abs() > _LENGTH * own.norms.clamp(min=most)  # False for NaN
         return bool((apart <= _CERTAIN * self._allowance.tolerance * most).all()) and not bool(longer.any())
 
     def _coupled(self, part: Part) -> str:
@@ -156,8 +154,7 @@ def _reduction(alone: Rows, together: Rows) -> Reduction:
 
     def apart(factor: float) -> float:
         away = torch.linalg.vector_norm(together.sketches * factor - alone.sketches, dim=1)
-        return float(
-            (away / (together.norms * factor + alone.norms)).nanmedian()
-        )  # NaN where a row has no finite one, or none
+        shares = away / (together.norms * factor + alone.norms)  # NaN where a row has no finite gradient, or none
+        return float(shares.nanmedian())
 
     return "sum" if apart(1) <= apart(len(alone.norms)) else "mean"
