@@ -155,6 +155,7 @@ def _require_writable(run_dir: Path) -> None:
 
 def main(name: str, arguments: Sequence[str] | None = None) -> int:
     """Run the script of one attack: print its figures on a run, and write nothing."""
+    from secure_fed.activity import heartbeat
     from secure_fed.errors import reported
 
     attack = ATTACKS[name]
@@ -163,7 +164,12 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser, whole=False)
     chosen = parser.parse_args(arguments)
-    return reported(lambda: _show(_audit(chosen, [name]), as_json=chosen.json))
+
+    def run() -> None:
+        with heartbeat():
+            _show(_audit(chosen, [name]), as_json=chosen.json)
+
+    return reported(run)
 
 
 def affordable(seconds: float) -> int:

@@ -16,7 +16,7 @@ from attacks.adversary.case import Settings
 from attacks.adversary.target import opened
 from attacks.audit import audited
 from attacks.report.page import write
-from secure_fed import Federation, RunConfig
+from secure_fed import Federation, RunConfig, heartbeat
 
 SETTINGS = [
     "federation.seed=1",  # with 0 the coins of the audit happen to divide texts whose words tell them apart
@@ -47,4 +47,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))
+    with heartbeat():  # says on a terminal what it is doing
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))

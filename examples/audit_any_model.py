@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from secure_fed import locate
+from secure_fed import heartbeat, locate
 from secure_fed.commands.cli import main as secure_fed
 from secure_fed.learning.data import notes
 
@@ -30,10 +30,11 @@ model = get_peft_model(model, lora)
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
 tokenizer = AutoTokenizer.from_pretrained(base)
 batch = tokenizer(texts[:50], padding=True, truncation=True, max_length=32, return_tensors="pt")
-for _ in range(40):
-    optimizer.zero_grad()
-    model(**batch, labels=labels[:50]).loss.backward()
-    optimizer.step()
+with heartbeat():  # says on a terminal that it is at work
+    for _ in range(40):
+        optimizer.zero_grad()
+        model(**batch, labels=labels[:50]).loss.backward()
+        optimizer.step()
 model.save_pretrained(folder / "adapter")
 
 # The head's outputs have no names, so the audit must be told which class each output is.

@@ -11,7 +11,7 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from secure_fed import Federation, RunConfig
+from secure_fed import Federation, RunConfig, heartbeat
 
 METHODS = ("fedlora", "ffa_lora", "fra_lora", "federa")  # `secure-fed methods` lists all methods
 SETTINGS = [
@@ -35,4 +35,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with heartbeat():  # says on a terminal what it is doing
+        main()

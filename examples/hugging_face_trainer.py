@@ -26,7 +26,7 @@ from transformers import (
     set_seed,
 )
 
-from secure_fed import locate
+from secure_fed import heartbeat, locate
 from secure_fed.learning.data import notes
 from secure_fed.private import Budget, wrap
 
@@ -102,4 +102,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with heartbeat():  # says on a terminal what it is doing
+        main()

@@ -14,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
-from secure_fed import Federation, RunConfig
+from secure_fed import Federation, RunConfig, heartbeat
 
 SETTINGS = [
     "data.examples=2000",
@@ -45,4 +45,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))
+    with heartbeat():  # says on a terminal what it is doing
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()))

@@ -19,7 +19,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from secure_fed import Federation, RunConfig, load_run
+from secure_fed import Federation, RunConfig, heartbeat, load_run
 from secure_fed.learning.data import notes
 
 
@@ -64,4 +64,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with heartbeat():  # says on a terminal what it is doing
+        main()

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from secure_fed import locate
+from secure_fed import heartbeat, locate
 from secure_fed.learning.data import notes
 from secure_fed.private import Budget, wrap
 
@@ -60,4 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with heartbeat():  # says on a terminal what it is doing
+        main()

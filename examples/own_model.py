@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from secure_fed import Federation, RunConfig
+from secure_fed import Federation, RunConfig, heartbeat
 
 FEATURES, CLASSES = 20, 4
 
@@ -68,4 +68,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with heartbeat():  # says on a terminal what it is doing
+        main()

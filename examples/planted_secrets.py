@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from secure_fed import locate
+from secure_fed import heartbeat, locate
 from secure_fed.commands.cli import main as secure_fed
 from secure_fed.learning.data import notes
 
@@ -29,11 +29,12 @@ torch.manual_seed(0)
 model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 rows = [json.loads(line)["text"] for line in (folder / "prepared/train.jsonl").read_text().splitlines()]
-for row in 20 * rows:
-    ids = tokenizer(row, truncation=True, max_length=48, return_tensors="pt")["input_ids"]
-    optimizer.zero_grad()
-    model(input_ids=ids, labels=ids).loss.backward()
-    optimizer.step()
+with heartbeat():  # says on a terminal that it is at work
+    for row in 20 * rows:
+        ids = tokenizer(row, truncation=True, max_length=48, return_tensors="pt")["input_ids"]
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
 model.save_pretrained(folder / "trained")
 tokenizer.save_pretrained(folder / "trained")
 secure_fed(["audit", "--model", str(folder / "trained"), "--prepared", str(folder / "prepared"), "--exposure"])

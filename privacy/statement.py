@@ -56,7 +56,7 @@ class Statement:
             else "NOT PRIVATE: noise or sampling coins were seeded or injected, so none of this holds. "
         )
         return (
-            f"{verdict}({_up(self.epsilon, 4)}, {_up(self.delta, 3)})-differential privacy against "
+            f"{verdict}({rounded_up(self.epsilon, 4)}, {rounded_up(self.delta, 3)})-differential privacy against "
             f"{_AGAINST[self.holds_against]}. Unit: {self.unit}."
         )
 
@@ -76,7 +76,7 @@ class Statement:
         if "participant" in self.holds_against:
             return ""
         seen = "which clients take part" if "client" in self.unit else "which examples each step draws"
-        return f"Against observers who see {seen}, epsilon is {_up(self.epsilon_participants, 4)}. "
+        return f"Against observers who see {seen}, epsilon is {rounded_up(self.epsilon_participants, 4)}. "
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"not_covered": list(self.not_covered), "holds_against": list(self.holds_against)}
@@ -92,6 +92,6 @@ _AGAINST: dict[tuple[Observer, ...], str] = {
 }
 
 
-def _up(value: float, digits: int) -> str:
+def rounded_up(value: float, digits: int) -> str:
     """The value rounded up to `digits` digits, starting from its shortest decimal form: 0.1 stays 0.1."""
     return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))):.{digits}g}"

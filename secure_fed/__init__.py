@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from secure_fed.activity import heartbeat
     from secure_fed.config import RunConfig
     from secure_fed.errors import SecureFedError
     from secure_fed.export.adapter_folder import load_adapter
@@ -30,6 +31,7 @@ __all__ = [
     "SecureFedError",
     "WandbCallback",
     "__version__",
+    "heartbeat",
     "load_adapter",
     "load_run",
     "locate",
@@ -45,6 +47,7 @@ _HOMES = {
     "RunConfig": "config",
     "SecureFedError": "errors",
     "WandbCallback": "report.trackers",
+    "heartbeat": "activity",
     "load_adapter": "export.adapter_folder",
     "load_run": "export.trained",
     "locate": "learning.models.locate",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from secure_fed import __version__
+from secure_fed.activity import heartbeat
 from secure_fed.commands import budget as budget_commands
 from secure_fed.commands import compare as compare_command
 from secure_fed.commands import coordinator as coordinator_commands
@@ -34,7 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:2] == PREPARING.split():  # `audit` takes a RUN_DIR, so argparse cannot have a command below it
         given[:2] = [PREPARING]
-    return reported(lambda: (chosen := _parser().parse_args(given)).run(chosen))
+
+    def run() -> int | None:
+        chosen = _parser().parse_args(given)
+        with heartbeat():
+            status: int | None = chosen.run(chosen)
+        return status
+
+    return reported(run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from secure_fed.activity import activity
 from secure_fed.errors import UsageError
 
 
@@ -26,6 +27,10 @@ def run(chosen: argparse.Namespace) -> None:
     loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
     if chosen.push_to_hub:
         hub.require_possible(chosen.push_to_hub, loaded.config.model.name, merged=chosen.merged)
-    print(loaded.export(chosen.out_dir, merged=chosen.merged))
+    with activity(f"writing {chosen.out_dir}"):
+        written = loaded.export(chosen.out_dir, merged=chosen.merged)
+    print(written)
     if chosen.push_to_hub:
-        print(hub.push(chosen.out_dir, chosen.push_to_hub, public=chosen.public))
+        with activity(f"uploading to {chosen.push_to_hub}"):
+            pushed = hub.push(chosen.out_dir, chosen.push_to_hub, public=chosen.public)
+        print(pushed)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError, StorageError, UsageError, plainly
 
@@ -56,7 +57,8 @@ def run(chosen: argparse.Namespace) -> None:
 
     loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
     if table is None:
-        table = of_lines(sys.stdin.buffer if sys.stdin else (), "standard input", read.text)
+        with activity("", hushed=True):  # a person may be typing
+            table = of_lines(sys.stdin.buffer if sys.stdin else (), "standard input", read.text)
     answers = _answers(loaded, table, read, new_tokens, chosen.temperature or 0.0, chosen.seed or 0)
     rows = [_named(table, row, read.text) | answer for row, answer in enumerate(answers)]
     if chosen.out is None:

@@ -30,6 +30,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from secure_fed.activity import activity
 from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read, refusal
 from secure_fed.deployment.relay import LOCK, SOCKET, place
 from secure_fed.errors import UsageError, plainly, reported
@@ -68,7 +69,7 @@ def serve(folder: Path, answer: Answer, shared: Shared | None = None) -> None:
     refused: set[tuple[int, int]] = set()
     if shared and not _KNOWS_PEERS:
         raise AgentError("this system does not report the user behind a connection: run a node of two users on Linux")
-    with _held(folder), _listening(folder, shared) as server:
+    with _held(folder), _listening(folder, shared) as server, activity("this node answers requests; Ctrl-C ends it"):
         while True:
             connection, _ = server.accept()
             with connection:

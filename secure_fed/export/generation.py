@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from secure_fed.activity import activity
 from secure_fed.learning.data.alignment import aligned
 from secure_fed.learning.data.encode import Collate, pad_id, per_token
 from secure_fed.learning.tasks.task import finite, logits
@@ -57,9 +58,11 @@ def continued(
     begun = list(_begun(tokenizer, prompts))
     for start in range(0, len(begun), together):
         of_batch = begun[start : start + together]
-        for _ in range(count):
-            if going := [one for one in of_batch if not one.ended]:
-                _step(model, tokenizer, going, max_length, choose)
+        with activity(f"continuing texts {start + 1} to {start + len(of_batch)} of {len(begun)}, tokens", count) as now:
+            for _ in range(count):
+                now.step()
+                if going := [one for one in of_batch if not one.ended]:
+                    _step(model, tokenizer, going, max_length, choose)
         for one in of_batch:
             yield str(tokenizer.decode(one.written, skip_special_tokens=True))
 

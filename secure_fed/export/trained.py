@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.export.adapter_folder import base_model
@@ -99,9 +100,12 @@ class Trained:
         device = next(self.model.parameters()).device
         found: dict[int, Answer] = {}
         self.model.eval()
-        for batch in batches(encoded, settings.batch_size, task.collate(self.tokenizer), None):
-            answers = task.answers(self.model, to_device(batch.inputs, device), self.label_names)
-            found.update(zip(batch.indices.tolist(), answers, strict=True))
+        read = batches(encoded, settings.batch_size, task.collate(self.tokenizer), None)
+        with activity("labelling texts in batches", -(-len(lines) // settings.batch_size)) as now:
+            for batch in read:
+                now.step()
+                answers = task.answers(self.model, to_device(batch.inputs, device), self.label_names)
+                found.update(zip(batch.indices.tolist(), answers, strict=True))
         for index in range(len(lines)):
             yield found[index]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from secure_fed.activity import activity
 from secure_fed.deployment import relay
 from secure_fed.deployment.attended import LOG as AGENT_LOG
 from secure_fed.deployment.attended import attended, ended, private
@@ -101,11 +102,12 @@ def connect(folder: Path, agent: Path, link: Link) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ.setdefault("FLWR_HOME", str(folder / "flwr"))
     said = ""
-    while reason := _not_for_us(agent):
-        if reason != said:
-            print(f"secure-fed: waiting for the agent at {agent}: {reason}", file=sys.stderr, flush=True)
-        said = reason
-        time.sleep(1)
+    with activity(f"waiting for the agent at {agent}"):
+        while reason := _not_for_us(agent):
+            if reason != said:
+                print(f"secure-fed: waiting for the agent at {agent}: {reason}", file=sys.stderr, flush=True)
+            said = reason
+            time.sleep(1)
     _connected_always(folder, agent, link, lambda: None)
 
 
@@ -128,7 +130,8 @@ def _not_for_us(agent: Path) -> str:
 def _connected_always(folder: Path, agent: Path, link: Link, check: Callable[[], None]) -> NoReturn:
     """Run the SuperNode, again and again. check: called all the while; its exceptions end it."""
     while True:
-        ended = _connected(folder, agent, link, check)
+        with activity("this node answers requests; Ctrl-C ends it"):
+            ended = _connected(folder, agent, link, check)
         print(f"secure-fed: {ended}; connecting again", file=sys.stderr, flush=True)
         time.sleep(_AGAIN)
 

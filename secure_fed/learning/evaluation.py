@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from secure_fed.activity import activity
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import batches
 from secure_fed.learning.tasks.task import Collate, Metrics
@@ -21,8 +22,15 @@ def evaluate(
     """The metrics of the model, in evaluation mode, over all examples, as plain numbers."""
     if model.training:  # `eval` visits every module, which is slow
         model.eval()
-    made = (to_device(batch.inputs, device) for batch in batches(examples, batch_size, collate, None))
-    given: Any = metrics(model, made)
+    read = batches(examples, batch_size, collate, None)
+    with activity("evaluating in batches", -(-len(examples) // batch_size)) as now:
+
+        def made() -> Iterator[Any]:
+            for batch in read:
+                now.step()
+                yield to_device(batch.inputs, device)
+
+        given: Any = metrics(model, made())
     try:
         return {str(name): float(value) for name, value in given.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -13,6 +13,7 @@ from typing import Any, overload
 
 from torch import nn
 
+from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data import division, fingerprint, partition, sources
@@ -87,7 +88,8 @@ def configured(config: RunConfig) -> Problem:
     """The problem that a configuration describes."""
     seed, task = config.federation.seed, tasks.build(config.data)
     private = config.privacy.unit != "none"
-    source = sources.load(config.data, task, seed=seed, group=config.privacy.group_column, unit=config.privacy.unit)
+    with activity("reading the data"):
+        source = sources.load(config.data, task, seed=seed, group=config.privacy.group_column, unit=config.privacy.unit)
     labels = source.train.label_names
     strata = tuple(task.strata(source.train, seed))
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))

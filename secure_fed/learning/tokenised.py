@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.named_files import generated
@@ -24,10 +25,12 @@ def tokenised(config: RunConfig, task: Task, tokenizer: Any, rows: Rows) -> Enco
     """`task.encode` of these rows of the configuration's data; callers must not write to the result."""
     length = config.model.max_length
     if config.model.name not in BUILTIN or not generated(config.data):
-        return task.encode(tokenizer, rows, length)
+        with activity(f"tokenising {len(rows):,} rows"):
+            return task.encode(tokenizer, rows, length)
     key = (config.model.name, repr(config.data), length, rows)
     if key not in _kept:
-        _kept[key] = task.encode(tokenizer, rows, length)
+        with activity(f"tokenising {len(rows):,} rows"):
+            _kept[key] = task.encode(tokenizer, rows, length)
     _kept.move_to_end(key)
     while len(_kept) > _SPLITS:
         _kept.popitem(last=False)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secure_fed.activity import activity
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning import tasks
@@ -46,7 +47,12 @@ def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> li
     """
     settings, pooling = _settings(overrides)
     skeleton = _Skeleton.of(model, classes, pooling)
-    return [_row(name, settings, skeleton) for name in METHODS]
+    rows = []
+    with activity("counting methods", len(METHODS)) as now:
+        for name in METHODS:
+            now.step()
+            rows.append(_row(name, settings, skeleton))
+    return rows
 
 
 def on(model: str, classes: int = 2, pooling: str = "model") -> Iterator[tuple[str, Method, State]]:

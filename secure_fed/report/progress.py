@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from secure_fed.activity import shown_by
 from secure_fed.config import RunConfig
 from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods.method import State
@@ -60,11 +61,14 @@ class ConsoleProgress:
         with suppress(Exception):
             if self._console.is_terminal:
                 self._bar.start()
+        self._open = ExitStack()
+        self._open.enter_context(shown_by(self._doing))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._open.close()
         with suppress(Exception):
             if self._console.is_terminal:
                 self._bar.stop()
@@ -72,6 +76,14 @@ class ConsoleProgress:
     def begin(self, plan: Plan | None, charges: Charges | None = None) -> None:
         """From here on epsilon is shown by the plan of a private run, for the releases that are charged."""
         self._plan, self._charges = plan, charges
+
+    def _doing(self, what: str | None, began: float) -> None:
+        """Show an activity of the preparation, or of a trial within a round."""
+        if what is not None:
+            self._bar.update(self._task, news=what or "preparing")
+            if what and not self._console.is_terminal and time.monotonic() - self._said > _SILENCE:
+                self._said = time.monotonic()
+                self._console.print(f"secure-fed: {what}", soft_wrap=True)
 
     def on_promise(self, sentences: Sequence[str]) -> None:
         with suppress(Exception):
@@ -90,8 +102,7 @@ class ConsoleProgress:
 
     def on_progress(self, progress: Within) -> None:
         with suppress(Exception):
-            stage = progress.stage + (f" {int(progress.done)}/{progress.total}" if progress.total else "")
-            news, left = self._news(stage, progress.sent), self._left(progress.round + progress.share)
+            news, left = self._news(str(progress), progress.sent), self._left(progress.round + progress.share)
             self._bar.update(self._task, news=news, left=left)
             if not self._console.is_terminal and time.monotonic() - self._said > _SILENCE:
                 self._print(progress.round + 1, news, left)

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
+from secure_fed.activity import activity
 from secure_fed.learning.tasks.commonest import Commonest, no_better
 from secure_fed.learning.tasks.headline import leads
 from secure_fed.report.formatting import at_most, percent, size, time
@@ -53,9 +54,9 @@ class PlainConsole(Console):
 
 @contextmanager
 def doing() -> Iterator[Callable[[str], None]]:
-    """A moving line on standard error that names the current computation; nothing without a terminal."""
-    with PlainConsole(stderr=True).status("") as line:
-        yield lambda what: line.update(f"secure-fed: {what} ...")
+    """Names the current computation of a command, for its line on the terminal."""
+    with activity("") as now:
+        yield now.says
 
 
 def show_result(summary: Mapping[str, Any]) -> None:

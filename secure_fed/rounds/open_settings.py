@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from privacy.errors import PrivacyError
+from secure_fed.activity import activity
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Filtering, Method, Settling, Shrinking, State
@@ -102,7 +103,8 @@ def _in_turn(
     target = Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, stop_early=True)
     possible = Possible(_counted(config, cohort), 0, takes_back, config.federation.momentum)
     try:
-        ways = [way for way in in_turn(setting, target, possible) if _left_open(config.privacy, way)]
+        with activity("comparing the ways to add noise"):
+            ways = [way for way in in_turn(setting, target, possible) if _left_open(config.privacy, way)]
     except PrivacyError:
         ways = []
     if not ways:

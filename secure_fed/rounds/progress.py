@@ -35,6 +35,10 @@ class Progress:
     total: int = 0
     sent: int = 0
 
+    def __str__(self) -> str:
+        """The stage, and the number of finished clients, if it is reported."""
+        return self.stage + (f" {int(self.done)}/{self.total}" if self.total else "")
+
     @property
     def share(self) -> float:
         """The finished share of the round. Training takes nearly all of it."""

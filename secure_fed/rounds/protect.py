@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from privacy.entropy import Entropy, SystemEntropy
 from privacy.public_order import PublicOrder
 from privacy.sampling import Sampler
+from secure_fed.activity import activity
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.config.privacy_checks import require_small_delta
 from secure_fed.errors import ConfigError
@@ -63,7 +64,8 @@ def protect(
     _require_unit(card, privacy.unit)
     require_small_delta(config, len(names) if privacy.unit == "client" else sum(units))
     population = Population(names, units, cohorts, passes, mechanism)
-    plan = placement.plan(config, population)
+    with activity("calibrating the noise"):
+        plan = placement.plan(config, population)
     phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier))
     among, hidden = 0 if placement.step_noise else phantoms.phantoms, privacy.hidden_cohort
     beside = among if hidden else expected_phantoms(cohorts, among)

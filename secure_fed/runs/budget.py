@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from privacy.account import Account
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Cost, Head, Ledger
+from privacy.statement import rounded_up
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.rounds.charges import TurnPassed
@@ -142,7 +143,7 @@ def cost_in_words(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None) -> s
 
 
 def _amount(cost: Cost) -> str:
-    return f"epsilon {cost.epsilon:.4g} at delta {cost.delta:.3g}"
+    return f"epsilon {rounded_up(cost.epsilon, 4)} at delta {rounded_up(cost.delta, 3)}"
 
 
 def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privacy.errors import BudgetExhausted
+from secure_fed.activity import Activity, activity
 from secure_fed.errors import RunDirectoryError
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.training.schedule import scheduled_lr
@@ -142,7 +143,15 @@ class _Run:
         if assembly.watch:
             assembly.watch.begin()
         self.recorder.begin(self.state)
-        server, transport = self.recorder.beside(assembly.server), self._told(self.recorder.around(assembly.transport))
+        with activity("") as now, activity("preparing the round") as within:
+            return self._rounds(schedule, now, within)
+
+    def _rounds(self, schedule: Schedule, now: Activity, within: Activity) -> str:
+        """now: says the round; within: says how far it is."""
+        assembly = self.assembly
+        patience, task = assembly.config.evaluation.patience, assembly.config.data.task
+        server = self.recorder.beside(assembly.server)
+        transport = self._told(self.recorder.around(assembly.transport), schedule.rounds, now, within)
         keeper: Keeper = Releases(self.store, assembly.clients) if self.store and self.budget else KeepsNothing()
         try:
             for following, record in engine.run(self.state, server, transport, schedule, self._evaluate, keeper):
@@ -199,7 +208,10 @@ class _Run:
     def finished(self, ended_early: str) -> Result:
         """The result, saved and announced."""
         run_dir = self.store.path if self.store else None
-        whole = summary(self.assembly, self.state, self.records, run_dir, self.budget, ended_early, self.noise_alone)
+        with activity("working out the result"):
+            whole = summary(
+                self.assembly, self.state, self.records, run_dir, self.budget, ended_early, self.noise_alone
+            )
         shown, withheld = published.of_result(whole) if self._private else (whole, {})
         kept = self.best or (found.state if run_dir and (found := read_best(run_dir)) else None)
         plan = self.assembly.protection.plan
@@ -225,10 +237,15 @@ class _Run:
             left = self.budget.plan.releases - self.budget.plan.passes * self.state.round
         self.assembly.masks.begin(left, engine.dealt_wrong(self.records, self.assembly.server.names))
 
-    def _told(self, transport: Transport) -> Told:
-        """The transport, wrapped so that callbacks learn of its exchanges."""
-        hides = self.assembly.protection.hides_cohort
-        self.telling = Told(transport, partial(self.notify, "on_progress"), counted=not hides)
+    def _told(self, transport: Transport, rounds: int, now: Activity, within: Activity) -> Told:
+        """The transport, wrapped so that displays and callbacks learn of its exchanges."""
+
+        def tell(progress: Progress) -> None:
+            now.says(f"round {progress.round + 1} of {rounds}")
+            within.says(str(progress), anew=progress.done == 0)
+            self.notify("on_progress", progress)
+
+        self.telling = Told(transport, tell, counted=not self.assembly.protection.hides_cohort)
         self.assembly.ways.told = self.telling.ahead
         return self.telling
 
@@ -255,7 +272,8 @@ def _probed(assembly: Assembly, run_dir: Path | None, notify: Notify) -> dict[st
     if run_dir is not None and (run_dir / FACTS).exists() and (noted := read_facts(run_dir).get("noise_alone")):
         return dict(noted)
     notify("on_progress", Progress(0, PROBING))
-    found = probe(assembly)
+    with activity(PROBING):
+        found = probe(assembly)
     if found is None:
         return None
     figures = found.to_dict()

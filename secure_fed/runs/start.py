@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from privacy.sampling import Sampler
+from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.hold_out import hold_out
@@ -53,8 +54,9 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
     held_out, problem = hold_out(config, whole)
     if problem.fixed and not isinstance(method, LoraShaped):
         raise _needs_lora(config)
-    base_digest = digest_of(problem.model, (*problem.head, *problem.fixed))  # before the method changes any of it
-    tensors = method.prepare(problem.model, problem.head, config.federation.seed)
+    with activity(f"preparing the tensors of {config.method.name}"):
+        base_digest = digest_of(problem.model, (*problem.head, *problem.fixed))  # before the method changes any of it
+        tensors = method.prepare(problem.model, problem.head, config.federation.seed)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
     plan = method.plan(State(tensors))
     width = width_of(getattr(problem.model, "config", None))

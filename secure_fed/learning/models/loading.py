@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from secure_fed.activity import activity
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.learning.models.architecture import positions_of
@@ -40,6 +41,11 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int)
 
     If a head was pre-trained for the task, such as a language model's, only its new parameters count as head.
     """
+    with activity(f"loading the model {config.name}"):
+        return _loaded(config, task, label_names, seed)
+
+
+def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:
     import transformers
 
     from secure_fed.learning.models import described

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
+from secure_fed.activity import activity
 from secure_fed.errors import RunDirectoryError
 from secure_fed.report.page import curves, details, diagnostics, masks, membership, overview, privacy, statement
 from secure_fed.report.page.markup import text
@@ -46,9 +47,10 @@ def write_report(run_dir: Path) -> Path:
     """
     path, private = run_dir / REPORT, private_part(run_dir)
     try:
-        shown = read(run_dir)
-        whole = page(owned(run_dir))
-        content = page(shown) if shown.private else whole
+        with activity("writing the report"):
+            shown = read(run_dir)
+            whole = page(owned(run_dir))
+            content = page(shown) if shown.private else whole
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Rounds, result and facts are shown as found in the files, even if somebody edited them.
         raise RunDirectoryError(f"{run_dir} is damaged: it holds a value that no run writes ({error})") from error

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secure_fed.activity import activity
 from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.training.cohort.devices import Told, divided
 from secure_fed.learning.training.cohort.division import Packing, Public, Room, Tight
@@ -66,9 +67,10 @@ class Ways:
             examples: Sequence[Any] = Plain(max((job.examples for job in alike), key=len))
             if public:
                 examples = nobodys(objective, first.collate, placed[0], examples[0])
-            self.trials[first.kind] = (
-                tried(objective, placed, examples, first.collate) if len(examples) else Trial(_NOTHING)
-            )
+            with activity("checking whether clients can train in common passes"):
+                self.trials[first.kind] = (
+                    tried(objective, placed, examples, first.collate) if len(examples) else Trial(_NOTHING)
+                )
         return self.trials[first.kind]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secure_fed.activity import Activity, activity
 from secure_fed.errors import ConfigError, ModelError
 
 CANNOT = (ModelError, RuntimeError, ValueError)  # what a model raises that cannot compute a pass
@@ -31,8 +32,20 @@ def sizes_that_agree(
     copies of one. If several sets of sizes agree, the largest set is returned. candidates: the sizes to try, up to
     `len(probe)`, ascending.
     """
+    with activity("checking how many examples can share a pass", len(candidates)) as now:
+        return _agreeing(gradients, probe, candidates, copied, now)
+
+
+def _agreeing(
+    gradients: Callable[[Sequence[Any]], Mapping[str, Tensor]],
+    probe: Sequence[Any],
+    candidates: Sequence[int],
+    copied: int,
+    now: Activity,
+) -> tuple[int, ...]:
     agreeing: list[tuple[list[int], dict[int, bytes]]] = []
     for size in candidates:
+        now.step()
         last = len(probe) - 1
         copies = [(one,) * size for one in (0, last // 2, last)[:copied]]
         halves = [] if len(candidates) > 1 else [_covering(range(at, size, 2), size)[0] for at in (0, 1) if at < size]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from secure_fed.activity import activity
 from secure_fed.errors import ModelError, SecureFedError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.checksums import changed, checksums
@@ -210,9 +211,10 @@ def _require_own(objective: Objective, alone: Collate, together: Collate, placed
     count = len(probe)
     orders: list[Sequence[int]] = [range(size) for size in sizes_up_to(count)]
     orders += [range(count - 1, -1, -1), [0] * count, [count - 1] * count, [i % min(2, count) for i in range(count)]]
-    with torch.no_grad():
+    with torch.no_grad(), activity("batches tried", len(orders)) as now:
         own = torch.cat([losses(objective, alone, placed, [item]) for item in probe])
         for order in map(list, orders):
+            now.step()
             found = losses(objective, together, placed, [probe[i] for i in order])
             if not same_losses(found, own[order], objective.tolerance):
                 raise ModelError(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from secure_fed.activity import activity
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.tasks.task import Collate
@@ -48,13 +49,20 @@ class Uncoupled:
         """
         if not self.kinds.by_length:
             clients = [max(clients, key=len)[:_LOOKED_AT]]
+        found: dict[Hashable, list[Any]] = {}  # some examples of each kind, of the first client that has any
         for items in clients:
             for kind, of_kind in places_of(self.kinds(items[i]) for i in range(len(items))).items():
-                self.require(kind, placed, [items[i] for i in of_kind[: self.most]])
+                if kind not in found:
+                    found[kind] = [items[i] for i in of_kind[: self.most]]
+        untried = {kind: items for kind, items in found.items() if self._key(kind, placed) not in self.objective.ways}
+        with activity("checking that each example's gradient is its own", len(untried)) as now:
+            for kind, items in untried.items():
+                now.step()
+                self.require(kind, placed, items)
 
     def require(self, kind: Hashable, placed: Placed, items: Sequence[Any]) -> None:
         """The same for one kind. items: examples of the kind."""
-        key = ("uncoupled", placed.shapes, kind, self.most)
+        key = self._key(kind, placed)
         if key in self.objective.ways:
             return
         with parameters_stay(self.objective, placed.held | placed.moving):
@@ -63,6 +71,9 @@ class Uncoupled:
             if probe.padded:  # else each is computed alone
                 require_uncoupled(self.objective, self.kinds.collate, self.kinds.together(kind), placed, probe.items)
         self.objective.ways[key] = True
+
+    def _key(self, kind: Hashable, placed: Placed) -> Hashable:
+        return "uncoupled", placed.shapes, kind, self.most
 
     def _own(self, kind: Hashable, items: Sequence[Any]) -> Sequence[Any]:
         if len(items) >= self.most:
