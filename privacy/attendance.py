@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 from privacy.errors import LedgerError, PrivacyError
@@ -37,15 +38,24 @@ class Attendance:
         self._taken: dict[int, int] = {}
         self._file: int | None = None
         self._durable = False
+        self._entered: Callable[[int], None] | None = None
 
-    def begin(self, path: Path | None, *, begun: bool = False, durable: bool = False) -> None:
+    def begin(
+        self,
+        path: Path | None,
+        *,
+        begun: bool = False,
+        durable: bool = False,
+        entered: Callable[[int], None] | None = None,
+    ) -> None:
         """Begin or resume a run with its record in `path`; with None the record is lost when the process ends.
 
         begun: a round of the run has been charged, so that LedgerError is raised where there is no record. durable: every turn
-        is on disk before `enter` returns, for a member whose rounds nobody charges one by one.
+        is on disk before `enter` returns, for a member on a machine of its own. entered: called with the round once its turn is
+        on disk, and before `enter` returns.
         """
         self.end()
-        self._taken, self._durable = {}, durable
+        self._taken, self._durable, self._entered = {}, durable, entered
         if path is None:
             return
         if begun and not path.exists():
@@ -91,6 +101,8 @@ class Attendance:
         if self._file is not None:
             self._note(self._file, _TURN.pack(member, round_))
         self._taken[member] = round_
+        if self._entered is not None:
+            self._entered(round_)
 
     def _note(self, file: int, record: bytes) -> None:
         try:

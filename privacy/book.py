@@ -1,4 +1,4 @@
-"""The contents of a ledger's rows: its identity, its reservations, and its charges."""
+"""The contents of a ledger's rows: its identity, its reservations, its charges, and the runs closed without any."""
 
 from __future__ import annotations
 
@@ -73,7 +73,12 @@ class Statement:
     other: str
 
 
-Entry = Opening | Reservation | Charge | Statement
+@dataclass(frozen=True)
+class Closing:
+    """The end of a run that has charged nothing: its reservation counts no more, and it never reserves or charges again."""
+
+
+Entry = Opening | Reservation | Charge | Statement | Closing
 
 
 class Book:
@@ -84,10 +89,11 @@ class Book:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.end: Row | None = None
-        self.data: set[str] = set()
         self.units = Units()
         self._seals: list[str] = []
         self._reservations: dict[str, Reservation] = {}
+        self._reserving: list[tuple[Row, Reservation]] = []  # of all runs that are not closed
+        self._closed: set[str] = set()
         self._charges: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self._next_rounds: dict[tuple[str, str], int] = {}
 
@@ -105,7 +111,7 @@ class Book:
         match self.check(row):
             case Reservation() as reservation:
                 self._reservations[row.run] = reservation
-                self.data.add(reservation.data)
+                self._reserving.append((row, reservation))
                 self.units.enter(reservation.unit, row.id)
             case Charge(who, releases, round_):
                 self._charges[row.run][who] = self._charges[row.run].get(who, 0) + releases
@@ -113,6 +119,8 @@ class Book:
                     self._next_rounds[row.run, who] = max(self.next_round(row.run, who), round_ + 1)
             case Statement(one, other):
                 self.units.declare(one, other)
+            case Closing():
+                self._close(row.run)
             case Opening() as opening:
                 self.opening = opening
         self._seals.append(row.digest)
@@ -123,6 +131,8 @@ class Book:
         try:
             if (row.kind == "open") != (row.id == 1):
                 raise ValueError("the first row of a ledger is of kind 'open', and no other row is")
+            if row.run in self._closed:
+                raise ValueError(f"run {row.run!r} was closed before")
             match row.kind:
                 case "open":
                     return _opened(row.body)
@@ -132,6 +142,10 @@ class Book:
                     return _charged(row.body)
                 case "same":
                     return _declared(row.body)
+                case "close":
+                    if row.run not in self._reservations or row.run in self._charges:
+                        raise ValueError("it closes a run that has reserved nothing, or has charged")
+                    return Closing()
             raise ValueError(f"its kind is {row.kind!r}")
         except (KeyError, TypeError, ValueError, PlanError) as error:
             raise LedgerError(
@@ -164,8 +178,23 @@ class Book:
             text = f"has been rewritten: row {head.row} is not the row that was written{source}; {RESTORE}"
         raise LedgerError(f"{self.path} {text}")
 
+    @property
+    def data(self) -> set[str]:
+        """The keyed digests of the data that have reserved, but for runs that were closed."""
+        return {reservation.data for _, reservation in self._reserving}
+
+    def closed(self, run: str) -> bool:
+        """Whether the run was closed."""
+        return run in self._closed
+
+    def require_open(self, run: str) -> None:
+        """PlanError for a run that was closed."""
+        if run in self._closed:
+            raise PlanError(f"run {run!r} was closed in {self.path}, and can neither reserve nor charge any more")
+
     def reservation(self, run: str) -> Reservation:
         """The reservation of a run; PlanError if it has none."""
+        self.require_open(run)
         if run not in self._reservations:
             raise PlanError(f"run {run!r} has reserved nothing in {self.path}: reserve its cost before it charges")
         return self._reservations[run]
@@ -177,6 +206,15 @@ class Book:
     def others(self, run: str | None = None) -> list[Cost]:
         """The costs reserved by all runs except `run`."""
         return [held.cost for holder, held in self._reservations.items() if holder != run]
+
+    def _close(self, run: str) -> None:
+        """Forget the run's reservation, and its data and unit where no other run has reserved for them."""
+        self._closed.add(run)
+        del self._reservations[run]
+        self._reserving = [(row, reservation) for row, reservation in self._reserving if row.run != run]
+        self.units.used.clear()
+        for row, reservation in self._reserving:
+            self.units.enter(reservation.unit, row.id)
 
     def charged(self, run: str) -> dict[str, int]:
         return dict(self._charges.get(run, {}))

@@ -1,12 +1,13 @@
 """The privacy budget of one data set, on disk, and the costs that runs have taken from it.
 
-Rows of a `chain`, of four kinds:
+Rows of a `chain`, of five kinds:
 
     open      the ledger's identity, its data set, its budget and how costs compose, all fixed from then on; and its key
     reserve   the most that a run may cost and the unit it protects, admitted by the budget's filter; a later row of
               the same run replaces an earlier one
     same      the user's statement that two unit names mean one unit
     charge    releases that the run is about to make
+    close     the end of a run that has charged nothing: its reservation counts no more
 
 Guarantees:
 
@@ -14,7 +15,8 @@ Guarantees:
 - All reservations protect one unit, under one kind of neighbours (`units`), so that their sum is meaningful.
 - A charge is on disk before `charge` returns, so a caller that charges before it releases has, after a kill or a power cut at
   any instant, charges for at least the releases made.
-- Budget is never returned: no row lowers a reservation or a charge.
+- No row lowers a reservation or a charge. Budget is returned in one case alone: a run that has computed nothing from private
+  data is closed, whole and for good (`Ledger.close` has the argument).
 - Edits are detected when the ledger is opened; a cut or rewritten end, or an older copy, by a `Head` kept elsewhere: by a run,
   or by the user for all ledgers (`heads`). An attacker who controls the ledger and all heads is not resisted.
 - Digests of private rows are stored under the ledger's own key. The key is in the ledger, which only its owner can read.
@@ -154,6 +156,35 @@ class Ledger:
                 return self.head
             return self._hold(run, larger, held.data, held.unit, held.terms)
 
+    def close(self, run: str) -> Head:
+        """End a run that made no private step, and give its whole reservation back. It can never reserve or charge again.
+
+        PlanError, and nothing is written, if the run has reserved nothing or has charged. A repeated call writes nothing. Runs
+        whose private steps are not charged here one by one: the caller guarantees that there was none, and that none follows.
+
+        Why this costs nothing. The filter admits a run if the costs of all mechanisms that have run, or still may run, stay
+        within the limits. A run that is closed before any private step is the empty mechanism: its output is the same on all
+        data sets, so it is (0, 0)-DP, whatever it had reserved, and no step of it can follow. The time at which it is closed,
+        and what is reserved next, may depend on the releases of other runs, as a filter allows. A run that has released k of n
+        results differs: it may have been stopped because of them, and the cost of k releases holds for a k fixed beforehand.
+        So a run that has made any step keeps its whole reservation.
+        """
+        with self._journal.transaction(write=True):
+            if self._book.closed(run):
+                return self.head
+            self._book.reservation(run)
+            if charged := sum(self._book.charged(run).values()):
+                raise PlanError(
+                    f"run {run!r} has charged {charged} releases in {self.path}, and its reservation is spent: only a run "
+                    "without any charge is closed"
+                )
+            return self._journal.append("close", run, {})
+
+    def closed(self, run: str) -> bool:
+        """Whether the run was closed, and its reservation given back."""
+        with self._journal.transaction(write=False):
+            return self._book.closed(run)
+
     def admits(self, run: str, cost: Cost) -> bool:
         """Whether the run could reserve `cost` now. Another process may reserve first: only `reserve` guarantees it."""
         return not self.exceeded(run, cost)
@@ -220,7 +251,7 @@ class Ledger:
             return self._book.next_round(run, who)
 
     def reserved(self, run: str) -> Cost | None:
-        """The cost that a run has reserved; None if it has reserved nothing."""
+        """The cost that a run has reserved; None if it has reserved nothing, or was closed."""
         with self._journal.transaction(write=False):
             return self._book.cost(run)
 
@@ -237,6 +268,7 @@ class Ledger:
         """Reserve; the digests are keyed."""
         if not run or not run.isprintable():
             raise PlanError(f"a run cannot be called {run!r} in a ledger: give it a name of printable characters")
+        self._book.require_open(run)
         held, others = self._book.cost(run), self._book.others(run)
         self.budget.parts(cost)  # raises unless it has the parts that this ledger sums
         if held is not None and held.or_more(cost) != cost:

@@ -77,7 +77,8 @@ def _runs(facts: dict[str, Any]) -> Table:
     several = len(facts["units"]) > 1
     table = Table("run", "epsilon", "delta", "releases", *(["unit"] if several else []), "since")
     for run in facts["runs"]:
-        spent = (_number(run["epsilon"]), _number(run["delta"]), f"{run['releases']:,}")
+        cost = ("given back", "") if run["closed"] else (_number(run["epsilon"]), _number(run["delta"]))
+        spent = (*cost, f"{run['releases']:,}")
         table.add_row(run["run"], *spent, *([run["unit"]] if several else []), str(run["time"] or ""))
     return table
 
@@ -92,7 +93,10 @@ def _units(facts: dict[str, Any]) -> Table:
 
 
 def _facts(ledger: Ledger) -> dict[str, Any]:
-    """The state of a ledger. A reserved cost counts as spent: a run may release that much at any time."""
+    """The state of a ledger. A reserved cost counts as spent: a run may release that much at any time.
+
+    A closed run has made no release; it has the cost that it had reserved, and the time at which it was closed.
+    """
     rows = ledger.rows()
     spent, limit = ledger.spent(), {"epsilon": ledger.epsilon, "delta": ledger.delta}
     taken = {"epsilon": spent.epsilon, "delta": spent.delta}
@@ -123,7 +127,10 @@ def _holders(ledger: Ledger) -> list[dict[str, Any]]:
                 "by": charged,
                 "unit": row.body["unit"]["name"],
                 "time": first["time"],
+                "closed": None,
             }
+        elif row.kind == "close":
+            runs[row.run]["closed"] = row.body["time"]
     return list(runs.values())
 
 

@@ -1,4 +1,4 @@
-"""`secure-fed node`: a node's folder, the node itself, and the log of its requests."""
+"""`secure-fed node`: a node's folder, the node itself, its federations, and the log of its requests."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     connect.set_defaults(run=_connect)
     running = actions.add_parser("run", help="take part, with both halves under one user: for trials")
     running.set_defaults(run=_run)
-    status = actions.add_parser("status", help="requests to this node, its refusals, and its spent budget")
+    status = actions.add_parser("status", help="requests to this node, its refusals, its federations, and its budget")
     status.set_defaults(run=_status)
+    closing = "close a federation at this node for good, and give back a reservation for which the node made no step"
+    release = actions.add_parser("release", help=closing, description=closing)
+    release.set_defaults(run=_release)
     replace = actions.add_parser("replace-key", help="give the node a new identity; the old key is put aside")
     replace.set_defaults(run=_replace_key)
-    for action in (init, card, agent, running, status, replace):
+    for action in (init, card, agent, running, status, release, replace):
         action.add_argument("folder", type=Path, metavar="FOLDER", help="the node's folder")
+    release.add_argument("federation", metavar="FEDERATION", help="its name, or the first digits of its digest")
     init.add_argument("--train", required=True, nargs="+", metavar="FILE", help="this node's examples")
     init.add_argument(
         "--coordinator", required=True, metavar="FINGERPRINT", help="fingerprint of the coordinator's key"
@@ -130,6 +134,13 @@ def _link(chosen: argparse.Namespace) -> Link:
     return Link(chosen.superlink, chosen.root_certificates, chosen.insecure, chosen.auth_key, chosen.port)
 
 
+def _release(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment.home import Home
+    from secure_fed.deployment.releasing import release
+
+    print(release(Home.load(chosen.folder), chosen.federation))
+
+
 def _status(chosen: argparse.Namespace) -> None:
     found = _found(chosen.folder)
     if chosen.json:
@@ -140,12 +151,34 @@ def _status(chosen: argparse.Namespace) -> None:
     if spent:
         for name in ("epsilon", "delta"):
             print(f"spent: {name} {spent[name]:.4g} of {spent[f'most_{name}']:.4g}")
+    if found["federations"]:
+        print("federations:")
+    for one in found["federations"]:
+        print(f"  {one['digest']}  {one['name'] or '(accepted by an earlier version)'}  {_state(one)}")
     titles = {"last": "lately", "refused": "refused lately", "strangers": "lately, not from a coordinator in node.toml"}
     for name, title in titles.items():
         if found[name]:
             print(f"{title}:")
         for line in found[name]:
             print(f"  {line['time']}  {line['federation'] or '-'}  {line['what']}")
+
+
+def _state(found: dict[str, Any]) -> str:
+    """A federation's cost and the part of it that the node has reserved, in words."""
+
+    def words(cost: dict[str, float]) -> str:
+        return f"epsilon {cost['epsilon']:.4g} and delta {cost['delta']:.3g}"
+
+    state = "closed" if found["closed"] else "open"
+    if found["reserved"]:
+        return f"{state}, {words(found['reserved'])} reserved, {found['charged']} releases charged"
+    if found["given_back"]:
+        return f"{state}, its reservation was given back"
+    return (
+        f"{state}, would cost {words(found['cost'])}, none of it reserved"
+        if found["cost"]
+        else f"{state}, no guarantee"
+    )
 
 
 def _spent(ledger: Ledger, policy: Policy) -> dict[str, float]:
@@ -164,15 +197,16 @@ def _found(folder: Path) -> dict[str, Any]:
     from secure_fed.deployment.charter import fingerprint
     from secure_fed.deployment.home import LEDGER, Home
     from secure_fed.deployment.journal import Journal
+    from secure_fed.deployment.memberships import memberships
 
-    home, journal, spent = Home.load(folder), Journal(folder), None
-    if (ledger := folder / LEDGER).exists():
-        spent = _spent(Ledger.open(ledger), home.policy)
+    home, journal = Home.load(folder), Journal(folder)
+    ledger = Ledger.open(folder / LEDGER) if (folder / LEDGER).exists() else None
     return {
         "name": home.name,
         "fingerprint": fingerprint(home.identity.public),
         "running": relay.running(folder),
-        "spent": spent,
+        "spent": _spent(ledger, home.policy) if ledger else None,
+        "federations": [one.facts(ledger) for one in memberships(home)],
         "last": journal.last(10),
         "refused": journal.last(10, refused=True),
         "strangers": journal.last(3, known=False),

@@ -69,7 +69,7 @@ def serve(folder: Path, answer: Answer, shared: Shared | None = None) -> None:
     refused: set[tuple[int, int]] = set()
     if shared and not _KNOWS_PEERS:
         raise AgentError("this system does not report the user behind a connection: run a node of two users on Linux")
-    with _held(folder), _listening(folder, shared) as server, activity("this node answers requests; Ctrl-C ends it"):
+    with held(folder), _listening(folder, shared) as server, activity("this node answers requests; Ctrl-C ends it"):
         while True:
             connection, _ = server.accept()
             with connection:
@@ -105,7 +105,7 @@ def _judged(asked: Envelope, answer: Answer) -> Envelope:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[None]:
     """The folder's lock, held as long as this process lives."""
     with plainly(AgentError, f"{folder} cannot be used", "give the folder of `secure-fed node init`"):
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -113,7 +113,9 @@ def _held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise AgentError(f"another agent holds {folder}: end it first") from error
+            raise AgentError(
+                f"another agent holds {folder}, or `secure-fed node release` does: end it first"
+            ) from error
         yield
     finally:
         os.close(lock)

@@ -1,8 +1,9 @@
 """A node: it checks every envelope that it receives, and answers those that its owner, its policy and the protocol admit.
 
 An offer brings a charter. The node accepts it if its owner named the coordinator that signed it, if the policy admits its
-terms, and if model and data are as the charter states; then the node proves which member it is. Every other envelope must be
-signed by that coordinator. The node signs every answer together with the request.
+terms, if model and data are as the charter states, and if the owner's budget has room for its cost; then the node proves which
+member it is. The budget is reserved before the first answer to a round. Every other envelope must be signed by that
+coordinator. The node signs every answer together with the request. It answers nothing of a federation that its owner closed.
 
 An error of this package, of `privacy` or of `protocols` becomes a refusal of one sentence, which is noted for the owner
 (`journal`). The coordinator gets the sentence only if it contains neither data nor paths (`refusals`), else the kind of error;
@@ -21,8 +22,9 @@ from protocols.errors import ProtocolError
 from secure_fed.deployment import messages, refusals, seal
 from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.home import LEDGER, Home
+from secure_fed.deployment.home import Home
 from secure_fed.deployment.journal import Journal
+from secure_fed.deployment.memberships import closed
 from secure_fed.deployment.message_kinds import End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.own_ledger import OwnLedger
 from secure_fed.deployment.party import Own, Party
@@ -96,22 +98,25 @@ class Node:
         number = charter.number(self.home.identity.public)
         if (name := charter.members[number].name) != self.home.name:
             raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")
-        home, policy = self.home, self.home.policy
-        ledger = OwnLedger(home.folder / LEDGER, policy.most_epsilon, policy.most_delta)
-        own = Own(home.identity, home.train, ledger, home.model, home.device)
+        home = self.home
+        own = Own(home.identity, home.train, OwnLedger.of(home), home.model, home.device)
         party = Party(charter, own, self.home.federation(charter.digest), self._entropy)
         self.close()
         self._joined = _Joined(charter, party)
 
     def _answered(self, charter: Charter, message: Message, asked: str) -> tuple[Message, str]:
         """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew."""
+        if not isinstance(message, End) and closed(self.home.federation(charter.digest)):
+            raise Refused(f"this node's owner has closed the federation {charter.name!r} at this node, for good")
         if isinstance(message, Offer):
             require(self.home.policy, charter)
             if self._joined is None or self._joined.charter.digest != charter.digest:
                 self._join(charter)
             number = charter.number(self.home.identity.public)
             accepted = message.accepted(self.home.identity, charter.digest, number)
-            return accepted, f"accepted as member {number + 1} of {len(charter.members)}"
+            told = f"accepted as member {number + 1} of {len(charter.members)}"
+            room = self._joined.party.room if self._joined else None
+            return accepted, f"{told}; {room}" if room else told
         if isinstance(message, End):
             self.close()
             return Ended(), "ended"

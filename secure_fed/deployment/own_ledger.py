@@ -1,13 +1,17 @@
 """A node's place in its owner's ledger: one budget for its data, over all federations.
 
 - A charter determines only the cost. The ledger's file, its data set, and the file with its newest head are the owner's.
+- A federation that the node accepts reserves nothing. Its whole plan is reserved in one transaction before the node's first
+  answer to a round, and so before any private step; a plan that does not fit by then is refused.
 - The ledger is about the same people, whatever their rows. So federations before and after a change of the data add up.
-- All federations together cost at most the limits of the ledger, fixed when it was created, and at most the policy's present
-  limits, which the owner may lower at any time.
+- All federations together cost at most the limits of the ledger, fixed when it was created, before the first answer of all; and
+  at most the policy's present limits, which the owner may lower at any time. The ledger's limits hold for any number of
+  processes; the policy's are compared just before, by the one agent that has the node's folder.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privacy.errors import BudgetExhausted, LedgerError
+from privacy.filters import Budget, Cost
 from privacy.ledger import Ledger
 from privacy.units import SAME_UNITS
 from secure_fed.config import PrivacyConfig, RunConfig
-from secure_fed.deployment.home import FEDERATIONS
-from secure_fed.learning.problem import Problem
+from secure_fed.deployment.home import FEDERATIONS, LEDGER, Home
 from secure_fed.runs.budget import BUDGET, RunBudget, name_in_ledger, opened, require_room
 from secure_fed.runs.budget_terms import Subject
 from secure_fed.runs.directory import PRIVATE
@@ -27,47 +31,65 @@ from secure_fed.runs.ledger_heads import heads_at
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan  # it loads an accountant
+    from secure_fed.learning.problem import Problem  # it loads torch
+
+
+@dataclass(frozen=True)
+class Room:
+    """The cost of a federation, and the budget left before it. reserved: this cost is reserved already."""
+
+    cost: Cost
+    left: Cost
+    reserved: bool
+
+    def __str__(self) -> str:
+        if self.reserved:
+            return f"{words(self.cost)} are reserved for it"
+        return f"it would cost {words(self.cost)}, of {words(self.left)} left; its first round reserves them"
 
 
 @dataclass(frozen=True)
 class OwnLedger:
-    """The owner's ledger, which no server can reset, and the present limits of the owner's policy (None: no limit)."""
+    """The owner's ledger, which no server can reset, and the present limits of the owner's policy."""
 
     path: Path
-    epsilon: float | None = None
-    delta: float | None = None
+    epsilon: float
+    delta: float
+
+    @classmethod
+    def of(cls, home: Home) -> OwnLedger:
+        return cls(home.folder / LEDGER, home.policy.most_epsilon, home.policy.most_delta)
+
+    def require_room(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> Room:
+        """The room for the federation whose state is in `folder`. BudgetExhausted if it does not fit now. Writes nothing."""
+        if self.path.exists():
+            return self._checked(self.opened(), config, plan, problem, folder)[0]
+        self._require_unused()
+        return self._require_within(None, plan, "")
 
     @contextmanager
     def reserved(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> Iterator[RunBudget]:
-        """The reserved budget of the federation whose state is in `folder`. BudgetExhausted if it does not fit."""
-        self.require_room(config, plan, problem, folder)
-        with opened(self._settings(config), plan, folder, _subject(config, problem)) as budget:
-            yield budget
+        """The reserved budget of the federation whose state is in `folder`. BudgetExhausted if it does not fit.
 
-    def require_room(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> None:
-        """BudgetExhausted if the federation whose state is in `folder` does not fit; it reserves nothing."""
-        self._require_within(self._opened(), plan, name_in_ledger(folder))
-        require_room(self._settings(config), plan, folder, _subject(config, problem))
-
-    def _settings(self, config: RunConfig) -> PrivacyConfig:
-        """The charter's privacy settings with the owner's ledger."""
-        data_set = self._opened().data_set
-        return replace(
-            config.privacy,
-            ledger=str(self.path),
-            data_set=data_set,
-            unit_name="",
-            ledger_heads="",
-            on_exhausted="refuse",
-        )
-
-    def _opened(self) -> Ledger:
-        """The ledger, made for the node's first federation. LedgerError if one that a federation reserved in is missing."""
+        The ledger is made for the node's first reservation.
+        """
         if not self.path.exists():
             self._require_unused()
             Ledger.create(self.path, data_set="this node", epsilon=self.epsilon, delta=self.delta)
             self.path.chmod(0o600)
+        _, privacy, subject = self._checked(self.opened(), config, plan, problem, folder)
+        with opened(privacy, plan, folder, subject) as budget:
+            yield budget
+
+    def opened(self) -> Ledger:
+        """The ledger. LedgerError if it is missing, damaged, or an older copy."""
         return Ledger.open(self.path, heads=heads_at(""))
+
+    def limits(self, ledger: Ledger | None) -> tuple[float, float]:
+        """The most epsilon and delta of all federations: the policy's or the ledger's own, whichever is lower."""
+        own = (None, None) if ledger is None else (ledger.epsilon, ledger.delta)
+        epsilon, delta = (math.inf if fixed is None else fixed for fixed in own)
+        return min(self.epsilon, epsilon), min(self.delta, delta)
 
     def _require_unused(self) -> None:
         for record in self.path.parent.glob(f"{FEDERATIONS}/*/{PRIVATE}/{BUDGET}"):
@@ -76,26 +98,59 @@ class OwnLedger:
                 "new node, with most_epsilon lowered by what its data have spent"
             )
 
-    def _require_within(self, ledger: Ledger, plan: Plan, run: str) -> None:
-        """Refuse a federation that would bring the total above the policy's limits. run: its name if it has reserved."""
-        limits = replace(ledger.budget, epsilon=self.epsilon, delta=self.delta)
-        cost = (ledger.reserved(run) if run else None) or plan.cost(orders=ledger.orders)
-        if exceeded := ledger.exceeded(run, cost, limits):
-            spent = ledger.spent()
-            above = " and ".join(map(self._limit, exceeded))
-            raise BudgetExhausted(
-                f"this federation costs epsilon {cost.epsilon:.4g} and delta {cost.delta:.3g}, {self.path} has reserved "
-                f"epsilon {spent.epsilon:.4g} and delta {spent.delta:.3g} in all, and the total may not exceed {above} of the "
-                "policy in node.toml: raise this limit there, or take no part"
+    def _checked(
+        self, ledger: Ledger, config: RunConfig, plan: Plan, problem: Problem, folder: Path
+    ) -> tuple[Room, PrivacyConfig, Subject]:
+        """The room in the ledger, and the settings and the subject with which the federation reserves there."""
+        privacy = replace(
+            config.privacy,
+            ledger=str(self.path),
+            data_set=ledger.data_set,
+            unit_name="",
+            ledger_heads="",
+            on_exhausted="refuse",
+        )
+        subject = replace(Subject.of(config, problem), members=SAME_UNITS)
+        room = self._require_within(ledger, plan, name_in_ledger(folder))
+        require_room(privacy, plan, folder, subject)
+        return room, privacy, subject
+
+    def _require_within(self, ledger: Ledger | None, plan: Plan, run: str) -> Room:
+        """Refuse a federation that would bring the total above a limit. run: its name if it has reserved."""
+        held = ledger.reserved(run) if ledger and run else None
+        cost = held or plan.cost(orders=ledger.orders if ledger else ())
+        spent = ledger.spent() if ledger else Cost(0.0, 0.0)
+        fixed = ledger.budget if ledger else Budget(self.epsilon, self.delta)
+        policy = replace(fixed, epsilon=self.epsilon, delta=self.delta)
+
+        def above(limits: Budget) -> list[str]:
+            names = ledger.exceeded(run, cost, limits) if ledger else limits.exceeded([cost])
+            return [_limit(name, limits) for name in names]
+
+        beyond_ledger = above(fixed) if ledger else []
+        if beyond := beyond_ledger or above(policy):
+            remedy = (
+                f"limit of {self.path.name}, which a higher one in node.toml does not raise: take no part, or give back with "
+                "`secure-fed node release` what another federation has reserved and not used"
+                if beyond_ledger
+                else "limit of the policy in node.toml: raise it there, or take no part"
             )
+            raise BudgetExhausted(
+                f"this federation costs {words(cost)}, {words(spent)} are reserved in {self.path}, and all together may not "
+                f"exceed {' and '.join(beyond)}, the {remedy}"
+            )
+        epsilon, delta = self.limits(ledger)
+        left = Cost(max(0.0, epsilon - spent.epsilon), max(0.0, delta - spent.delta))
+        return Room(cost, left, reserved=held is not None)
 
-    def _limit(self, name: str) -> str:
-        """A limit of the policy in words; an RDP filter has one limit, for epsilon at a given delta."""
-        if name == "delta":
-            return f"most_delta = {self.delta}"
-        return f"most_epsilon = {self.epsilon}" + (f" at most_delta = {self.delta}" if name == "RDP" else "")
+
+def words(cost: Cost) -> str:
+    """A cost in words."""
+    return f"epsilon {cost.epsilon:.4g} and delta {cost.delta:.3g}"
 
 
-def _subject(config: RunConfig, problem: Problem) -> Subject:
-    """The node's data as the subject of a reservation: the same people, whatever their rows."""
-    return replace(Subject.of(config, problem), members=SAME_UNITS)
+def _limit(name: str, limits: Budget) -> str:
+    """A limit in words; an RDP filter has one limit, for epsilon at a given delta."""
+    if name == "delta":
+        return f"delta {limits.delta}"
+    return f"epsilon {limits.epsilon}" + (f" at delta {limits.delta}" if name == "RDP" else "")

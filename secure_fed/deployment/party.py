@@ -3,9 +3,10 @@
 The member computes every term itself, from the charter and from its own data, as each client of a simulation does. State that
 must outlive the process is in its folder, which only its owner can read:
 
-    attendance    the rounds that the member took part in: each at most once, and only its own turns
-    sessions      the sums for which it opened shares: each at most once
-    private/      its place in the owner's ledger
+    accepted.json  the federation's name and cost (`memberships`)
+    attendance     the rounds that the member took part in: each at most once, and only its own turns
+    sessions       the sums for which it opened shares: each at most once
+    private/       its place in the owner's ledger, from its first answer to a round on
 
 Session keys are only in memory. A process that is killed during a round loses them, and the member is missing from that round;
 it takes part in the next.
@@ -25,7 +26,8 @@ from protocols.players import OneClient
 from protocols.record import OnDisk
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter
-from secure_fed.deployment.own_ledger import OwnLedger
+from secure_fed.deployment.memberships import note_accepted
+from secure_fed.deployment.own_ledger import OwnLedger, Room
 from secure_fed.deployment.problem import of_node
 from secure_fed.errors import ModelError
 from secure_fed.methods import build
@@ -33,7 +35,8 @@ from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.transport import Participant, Reply, Request, Stage, Staged
 from secure_fed.runs.assembly import Assembly, assemble
-from secure_fed.runs.budget import name_in_ledger
+from secure_fed.runs.budget import RunBudget, name_in_ledger
+from secure_fed.runs.directory import ATTENDANCE
 from secure_fed.runs.parties import rounds_paid
 
 
@@ -57,7 +60,7 @@ class Party:
         self.charter = charter
         self.number = charter.number(own.identity.public)
         self._own, self._folder = own, folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._budget: RunBudget | None = None
         config = _here(charter.config, own)
         problem = of_node(charter, config, self.number, own.train)
         registry = Registry(len(charter.members), charter.identities, {self.number: own.identity})
@@ -65,15 +68,20 @@ class Party:
         elsewhere = Elsewhere(charter.run, registry, players)
         self.assembly = assemble(config, build(config), problem, entropy, elsewhere=elsewhere)
         _require_same_model(charter, self.assembly)
-        if (plan := self.assembly.protection.plan) is not None:
-            own.ledger.require_room(self.assembly.config, plan, problem, folder)
+        self.room = self._room()
         self.assembly.require_by_trials()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        note_accepted(folder, charter, self.room.cost if self.room else None)
         with ExitStack() as opening:
             self._attendance = self._begun(opening)
             self._during = opening.pop_all()
 
     def answer(self, ask: Request | Stage) -> Reply | Staged | None:
-        """The answer to a request; None where too few members are left for this member to stay in the round."""
+        """The answer to a request; None where too few members are left for this member to stay in the round.
+
+        The whole plan is reserved before the first answer of all, whatever the request is. BudgetExhausted if it does not fit.
+        """
+        self._reserve()
         if _trains(ask, self.assembly) and self.assembly.attendance is None:
             self._attendance.enter(self.number, ask.round)
         masks = self.assembly.masks
@@ -84,24 +92,46 @@ class Party:
     def close(self) -> None:
         self._during.close()
 
+    def _room(self) -> Room | None:
+        """The federation's cost and the budget left, if it has a guarantee. BudgetExhausted if there is no room now."""
+        assembly = self.assembly
+        if (plan := assembly.protection.plan) is None:
+            return None
+        return self._own.ledger.require_room(assembly.config, plan, assembly.problem, self._folder)
+
+    def _reserve(self) -> None:
+        """Reserve the federation's whole plan in the owner's ledger, once."""
+        assembly = self.assembly
+        if (plan := assembly.protection.plan) is None or self._budget is not None:
+            return
+        reserved = self._own.ledger.reserved(assembly.config, plan, assembly.problem, self._folder)
+        self._budget = assembly.charges.budget = self._during.enter_context(reserved)
+
+    def _attended(self, round_: int) -> None:
+        """Charge a round that is about to begin here, where the member's own training charges no step of it.
+
+        So the ledger, of which no older copy can be put back unnoticed, knows of every federation in which the member trained.
+        """
+        if self._budget is not None and self.assembly.protection.placement.charges_federation:
+            self._budget.attend(round_)
+
     def _begun(self, during: ExitStack) -> Attendance:
-        """Open the member's record of rounds and its budget; `during` closes them.
+        """Open the member's record of rounds; `during` closes it, and the budget.
 
         Every run has the record, so that no round is trained twice. Where the federation as a whole is charged, the member
-        takes part in as many rounds as its ledger has reserved, whatever the server charges: the record admits no later round,
-        and the member adds noise for no further sum.
+        takes part in as many rounds as the plan pays for, whatever the server charges: the record admits no later round, and
+        the member adds noise for no further sum.
         """
-        assembly, config, members = self.assembly, self.assembly.config, len(self.charter.members)
+        assembly, members = self.assembly, len(self.charter.members)
         memory = assembly.attendance or Attendance(
-            PublicOrder(members, members), rounds_paid(config, assembly.protection)
+            PublicOrder(members, members), rounds_paid(assembly.config, assembly.protection)
         )
-        memory.begin(self._folder / "attendance", begun=bool(name_in_ledger(self._folder)), durable=True)
+        reserved = bool(name_in_ledger(self._folder))
+        memory.begin(self._folder / ATTENDANCE, begun=reserved, durable=True, entered=self._attended)
         during.callback(memory.end)
+        during.callback(assembly.charges.close)
         plan, left = assembly.protection.plan, None
         if plan is not None:
-            reserved = self._own.ledger.reserved(config, plan, assembly.problem, self._folder)
-            assembly.charges.budget = during.enter_context(reserved)
-            during.callback(assembly.charges.close)
             last = memory.last(self.number)
             left = plan.releases - plan.passes * (0 if last is None else last + 1)
         if assembly.masks is not None:

@@ -30,8 +30,7 @@ from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.rounds.charges import TurnPassed
 from secure_fed.runs.budget_terms import Subject, terms_of
-from secure_fed.runs.checkpoint import RELEASED
-from secure_fed.runs.directory import CHECKPOINT, PRIVATE, made_private, private_part, read_object
+from secure_fed.runs.directory import CHECKPOINT, PRIVATE, RELEASED, made_private, private_part, read_object
 from secure_fed.runs.durable import atomic_write
 from secure_fed.runs.ledger_heads import heads_at, require_made
 
@@ -78,6 +77,16 @@ class RunBudget:
             self._take_turn(round_, pass_name)
         else:
             self.made = self.account.charge(1, "", {"round": round_, "pass": pass_name})
+
+    def attend(self, round_: int) -> None:
+        """Charge a round that a member on a machine of its own is about to take part in, where the federation is charged.
+
+        BudgetExhausted for a round more than were reserved: a member's reservation is never extended.
+        """
+        passes = self.plan.passes
+        if self.account.left() < passes:
+            raise BudgetExhausted(f"round {round_ + 1} is beyond the {self.plan.releases // passes} that were reserved")
+        self.account.charge(passes, "", {"round": round_})
 
     def _take_turn(self, round_: int, pass_name: str) -> None:
         """Charge a round whole, once in the life of the ledger and after all earlier ones; its later passes find it charged.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.ledger import Unit
 from secure_fed.config import RunConfig
-from secure_fed.learning.problem import Problem
 
 if TYPE_CHECKING:
     from privacy.run_plan import Plan  # it loads an accountant
+    from secure_fed.learning.problem import Problem  # it loads torch
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from secure_fed.errors import RunDirectoryError
 from secure_fed.methods.method import State
-from secure_fed.runs.directory import BEST, CHECKPOINT, private_part
+from secure_fed.runs.directory import BEST, CHECKPOINT, RELEASED, private_part
 from secure_fed.runs.durable import atomic_write
 from secure_fed.tensors.tensors import Tensors
-
-RELEASED = "released.safetensors"
 
 
 @dataclass(frozen=True)

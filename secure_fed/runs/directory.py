@@ -32,7 +32,7 @@ PUBLIC = (CONFIG, FACTS, METRICS, CHECKPOINT, BEST, RESULT, REPORT)
 PRIVATE = "private"
 OWN_FACTS, OWN_ROUNDS, OWN_RESULT = "facts.json", "rounds.jsonl", "figures.json"
 AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
-MEMBERSHIP, ATTENDANCE = "membership.json", "attendance"
+MEMBERSHIP, ATTENDANCE, RELEASED = "membership.json", "attendance", "released.safetensors"
 TENSORBOARD = "tensorboard"
 LOCK = ".lock"
 

@@ -38,7 +38,7 @@ from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.methods.method import State
 from secure_fed.runs import published
-from secure_fed.runs.checkpoint import RELEASED, Checkpoint, personal_file, read_checkpoint, write
+from secure_fed.runs.checkpoint import Checkpoint, personal_file, read_checkpoint, write
 from secure_fed.runs.directory import (
     BEST,
     CHECKPOINT,
@@ -51,6 +51,7 @@ from secure_fed.runs.directory import (
     OWN_RESULT,
     OWN_ROUNDS,
     PRIVATE,
+    RELEASED,
     RESULT,
     made_private,
     private_part,

@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -59,6 +59,49 @@ def test_nothing_is_given_back(ledger: Ledger) -> None:
         with pytest.raises(PlanError, match="cannot lower that"):
             ledger.reserve("a", smaller, data_digest="d", unit=UNIT, terms={})
     assert ledger.reserved("a") == Cost(0.3, 5e-5)
+
+
+def test_a_run_without_a_charge_is_closed_whole_and_for_good(ledger: Ledger) -> None:
+    reserve(ledger, "a", 0.3, 5e-5)
+    reserve(ledger, "b", 0.7, data_digest="d")
+    head = ledger.close("b")
+    assert ledger.close("b") == head, "closed once"
+    assert (ledger.spent(), ledger.reserved("b")) == (Cost(0.3, 5e-5), None)
+    again = Ledger.open(ledger.path, head=head)
+    assert [row.kind for row in again.rows()] == ["open", "reserve", "reserve", "close"]
+    assert (again.closed("b"), again.closed("a")) == (True, False)
+    for spends in (
+        lambda: reserve(again, "b", 0.1),
+        lambda: again.extend("b", Cost(0.8, 0.0)),
+        lambda: again.charge("b", "", 1, {}),
+    ):
+        with pytest.raises(PlanError, match="'b' was closed"):
+            spends()
+    reserve(again, "c", 0.7)
+    assert ledger.spent().epsilon == 1.0
+
+
+def test_a_run_that_has_charged_or_reserved_nothing_is_not_closed(ledger: Ledger) -> None:
+    reserve(ledger, "a", 0.3)
+    ledger.charge("a", "client-3", 1, {})
+    before = ledger.head
+    with pytest.raises(PlanError, match=r"'a' has charged 1 releases .* is spent"):
+        ledger.close("a")
+    with pytest.raises(PlanError, match="'b' has reserved nothing"):
+        ledger.close("b")
+    assert Ledger.open(ledger.path).head == before
+
+
+def test_a_closed_run_leaves_neither_its_unit_nor_its_data_behind(ledger: Ledger) -> None:
+    other = replace(UNIT, neighbours="replace-one")
+    reserve(ledger, "a", 0.3)
+    for refused, about in ({"unit": other}, "neighbours"), ({"data_digest": "others"}, "the data of run 'b'"):
+        with pytest.raises(LedgerError, match=about):
+            reserve(ledger, "b", 0.3, **refused)
+    ledger.close("a")
+    reserve(ledger, "b", 0.3, unit=other, data_digest="others")
+    with pytest.raises(LedgerError, match="counts privacy for neighbours"):
+        reserve(Ledger.open(ledger.path), "c", 0.3, data_digest="others")
 
 
 def test_extending_keeps_data_and_terms_and_writes_nothing_for_what_is_held(ledger: Ledger) -> None:
@@ -141,16 +184,34 @@ def test_overspends_within_the_tolerance_do_not_add_up() -> None:
 
 
 amounts = st.integers(0, 12)
-requests = st.lists(st.tuples(st.sampled_from("abc"), amounts, amounts), max_size=12)
+reservations = st.tuples(st.sampled_from("abc"), amounts, amounts)
+requests = st.lists(st.one_of(reservations, st.tuples(st.sampled_from("abc"), st.sampled_from(["charge", "close"]))))
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(requests)
-def test_any_sequence_of_reservations_goes_as_in_exact_arithmetic(sequence: list[tuple[str, int, int]]) -> None:
+def test_any_sequence_of_requests_goes_as_in_exact_arithmetic(sequence: list[Any]) -> None:
     held: dict[str, tuple[int, int]] = {}  # tenths of epsilon and of 1e-5
+    charged: set[str] = set()
+    closed: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.create(Path(folder) / "ledger.db", data_set="ward", epsilon=2.3, delta=2.1e-5)
-        for run, epsilon, delta in sequence:
+        for run, *wish in sequence:
+            if run in closed and wish != ["close"]:
+                with pytest.raises(PlanError, match="was closed"):
+                    ledger.charge(run, "", 1, {}) if wish == ["charge"] else reserve(ledger, run, 0.0)
+                continue
+            if len(wish) == 1:
+                admitted = run in held and (wish == ["charge"] or run not in charged)
+                with nullcontext() if admitted or run in closed else pytest.raises(PlanError):
+                    ledger.charge(run, "", 1, {}) if wish == ["charge"] else ledger.close(run)
+                if admitted and wish == ["charge"]:
+                    charged.add(run)
+                elif admitted:
+                    held.pop(run)
+                    closed.add(run)
+                continue
+            epsilon, delta = wish
             wanted = {**held, run: (epsilon, delta)}
             shrinks = run in held and (epsilon < held[run][0] or delta < held[run][1])
             fits = sum(e for e, _ in wanted.values()) <= 23 and sum(d for _, d in wanted.values()) <= 21

@@ -19,7 +19,7 @@ from privacy.ledger import Cost, Head, Ledger
 from tests.privacy.ledger_child import UNIT
 
 FIELDS = ("id", "kind", "run", "body", "digest")
-ROWS = 6
+ROWS = 8
 
 
 def filled(path: Path) -> Ledger:
@@ -29,6 +29,8 @@ def filled(path: Path) -> Ledger:
     ledger.reserve("b", Cost(2.0, 1e-5), data_digest="d", unit=UNIT, terms={})
     ledger.charge("b", "north", 2, {})
     ledger.charge("a", "", 1, {"round": 2})
+    ledger.reserve("c", Cost(1.0, 1e-5), data_digest="d", unit=UNIT, terms={})
+    ledger.close("c")
     return ledger
 
 
@@ -139,7 +141,7 @@ def test_a_cut_end_is_seen_by_its_head_and_by_who_had_read_it(ledger: Ledger, le
         LedgerError, match=f"cut, or is an older copy: it ends at row {left}" if left else "without a first row"
     ):
         Ledger.open(ledger.path, head=head)
-    with pytest.raises(LedgerError, match="cut: row 6, read before, is gone"):
+    with pytest.raises(LedgerError, match=f"cut: row {ROWS}, read before, is gone"):
         ledger.charge("a", "", 1, {})
     if left:
         assert len(Ledger.open(ledger.path).rows()) == left  # without a head it goes unnoticed
@@ -170,7 +172,7 @@ def test_a_chain_written_anew_is_seen_by_the_head_of_any_later_row(ledger: Ledge
             continue
         with pytest.raises(LedgerError, match=f"rewritten: row {row.id} is not the row that was written"):
             Ledger.open(ledger.path, head=head)
-    with pytest.raises(LedgerError, match="row 6 has changed"):
+    with pytest.raises(LedgerError, match=f"row {ROWS} has changed"):
         ledger.charge("a", "", 1, {})
 
 
@@ -187,6 +189,8 @@ def test_a_chain_written_anew_is_seen_by_the_head_of_any_later_row(ledger: Ledge
         (3, {"body": {"releases": -1}}),
         (3, {"body": {"who": None}}),
         (4, {"kind": "open"}),
+        (6, {"kind": "close"}),  # of a run that has charged
+        (7, {"kind": "close"}),  # of a run that has reserved nothing
     ],
 )
 def test_what_no_ledger_writes_is_refused_though_the_chain_holds(ledger: Ledger, row: int, changes: Any) -> None:
@@ -202,7 +206,7 @@ def test_another_ledger_in_its_place_is_foreign(ledger: Ledger, tmp_path: Path) 
     other.path.replace(ledger.path)
     with pytest.raises(LedgerError, match="different ledger"):
         Ledger.open(ledger.path, head=ledger.head)
-    with pytest.raises(LedgerError, match="row 6 has changed"):
+    with pytest.raises(LedgerError, match=f"row {ROWS} has changed"):
         ledger.spent()
 
 

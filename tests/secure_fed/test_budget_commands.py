@@ -226,7 +226,13 @@ def test_a_ledger_is_shown_with_what_runs_hold_and_made(ledger: Path, told: Told
     assert facts["runs"][1]["by"] == {"a": 4, "b": 1}
     assert facts["spent"]["epsilon"] == 4.5
     assert facts["left"] == {"epsilon": 3.5, "delta": pytest.approx(8e-6)}
+    kept.reserve("third", Cost(2.0, 1e-6), data_digest="d", unit=UNIT, terms={})
+    kept.close("third")
+    after = json.loads(told("show", ledger, "--json")[1])
+    assert (after["spent"], after["left"]) == (facts["spent"], facts["left"])
+    assert [bool(run["closed"]) for run in after["runs"]] == [False, False, True]
     out = told("show", ledger)[1]
+    assert "given back" in out
     assert all(text in out for text in ("first", "second", "4.5", "3.5", facts["runs"][0]["time"]))
 
 

@@ -20,7 +20,7 @@ from privacy import accounting, database
 from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
-from secure_fed.runs.checkpoint import RELEASED
+from secure_fed.runs.directory import RELEASED
 from secure_fed.runs.store import read_records
 from tests import accounts
 from tests.cells import chosen

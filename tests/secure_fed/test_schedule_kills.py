@@ -20,7 +20,7 @@ import torch
 from privacy import database
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable, noise_key
-from secure_fed.runs.checkpoint import RELEASED
+from secure_fed.runs.directory import RELEASED
 from secure_fed.runs.noise_key import NOISE_KEY, NoiseKeys
 from secure_fed.runs.store import read_records
 from tests import accounts
