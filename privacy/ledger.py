@@ -15,8 +15,8 @@ Guarantees:
 - All reservations protect one unit, under one kind of neighbours (`units`), so that their sum is meaningful.
 - A charge is on disk before `charge` returns, so a caller that charges before it releases has, after a kill or a power cut at
   any instant, charges for at least the releases made.
-- No row lowers a reservation or a charge. Budget is returned in one case alone: a run that has computed nothing from private
-  data is closed, whole and for good (`Ledger.close` has the argument).
+- No row lowers a reservation or a charge. Budget is returned in one case alone: a run that has made no private step is closed,
+  whole and for good (`Ledger.close` has the argument).
 - Edits are detected when the ledger is opened; a cut or rewritten end, or an older copy, by a `Head` kept elsewhere: by a run,
   or by the user for all ledgers (`heads`). An attacker who controls the ledger and all heads is not resisted.
 - Digests of private rows are stored under the ledger's own key. The key is in the ledger, which only its owner can read.

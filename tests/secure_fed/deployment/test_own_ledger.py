@@ -16,6 +16,9 @@ from secure_fed.deployment.home import LEDGER, NODE, CoordinatorHome
 from secure_fed.deployment.journal import Journal
 from secure_fed.deployment.message_kinds import Refusal
 from secure_fed.deployment.node import Node
+from secure_fed.methods.method import RoundPlan
+from secure_fed.rounds.transport import Request
+from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.deployment.parties import Deployed, written
 from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, PARTS, SHARES, deployed
 
@@ -30,6 +33,15 @@ def offered(party: Deployed, node: Node, name: str) -> tuple[message_kinds.Messa
     return answer, Journal(node.home.folder).last(1)[0]["what"]
 
 
+def reserved(party: Deployed, node: Node, name: str) -> message_kinds.Message:
+    """The node's answer to the first request of a federation that it has accepted, for a round that is not its turn."""
+    home = CoordinatorHome.load(party.folder)
+    another = replace(home.charter, name=name, run=name)
+    request = Request(99, "first", RoundPlan((), (), ("first",)), 0.1, "", Tensors())
+    asked = seal.sealed(messages.encode(request), home.identity, seal.REQUEST, another.digest)
+    return messages.decode(seal.unsealed(node.answer(asked)))
+
+
 def with_policy(party: Deployed, old: str, new: str) -> Node:
     """The first node, started anew with a changed line of its policy."""
     text = (party.homes[0] / NODE).read_text()
@@ -41,8 +53,11 @@ def with_policy(party: Deployed, old: str, new: str) -> Node:
 @pytest.mark.parametrize(
     ("limits", "exhausted"),
     [
-        ({"most_epsilon": 10.0, "most_delta": 1e-3}, "most_epsilon = 10.0 of the policy"),  # 8 and 8 are more than 10
-        ({"most_epsilon": 1000.0, "most_delta": 1.5e-5}, "most_delta = 1.5e-05 of the policy"),
+        (
+            {"most_epsilon": 10.0, "most_delta": 1e-3},
+            "epsilon 10.0, the limit of ledger.sqlite",
+        ),  # 8 and 8 are more than 10
+        ({"most_epsilon": 1000.0, "most_delta": 1.5e-5}, "delta 1.5e-05, the limit of ledger.sqlite"),
     ],
 )
 def test_a_node_spends_its_own_budget_once_for_all_federations(
@@ -51,19 +66,25 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(
     party = deployed(tmp_path, SHARES, **limits)
     node = party.carrier.nodes_[100]
     assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted)
-    found, noted = offered(party, node, "second")
+    assert isinstance(offered(party, node, "second")[0], message_kinds.Accepted), "nothing is reserved yet"
+    reserved(party, node, "second")
+    found, noted = offered(party, node, "first")
     assert isinstance(found, Refusal)
     assert found.error == "BudgetExhausted"
     assert exhausted in noted
+    assert (
+        "a higher one in node.toml does not raise: take no part, or give back with `secure-fed node release`" in noted
+    )
     before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
     for _ in range(3):
-        offered(party, node, "second")
+        offered(party, node, "first")
     assert not before or len(list(Path("/proc/self/fd").iterdir())) <= before, "a refused offer leaves no file open"
 
 
 def test_a_node_that_lost_its_record_of_rounds_takes_no_further_part(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
     assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
+    reserved(party, party.carrier.nodes_[100], "first")
     (record,) = party.homes[0].glob("federations/*/attendance")
     record.unlink()
     found, noted = offered(party, Node(party.homes[0]), "first")
@@ -74,9 +95,10 @@ def test_a_node_that_lost_its_record_of_rounds_takes_no_further_part(tmp_path: P
 def test_the_default_delta_admits_several_federations(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
     node = party.carrier.nodes_[100]
-    assert all(
-        isinstance(offered(party, node, name)[0], message_kinds.Accepted) for name in ("first", "second", "third")
-    )
+    for name in ("first", "second", "third"):
+        assert isinstance(offered(party, node, name)[0], message_kinds.Accepted)
+        reserved(party, node, name)
+    assert Ledger.open(party.homes[0] / LEDGER).spent().delta == pytest.approx(3e-5)
 
 
 def test_a_lower_limit_of_the_policy_holds_for_the_total_at_once(
@@ -85,11 +107,12 @@ def test_a_lower_limit_of_the_policy_holds_for_the_total_at_once(
     """The ledger keeps the limit that it was created with; the policy's present limit counts beside it."""
     party = deployed(tmp_path, SHARES, most_epsilon=100.0)
     assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
+    reserved(party, party.carrier.nodes_[100], "first")
     node = with_policy(party, "most_epsilon = 100.0", "most_epsilon = 9.0")
     assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted), "it has reserved, within 9"
     found, noted = offered(party, node, "second")
     assert isinstance(found, Refusal)
-    assert "most_epsilon = 9.0 of the policy" in noted
+    assert "epsilon 9.0, the limit of the policy in node.toml: raise it there, or take no part" in noted
     assert main(["node", "status", str(party.homes[0])]) == 0
     assert "of 9\n" in capsys.readouterr().out
     node = with_policy(party, "most_epsilon = 9.0", "most_epsilon = 1000.0")
@@ -104,8 +127,10 @@ def test_changed_data_of_a_node_go_on_with_its_budget(tmp_path: Path, tables: An
     party = deployed(tmp_path, *tables)
     node = party.carrier.nodes_[100]
     assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted)
+    reserved(party, node, "first")
     written(party.homes[0] / "train.jsonl", [{**PARTS[0][0], "text": "changed"}, *PARTS[0][1:]])
     assert isinstance(offered(party, node, "second")[0], message_kinds.Accepted)
+    reserved(party, node, "second")
     ledger = Ledger.open(party.homes[0] / LEDGER)
     assert ledger.spent().delta == pytest.approx(2e-5)
 
@@ -142,9 +167,11 @@ def test_an_older_copy_of_a_nodes_ledger_is_refused(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
     node, ledger, copy = party.carrier.nodes_[100], party.homes[0] / LEDGER, tmp_path / "older.sqlite"
     offered(party, node, "first")
+    reserved(party, node, "first")
     node.close()
     shutil.copy(ledger, copy)
     offered(party, node, "second")
+    reserved(party, node, "second")
     node.close()
     shutil.copy(copy, ledger)
     found, noted = offered(party, node, "third")
@@ -155,6 +182,7 @@ def test_an_older_copy_of_a_nodes_ledger_is_refused(tmp_path: Path) -> None:
 def test_a_lost_ledger_is_no_new_budget(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
     assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
+    reserved(party, party.carrier.nodes_[100], "first")
     party.carrier.nodes_[100].close()
     (party.homes[0] / LEDGER).unlink()
     found, noted = offered(party, Node(party.homes[0]), "second")
