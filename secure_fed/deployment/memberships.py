@@ -1,7 +1,9 @@
 """The federations of a node: those that it accepted, and those that its owner has closed. Each has a folder:
 
-accepted.json   the federation's name, its coordinator and its cost, noted when the node accepted it
-closed.json     the node answers no request of this federation any more
+    accepted.json   the federation's name, its coordinator and its cost, noted when the node accepted it
+    closed.json     the node answers no request of this federation any more
+
+An owner closes a federation with `secure-fed node release` (`releasing`).
 """
 
 from __future__ import annotations
@@ -62,13 +64,13 @@ class Membership:
     def step(self, ledger: Ledger, run: str) -> str:
         """Why this node may have made a private step; "" if it certainly made none. run: its name in the ledger."""
         if charged := sum(ledger.charged(run).values()):
-            return f"it has charged {charged} releases"
+            return f"this node has charged {charged} releases of it"
         try:
             if (self.folder / ATTENDANCE).stat().st_size:
-                return "it took part in a round, or was about to"
+                return "this node took part in a round of it, or was about to"
         except FileNotFoundError:
             return (
-                f"{self.folder / ATTENDANCE}, its record of rounds, is missing, so that it may have taken part in one"
+                f"{self.folder / ATTENDANCE}, the record of its rounds, is missing, so that a step may have been made"
             )
         return ""
 

@@ -55,7 +55,7 @@ def release(home: Home, which: str) -> Released:
         if ledger and cost and (why := membership.step(ledger, run)):
             raise NotGivenBackError(
                 f"{words(cost)} of {membership.name or 'the federation'} ({membership.digest}) stay spent, since {why}; "
-                "nothing was changed, and to take no further part, remove its coordinator in node.toml"
+                "nothing was changed, and to take no further part, remove its coordinator from coordinators in node.toml"
             )
         membership.close()
         if ledger and cost:

@@ -30,6 +30,7 @@ from secure_fed.errors import RunDirectoryError, TrainingError
 from secure_fed.export.trained import load_run
 from secure_fed.methods.method import RoundPlan, State
 from secure_fed.rounds.transport import Reply, Request, Stage, Staged
+from secure_fed.runs.budget import RunBudget
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.deployment.parties import Deployed, copied, founded, rows_of
 
@@ -471,6 +472,7 @@ STOPPING = {
     ("sampling", "by"),
     [
         ("fixed", "gives it no turn"),
+        ("fixed", "that were reserved"),
         ("fixed", "more than the run has reserved"),
         pytest.param("schedule", "more than the run has reserved", marks=pytest.mark.nightly),
     ],
@@ -478,8 +480,12 @@ STOPPING = {
 def test_a_coordinator_that_goes_on_beyond_the_paid_rounds_gets_no_sum(
     tmp_path: Path, sampling: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nodes refuse a charter that plans to stop early. If they did not, they would still count the rounds, and the sums."""
+    """Nodes refuse a charter that plans to stop early. If they did not, their record of rounds would refuse; without it the
+    ledger, and without that the count of noised sums.
+    """
     monkeypatch.setattr(deployable, "_ADMITTED", {})
+    if "more than" in by:
+        monkeypatch.setattr(RunBudget, "attend", lambda *_: None)
     if "reserved" in by:
         monkeypatch.setattr("secure_fed.deployment.party.rounds_paid", lambda config, _: config.federation.rounds)
     party = deployed(tmp_path, ACTIVE, STOPPING, {"federation": {"sampling": sampling}}, most_epsilon=8.0)

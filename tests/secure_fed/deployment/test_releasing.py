@@ -244,7 +244,7 @@ def test_after_a_step_nothing_is_given_back_and_nothing_is_closed(
     capsys.readouterr()
     assert released(home) == 2
     said = capsys.readouterr().err
-    assert "stay spent, since it has charged" in said
+    assert "stay spent, since this node has charged" in said
     assert said.count("\n") == 1
     assert spent(home) == before > 7
     if not lost:
@@ -270,10 +270,10 @@ def test_a_federation_of_an_earlier_version_is_given_back_under_the_same_rule(
     assert "(accepted by an earlier version)  open, epsilon 7.994 and delta 1e-05 reserved" in listed
     (folder / "attendance").write_bytes(bytes(8))  # it took part in round 1
     assert released(home, folder.name[:12]) == 2
-    assert "it took part in a round, or was about to" in capsys.readouterr().err
+    assert "took part in a round of it, or was about to" in capsys.readouterr().err
     (folder / "attendance").unlink()
     assert released(home, folder.name[:12]) == 2
-    assert "is missing, so that it may have taken part" in capsys.readouterr().err
+    assert "is missing, so that a step may have been made" in capsys.readouterr().err
     (folder / "attendance").touch()
     assert released(home, folder.name[:12]) == 0
     assert spent(home) == 0.0
