@@ -106,7 +106,7 @@ def _judged(asked: Envelope, answer: Answer) -> Envelope:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The folder's lock, held as long as this process lives."""
+    """The folder's lock, held until the block or this process ends."""
     with plainly(AgentError, f"{folder} cannot be used", "give the folder of `secure-fed node init`"):
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
