@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,8 +79,8 @@ def phantom_sampler(cohorts: Sampler, phantoms: int) -> Sampler | None:
     """The sampler of a round's phantoms, None without phantoms. The cohort is drawn as if there were none.
 
     Beside Poisson cohorts each phantom has a coin of the same rate. Beside a cohort of fixed size there is a fixed number of
-    phantoms, so that the size of a masked sum is public. Beside a public order phantoms have their own order, in which turns
-    are no closer together and no more numerous.
+    phantoms, so that the size of a masked sum is public: as many as take part no more often than a client, but one at least.
+    Beside a public order phantoms have their own order, in which turns are no closer together and no more numerous.
     """
     return _beside(cohorts, phantoms) if phantoms else None
 
@@ -104,6 +105,11 @@ def invited(cohorts: Sampler, participants: int, *, hidden: bool) -> int:
     return participants if hidden else min(round(cohorts.expected), participants)
 
 
+def beside_cohort(cohorts: Sampler, phantoms: int, *, hidden: bool) -> int:
+    """The number of phantoms in a sum: all of them if everybody sends in every round (`hidden`), else those of a round."""
+    return phantoms if hidden else expected_phantoms(cohorts, phantoms)
+
+
 def expected_phantoms(cohorts: Sampler, phantoms: int) -> int:
     """The number of phantoms expected in a round."""
     return round(_beside(cohorts, phantoms).expected) if phantoms else 0
@@ -116,4 +122,4 @@ def _beside(cohorts: Sampler, phantoms: int) -> Sampler:
         together = max(1, phantoms * cohorts.size // cohorts.places)
         places = max(phantoms, -(-together * cohorts.places // cohorts.size))
         return PublicOrder(phantoms, together, tuple(range(phantoms, places)), cohorts.seed)
-    return FixedSize(phantoms, min(phantoms, max(1, round(phantoms * cohorts.rate))))
+    return FixedSize(phantoms, max(1, math.floor(phantoms * cohorts.rate + 1e-9)))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from privacy.entropy import Entropy, SystemEntropy
 from privacy.public_order import PublicOrder
-from privacy.sampling import Sampler
+from privacy.sampling import FixedSize, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.config.privacy_checks import require_small_delta
@@ -24,7 +24,7 @@ from secure_fed.learning.training.trials.kind_probe import nobodys
 from secure_fed.learning.training.trials.supported import require_data_free_start, require_supported
 from secure_fed.learning.training.trials.uncoupled import Uncoupled
 from secure_fed.methods.method import Card, Method, RoundPlan, State
-from secure_fed.rounds.cohort import expected_phantoms, invited, with_phantoms
+from secure_fed.rounds.cohort import beside_cohort, expected_phantoms, invited, with_phantoms
 from secure_fed.rounds.noise.correlated import CorrelatedNoise
 from secure_fed.rounds.noise.own_mechanism import require_made, require_open_sums
 from secure_fed.rounds.noise.placement import Placement, placement_of
@@ -48,12 +48,14 @@ def protect(
     entropy: Entropy | None = None,
     numbers: int = 0,
     mechanism: Made | None = None,
+    allows: Callable[[int], bool] = lambda phantoms: True,
 ) -> Protection:
     """The protection that a configuration requests.
 
     names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: the number
     of trained coordinates; 0 where it is unknown, and then there are only the phantoms that the configuration requests.
-    mechanism: makes the user's own mechanism from a noise multiplier.
+    mechanism: makes the user's own mechanism from a noise multiplier. allows: whether the masked sums of the configuration are
+    possible with a number of phantom clients.
     """
     privacy, placement = config.privacy, placement_of(config)
     if mechanism is not None:
@@ -66,10 +68,8 @@ def protect(
     population = Population(names, units, cohorts, passes, mechanism)
     with activity("calibrating the noise"):
         plan = placement.plan(config, population)
-    phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier))
-    among, hidden = 0 if placement.step_noise else phantoms.phantoms, privacy.hidden_cohort
-    beside = among if hidden else expected_phantoms(cohorts, among)
-    everybody = invited(with_phantoms(cohorts, among), len(names) + among, hidden=hidden)
+    phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier, allows))
+    everybody, beside = _of_a_sum(config, placement, population, phantoms.phantoms)
     shares = _shares(config, plan.noise_multiplier, everybody, beside) if placement.share_noise else None
     return Protection(
         unit=privacy.unit,
@@ -80,7 +80,7 @@ def protect(
         clip_norm=privacy.clip,
         entropy=entropy or SystemEntropy(),
         plan=plan,
-        hidden=hidden,
+        hidden=privacy.hidden_cohort,
         audited=config.audit_fraction > 0,
         phantoms=phantoms,
         beside=beside,
@@ -148,6 +148,13 @@ def require_by_trials(
     uncoupled.require_all(placed, clients)
 
 
+def _of_a_sum(config: RunConfig, placement: Placement, population: Population, phantoms: int) -> tuple[int, int]:
+    """The participants invited to a sum of clients, and the phantoms among them, if a run has so many phantoms."""
+    among, hidden, cohorts = 0 if placement.step_noise else phantoms, config.privacy.hidden_cohort, population.cohorts
+    beside = beside_cohort(cohorts, among, hidden=hidden)
+    return invited(with_phantoms(cohorts, among), len(population.names) + among, hidden=hidden), beside
+
+
 def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: int) -> DistributedGaussian:
     """The mechanism of the shares: enough noise without the clients that may vanish or collude, and without phantoms.
 
@@ -155,11 +162,9 @@ def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: 
     without them and comes from real clients.
     """
     from privacy.distributed import DistributedGaussian
-    from protocols.choice import counted_shares
 
-    settings = config.secure_aggregation
-    counted = counted_shares(everybody, settings.corrupt, settings.dropout) - silent
-    bits: Literal[32, 64] = 32 if settings.bits == 32 else 64
+    counted = _counted(config, everybody, silent)
+    bits: Literal[32, 64] = 32 if config.secure_aggregation.bits == 32 else 64
     if silent and counted < 1:
         raise ConfigError(
             f"evaluation.phantoms puts {silent} phantoms beside {everybody - silent} clients of a sum; after the assumed "
@@ -169,18 +174,39 @@ def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: 
     return DistributedGaussian(noise_multiplier, everybody, counted, bits)
 
 
-def _room(config: RunConfig, placement: Placement, population: Population, numbers: int, z: float) -> Room:
+def _counted(config: RunConfig, everybody: int, silent: int) -> int:
+    """The noise shares that a sum has at least, if all who vanish or collude are clients and none is a phantom."""
+    from protocols.choice import counted_shares
+
+    settings = config.secure_aggregation
+    return counted_shares(everybody, settings.corrupt, settings.dropout) - silent
+
+
+def _room(
+    config: RunConfig,
+    placement: Placement,
+    population: Population,
+    numbers: int,
+    z: float,
+    allows: Callable[[int], bool] = lambda phantoms: True,
+) -> Room:
     """The public numbers that determine how many phantoms a run can have."""
     if placement.step_noise:
         return Room(sum(population.units), config.training.batch, numbers, z)
-    missing, order = config.secure_aggregation.corrupt + config.secure_aggregation.dropout, population.cohorts
-    in_turn = config.secure_aggregation.enabled and isinstance(order, PublicOrder)
+    cohorts, masked = population.cohorts, config.secure_aggregation.enabled
+    in_turn = masked and isinstance(cohorts, PublicOrder)
+    whole = (
+        isinstance(cohorts, FixedSize) and not config.privacy.hidden_cohort
+    )  # a whole number of phantoms in every sum
     return Room(
         len(population.names),
-        population.cohorts.expected,
+        cohorts.expected,
         numbers,
         z,
         own_noise=placement.own_noise,
-        lost=missing if placement.share_noise else 0.0,
-        fewest=math.ceil(1 / order.rate) if in_turn else 0,
+        shares=(lambda m: _counted(config, *_of_a_sum(config, placement, population, m)))
+        if placement.share_noise
+        else None,
+        allows=allows,
+        fewest=math.ceil(1 / cohorts.rate - 1e-9) if in_turn or whole else 0,
     )

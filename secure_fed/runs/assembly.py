@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from privacy.attendance import Attendance
 from privacy.entropy import Entropy
@@ -24,7 +25,7 @@ from secure_fed.rounds.charges import Charges
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
-from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
+from secure_fed.rounds.masked.wiring import Elsewhere, Masks, allowed, behind_masks, in_process
 from secure_fed.rounds.open_settings import reached
 from secure_fed.rounds.phantoms.clients import Phantom
 from secure_fed.rounds.protect import protect, require_by_trials, require_protectable, require_steady
@@ -157,7 +158,10 @@ def _protected(
     start = started(config, method, whole, own=mechanism is not None)
     config, problem, plan = start.config, start.problem, start.plan
     names, units, passes = problem.names, problem.units, len(plan.passes)
-    protection = protect(config, method.card, names, units, start.sampler, passes, entropy, start.trained, mechanism)
+    bearable = partial(allowed, config, start.sampler, len(names))
+    protection = protect(
+        config, method.card, names, units, start.sampler, passes, entropy, start.trained, mechanism, bearable
+    )
     pool = phantoms(config, protection.phantoms, names, units)
     initial = State(start.tensors, clip_norm=protection.clip_norm)
     usual_rate = unhurt(config).federation.server_rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from privacy.entropy import SeededEntropy
+from privacy.sampling import FixedSize
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
@@ -20,6 +24,7 @@ from secure_fed.learning.audit_pool.phantoms import COST, Room, count, phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.methods.method import State
+from secure_fed.rounds.cohort import phantom_sampler
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording
 from secure_fed.runs.membership import measured as membership
@@ -53,16 +58,18 @@ def built(settings: dict[str, Any], seed: int = 0, shift: int = 0, sizes: tuple[
 
 
 def test_in_a_private_run_all_data_train_and_phantoms_are_the_audit_pool() -> None:
-    federation = built(CLIENT, sizes=(2,) * 200)
-    assert len(federation.assembly.clients) == len(federation.assembly.problem.names) == 200
-    assert [len(one.examples) for one in federation.assembly.clients] == [2] * 200
+    federation = built(CLIENT, sizes=(2,) * 100)
+    assert len(federation.assembly.clients) == len(federation.assembly.problem.names) == 100
+    assert [len(one.examples) for one in federation.assembly.clients] == [2] * 100
     assert not federation.assembly.pools["data"].units
-    assert len(federation.assembly.audit_pool.units) == 20
+    assert (
+        len(federation.assembly.audit_pool.units) == (beside := federation.assembly.protection.phantoms.phantoms) > 20
+    )
     assert {unit.examples for unit in federation.assembly.audit_pool.units} == {()}
     found = federation.run().summary
-    assert found["clients"] == 200
+    assert found["clients"] == 100
     assert found["membership"]["of"] == "phantoms"
-    assert found["membership"]["members"] + found["membership"]["non_members"] == 20
+    assert found["membership"]["members"] + found["membership"]["non_members"] == beside
     assert 0 <= found["membership"]["auc"] <= 1
 
 
@@ -234,16 +241,55 @@ def test_phantom_examples_are_spread_in_proportion_to_what_clients_have() -> Non
     )
 
 
-def test_as_many_as_cost_a_hundredth_and_none_where_that_would_be_too_few() -> None:
+def test_the_cost_alone_limits_their_number_and_there_are_none_where_too_few_fit() -> None:
     config = RunConfig.from_dict({"privacy": {"unit": "client", "epsilon": 8.0}})
     assert count(config, Room(5000, 250.0, 24_000, 0.6)).phantoms == 500
     assert count(config, Room(10**6, 250.0, 24_000, 0.6)).phantoms == 2000
-    few = count(config, Room(150, 10.0, 24_000, 0.6))
-    assert (few.phantoms, "too few to measure anything" in few.why) == (0, True)
-    assert not count(config, Room(5000, 250.0, 40, 0.6)).phantoms, "they would drown the noise of forty numbers"
+    for clients in (100, 10, 3):
+        assert count(config, Room(clients, 3.0, 24_000, 0.6)).phantoms == 100
+    assert count(config, Room(100, 60.0, 4 * 10**6, 0.6)).phantoms == 67, "directions of millions of numbers take long"
+    assert count(config, Room(100, 60.0, 10**9, 0.6)).phantoms == 20
+    few = count(config, Room(100, 10.0, 40, 0.6))
+    assert (few.phantoms, "would cost 6.9 %" in few.why) == (0, True), "they would drown the noise of forty numbers"
     assert count(config, Room(5000, 250.0, 24_000, 0.6, own_noise=True)).phantoms == 49
+    assert not count(config, Room(100, 10.0, 24_000, 0.6, allows=lambda m: m < 20)).phantoms
+    assert count(config, Room(100, 10.0, 24_000, 0.6, allows=lambda m: m < 50)).phantoms == 49
     asked = config.replace({("evaluation", "phantoms"): 7})
     assert count(asked, Room(5, 2.0, 10, 0.01)).phantoms == 7
+
+
+def test_twenty_beside_a_hundred_clients_cost_a_ten_thousandth_of_the_noise() -> None:
+    """The default method `federa` on the built-in model, in turns of 10 clients at epsilon 8."""
+    cost = Room(100, 10.0, 24_200, 0.8515).cost(20)
+    assert cost == pytest.approx(5.7e-5, rel=0.01)
+
+
+@pytest.mark.parametrize("place", ["masked", "fixed and masked", "distributed", "hidden"])
+def test_masked_sums_have_as_many_as_their_terms_allow(place: str) -> None:
+    """By default a run has the most phantoms with which it can be built; each costs no noise share more than a hundredth."""
+    settings = {**CLIENT, **PLACES[place], "evaluation.phantoms": None, "privacy.noise_multiplier": 30.0}
+    settings |= {"secure_aggregation.corrupt": 0.05, "secure_aggregation.dropout": 0.05}
+    federation = built(settings, sizes=(4,) * 40)
+    found, shares = federation.assembly.protection.phantoms.phantoms, federation.assembly.protection.shares
+    alone = built({**settings, "evaluation.phantoms": 0}, sizes=(4,) * 40).assembly.protection.shares
+    if shares is not None and alone is not None:
+        assert found == 0 or alone.shares / shares.shares - 1 <= COST
+    if place != "hidden":
+        assert 20 <= found <= 100
+    if 0 < found < 100:
+        with pytest.raises(ConfigError) if shares is None else nullcontext():
+            built({**settings, "evaluation.phantoms": found + 1}, sizes=(4,) * 40)
+
+
+@given(st.integers(2, 60), st.integers(1, 60), st.integers(1, 120))
+def test_beside_cohorts_of_fixed_size_they_take_part_no_more_often_than_a_client(
+    clients: int, size: int, phantoms: int
+) -> None:
+    cohorts = FixedSize(clients, min(size, clients))
+    beside = phantom_sampler(cohorts, phantoms)
+    assert beside is not None
+    assert beside.rate <= cohorts.rate or phantoms * cohorts.rate < 1
+    assert beside.expected >= 1
 
 
 @pytest.mark.parametrize("place", ["sum", "shares", "contribution"])

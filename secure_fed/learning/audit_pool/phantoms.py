@@ -10,20 +10,23 @@ send a vector of length C in a random direction. On each of d coordinates of a s
 a noise of (z C)^2, so that the variance of the noise seems larger by the share
 
     central          k / (2 d z^2)
-    distributed      the same, plus the noise shares of the dropped or colluding clients among k more, who add none
+    distributed      the same, plus the part of the noise shares that may be lost to dropped or colluding clients among k more
     local            k / R (1 + 1 / (2 d z^2)), since a phantom adds noise to its contribution like every client
     steps            b m / n / (2 d z^2): a step draws b of n examples (or groups), and the same share of m phantoms
 
-By default their number is the largest that costs at most a hundredth (`COST`), at most a tenth of the units and 2,000, and 0 if
-that would be fewer than 20, which are too few for an audit, or fewer than `Room.fewest`. The divisor of a mean is
-the same as without phantoms.
+The number of a run by default. It would have `wanted` phantoms: 100, whose AUC has an interval of about .1 on either side, or a
+tenth as many as its units where that is more, at most 2,000, and fewer, down to 20, where a direction has so many numbers that
+more of them would slow down every round. It has the largest number up to this one that costs at most a hundredth of the noise
+(`COST`) and that the terms of masked sums allow (`Room.allows`), and none if that is below 20, which is too few for a figure.
+Nothing else limits it, so there may be more phantoms than units. The divisor of a mean is the same as without phantoms.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,15 +37,18 @@ from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.pointing import Pointing
 
 COST = 0.01  # of the variance of the noise
-FEWEST, MOST, SHARE = 20, 2000, 0.1
+FEWEST, ENOUGH, MOST, SHARE = 20, 100, 2000, 0.1
+_NUMBERS = 1 << 28  # of all directions together: computing them takes seconds in every round
 
 
 @dataclass(frozen=True)
 class Room:
     """Public numbers of a run. units: the number of clients, or of all their examples or groups. expected: the expected number
     of units in a release: a sum's cohort, or a step's batch. numbers: the number of trained entries. noise_multiplier: z; 0
-    without privacy. own_noise: whether every client noises its own contribution, phantoms too. lost: the part of a sum's noise
-    shares that may be missing. fewest: the number of phantoms that is needed if every sum needs a phantom.
+    without privacy. own_noise: whether every client noises its own contribution, phantoms too. shares: of a number of phantoms,
+    the noise shares of honest clients that a sum then has at least; None if noise is not made of shares. allows: whether masked
+    sums are possible with a number of phantoms. fewest: the number of phantoms below which they would take part more often
+    than clients, or be missing in some sum that needs one.
     """
 
     units: int
@@ -50,7 +56,8 @@ class Room:
     numbers: int
     noise_multiplier: float
     own_noise: bool = False
-    lost: float = 0.0
+    shares: Callable[[int], int] | None = None
+    allows: Callable[[int], bool] = lambda phantoms: True
     fewest: int = 0
 
     def cost(self, phantoms: int) -> float:
@@ -61,7 +68,27 @@ class Room:
         pulling = share * self.expected / (2 * self.numbers * self.noise_multiplier**2)
         if self.own_noise:
             return share + pulling / self.expected
-        return pulling + share * self.lost / (1 - self.lost)
+        return pulling + self._lost(phantoms)
+
+    def _lost(self, phantoms: int) -> float:
+        """The share by which noise shares grow, since fewer of them are certain to be there."""
+        if self.shares is None:
+            return 0.0
+        left = self.shares(phantoms)
+        return self.shares(0) / left - 1 if left > 0 else math.inf
+
+    @property
+    def wanted(self) -> int:
+        """The number of phantoms that a run would have if they cost nothing."""
+        usual = min(MOST, max(ENOUGH, math.floor(SHARE * self.units + 1e-9)))
+        return max(FEWEST, min(usual, _NUMBERS // max(1, self.numbers)))
+
+    def most(self, fits: Callable[[int], bool]) -> int:
+        """The largest number up to `wanted` that fits, where more never fit if fewer do not; 0 if none does."""
+        return bisect_right(range(1, self.wanted + 1), False, key=lambda phantoms: not fits(phantoms))
+
+    def affordable(self, phantoms: int) -> bool:
+        return self.cost(phantoms) <= COST
 
 
 @dataclass(frozen=True)
@@ -77,19 +104,29 @@ def count(config: RunConfig, room: Room) -> Count:
     chosen = config.evaluation.phantoms
     if chosen is not None:
         return Count(chosen, "" if chosen else "evaluation.phantoms is 0")
-    share = room.cost(1)
-    fit = min(MOST, math.floor(SHARE * room.units + 1e-9), math.floor(COST / share) if share else MOST)
+    cheap = room.most(room.affordable)
+    if cheap < FEWEST:
+        cost = 100 * room.cost(FEWEST)
+        return Count(
+            0,
+            f"phantoms cost at most {COST:.0%} of the noise by default, and {FEWEST}, which a figure needs, would cost "
+            + (
+                f"{cost:.2g} %; evaluation.phantoms = {FEWEST} adds them anyway" if math.isfinite(cost) else "all of it"
+            ),
+        )
+    fit = room.most(lambda phantoms: phantoms <= cheap and room.allows(phantoms))
     if fit >= max(FEWEST, room.fewest):
         return Count(fit)
     if fit >= FEWEST:
         return Count(
-            0, f"{fit} phantoms fit, and masked sums of a public order need {room.fewest} so that no sum is without one"
+            0,
+            f"{fit} phantoms fit, and {room.fewest} are needed, so that none takes part more often than a client and no masked "
+            "sum of a public order is without one",
         )
     return Count(
         0,
-        f"phantoms are at most a tenth of the {room.units:,} units and cost at most {COST:.0%} of the noise, which leaves "
-        f"{fit}: too few to measure anything. evaluation.phantoms = {FEWEST} adds that many anyway, and costs "
-        f"{100 * room.cost(FEWEST):.2g} %",
+        f"masked sums allow {fit} phantoms beside their clients, and a figure needs {FEWEST}: lower "
+        "secure_aggregation.dropout or corrupt, or raise federation.cohort",
     )
 
 

@@ -24,7 +24,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.cohort import invited
+from secure_fed.rounds.cohort import beside_cohort, invited, with_phantoms
 from secure_fed.rounds.common_passes import Together
 from secure_fed.rounds.masked.answers import Clock
 from secure_fed.rounds.masked.expected_round import ExpectedRounds
@@ -142,6 +142,27 @@ def behind_masks(
     behind = masked_clients(clients, rounds, clock, coin, players, fails_nonfinite=fails)
     during = workers.session if workers else together.session
     return Masks(behind, MaskedSum(terms, len(clients), clock, device, during), workers)
+
+
+def allowed(config: RunConfig, cohorts: Sampler, clients: int, phantoms: int) -> bool:
+    """Whether masked sums over these clients are possible beside so many phantoms: with two honest clients in each, a graph and
+    a threshold, and contributors enough. True without masks.
+    """
+    if not config.secure_aggregation.enabled:
+        return True
+    hidden, placement = config.privacy.hidden_cohort, placement_of(config)
+    beside = beside_cohort(cohorts, phantoms, hidden=hidden)
+    protection, sampler = (
+        Protection(placement=placement, hidden=hidden, beside=beside),
+        with_phantoms(cohorts, phantoms),
+    )
+    try:
+        terms = _terms(config, protection, sampler, clients + phantoms, clients, None, None)
+        terms.require_feasible()
+        terms.require_contributors(clients, sampler.rate)
+    except ConfigError:
+        return False
+    return True
 
 
 def _terms(
