@@ -40,6 +40,8 @@ class Federation:
     tuple is indexed only when a client is drawn; then no examples are held out for an audit.
     collate(items) -> batch; loss(model, batch) -> (B,) losses; metrics(model, batches) -> {"accuracy": ...}. By default items
     with `input_ids` and `labels` are padded and classified.
+    non_members: examples of the same kind as the clients' that no client trains on, for a membership figure that is for the
+    owner of the data alone.
     Some modules train in full: of a transformers model of yours, those outside its base model, and its pooler, which a
     checkpoint often lacks; of any other module, those that `method.modules_to_save` names.
     callbacks: objects with any of `on_promise(sentences)`, `on_probe(figures)`, `on_run_begin(config, run_dir)`,
@@ -65,6 +67,7 @@ class Federation:
         collate: Collate | None = None,
         loss: Loss | None = None,
         metrics: Metrics | None = None,
+        non_members: Sequence[Any] | None = None,
         callbacks: Sequence[Any] = (),
         entropy: Entropy | None = None,
         mechanism: Callable[[float], Mechanism] | None = None,
@@ -82,7 +85,7 @@ class Federation:
             raise ConfigError(message).about("callbacks", deaf[0], "one of these methods")
         self.config = with_absolute_paths(config or RunConfig())
         method = build(self.config)  # first, so that a wrong name fails before anything is loaded
-        own = (model, train, test, collate, loss, metrics)
+        own = (model, train, test, collate, loss, metrics, non_members)
         problem = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
         self.assembly = assemble(self.config, method, problem, entropy, mechanism)
         self.config = self.assembly.config

@@ -17,6 +17,7 @@ def check(config: RunConfig) -> None:
     """Refuse an unknown method, and missing files, columns, model folders or ledgers."""
     methods.require_known(config.method.name)
     locate(config.model.name)
-    named_files.require_columns(config.data, columns(config.data), config.privacy.group_column)
+    read, others = columns(config.data), config.evaluation.non_members
+    named_files.require_columns(config.data, read, config.privacy.group_column, others)
     if config.privacy.ledger:
         require_made(config.privacy.ledger)

@@ -12,7 +12,7 @@ with the server, and another twentieth may drop out in mid-round: the noise shar
 to add the noise itself (`privacy.noise = "central"`), noise can be correlated over rounds, and the final model has 0.4 times
 as much of it.
 
-All clients train. The audit adds phantoms, a tenth as many, which are nobody's data: coins decide which of them pull the model,
+All clients train. The audit adds 500 phantoms, which are nobody's data: coins decide which of them pull the model,
 each along a random direction, as far as a client may. This is the largest influence that one client can have. Real notes, which
 are each seen only a few times, leave hardly a trace even without privacy.
 """

@@ -107,6 +107,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.privacy.unit != "none" or c.evaluation.audit_unit == "client",
         "privacy.unit to be set, or evaluation.audit_unit = 'client': without privacy there are no per-example gradients",
     ),
+    ("evaluation.non_members", _own_data, "data of your own: the built-in notes have test rows of the same kind"),
     ("evaluation.canaries", lambda c: c.audit_fraction > 0, "evaluation.audit_fraction above 0"),
     ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),

@@ -71,6 +71,12 @@ class EvaluationConfig:
         "auto: the unit that privacy protects, or else examples",
         choices=("auto", "example", "client"),
     )
+    non_members: str | tuple[str, ...] = key(
+        "",
+        "file, folder or list of files with rows of the same kind as the training rows, which no client trains on: the final "
+        "model's losses on them and on training rows are compared, for the owner of the data alone (with privacy and too few "
+        "phantoms: test rows that were held out of the data)",
+    )
     canaries: str = key(
         "none",
         "make the units of audit_fraction conspicuous, to sharpen the audit: wrong labels, a rare token, or a random change",

@@ -154,6 +154,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
             ("data", "name"): _absolute(data.name, Path.is_dir),
             **{("privacy", name): _made_absolute(getattr(config.privacy, name)) for name in ("ledger", "ledger_heads")},
             **{("data", name): _each_absolute(getattr(data, name)) for name in ("train", "test")},
+            ("evaluation", "non_members"): _each_absolute(config.evaluation.non_members),
         }
     )
 

@@ -35,6 +35,7 @@ _ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "federation.vanishing": ((0.0,), "makes clients of a simulation vanish"),
     "evaluation.per_client": ((False,), "needs the members' examples in one place"),
+    "evaluation.non_members": (("",), "needs the members' examples in one place"),
     "evaluation.canaries": (("none",), "needs the members' examples in one place"),
     "evaluation.diagnostics": (((), ("variation",)), "needs the members' tensors in one place"),
     "method.personal": (((),), "is not kept by nodes yet"),

@@ -16,6 +16,7 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.personal import completed
 from secure_fed.rounds.registered import existing
 from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.membership import reported
 
 
 def write(
@@ -45,7 +46,9 @@ def write(
         config.method.name,
         base_model or (config.model.name if configured else ""),
         labels,
-        run_facts(config, assembly.method.card, state.round, {}, client, statement, noise_alone),
+        run_facts(
+            config, assembly.method.card, state.round, {}, client, statement, noise_alone, _membership(assembly, state)
+        ),
         pad_token_id=pad_id(problem.tokenizer) if configured else None,
         auto=task.auto,
         settings=task.model_settings(labels) if configured else None,
@@ -63,3 +66,8 @@ def write(
         tokenizer=problem.tokenizer,
     )
     write_adapter(out, adapted)
+
+
+def _membership(assembly: Assembly, state: State) -> dict[str, Any] | None:
+    """A private run's figure, which is a function of releases; others measure it on their data when they end."""
+    return None if assembly.protection.plan is None else reported.public(assembly, state)

@@ -157,16 +157,18 @@ def run_facts(
     client: str | None,
     statement: str = "",
     noise_alone: Mapping[str, Any] | None = None,
+    membership: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """The facts of a run, its last measurements, and its protection: `statement`, if there is one.
 
     measured: None if the measurements are withheld, because the test rows were held out of the protected data. noise_alone: the
-    figures of the run's probe, if it made one.
+    figures of the run's probe, if it made one. membership: the public membership figure, if the run has ended.
     """
     facts = {
         "method": f"{method.name} ({method.paper})",
         "rounds": f"{rounds}{_averaged(config, rounds)}",
         **(_NOT_TOLD if measured is None else _measured(config.data.task, measured)),
+        **_membership(membership or {}),
     }
     if noise_alone:
         hopeless = "; HOPELESS: the noise takes the model to chance" if noise_alone["hopeless"] else ""
@@ -199,6 +201,17 @@ def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
         elif name == "accuracy" and (has_accuracy(task) or not found):
             rows["accuracy on the test set"] = "not measured"
     return rows
+
+
+def _membership(found: Mapping[str, Any]) -> dict[str, str]:
+    """The membership figure beside the accuracy, or the reason why there is none; nothing for a run that has not ended."""
+    if not found:
+        return {}
+    if found.get("auc") is None:
+        return {"membership inference": f"no figure: {found.get('why')}"}
+    low, high = found["auc_interval"]
+    units = "phantoms (dummy units)" if found["of"] == "phantoms" else f"{found['unit']}s"
+    return {"membership inference": f"AUC {found['auc']:.3f} ({low:.3f} to {high:.3f}), of {units}; 0.5 is chance"}
 
 
 _NOT_TOLD = {"measured on test rows": "withheld: these rows were held out of the clients' own data, without noise"}

@@ -42,6 +42,7 @@ class Trained:
     """A run's model, of one client where tensors are personal, and the facts of its model card.
 
     initial: the tensors that the method's `prepare` returned. state: the last state, completed by that client's tensors.
+    membership: the run's public figure, once it has ended, of its last state.
     withheld: whether the measurements are withheld, because the test rows were held out of private rows. deployed: whether the
     clients were separate nodes.
     """
@@ -60,13 +61,21 @@ class Trained:
     withheld: bool = False
     deployed: bool = False
     noise_alone: Mapping[str, Any] | None = None
+    membership: Mapping[str, Any] | None = None
 
     @property
     def card(self) -> ModelCard:
         """The README of an export."""
         measured = None if self.withheld else self.measured
         facts = run_facts(
-            self.config, self.method.card, self.state.round, measured, self.client, self.statement, self.noise_alone
+            self.config,
+            self.method.card,
+            self.state.round,
+            measured,
+            self.client,
+            self.statement,
+            self.noise_alone,
+            self.membership,
         )
         pad = pad_id(self.tokenizer)
         task = tasks.build(self.config.data)
@@ -194,6 +203,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
         withheld=withholds_test(config, facts),
         deployed=is_deployed(facts),
         noise_alone=facts.get("noise_alone"),
+        membership=None if best else (published.result or {}).get("membership"),
     )
 
 

@@ -15,6 +15,7 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import fingerprint, partition
 from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.holdout import GIVEN
+from secure_fed.learning.data.non_members import require_apart_of_objects
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import head_names, head_of, last_layer, pooler_names
 from secure_fed.learning.models.products import hasten
@@ -33,6 +34,7 @@ def given(
     collate: Collate | None,
     loss: Loss | None,
     metrics: Metrics | None,
+    non_members: Sequence[Any] | None = None,
 ) -> Problem:
     """A problem made from a user's own objects; `train` is one sequence of examples per client."""
     if model is None or train is None or test is None:
@@ -45,7 +47,7 @@ def given(
         raise ConfigError(
             "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
         )
-    _check_examples(train, test)
+    _check_examples(train, test, non_members)
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0], classifies=loss is None)
     _check_task(collate([test[0]]), loss, metrics)
@@ -62,6 +64,7 @@ def given(
         train=train,
         names=names,
         test=test,
+        non_members=() if non_members is None else non_members,
         collate=collate,
         loss=loss or classification.loss,
         metrics=metrics or classification.metrics,
@@ -121,14 +124,19 @@ def _content(train: Sequence[Sequence[Any]], test: Sequence[Any]) -> dict[str, s
         return {}
 
 
-def _check_examples(train: Any, test: Any) -> None:
+def _check_examples(train: Any, test: Any, non_members: Any) -> None:
     """Refuse a `train` that is no list of data sets, a `test` that is no data set, and an empty data set."""
     if not _numbered(train):
         raise ConfigError(f"train is a {type(train).__name__}; give a list with one data set per client")
     if isinstance(train, Dataset) and isinstance(train[0], tuple | Mapping):
         raise ConfigError(f"train is one {type(train).__name__}; give a list with one data set per client")
     asked = [train[0]] if is_lazy(train) else train
-    for name, examples in [("test", test), *((f"client {index} of train", own) for index, own in enumerate(asked))]:
+    others = [] if non_members is None else [("non_members", non_members)]
+    for name, examples in [
+        ("test", test),
+        *others,
+        *((f"client {index} of train", own) for index, own in enumerate(asked)),
+    ]:
         if not _numbered(examples):
             raise ConfigError(
                 f"{name} is a {type(examples).__name__}; give a data set with a length and items by number, such as a list"
@@ -137,6 +145,10 @@ def _check_examples(train: Any, test: Any) -> None:
         raise DataError(
             f"Federation was given {len(train)} clients and {len(test)} test examples; both must be at least one"
         )
+    if non_members is not None and not len(non_members):
+        raise DataError("non_members has no examples; give some, or leave it out")
+    if non_members is not None and not is_lazy(train):  # reading all clients at the start is what a lazy train avoids
+        require_apart_of_objects(non_members, train)
     if empty := [index for index, examples in enumerate(asked) if not len(examples)]:
         raise DataError(f"client {empty[0]} of the {len(train)} in train has no examples; leave it out")
     for client, own in enumerate(asked):
@@ -171,6 +183,10 @@ def _check_settings(config: RunConfig, clients: int) -> None:
         raise ConfigError(
             f"federation.clients is {config.federation.clients}, but train holds {clients} clients; leave the setting out"
         )
+    if config.evaluation.non_members:
+        raise ConfigError(
+            "evaluation.non_members names files, which have no effect beside objects of yours: give the examples as non_members"
+        ).about("evaluation.non_members", config.evaluation.non_members, "left out with objects of yours")
     usual, chosen = RunConfig().to_dict(), config.to_dict()
     for section in ("model", "data"):
         for name, value in chosen[section].items():

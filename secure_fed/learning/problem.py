@@ -41,6 +41,7 @@ class Problem:
     warning: a warning to show before training starts, or empty. sizes: the number of each client's units, where most clients'
     examples are on other machines and not in `train`. commonest: the most frequent label of the test set, if accuracy counts
     labels and the test rows were not held out of private rows. note: a sentence on the objects that a user gave, or empty.
+    non_members: examples that a user named as trained on by no client; empty if there are none.
     """
 
     model: nn.Module
@@ -63,6 +64,7 @@ class Problem:
     sizes: Sequence[int] | None = None
     commonest: Commonest | None = None
     fixed: tuple[str, ...] = ()
+    non_members: Sequence[Any] = ()
 
     @property
     def lazy(self) -> bool:
@@ -89,7 +91,14 @@ def configured(config: RunConfig) -> Problem:
     seed, task = config.federation.seed, tasks.build(config.data)
     private = config.privacy.unit != "none"
     with activity("reading the data"):
-        source = sources.load(config.data, task, seed=seed, group=config.privacy.group_column, unit=config.privacy.unit)
+        source = sources.load(
+            config.data,
+            task,
+            seed=seed,
+            group=config.privacy.group_column,
+            unit=config.privacy.unit,
+            non_members=config.evaluation.non_members,
+        )
     labels = source.train.label_names
     strata = tuple(task.strata(source.train, seed))
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
@@ -111,6 +120,7 @@ def configured(config: RunConfig) -> Problem:
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
         test=test,
+        non_members=() if source.others is None else tokenised(config, task, tokenizer, source.others),
         collate=task.collate(tokenizer),
         loss=loss,
         metrics=metrics,

@@ -7,6 +7,9 @@ from typing import Any
 
 from secure_fed.report.formatting import MISSING, number, percent
 
+FOR_THE_OWNER = (
+    "the owner of the data alone: computed from its rows without noise, so no guarantee covers it; show it to nobody"
+)
 _CHANCE = 0.5
 WIDE = 0.1  # a wider interval around a coin excludes neither "no leak" nor a leak that matters
 
@@ -17,6 +20,11 @@ def auc(found: Mapping[str, Any]) -> str:
         return MISSING
     between = found.get("auc_interval")
     return number(float(found["auc"])) + (f" ({_between(between)})" if between else "")
+
+
+def short(found: Mapping[str, Any]) -> str:
+    """The AUC, or that there is none; the reason is elsewhere in the report."""
+    return "no figure (why: below)" if found.get("auc") is None else auc(found)
 
 
 def name(found: Mapping[str, Any]) -> str:
@@ -34,6 +42,11 @@ def of_phantoms(found: Mapping[str, Any]) -> bool:
     return found.get("of") == "phantoms"
 
 
+def of_rows(found: Mapping[str, Any]) -> bool:
+    """Whether no coin decided who trained."""
+    return found.get("of") == "rows"
+
+
 def unit(found: Mapping[str, Any]) -> tuple[str, str]:
     """The units, and one of them, in words."""
     return _UNITS.get(str(found.get("unit")), _UNITS["example"])
@@ -44,10 +57,11 @@ def meaning(found: Mapping[str, Any]) -> str:
     if found.get("auc") is None:
         return ""
     right = f"{100 * float(found['auc']):.0f}"
+    other = "one that did not" if of_rows(found) else "one that was held out"
     pair = (
         "Of a phantom that contributed and one that did not, the attack names the one that did"
         if of_phantoms(found)
-        else f"Of {unit(found)[1]} that trained and one that was held out, the attack names the one that trained"
+        else f"Of {unit(found)[1]} that trained and {other}, the attack names the one that trained"
     )
     return f"{pair} in {right} of 100 pairs; a coin does in 50. {judgement(found)}".strip()
 
@@ -61,6 +75,8 @@ def judgement(found: Mapping[str, Any]) -> str:
     interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
     if low > _CHANCE and of_phantoms(found):
         return f"{interval}: phantoms that contributed can be distinguished from others. {_ALLOWED}"
+    if low > _CHANCE and of_rows(found):
+        return f"{interval}: the model fits rows that trained better than the others, unless these are of another kind."
     if low > _CHANCE:
         return f"{interval}: the model reveals something about whether {unit(found)[1]} was in its training."
     if high < _CHANCE:
@@ -74,7 +90,13 @@ def judgement(found: Mapping[str, Any]) -> str:
 
 def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
     if rate is None:
-        others = "phantoms that did not contribute" if of_phantoms(found) else "held out"
+        others = (
+            "phantoms that did not contribute"
+            if of_phantoms(found)
+            else "that did not train"
+            if of_rows(found)
+            else "held out"
+        )
         return f"not stated: {number(found.get('non_members'))} {others} are too few for a rate of {100 * target:g} %"
     accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} falsely accused"
     return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"

@@ -16,7 +16,7 @@ from secure_fed.activity import activity
 from secure_fed.learning.tasks.commonest import Commonest, no_better
 from secure_fed.learning.tasks.headline import leads
 from secure_fed.report.formatting import at_most, percent, size, time
-from secure_fed.report.membership import auc, meaning, rates
+from secure_fed.report.membership import FOR_THE_OWNER, auc, meaning, of_rows, rates
 from secure_fed.report.whose import measured_model
 from secure_fed.runs import noise_words
 
@@ -157,20 +157,34 @@ def _protected(row: Mapping[str, Any]) -> str:
 
 def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The cheapest membership inference attack; no rows for results of versions without it."""
-    of_data = _attack("membership of data", summary.get("membership_of_data"))
-    return [*_attack("membership", summary.get("membership")), *of_data]
+    own = (("membership of data", "membership_of_data"), ("membership of rows", "membership_of_rows"))
+    found = [
+        _attack(name, entry, secret=summary["privacy"] is not None) for name, key in own if (entry := summary.get(key))
+    ]
+    return [*_attack("membership", summary.get("membership")), *(row for rows in found for row in rows)]
 
 
-def _attack(name: str, found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+def _attack(name: str, found: Mapping[str, Any] | None, *, secret: bool = False) -> list[tuple[str, str]]:
+    """secret: whether the figure is for the owner of the data alone."""
     if not found:
         return []
     if found.get("auc") is None:
-        return [(name, f"not measured: {found.get('why') or 'no reason given'}")]
+        return [(name, f"no figure: {found.get('why') or 'no reason given'}")]
     sizes = f"{found['members']:,} members, {found['non_members']:,} held out"
     if found.get("of") == "phantoms":
         sizes = f"{found['members']:,} phantoms that contributed, {found['non_members']:,} that did not"
+    if of_rows(found):
+        sizes = f"{found['members']:,} rows that trained, {found['non_members']:,} that did not"
     caught = [(f"  found at {100 * target:g} %", rate) for target, rate in rates(found)]
-    return [(f"{name} AUC", f"{auc(found)}; 0.5 is chance; {sizes}"), ("  meaning", meaning(found)), *caught]
+    beside = [("  may mislead", str(found["misleads"]))] if of_rows(found) else []
+    whose = [("  for", FOR_THE_OWNER)] if secret else []
+    return [
+        (f"{name} AUC", f"{auc(found)}; 0.5 is chance; {sizes}"),
+        *whose,
+        ("  meaning", meaning(found)),
+        *beside,
+        *caught,
+    ]
 
 
 def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -68,7 +68,9 @@ def protect(
     population = Population(names, units, cohorts, passes, mechanism)
     with activity("calibrating the noise"):
         plan = placement.plan(config, population)
-    phantoms = count(config, _room(config, placement, population, numbers, plan.noise_multiplier, allows))
+    room = _room(config, placement, population, numbers, plan.noise_multiplier, allows)
+    phantoms = count(config, room)
+    _require_as_seldom(phantoms, room, cohorts)
     everybody, beside = _of_a_sum(config, placement, population, phantoms.phantoms)
     shares = _shares(config, plan.noise_multiplier, everybody, beside) if placement.share_noise else None
     return Protection(
@@ -146,6 +148,15 @@ def require_by_trials(
     clients = [Plain(own) for own in train]
     uncoupled = Uncoupled.of(objective, collate, settings, max(clients, key=len))
     uncoupled.require_all(placed, clients)
+
+
+def _require_as_seldom(phantoms: Count, room: Room, cohorts: Sampler) -> None:
+    """Refuse a number of phantoms that would take part more often than a client: an audit would find more than is promised."""
+    if isinstance(cohorts, FixedSize) and 0 < phantoms.phantoms < room.fewest:
+        raise ConfigError(
+            f"evaluation.phantoms is {phantoms.phantoms}: cohorts of fixed size have one phantom at least, so each would take "
+            f"part more often than a client; set it to {room.fewest} or more, or to 0"
+        ).about("evaluation.phantoms", phantoms.phantoms, f"at least {room.fewest}, or 0")
 
 
 def _of_a_sum(config: RunConfig, placement: Placement, population: Population, phantoms: int) -> tuple[int, int]:

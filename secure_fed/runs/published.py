@@ -73,7 +73,7 @@ RESULT: Table = {
     "test": {"from": SETTINGS, "rows": TEST},
     "noise_alone": TEST,
     "membership": RELEASE,
-    "membership_of_data": WITHHELD,
+    **dict.fromkeys(("membership_of_data", "membership_of_rows"), WITHHELD),
     **dict.fromkeys(("epsilon", "epsilon_participants", "holds_against", "delta"), SETTINGS),
     **dict.fromkeys(("noise_multiplier", "sampling_rate"), SETTINGS),
     **dict.fromkeys(
@@ -127,8 +127,8 @@ def of_result(summary: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     declared = is_declared(str(summary["test"]["from"]))
     held_out = {"best_round": WITHHELD, "diagnostics": {**RESULT["diagnostics"], "target": WITHHELD}}
     shown, withheld = cut(summary, RESULT if declared else {**RESULT, **held_out}, whole=True)
-    shown.pop("membership_of_data", None)
-    return shown, withheld
+    own = ("membership_of_data", "membership_of_rows")  # only some runs have these: no key tells which
+    return {name: value for name, value in shown.items() if name not in own}, withheld
 
 
 def of_facts(facts: Mapping[str, Any], *, private: bool) -> tuple[dict[str, Any], dict[str, Any]]:

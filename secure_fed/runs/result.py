@@ -18,7 +18,7 @@ from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.best import best
 from secure_fed.runs.budget import RunBudget
 from secure_fed.runs.guarantee import guarantee
-from secure_fed.runs.membership import measured
+from secure_fed.runs.membership import reported
 from secure_fed.runs.trust_statement import only_masks
 
 SCHEMA = 1
@@ -71,7 +71,7 @@ def summary(
         "commonest": None if (common := assembly.problem.commonest) is None else common.as_dict(),
         "test": assembly.problem.facts["test"],
         "noise_alone": noise_alone,
-        **_membership(assembly, state),
+        **reported.whole(assembly, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         **(
             _unprotected(assembly, len(plan.passes) * state.round)
@@ -91,13 +91,6 @@ def summary(
         "run_dir": str(run_dir) if run_dir else None,
         "versions": versions(),
     }
-
-
-def _membership(assembly: Assembly, state: State) -> dict[str, Any]:
-    """Membership figures. Figures of units that may have trained are not a release: a private run withholds them."""
-    found = {"membership": measured.of_run(assembly, state)}
-    own = measured.of_data(assembly, state) if assembly.protection.plan is not None else None
-    return found | ({"membership_of_data": own} if own else {})
 
 
 def _unprotected(assembly: Assembly, releases: int) -> dict[str, Any]:

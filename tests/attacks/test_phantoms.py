@@ -12,6 +12,7 @@ import pytest
 from attacks.adversary.case import Settings
 from attacks.adversary.target import Target
 from attacks.audit import audited
+from attacks.report.verdict import verdict
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
@@ -37,13 +38,20 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-def ran(place: str, *, noise: bool, phantoms: int = 120, z: float = 10.0, **more: Any) -> tuple[Federation, Target]:
+def ran(
+    place: str, *, noise: bool, phantoms: int | None = 120, z: float = 10.0, clients: int = 6, **more: Any
+) -> tuple[Federation, Target]:
     """A run in which every client takes part in each of three rounds, and the target for its audit."""
-    usual: dict[str, Any] = {**canaried.CLIENTS, "federation.cohort": 6, "privacy.noise_multiplier": z, **PLACES[place]}
+    usual: dict[str, Any] = {
+        **canaried.CLIENTS,
+        "federation.cohort": clients,
+        "privacy.noise_multiplier": z,
+        **PLACES[place],
+    }
     settings = usual | {"evaluation.phantoms": phantoms, **more}
     for name in ("evaluation.audit_fraction", "evaluation.canaries"):
         del settings[name]
-    sizes = [40] * 3 if place == "example" else [2] * 6
+    sizes = [40] * 3 if place == "example" else [2] * clients
     states = canaried.States()
     built = Federation(
         toys.config(settings),
@@ -88,6 +96,16 @@ def test_right_noise_is_not_flagged(place: str) -> None:
     whys = [one["why"] for one in audit["cells"] if one["attack"] == "loss" and one["vantage"] == "fellow_client"]
     assert any("nobody's data" in why for why in whys)
     assert "no texts" in audit["baseline"]["why"]
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_the_audit_of_a_private_run_of_a_hundred_clients_says_something(noise: bool) -> None:
+    """With the phantoms that such a run has by default."""
+    federation, target = ran("central", noise=noise, phantoms=None, clients=100)
+    audit = audited(target, ["canary_cosine"], Settings(references=0))
+    assert audit["members"] + audit["non_members"] == federation.assembly.protection.phantoms.phantoms == 100
+    assert target.result["membership"]["auc"] is not None
+    assert verdict(audit)["level"] == ("none_found" if noise else "violation")
 
 
 @pytest.mark.nightly

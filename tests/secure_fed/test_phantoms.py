@@ -292,6 +292,14 @@ def test_beside_cohorts_of_fixed_size_they_take_part_no_more_often_than_a_client
     assert beside.expected >= 1
 
 
+def test_so_few_that_each_would_take_part_more_often_than_a_client_are_refused() -> None:
+    settings = {**CLIENT, "federation.sampling": "fixed", "evaluation.phantoms": 9}
+    with pytest.raises(ConfigError) as refused:
+        built(settings, sizes=(2,) * 40)
+    assert (refused.value.setting, refused.value.limit) == ("evaluation.phantoms", "at least 10, or 0")
+    assert built({**settings, "evaluation.phantoms": 10}, sizes=(2,) * 40).assembly.protection.beside == 1
+
+
 @pytest.mark.parametrize("place", ["sum", "shares", "contribution"])
 def test_the_cost_is_the_variance_that_phantoms_add(place: str) -> None:
     """By simulation: the variance that phantoms add to one coordinate of a sum of zeros, over the noise without phantoms."""

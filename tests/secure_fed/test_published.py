@@ -91,7 +91,8 @@ def config(settings: Mapping[str, Any], model: Path, data: Path, **more: Any) ->
 def write(data: Path, train: Rows) -> None:
     data.mkdir(exist_ok=True)
     test = [{"text": f"word{row} calm", "label": ("calm", "wild")[row % 2], "site": "site-a"} for row in range(8)]
-    for name, own in (("train", train), ("test", test)):
+    others = [{**row, "text": f"{row['text']} {len(train)} others"} for row in [*train[:2], *test]]
+    for name, own in (("train", train), ("test", test), ("others", others)):
         (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own), encoding="utf-8")
 
 
@@ -119,7 +120,8 @@ def test_what_is_shown_follows_from_what_was_released(scenario: str, small_model
     tape: list[Tensors] = []
     place, data = tmp_path / "place", tmp_path / "data"
     write(data, ONE)
-    asked = config(settings, small_model, data, **{"evaluation.keep_best": True})
+    more = {"evaluation.keep_best": True, "evaluation.non_members": str(data / "others.jsonl")}
+    asked = config(settings, small_model, data, **more)
     first = run(asked, place, tape, replays=False)
     place.rename(tmp_path / "first")
     write(data, other)
@@ -129,6 +131,8 @@ def test_what_is_shown_follows_from_what_was_released(scenario: str, small_model
     assert {"run/result.json", "run/metrics.jsonl", "run/report.html", "export/README.md"} <= set(shown(place))
     assert shown(place) == shown(tmp_path / "first")
     assert first.warnings == second.warnings
+    figures = [json.loads((one / "run/private/figures.json").read_text()) for one in (place, tmp_path / "first")]
+    assert figures[0]["membership_of_rows"]["auc"] != figures[1]["membership_of_rows"]["auc"]
     of_data = [json.loads((one / "run/private/facts.json").read_text()) for one in (place, tmp_path / "first")]
     assert of_data[0]["data_digest"] != of_data[1]["data_digest"]
     files = {file.name: file.stat().st_mtime_ns for file in (place / "run").iterdir() if file.is_file()}

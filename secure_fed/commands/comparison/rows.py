@@ -43,7 +43,8 @@ class Row:
     epsilon of a run, None without privacy; delta_one_run: the same run's delta. epsilon_all_seeds, delta_all_seeds: the total
     of all its runs (`totals`), None if they are about different units. charges: the cost of each private run. early: the
     number of runs that ended before their last round. own_first: whether the task's own metrics are more informative than
-    accuracy. held_out: how the runs held test rows out of their training rows; empty if all were given test rows.
+    accuracy. held_out: how the runs held test rows out of their training rows; empty if all were given test rows. no_membership: why a
+    run has no membership figure.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Row:
     charges: tuple[Charge, ...] = ()
     own_first: bool = False
     held_out: tuple[str, ...] = ()
+    no_membership: str = ""
 
 
 def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Row:
@@ -118,6 +120,7 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         epsilon_all_seeds=all_seeds.epsilon if all_seeds else None,
         delta_all_seeds=all_seeds.delta if all_seeds else None,
         membership_auc=spread_of(results, _membership_auc),
+        no_membership=next((why for result in results if (why := _no_membership(result))), ""),
         early=sum(bool(result.get("ended_early")) for result in results),
         headline=measured,
         curve=_curve(records, measured),
@@ -174,6 +177,12 @@ def _membership_auc(result: Mapping[str, Any]) -> Any:
     """The AUC of the membership attack on the run, if its result has one."""
     membership = result.get("membership")
     return membership.get("auc") if isinstance(membership, Mapping) else None
+
+
+def _no_membership(result: Mapping[str, Any]) -> str:
+    membership = result.get("membership")
+    known = isinstance(membership, Mapping) and membership.get("auc") is None
+    return str(membership.get("why") or "") if known and isinstance(membership, Mapping) else ""
 
 
 def _curve(records: Sequence[RunRecord], metric: str) -> tuple[Point, ...]:

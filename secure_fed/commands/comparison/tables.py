@@ -77,6 +77,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     charges = [charge for row in rows for charge in row.charges]
     spoken += cost_notes.after(charges, [row.name for row in rows if row.epsilon_one_run is None])
     spoken += [f"{row.name}: {row.no_better}" for row in rows if row.no_better]
+    spoken += [f"{row.name}: no membership figure: {row.no_membership}." for row in rows if row.no_membership]
     spoken += [f"{row.name}: {row.early} of {len(row.seeds)} runs ended early." for row in rows if row.early]
     return spoken
 
@@ -96,7 +97,7 @@ def numbers(row: Row) -> dict[str, Any]:
         elif field.name == "metrics":
             for name, spread in row.metrics.items():
                 flat |= _flat(name, spread)
-        elif field.name not in ("curve", "charges", "own_first", "no_better", "held_out"):
+        elif field.name not in ("curve", "charges", "own_first", "no_better", "held_out", "no_membership"):
             flat[field.name] = list(value) if isinstance(value, tuple) else value
     return flat
 

@@ -46,16 +46,19 @@ def of_both(data: DataConfig) -> Iterator[str]:
         yield f"data.test names {both[0]}, which data.train names too, so accuracy is measured on texts that were trained on"
 
 
-def require_columns(data: DataConfig, columns: Columns, group: str = "") -> None:
+def require_columns(data: DataConfig, columns: Columns, group: str = "", non_members: str | Sequence[str] = "") -> None:
     """Refuse a missing file, or a file without a column that the task (`columns`) or [data] needs."""
-    named = find(data)
-    if named is None:
-        if generated(data):
-            require_columns_of_notes(data, group)
+    named, others = find(data) or Named((), ()), of_non_members(non_members)
+    if generated(data):
+        require_columns_of_notes(data, group)
         return
     read = {"data.text": columns.text, "data.text_b": columns.text_b, "data.label": columns.label}
     owned = {"data.client": data.client, "privacy.group_column": group, "data.language": spoken(data)}
-    for setting, paths, needed in (("data.train", named.train, read | owned), ("data.test", named.test, read)):
+    for setting, paths, needed in (
+        ("data.train", named.train, read | owned),
+        ("data.test", named.test, read),
+        ("evaluation.non_members", others, read),
+    ):
         for path in paths:
             head = files.head(path, [name for name in needed.values() if name], setting)
             for chosen_by, name in needed.items():
@@ -80,6 +83,15 @@ def spoken(data: DataConfig) -> str:
 def generated(data: DataConfig) -> bool:
     """Whether the examples are the built-in notes, which follow from settings and seed alone."""
     return not data.train and not data.test and data.name == _BUILTIN
+
+
+def of_non_members(named: str | Sequence[str]) -> tuple[Path, ...]:
+    """The files of `evaluation.non_members`. A folder stands for the files of its test split."""
+    paths = _paths(named, "evaluation.non_members")
+    found = [file for path in paths for file in (of_test(path) if path.is_dir() else [path])]
+    if paths and not found:
+        raise DataError(f"{paths[0]} holds no test examples (test.jsonl, ...); set evaluation.non_members to a file")
+    return tuple(found)
 
 
 def of_test(folder: Path) -> list[Path]:

@@ -92,5 +92,8 @@ class Reads(Protocol):
 class OfClasses(Reads, Protocol):
     """The part of a task that reads rows of given classes."""
 
+    def classes(self, train: Sequence[Table]) -> Vocabulary:
+        """The classes of the training data."""
+
     def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
         """Inputs and labels of the tables, whose classes are known."""

@@ -15,6 +15,7 @@ from secure_fed.learning.data import files, hub, named_files
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.named_files import TEST_SPLITS, Named, generated, spoken
+from secure_fed.learning.data.non_members import require_apart
 from secure_fed.learning.data.rows import OfClasses, Reads, Rows
 from secure_fed.learning.data.table import Table
 from secure_fed.learning.data.texts import require_each, require_some
@@ -31,6 +32,7 @@ class Source:
            one file for each client
     tested: the origin of the test rows
     languages: the language of each training row, if the partition uses it
+    others: the rows of `evaluation.non_members`, if there are any
     """
 
     train: Rows
@@ -39,6 +41,7 @@ class Source:
     keyed: bool
     tested: str = GENERATED
     languages: tuple[str, ...] | None = None
+    others: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,21 @@ class _Tables:
     owners: tuple[str, ...] | None = None
 
 
-def load(data: DataConfig, task: Reads, *, seed: int, group: str = "", unit: str = "none") -> Source:
+def load(
+    data: DataConfig,
+    task: OfClasses,
+    *,
+    seed: int,
+    group: str = "",
+    unit: str = "none",
+    non_members: str | Sequence[str] = "",
+) -> Source:
     """The training and test examples that `data` names, read by `task`; the same arguments give the same rows.
 
     `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
     out by `seed`. The column `data.client` names the client of an example; without it, each file of a list is
     one client, with the file's name. `group` is the column that names the person of a training example. unit:
-    the unit of privacy, which is held out as a whole.
+    the unit of privacy, which is held out as a whole. non_members: files of rows that no client trains on.
     """
     named = named_files.find(data)
     if generated(data):
@@ -64,6 +75,11 @@ def load(data: DataConfig, task: Reads, *, seed: int, group: str = "", unit: str
     wanted = _wanted(task, data.client, group, spoken(data))
     tables = _from_files(named, wanted) if named else _from_hub(data.name, wanted, task.columns.label)
     source = _source(data, task, tables, (unit, seed), group)
+    if paths := named_files.of_non_members(non_members):
+        found = of_one_party(task, paths, "evaluation.non_members")
+        others = task.rows(found, task.classes(tables.train))
+        require_apart(others, source.train)
+        source = replace(source, others=others)
     return replace(source, tested=FILES) if data.test else source
 
 

@@ -10,20 +10,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from secure_fed.report.formatting import number, percent
-from secure_fed.report.membership import auc, meaning, name, of_phantoms, rates, unit
+from secure_fed.report.membership import FOR_THE_OWNER, auc, meaning, name, of_phantoms, of_rows, rates, unit
 from secure_fed.report.page.markup import facts, link, paragraph, section, subsection
 from secure_fed.report.page.record import RunRecord
 
 
 def membership(record: RunRecord) -> str:
     """Accuracy, AUC and true-positive rates with their meaning; empty where nothing was measured or audited."""
-    found, own = measured(record), (record.result or {}).get("membership_of_data") or {}
+    found = measured(record)
     measured_here = "" if not found else _reported(record, found)
-    of_data = subsection("Units of the data: only for those who hold the data", _reported(record, own)) if own else ""
+    of_data = "".join(_of_data(record, title, key) for title, key in _OF_DATA)
     # In a private run only the page in the private folder has the link, and lies beside the audit.
     path = record.audit.rpartition("/")[2] if record.private else record.audit
     audit = link(path, _AUDIT) if path else ""
     return section("Membership inference: what the model reveals", measured_here, of_data, audit)
+
+
+def _of_data(record: RunRecord, title: str, key: str) -> str:
+    """Figures of the data itself; a private run's are in the owner's page alone."""
+    if not (found := (record.result or {}).get(key) or {}):
+        return ""
+    whose = paragraph(f"For {FOR_THE_OWNER}.", "notice") if record.private else ""
+    return subsection(title, whose + _reported(record, found))
 
 
 def measured(record: RunRecord) -> Mapping[str, Any]:
@@ -34,7 +42,7 @@ def measured(record: RunRecord) -> Mapping[str, Any]:
 def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
     if found.get("auc") is None:
         why = str(found.get("why") or "it was not measured")
-        return paragraph(f"Not measured: {why}.", "notice") + paragraph(_SILENT)
+        return paragraph(f"No figure: {why}.", "notice") + paragraph(_SILENT)
     key = (
         ("accuracy", percent(record.last("accuracy"))),
         (f"{name(found)} (a coin: 0.5)", auc(found)),
@@ -57,6 +65,8 @@ def _meaning(found: Mapping[str, Any]) -> str:
             " anybody may. The attack sees everything that was released, and goes by how far the model moved along each"
             f" direction. {meaning(found)}"
         )
+    if of_rows(found):
+        return f"{meaning(found)} {found['misleads']}"
     return (
         f"{meaning(found)} Before training, coins decided which of some {unit(found)[0]} were left out. The attack has the"
         " final model, and names the one that the model fits better."
@@ -64,9 +74,15 @@ def _meaning(found: Mapping[str, Any]) -> str:
 
 
 def _sides(found: Mapping[str, Any]) -> str:
+    if of_rows(found):
+        return "rows that trained, that did not"
     return "phantoms that contributed, that did not" if of_phantoms(found) else "members, held out"
 
 
+_OF_DATA = (
+    ("Units of the data", "membership_of_data"),
+    ("Rows that trained, and rows that did not", "membership_of_rows"),
+)
 _SILENT = (
     "This is the cheapest attack, and it uses the final model only. Finding nothing is no sign of privacy: whoever sees more"
     " than the model may learn more. secure-fed audit tries stronger attacks."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from secure_fed.report.formatting import MISSING, counted, duration, number, percent, rate, size
-from secure_fed.report.membership import auc, name
+from secure_fed.report.membership import name, short
 from secure_fed.report.page import privacy
 from secure_fed.report.page.markup import facts, figures, folded, paragraph, section, text
 from secure_fed.report.page.masks import masked
@@ -30,7 +30,7 @@ def summary(record: RunRecord) -> str:
     key = (
         *key_numbers(record),
         ("epsilon", privacy.short(record)),
-        *((f"{name(found)} (a coin: 0.5)", auc(found)) for found in [measured(record)] if found.get("auc") is not None),
+        *((f"{name(found)} (a coin: 0.5)", short(found)) for found in [measured(record)] if found),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
     )
     return section(
@@ -55,7 +55,7 @@ def results(record: RunRecord) -> str:
         ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         *key_numbers(record),
-        *([("membership AUC", auc(measured(record)))] if measured(record).get("auc") is not None else []),
+        *(("membership AUC", short(found)) for found in [measured(record)] if found),
         ("test loss", number(record.last("loss"))),
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),

@@ -107,7 +107,10 @@ def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, tables: Any) -
     assert result.state.round == 2
     assert differences(result.state, simulated(tmp_path, *tables, seed=5)) == 0.0
     assert not [line for line in party.said if "refuses" in line or "lost" in line]
-    assert "separate nodes" in load_run(party.folder / RUN).card.text("peft")
+    assert "separate nodes" in (card := load_run(party.folder / RUN).card.text("peft"))
+    if result.summary["unit"] != "none":
+        assert result.summary["membership"]["why"].startswith("a deployment has no phantoms")
+        assert "no figure: a deployment has no phantoms" in card
 
 
 def stage_of(asked: Envelope) -> str:
