@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from privacy.clipping import COUNTER
 from privacy.entropy import SeededEntropy
 from privacy.sampling import FixedSize
 from secure_fed.config import RunConfig
@@ -109,9 +110,9 @@ def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
         assert 0 < far < 4 * noise
 
 
-def sent_by(place: str, *, member: bool) -> list[Tensors]:
+def sent_by(place: str, *, member: bool, **more: Any) -> list[Tensors]:
     """The unmasked contributions of one phantom in all rounds."""
-    federation = built({**UNITS["client"], **PLACES[place], "federation.cohort": 8})
+    federation = built({**UNITS["client"], **PLACES[place], "federation.cohort": 8, **more})
     pool = federation.assembly.pools["phantoms"]
     who = len(federation.assembly.clients) + int(np.flatnonzero(pool.members == member)[0])
     recording = Recording(federation.assembly.transport)
@@ -133,6 +134,13 @@ def test_a_member_sends_the_clip_norm_along_its_direction_and_any_other_zeros() 
         towards = direction(unit.name, 0, Layout.of(one))
         assert float((one - towards * 0.1).norm()) < 1e-6
     assert all(float(one.norm()) == 0 for one in still)
+
+
+@pytest.mark.parametrize("member", [True, False])
+def test_a_phantom_is_not_counted_by_an_adaptive_clip_norm(member: bool) -> None:
+    sent = sent_by("central", member=member, **{"privacy.clip_quantile": 0.5})
+    assert len(sent) == 3
+    assert [float(one.tensor(COUNTER)) for one in sent] == [0.0] * 3
 
 
 def test_with_noise_of_the_clients_own_a_phantom_that_is_no_member_sends_noise_alone() -> None:

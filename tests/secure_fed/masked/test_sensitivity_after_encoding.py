@@ -41,7 +41,10 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: {"method.name": name} for name in METHODS if runs.supported(name, "client")},
     "fra_lora, sketched": {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 4},
     "adaptive clipping": {"method.name": "fedlora", "privacy.clip_quantile": 0.5},
-    "more phantoms than clients": {"method.name": "fedlora", "evaluation.phantoms": 20},
+    "more phantoms than clients": {
+        **{"method.name": "fedlora", "privacy.clip_quantile": 0.5},
+        "evaluation.phantoms": 20,
+    },
     "clients vanish": {"method.name": "fedlora", "federation.vanishing": 0.1, "secure_aggregation.dropout": 0.2},
 }
 # One method of each way to send products: factors, sketches, iterations. `methods/test_sensitivity.py` covers clipping.
