@@ -93,7 +93,7 @@ def test_what_was_not_measured_says_why_and_has_no_number(run_folder: RunFolder)
     nothing = measured(auc=None, auc_interval=None, tpr_at_fpr=None, why="the pool is <empty>")
     folder = run_folder(edit=nothing)
     text = told(folder)
-    assert f"{TITLE} Not measured: the pool is <empty>." in text
+    assert f"{TITLE} No figure: the pool is <empty>." in text
     assert "<empty>" not in page(folder)
     assert "membership AUC" not in text
 
@@ -191,7 +191,7 @@ def test_the_terminal_shows_it_below_the_accuracy(run_folder: RunFolder, shown: 
 
 def test_the_terminal_says_why_there_is_none(run_folder: RunFolder, shown: Callable[[Path], str]) -> None:
     nothing = measured(auc=None, auc_interval=None, tpr_at_fpr=None, why="too few units")
-    assert "not measured: too few units" in shown(run_folder(edit=nothing))
+    assert "no figure: too few units" in shown(run_folder(edit=nothing))
 
 
 def test_a_terminal_without_it_has_no_row(run_folder: RunFolder, shown: Callable[[Path], str]) -> None:
