@@ -43,8 +43,8 @@ class Row:
     epsilon of a run, None without privacy; delta_one_run: the same run's delta. epsilon_all_seeds, delta_all_seeds: the total
     of all its runs (`totals`), None if they are about different units. charges: the cost of each private run. early: the
     number of runs that ended before their last round. own_first: whether the task's own metrics are more informative than
-    accuracy. held_out: how the runs held test rows out of their training rows; empty if all were given test rows. no_membership: why a
-    run has no membership figure.
+    accuracy. held_out: how the runs held test rows out of their training rows; empty if all were given test rows.
+    no_membership: why a run has no membership figure.
     """
 
     name: str
