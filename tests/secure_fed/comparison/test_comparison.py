@@ -125,8 +125,14 @@ def test_a_row_is_what_the_run_directories_say(base: RunConfig, compared: tuple[
             reached += good[:1]
         assert (row.target, row.reached) == (0.5, len(reached))
         assert row.rounds_to_target == (pytest.approx(statistics.mean(reached)) if reached else None)
-        assert row.membership_auc is None
+        figures = [result["membership"]["auc"] for result in results]
+        if None in figures:
+            assert row.membership_auc is None
+            assert row.no_membership == results[0]["membership"]["why"] != ""
+        else:
+            assert row.membership_auc.mean == pytest.approx(sum(figures) / 2)
         assert row.early == 0
+    assert [row.membership_auc is None for row in rows] == [True, False], "a private run has phantoms"
     assert rows[0].epsilon_one_run is None
     epsilons = [result["epsilon"] for result in held(out, rows[1].name)[0]]
     assert (rows[1].epsilon_one_run, rows[1].delta_one_run) == (max(epsilons), 1e-3)
@@ -158,7 +164,7 @@ def test_the_tables_say_what_the_rows_do(compared: tuple[Path, list[Any]]) -> No
         assert float(line["accuracy_std"]) == row.accuracy.deviation
         assert float(line["bytes_up_round"]) == row.bytes_up_round
         assert line["seeds"] == "0 4"
-        assert line["membership_auc_mean"] == ""
+        assert (line["membership_auc_mean"] == "") == (row.membership_auc is None)
     assert lines[0]["epsilon_one_run"] == lines[0]["epsilon_all_seeds"] == ""
     text = (out / "compare.md").read_text(encoding="utf-8")
     header, _, plain, private = [line for line in text.splitlines() if line.startswith("|")]
