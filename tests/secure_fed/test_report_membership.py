@@ -95,7 +95,8 @@ def test_what_was_not_measured_says_why_and_has_no_number(run_folder: RunFolder)
     text = told(folder)
     assert f"{TITLE} No figure: the pool is <empty>." in text
     assert "<empty>" not in page(folder)
-    assert "membership AUC" not in text
+    assert text.count("membership AUC (a coin: 0.5) no figure (why: below)") == 1  # beside accuracy
+    assert text.count("membership AUC") == text.count("no figure (why: below)") == 2
 
 
 @pytest.mark.parametrize("old", [lambda run: None, lambda run: run["result"].update(membership=None)])
