@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from secure_fed.learning.data.notes_words import LABELS
 from secure_fed.learning.models.locate import locate
 from tests.terminal import Seen, seen
 
@@ -66,7 +68,6 @@ def test_answering_texts_is_not_silent(trained: tuple[Path, Seen]) -> None:
         (0.0, ["train", "--resume", "--out=run"]),
         (0.0, ["export", "run", "exported", "--merged"]),
         (0.2, ["audit", "run", "--references=2"]),
-        (0.2, ["audit", "run", "--attack=loss"]),
         (0.0, ["report", "run"]),
         (0.0, ["methods", f"--model={locate('builtin/tiny')}", "--classes=3"]),
         (0.0, ["secagg", "--clients=300", "--dim=20000"]),
@@ -86,9 +87,10 @@ def test_a_comparison_is_not_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_an_audit_of_any_model_is_not_silent(tmp_path: Path) -> None:
+def test_an_audit_of_any_model_is_not_silent(trained: tuple[Path, Seen]) -> None:
+    folder = trained[0]
+    ran(folder, 0.0, "export", "run", "whole", "--merged")
     for name in ("members", "others"):
-        rows = "".join(f'{{"text": "{name} {row} fever", "label": "{row % 2}"}}\n' for row in range(12))
-        (tmp_path / f"{name}.jsonl").write_text(rows, encoding="utf-8")
-    files = ["--members=members.jsonl", "--non-members=others.jsonl", "--out=audit", "--labels=0,1"]
-    ran(tmp_path, 3.0, "audit", f"--model={locate('builtin/tiny')}", *files)
+        rows = [json.dumps({"text": f"{name} {row} fever", "label": LABELS[row % 2]}) for row in range(12)]
+        (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    ran(folder, 3.0, "audit", "--model=whole", "--members=members.jsonl", "--non-members=others.jsonl", "--out=audited")
