@@ -4,6 +4,7 @@ plan     the guarantee of each way to add noise; noise for a target epsilon, or 
 create   a ledger for a data set
 same     a statement that two names of units in a ledger are of one unit
 show     the spent budget by run, and the remaining budget
+close    the end of a run that made no release, which gives its reservation back
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     shown = action("show", ledger_commands.show, "the spent part of a ledger, the runs that spent it, and the rest")
     _add_ledger(shown)
     shown.add_argument("--json", action="store_true", help="print one JSON object")
+    closing = "close a run that made no release, for good, and give its reservation back"
+    closed = action("close", ledger_commands.close, closing)
+    _add_ledger(closed)
+    closed.add_argument("name", metavar="RUN", help="its name in the ledger, which `secure-fed budget show` prints")
 
 
 def _add_ledger(made: argparse.ArgumentParser) -> None:

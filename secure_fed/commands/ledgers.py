@@ -1,4 +1,4 @@
-"""`secure-fed budget create`, `same` and `show`: ledgers that runs share."""
+"""`secure-fed budget create`, `same`, `show` and `close`: ledgers that runs share."""
 
 from __future__ import annotations
 
@@ -52,6 +52,20 @@ def show(chosen: argparse.Namespace) -> None:
     for statement in facts["same"]:
         one, other = statement["units"]
         console.print(f"declared one unit: {one} and {other} ({statement['time']})", markup=False)
+
+
+def close(chosen: argparse.Namespace) -> None:
+    """Close a run that made no release, and print what is given back."""
+    from secure_fed.runs.budget import give_back
+
+    cost = give_back(_opened(chosen), chosen.name)
+    if cost is None:
+        print(f"{chosen.ledger}: run {chosen.name} was closed before, and its reservation was given back then")
+        return
+    print(
+        f"{chosen.ledger}: run {chosen.name} is closed for good, and epsilon {_number(cost.epsilon)} and delta "
+        f"{_number(cost.delta)} are given back"
+    )
 
 
 def _opened(chosen: argparse.Namespace) -> Ledger:

@@ -64,7 +64,7 @@ class Purse:
         folder = Path(mkdtemp(prefix="secure-fed-"))
         finalize(self, rmtree, folder, ignore_errors=True)
         (run := folder / "own-loop").mkdir()
-        with _in_words_of_a_loop(), opened(self._privacy, self.plan, run, self._subject) as account:
+        with _in_words_of_a_loop(), opened(self._privacy, self.plan, run, self._subject, charged_here=True) as account:
             return account
 
 

@@ -46,7 +46,7 @@ class Assembly:
     train: units held out of the "data", and "phantoms", which are nobody's data. initial: the state before the first round.
     base_digest: of the model before the method changed it. phantoms: clients without data, indexed after `clients`. masks: both
     sides of secure aggregation, if it is enabled. ways: how clients train in common passes. usual_rate: the server's learning
-    rate without regard to the noise.
+    rate without regard to the noise. everybody_here: whether all clients are in this process.
     """
 
     config: RunConfig
@@ -68,6 +68,7 @@ class Assembly:
     server: Server
     ways: Ways
     usual_rate: float
+    everybody_here: bool
 
     @property
     def audit_pool(self) -> AuditPool:
@@ -76,6 +77,11 @@ class Assembly:
         """
         private = self.config.privacy.unit != "none" or bool(self.config.evaluation.phantoms)
         return self.pools["phantoms" if private and not self.pools["data"].units else "data"]
+
+    @property
+    def charges_every_release(self) -> bool:
+        """Whether this process charges each release of the run before it is made; else other machines make some of them."""
+        return self.everybody_here or self.protection.placement.charges_federation
 
     def require_by_trials(self) -> None:
         """Refuse, by trials on examples, a model or a loss for which the guarantee would not hold.
@@ -141,6 +147,7 @@ def assemble(
         server=server,
         ways=parties.setup.ways,
         usual_rate=usual_rate,
+        everybody_here=elsewhere is None,
     )
 
 

@@ -27,9 +27,9 @@ from privacy.errors import BudgetExhausted
 from privacy.ledger import Cost, Head, Ledger
 from privacy.statement import rounded_up
 from secure_fed.config import PrivacyConfig
-from secure_fed.errors import RunDirectoryError
+from secure_fed.errors import RunDirectoryError, UsageError
 from secure_fed.rounds.charges import TurnPassed
-from secure_fed.runs.budget_terms import Subject, terms_of
+from secure_fed.runs.budget_terms import CHARGED_HERE, Subject, terms_of
 from secure_fed.runs.directory import CHECKPOINT, PRIVATE, RELEASED, made_private, private_part, read_object
 from secure_fed.runs.durable import atomic_write
 from secure_fed.runs.ledger_heads import heads_at, require_made
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from privacy.run_plan import Plan
 
 BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
+
+
+class NotClosedError(UsageError):
+    """A reservation stays, since its run has made a release, or may have."""
 
 
 @dataclass
@@ -125,7 +129,7 @@ def name_in_ledger(run_dir: Path) -> str:
 def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Plan:
     """The plan, shortened where `on_exhausted` allows it; refused, with nothing written, if it does not fit the ledger.
 
-    A run that has already reserved keeps its reservation.
+    A run that has already reserved keeps its reservation. One that was closed since is refused.
     """
     noted = _noted(run_dir) if run_dir else None
     if not privacy.ledger:
@@ -133,8 +137,44 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subje
     ledger = _shared(privacy, noted)
     if noted and ledger.reserved(noted["run"]) is not None:
         return plan
+    if noted and ledger.closed(noted["run"]):
+        raise RunDirectoryError(
+            f"{run_dir} cannot be resumed: its run {noted['run']!r} was closed in {ledger.path}, and its reservation was given "
+            "back: start a new run in another directory"
+        )
     ledger.require(subject.data, privacy.data_set or None, subject.unit(plan))
     return _fitted(plan, privacy, ledger)
+
+
+def give_back(ledger: Ledger, run: str) -> Cost | None:
+    """Close a run that has made no release, and give its reservation back. Returns its cost; None if it was closed before.
+
+    NotClosedError, and nothing is written, unless the ledger shows that the run made no release: it has no charge, and its
+    reservation says that each of its releases is charged in this ledger before it is made. That is so for runs on one machine,
+    also while they go on: the next charge is refused then, and with it the release. It is not so for nodes, whose owners have
+    `secure-fed node release`, for coordinators of nodes that charge their own releases, and for runs of earlier versions, which
+    did not say which they are.
+    """
+    reservations = [row for row in ledger.rows() if row.kind == "reserve" and row.run == run]
+    if not reservations:
+        raise NotClosedError(
+            f"{ledger.path} has no run {run!r:.80}: give a name that `secure-fed budget show` prints"
+        ).about("RUN", run, "a run of this ledger")
+    cost = ledger.reserved(run)
+    if cost is None:
+        return None
+    if charged := sum(ledger.charged(run).values()):
+        raise NotClosedError(
+            f"run {run!r} has charged {charged} releases in {ledger.path}, so its whole reservation stays spent: only a run "
+            "without any charge is closed"
+        ).about("RUN", run, "a run without any charge")
+    if not reservations[-1].body["terms"].get(CHARGED_HERE):
+        raise NotClosedError(
+            f"run {run!r} has no charge in {ledger.path}, and may have made releases all the same: it is a node's (`secure-fed "
+            "node release` closes it), its nodes charge their own releases, or an earlier version reserved it"
+        ).about("RUN", run, "a run whose every release is charged in this ledger")
+    ledger.close(run)
+    return cost
 
 
 def cost_in_words(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None) -> str:
@@ -181,16 +221,21 @@ def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
 
 
 @contextmanager
-def opened(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Iterator[RunBudget]:
-    """The reserved budget of the run in `run_dir`; without a run directory, the ledger ends with the run."""
+def opened(
+    privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject, *, charged_here: bool = False
+) -> Iterator[RunBudget]:
+    """The reserved budget of the run in `run_dir`; without a run directory, the ledger ends with the run.
+
+    charged_here: whether every release is charged to this budget before it is made (`give_back`).
+    """
     if run_dir is None:
         with TemporaryDirectory(prefix="secure-fed-") as folder:
-            yield _reserved(privacy, plan, Path(folder), subject)
+            yield _reserved(privacy, plan, Path(folder), subject, charged_here)
     else:
-        yield _reserved(privacy, plan, run_dir, subject)
+        yield _reserved(privacy, plan, run_dir, subject, charged_here)
 
 
-def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject) -> RunBudget:
+def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject, charged_here: bool) -> RunBudget:
     noted = _noted(folder)
     made_private(folder)
     ledger = _ledger(privacy, folder, noted)
@@ -209,7 +254,7 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
             plan.cost(orders=ledger.orders),
             data_digest=subject.data,
             unit=subject.unit(plan),
-            terms=terms_of(plan),
+            terms=terms_of(plan, charged_here=charged_here),
             data_set=privacy.data_set or None,
         )
         keep(head)

@@ -41,11 +41,19 @@ def unit_name(config: RunConfig) -> str:
     return privacy.unit_name or columns.get(privacy.unit) or privacy.unit
 
 
-def terms_of(plan: Plan) -> dict[str, Any]:
-    """The terms of a reservation, beside its cost and its unit."""
+CHARGED_HERE = "charged_here"
+
+
+def terms_of(plan: Plan, *, charged_here: bool) -> dict[str, Any]:
+    """The terms of a reservation, beside its cost and its unit.
+
+    charged_here: whether every release of the run is charged in this ledger before it is made. Then a run without any charge
+    has made none, and can be closed (`give_back`).
+    """
     return {
         "noise_multiplier": plan.noise_multiplier,
         "sampling_rate": plan.sampling_rate,
         "releases": plan.releases,
         "event": repr(plan.release.event),
+        CHARGED_HERE: charged_here,
     }

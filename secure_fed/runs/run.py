@@ -98,7 +98,8 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
     with ExitStack() as stack:
         store = stack.enter_context(closing(RunStore(run_dir))) if run_dir else None
         state, records = _start(assembly, store, noise_alone)
-        budget = stack.enter_context(opened(privacy, plan, run_dir, subject)) if plan else None
+        every = assembly.charges_every_release
+        budget = stack.enter_context(opened(privacy, plan, run_dir, subject, charged_here=every)) if plan else None
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
         begun = budget.begun if budget and budget.plan.exposures else 0  # read once: reading a ledger notes its head

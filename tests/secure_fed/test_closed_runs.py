@@ -1,0 +1,203 @@
+"""`secure-fed budget close` gives a run's reservation back if, and only if, the ledger shows that the run made no release."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from privacy import database
+from privacy.account import Account
+from privacy.errors import PlanError
+from privacy.filters import Cost
+from privacy.ledger import Ledger
+from secure_fed.commands.cli import main
+from secure_fed.deployment.home import LEDGER
+from secure_fed.errors import RunDirectoryError, TrainingError
+from secure_fed.private import wrap
+from secure_fed.rounds import client as clients
+from secure_fed.rounds.client import Client
+from secure_fed.runs import durable
+from secure_fed.runs.budget import RunBudget
+from tests.cells import chosen
+from tests.privacy.ledger_child import UNIT
+from tests.secure_fed.deployment.test_deployed_run import EXAMPLE as STEPS
+from tests.secure_fed.deployment.test_deployed_run import deployed
+from tests.secure_fed.own_loop.loops import BUDGET, loader, network, train
+from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
+
+
+class Killed(BaseException):
+    """Stands in for a kill."""
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Ledger:
+    return Ledger.create(tmp_path / "wards.sqlite", data_set="wards", epsilon=1e6, delta=0.9)
+
+
+def run_of(book: Ledger) -> str:
+    """The name of the only run that has reserved."""
+    (name,) = {row.run for row in book.rows() if row.kind == "reserve"}
+    return name
+
+
+def closed(book: Ledger, run: str) -> int:
+    return main(["budget", "close", str(book.path), run])
+
+
+def spent(path: Path) -> float:
+    return Ledger.open(path).spent().epsilon
+
+
+@contextmanager
+def killed_at(instant: int) -> Iterator[list[str]]:
+    """Raise Killed at this instant between two durable writes, counted from 0. Yields the instants passed."""
+    passed: list[str] = []
+
+    def crash_point(name: str) -> None:
+        if len(passed) == instant:
+            raise Killed
+        passed.append(name)
+
+    with patch.object(durable, "crash_point", crash_point), patch.object(database, "crash_point", crash_point):
+        yield passed
+
+
+@contextmanager
+def trainings(unit: str) -> Iterator[list[str]]:
+    """The trainings of clients that have begun, noted after the charge for them."""
+    begun: list[str] = []
+    where, name = (Client, "_start") if unit == "client" else (clients, "PrivateSteps")
+    whole = getattr(where, name)
+
+    def noted(*given: Any) -> Any:
+        begun.append(name)
+        return whole(*given)
+
+    with patch.object(where, name, noted):
+        yield begun
+
+
+@pytest.mark.parametrize("unit", chosen(["client", "example"], ["client"]))
+def test_a_run_killed_at_any_instant_gets_nothing_back_that_a_client_trained_for(tmp_path: Path, unit: str) -> None:
+    settings = {**(NOISE if unit == "client" else {**EXAMPLE, "privacy.noise_multiplier": 1.0}), "federation.rounds": 1}
+    statuses: list[int] = []
+    with killed_at(-1) as passed:
+        Ledger.create(tmp_path / "wards.sqlite", data_set="wards", epsilon=1e6, delta=0.9)
+        federation({**settings, "privacy.ledger": str(tmp_path / "wards.sqlite")}).run(tmp_path / "whole")
+    created = len(passed) - len(passed[passed.index("config.json:written") :])  # the instants of making a ledger
+    for instant in range(passed.index("budget.json:replaced") - created, len(passed)):
+        place = tmp_path / str(instant)
+        place.mkdir()
+        book = Ledger.create(place / "wards.sqlite", data_set="wards", epsilon=1e6, delta=0.9)
+        built = federation({**settings, "privacy.ledger": str(book.path)})
+        with trainings(unit) as trained, killed_at(instant) as passed, suppress(Killed):
+            built.run(place / "run")
+        reserved = spent(book.path)
+        assert reserved > 0 or not trained
+        if not reserved:
+            continue
+        statuses.append(closed(book, run_of(book)))
+        if statuses[-1]:
+            assert spent(book.path) == reserved
+        else:
+            assert not trained, f"{passed[-1]}: a client has trained"
+            assert spent(book.path) == 0.0
+            with pytest.raises(RunDirectoryError, match=r"was closed in .* start a new run"):
+                built.run(place / "run", resume=True)
+        if trained:
+            break
+        shutil.rmtree(place)
+    assert set(statuses) == {0, 2}
+
+
+@pytest.mark.parametrize("unit", ["client", "example"])
+def test_a_run_that_is_closed_while_it_goes_on_releases_nothing(tmp_path: Path, book: Ledger, unit: str) -> None:
+    settings = NOISE if unit == "client" else {**EXAMPLE, "privacy.noise_multiplier": 1.0}
+    built = federation({**settings, "privacy.ledger": str(book.path)})
+    name = "charge" if unit == "client" else "allowance"
+    pays = getattr(RunBudget, name)
+
+    def after_closing(self: RunBudget, *given: Any) -> Any:
+        assert closed(book, run_of(book)) == 0
+        return pays(self, *given)
+
+    with (
+        patch.object(RunBudget, name, after_closing),
+        trainings(unit) as trained,
+        pytest.raises(PlanError, match="was closed"),
+    ):
+        built.run(tmp_path / "run")
+    assert not trained
+    assert spent(book.path) == 0.0
+
+
+def test_a_loop_of_the_user_that_has_made_no_step_is_closed(book: Ledger) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    private = wrap(model, optimizer, loader(), BUDGET, ledger=str(book.path), unit_name="note")
+    with patch.object(Account, "charge", side_effect=Killed), pytest.raises(Killed):
+        train(private)
+    assert spent(book.path) > 0
+    assert closed(book, run_of(book)) == 0
+    assert spent(book.path) == 0.0
+
+
+def test_what_has_charged_or_is_unknown_is_not_closed(
+    tmp_path: Path, book: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation({**NOISE, "federation.rounds": 1, "privacy.ledger": str(book.path)}).run(tmp_path / "run")
+    before, run = book.path.read_bytes(), run_of(book)
+    for name, says in ((run, "has charged 1 releases"), ("another", "has no run 'another'")):
+        capsys.readouterr()
+        assert closed(book, name) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("\n") == 1
+    assert book.path.read_bytes() == before
+
+
+def test_a_reservation_of_which_the_ledger_may_lack_charges_is_not_closed(
+    book: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node's, or an earlier version's."""
+    book.reserve("node", Cost(3.0, 1e-6), data_digest="d", unit=UNIT, terms={"releases": 3})
+    assert closed(book, "node") == 2
+    assert "may have made releases all the same" in capsys.readouterr().err
+    assert spent(book.path) == 3.0
+
+
+def test_a_coordinator_whose_members_never_came_gets_its_reservation_back(tmp_path: Path, book: Ledger) -> None:
+    party = deployed(tmp_path, {"privacy": {"unit": "client", "epsilon": 8.0, "ledger": str(book.path)}})
+    party.carrier.deaf = set(party.carrier.nodes_)
+    with pytest.raises(TrainingError, match="were connected"):
+        party.conduct()
+    assert spent(book.path) > 7
+    assert closed(book, run_of(book)) == 0
+    assert spent(book.path) == 0.0
+    party.carrier.deaf = set()
+    with pytest.raises(RunDirectoryError, match="was closed"):
+        party.conduct()
+    assert not [home for home in party.homes if (home / LEDGER).exists()], "no member was asked for a round"
+
+
+def test_a_coordinator_whose_members_charge_their_own_steps_gets_nothing_back(
+    tmp_path: Path, book: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ledger has no charge at any time: the steps are charged in the nodes' ledgers."""
+    party = deployed(tmp_path, {"privacy": {**STEPS["privacy"], "ledger": str(book.path)}})
+    party.carrier.deaf = set(party.carrier.nodes_)
+    with pytest.raises(TrainingError, match="were connected"):
+        party.conduct()
+    reserved, run = spent(book.path), run_of(book)
+    assert reserved > 7
+    assert closed(book, run) == 2
+    assert "its nodes charge their own releases" in capsys.readouterr().err
+    assert spent(book.path) == reserved
