@@ -86,6 +86,7 @@ class Private:
             terms,
             entropy.stream("batches"),
             self._steps.begin,
+            self._steps.end,
             lambda: purse.left,
         )
 

@@ -44,7 +44,8 @@ def require_samplable(loader: DataLoader[Any]) -> None:
 class PoissonLoader:
     """Iterates over one epoch's batches: those of its rehearsal, and those of its steps.
 
-    begin: called with each batch's `Turn` before the loop gets the batch. left: the number of steps left.
+    begin: called with each batch's `Turn` before the loop gets the batch. end: called after each batch of a
+    rehearsal, also if the loop leaves it there. left: the number of steps left.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class PoissonLoader:
         terms: Terms,
         coins: Stream,
         begin: Callable[[Turn], None],
+        end: Callable[[Turn], None],
         left: Callable[[], int],
     ) -> None:
         self._loader, self._terms, self._coins = loader, terms, coins
-        self._begin, self._left, self._epochs = begin, left, count()
+        self._begin, self._end, self._left, self._epochs = begin, end, left, count()
         self._parts = Parts(loader.dataset, terms.sampler.expected)  # type: ignore[arg-type]
 
     @property
@@ -85,8 +87,12 @@ class PoissonLoader:
     def __iter__(self) -> Iterator[Any]:
         if self._left():
             for part in self._parts.of_epoch(next(self._epochs)):
-                self._begin(Turn(len(part.indices), rehearsal=part))
-                yield self._loader.collate_fn([self.dataset[index] for index in part.indices])
+                turn = Turn(len(part.indices), rehearsal=part)
+                self._begin(turn)
+                try:
+                    yield self._loader.collate_fn([self.dataset[index] for index in part.indices])
+                finally:
+                    self._end(turn)
         draws = [self._terms.sampler.draw(self._coins.uniform) for _ in range(min(len(self), max(1, self._left())))]
         for drawn, batch in zip(draws, self._fetched([drawn or [0] for drawn in draws]), strict=True):
             self._begin(Turn(max(1, len(drawn)), counted=bool(drawn)))

@@ -35,6 +35,8 @@ from secure_fed.own_loop.gradients import BackwardGradients, float64_place
 from secure_fed.own_loop.rehearsal import Reduction, Rehearsal
 from secure_fed.own_loop.turn import Turn
 
+_AWAY = 0.05  # the standard deviation, as in trials of federated runs
+
 
 class PrivateSteps:
     """Model and optimizer of a loop, whose steps are private from now on.
@@ -63,6 +65,7 @@ class PrivateSteps:
         self._rehearsal = Rehearsal(allowance)
         self._buffers: dict[str, Tensor] = {}
         self._checksums: dict[str, int] = {}
+        self._moved: list[nn.Parameter] = []
         self._during = ExitStack()
         self.made = 0
         self._gradients = BackwardGradients(model, trained)
@@ -98,10 +101,37 @@ class PrivateSteps:
             )
         if turn.rehearsal and turn.rehearsal.number == 0:
             self._rehearsal = Rehearsal(self._allowance)
+        self._put_back()
+        if turn.rehearsal:
+            self._move_from_zero()
         self._buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         self._checksums = checksums(dict(self._model.named_parameters()))
         self._gradients.clear()
         self._turn = turn
+
+    def _move_from_zero(self) -> None:
+        """Move the trained tensors that are zero (a new head, LoRA's B), as far in every batch of a rehearsal.
+
+        At zero the gradient of what they multiply vanishes, and so does that of terms in the squares or products of scores:
+        a coupling would show from the first step on, and not before.
+        """
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for one in self._trained.values():
+                if not bool(one.any()):
+                    one.copy_(_AWAY * torch.randn(one.shape, generator=generator))
+                    self._moved.append(one)
+
+    def end(self, turn: Turn) -> None:
+        """Called when the loop leaves a batch of a rehearsal, also without a step. Only the current batch has a say."""
+        if turn is self._turn:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        """Undo `_move_from_zero`."""
+        with torch.no_grad():
+            while self._moved:
+                self._moved.pop().zero_()
 
     def _enter(self, model: nn.Module, args: Any) -> None:
         """Before a forward pass that may train: dropout masks are drawn in secret; a rehearsal has no dropout."""
@@ -123,6 +153,15 @@ class PrivateSteps:
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Replace the plain gradient by the noised one, or raise."""
+        try:
+            released = self._of_turn(args, kwargs)
+        finally:
+            self._put_back()
+        for name, gradient in released.items():
+            self._trained[name].grad = gradient
+
+    def _of_turn(self, args: Any, kwargs: Any) -> dict[str, Tensor]:
+        """The noised gradient of the current batch, or an empty dict in a rehearsal."""
         if any(one is not None for one in (*args[1:], *kwargs.values())):
             raise OwnLoopError(
                 "optimizer.step() was given a closure, which makes several passes a step; call it without one"
@@ -142,8 +181,7 @@ class PrivateSteps:
         self._gradients.clear()
         self._forget_gradients_of_frozen()
         self._turn = None
-        for name, gradient in released.items():
-            self._trained[name].grad = gradient
+        return released
 
     def _released(self, found: Mapping[str, Tensor], turn: Turn) -> dict[str, Tensor]:
         """Charge for the noised mean or sum, then compute it."""
@@ -191,6 +229,7 @@ class PrivateSteps:
         """Remove all hooks from the model and the optimizer: later training is not private."""
         for handle in self._handles:
             handle.remove()
+        self._put_back()
         self._gradients.close()
 
 

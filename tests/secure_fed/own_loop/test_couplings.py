@@ -159,6 +159,38 @@ def test_a_coupling_is_refused_or_accounted_for(
         assert moved(model, loss, x[drawn], y[drawn], g[drawn], clip_norm) <= limit
 
 
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_a_coupling_that_has_no_gradient_at_a_zero_start_is_noticed(coupling: Coupling) -> None:
+    """At zero all scores are equal. One step later removing one record moves the sum by 3.3 C under the term for fairness."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 5, generator=generator)
+    g = torch.rand(400, generator=generator) < 0.5
+    x[g] += 1
+    y = x @ torch.ones(5) + 0.1 * torch.randn(400, generator=generator)
+    model = nn.Linear(5, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    assert not accepted(model, penalised(10.0, coupling), TensorDataset(x, y, g), 100, 1.0)
+    assert not model.weight.any()
+    assert not model.bias.any()
+    assert accepted(model, penalised(0.0), TensorDataset(x, y, g), 100, 1.0)
+
+
+@pytest.mark.parametrize("batches", [1, 5, 12])
+def test_a_loop_that_leaves_a_rehearsal_has_its_zero_parameters(batches: int) -> None:
+    model, data = regression()
+    nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    private = wrap(model, optimizer, DataLoader(data, 20), Budget(8.0, 1e-3, epochs=1))
+    for number, (x, y) in enumerate(private.loader, 1):
+        if number == batches:  # and no step
+            break
+        plain(model, x, y).backward()
+        optimizer.step()
+        assert not model.weight.any()
+    assert not model.weight.any()
+
+
 def mixed(model: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
     """Mix-up: every example is averaged with its neighbour in the batch."""
     return ((model((x + x.roll(1, 0)) / 2)[:, 0] - (y + y.roll(1)) / 2).square()).mean()
