@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,19 @@ def test_a_frozen_part_may_run_without_gradients(frozen: bool) -> None:
     else:
         with pytest.raises(ModelError, match="checkpoint"):
             toys.federation({"method.name": "fedft", "method.rank": 8, "method.modules_to_save": []}, model=model).run()
+
+
+class Failing(toys.Toy):
+    """Cannot train."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("this model cannot train")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("model", [toys.Toy(), Failing(), Recomputed(reentrant=False)])
+def test_nothing_that_watches_stays_on_a_model_after_its_run(model: torch.nn.Module) -> None:
+    with suppress(ModelError, RuntimeError):
+        toys.federation(model=model).run()
+    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -75,7 +75,11 @@ class Objective(nn.Module):
             layers = {self.model.get_submodule(name.rpartition(".")[0]) for name in tensors}
             self._watching = [layer.register_forward_pre_hook(self._require_once) for layer in layers]
         named = {f"model.{name}": tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
-        losses: Tensor = functional_call(self, named, (batch,))
+        try:
+            losses: Tensor = functional_call(self, named, (batch,))
+        except BaseException:
+            self._unwatch()  # nothing stays on the user's model after a run that fails here
+            raise
         if watching and losses.requires_grad:
             losses.register_hook(self._note_backward)
         return losses
@@ -100,6 +104,7 @@ class Objective(nn.Module):
         again = torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint itself asks
         if again or (self._inside and not torch.is_grad_enabled()):
             self._watched = False  # after this error a trial may choose another way to compute, which is watched too
+            self._unwatch()
             how = "again in the backward pass" if again else "without a gradient"
             raise ModelError(
                 f"{type(layer).__name__}, a layer that trains, is computed {how}, as under torch.utils.checkpoint or "
