@@ -59,18 +59,20 @@ class Correlation:
         """(rounds + 1,) s^2 of the first 0, 1, ... rounds."""
         if gap < 1 or most < 1:
             raise PlanError(f"members have {most} turns at least {gap} rounds apart; both numbers must be at least 1")
-        together = np.zeros(rounds)
-        for start in range(0, min(rounds, most * gap), gap):
-            length = min(self.band, rounds - start)
-            together[start : start + length] += self.column[:length]
-        return (0.0, *np.cumsum(np.square(together)).tolist())
+        reach = min(self.band, rounds)
+        column = np.zeros((-(-rounds // gap), gap))  # (turns, rounds from one turn to the next)
+        column.reshape(-1)[:reach] = self.column[:reach]
+        until = np.cumsum(column, axis=0)
+        together = until.copy()  # the column of every turn so far, at most the last `most`
+        together[most:] -= until[:-most]
+        return (0.0, *np.cumsum(np.square(together.reshape(-1)[:rounds])).tolist())
 
     def errors(self, rounds: int, momentum: float = 0.0) -> Floats:
         """(rounds,) the standard deviation of the noise on each model, for Z of standard deviation one."""
-        from scipy.signal import lfilter  # imported here because the import takes 0.4 s
+        from scipy.signal import fftconvolve  # imported here because the import takes 0.4 s
 
         model = _filtered([1.0], _denominator(momentum), rounds)
-        noise = lfilter([1.0], self.column, model)
+        noise = fftconvolve(model, _inverse(self.column, rounds))[:rounds]
         found: Floats = np.sqrt(np.cumsum(np.square(noise)))
         return found
 
@@ -79,8 +81,17 @@ def square_root(band: int, momentum: float = 0.0) -> Correlation:
     """The banded square root of the workload of a server that adds up means, with momentum."""
     if band < 1 or not 0 <= momentum < 1:
         raise PlanError(f"the band is {band} rounds and the momentum {momentum:g}; choose at least 1, and below 1")
+    return _cut(_root(band, momentum), band)
+
+
+def _root(band: int, momentum: float) -> Floats:
+    """(band,) the first coefficients of the square root of the workload's generating function."""
     halves = np.cumprod([1.0, *((2 * j - 1) / (2 * j) for j in range(1, band))])  # of (1 - x)^(-1/2)
-    column = np.convolve(halves, halves * momentum ** np.arange(band))[:band]
+    return np.convolve(halves, halves * momentum ** np.arange(band))[:band]
+
+
+def _cut(root: Floats, band: int) -> Correlation:
+    column = root[:band]
     return Correlation(tuple((column / np.linalg.norm(column)).tolist()))
 
 
@@ -95,8 +106,9 @@ def best(rounds: int, gap: int, most: int, momentum: float = 0.0) -> Correlation
     """
     gap = min(gap, rounds)
     bands = _spread(gap) | {gap * times for times in _spread(rounds // gap)}
+    root = _root(max(bands), momentum)
     return min(
-        (square_root(band, momentum) for band in sorted(bands)),
+        (_cut(root, band) for band in sorted(bands)),
         key=lambda made: final_noise(made, rounds, gap, most, momentum),
     )
 
@@ -124,6 +136,26 @@ def _spread(most: int) -> set[int]:
 def _denominator(momentum: float) -> list[float]:
     """The coefficients of (1 - x)(1 - b x)."""
     return [1.0, -1.0 - momentum, momentum]
+
+
+def _inverse(column: Sequence[float], rounds: int) -> Floats:
+    """(rounds,) the coefficients of one over a polynomial: the first by filtering (rounds times band operations), and
+    in long runs the others by Newton's steps g <- g (2 - c g), each of which doubles their number.
+    """
+    from scipy.signal import fftconvolve
+
+    c, found = np.asarray(column), _filtered([1.0], column, min(rounds, _FILTERED))
+    while (known := len(found)) < rounds:
+        size = min(2 * known, rounds)
+        product = fftconvolve(c[:size], found)[:size]
+        rest = np.zeros(size)
+        rest[: len(product)] = -product
+        rest[0] += 2.0
+        found = fftconvolve(found, rest)[:size]
+    return found
+
+
+_FILTERED = 512  # rounds
 
 
 def _filtered(numerator: Sequence[float], denominator: Sequence[float], rounds: int) -> Floats:

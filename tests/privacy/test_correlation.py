@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.signal import lfilter
 
 from privacy import accounting, correlation
 from privacy.correlated_rows import CorrelatedRows
@@ -157,6 +158,15 @@ def test_errors_are_those_of_dense_matrices(made: Correlation, momentum: float) 
     expected = np.linalg.norm(workload(12, momentum) @ inverse, axis=1)
     np.testing.assert_allclose(made.errors(12, momentum), expected, rtol=1e-9)
     np.testing.assert_allclose(made.weights(12), inverse[:, 0], atol=1e-12)
+
+
+@every("momentum", [0.0, 0.9])
+@every("band", [3, 1100])
+def test_errors_of_many_rounds_are_those_of_a_filter(momentum: float, band: int) -> None:
+    rounds, made = 1300, square_root(band, momentum)
+    model = lfilter([1.0], [1.0, -1.0 - momentum, momentum], np.eye(1, rounds)[0])
+    expected = np.sqrt(np.cumsum(np.square(lfilter([1.0], made.column, model))))
+    np.testing.assert_allclose(made.errors(rounds, momentum), expected, rtol=1e-10)
 
 
 @every(
