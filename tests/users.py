@@ -22,7 +22,16 @@ ANYBODY = 64199  # a user without rights
 def under(user: int, group: int, *others: int) -> dict[str, Any]:
     """The arguments of `subprocess` for a process of this user, with this primary group and these other ones."""
     paths = os.pathsep.join([str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
-    environment = {**os.environ, "PYTHONPATH": paths, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+    programs = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    )  # Flower's are there
+    environment = {
+        **os.environ,
+        "PATH": programs,
+        "PYTHONPATH": paths,
+        "HOME": "/nonexistent",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     return {"user": user, "group": group, "extra_groups": list(others), "env": environment, "cwd": "/"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -161,6 +162,7 @@ def watch(built: Federation) -> Events:
     charge = charging(built.assembly.server.charge)
     server = replace(built.assembly.server, charge=charge, method=method)  # type: ignore[arg-type]
     built.assembly = replace(built.assembly, server=server)
+    built.callbacks.append(SimpleNamespace(on_run_begin=lambda *given: events.means.clear()))  # of the probe
     for client in built.assembly.clients:
         client.handle = handling(client.handle, client.index)  # type: ignore[method-assign]
         setup = client._setup

@@ -58,6 +58,7 @@ def of_zeros(built: Federation, dies_in: int | None = None) -> tuple[Zeros, Watc
     assembly = built.assembly
     zeros, watched = Zeros(assembly.transport, dies_in), Watched(assembly.server.method)
     built.assembly = replace(assembly, transport=zeros, server=replace(assembly.server, method=watched))
+    built.callbacks.append(watched)
     return zeros, watched
 
 

@@ -45,13 +45,16 @@ class Nobody(Poisson):
 
 @dataclass(frozen=True)
 class Watched:
-    """A method that records the means and the noise level passed to `apply`."""
+    """A method that records the means and the noise level passed to `apply`. As a callback it forgets the probe."""
 
     inner: Any
     seen: list[tuple[Mapping[str, Tensors], float]] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    def on_run_begin(self, *given: Any) -> None:
+        self.seen.clear()
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         self.seen.append((means, noise_std))

@@ -99,6 +99,19 @@ def test_a_frozen_part_may_run_without_gradients(frozen: bool) -> None:
             toys.federation({"method.name": "fedft", "method.rank": 8, "method.modules_to_save": []}, model=model).run()
 
 
+class Stopped(toys.Toy):
+    """Learns to agree with its own scores, through which no gradient flows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = super().forward(x)
+        return super().forward(x) + 0.1 * target
+
+
+def test_a_layer_may_also_be_computed_without_a_gradient() -> None:
+    toys.federation(model=Stopped()).run()
+
+
 class Failing(toys.Toy):
     """Cannot train."""
 

@@ -278,7 +278,7 @@ def test_a_missing_part_is_named(missing: str) -> None:
     ("given", "says"),
     [
         ({"model": "builtin/tiny"}, "model is a str; give a torch module"),
-        ({"callbacks": [print]}, "a callback is a builtin_function_or_method without any of on_run_begin"),
+        ({"callbacks": [print]}, "a callback is a builtin_function_or_method without any of on_"),
         ({"collate": 3}, "collate is a int; give a function"),
         ({"callbacks": "abc"}, "callbacks is a str; give a list of objects"),
         ({"callbacks": object()}, "callbacks is a object; give a list of objects"),

@@ -105,6 +105,7 @@ def test_the_mean_is_over_those_who_take_part() -> None:
     built.assembly = replace(built.assembly, transport=recording)
     watched = private_toys.Watched(built.assembly.server.method)
     built.assembly = replace(built.assembly, server=replace(built.assembly.server, method=watched))
+    built.callbacks.append(watched)
     spent = {"client-1": 0}
     for client in built.assembly.clients:
         client._setup = replace(client._setup, allowance=lambda who, wanted, round_: spent.get(who, wanted))

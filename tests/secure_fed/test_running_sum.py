@@ -122,6 +122,7 @@ def test_a_model_is_made_of_the_start_and_the_shrunk_sum(settings: dict[str, Any
     built, states = federation(settings, seed=5), list[State]()
     assembly, watched = built.assembly, Watched(built.assembly.server.method)
     built.assembly = replace(assembly, server=replace(assembly.server, method=watched))
+    built.callbacks.append(watched)
     built.callbacks.append(SimpleNamespace(on_round_end=lambda record, state: states.append(state)))
     built.run()
     last, (totals, std) = states[5], watched.seen[5]

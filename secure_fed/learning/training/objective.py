@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +51,10 @@ class Objective(nn.Module):
         self.beside: list[Objective] = []  # on other devices, for clients that are trained at the same time
         self._named = dict(model.named_parameters())
         self._checksums: dict[str, int] = {}
-        # Layers that train are watched until a backward pass has shown that they are computed once (`_require_once`).
+        # Layers that train are watched until a backward pass has shown that they are computed once (`_note_use`).
         self._inside, self._watched = False, False
         self._watching: list[RemovableHandle] = []
+        self._used: dict[nn.Module, set[bool]] = {}  # whether with a gradient
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
         self._buffers_at_start = [
             (module, name, buffer.clone())
@@ -72,11 +73,14 @@ class Objective(nn.Module):
         self._unwatch()
         watching = not self._watched and torch.is_grad_enabled()
         if watching:
-            layers = {self.model.get_submodule(name.rpartition(".")[0]) for name in tensors}
-            self._watching = [layer.register_forward_pre_hook(self._require_once) for layer in layers]
+            self._used = {self.model.get_submodule(name.rpartition(".")[0]): set[bool]() for name in tensors}
+            self._watching = [layer.register_forward_pre_hook(self._note_use) for layer in self._used]
         named = {f"model.{name}": tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
         try:
             losses: Tensor = functional_call(self, named, (batch,))
+            for layer, used in self._used.items() if watching else ():
+                if used == {False}:
+                    self._refuse(layer, "without a gradient")
         except BaseException:
             self._unwatch()  # nothing stays on the user's model after a run that fails here
             raise
@@ -99,18 +103,21 @@ class Objective(nn.Module):
         while self._watching:
             self._watching.pop().remove()
 
-    def _require_once(self, layer: nn.Module, args: Any) -> None:
+    def _note_use(self, layer: nn.Module, args: Any) -> None:
         """Checkpointing computes a layer without a gradient in the forward pass, or again in the backward pass."""
-        again = torch._C._current_graph_task_id() != -1  # as torch.utils.checkpoint itself asks
-        if again or (self._inside and not torch.is_grad_enabled()):
-            self._watched = False  # after this error a trial may choose another way to compute, which is watched too
-            self._unwatch()
-            how = "again in the backward pass" if again else "without a gradient"
-            raise ModelError(
-                f"{type(layer).__name__}, a layer that trains, is computed {how}, as under torch.utils.checkpoint or "
-                "torch.no_grad, so that its gradient would be wrong or missing; take that out of the model's code, and set "
-                "training.microbatch to save memory"
-            )
+        if torch._C._current_graph_task_id() != -1:  # as torch.utils.checkpoint itself asks
+            self._refuse(layer, "again in the backward pass")
+        if self._inside:
+            self._used[layer].add(torch.is_grad_enabled())
+
+    def _refuse(self, layer: nn.Module, how: str) -> NoReturn:
+        self._watched = False  # after this error a trial may choose another way to compute, which is watched too
+        self._unwatch()
+        raise ModelError(
+            f"{type(layer).__name__}, a layer that trains, is computed {how}, as under torch.utils.checkpoint or "
+            "torch.no_grad, so that its gradient would be wrong or missing; take that out of the model's code, and set "
+            "training.microbatch to save memory"
+        )
 
     def begin(self) -> None:
         """Prepare for the training of another client: training mode, and buffers reset."""
