@@ -1,0 +1,60 @@
+"""benchmarks/language_model_gpu.py: at night every row of it on a tiny model, on this processor, and its limits."""
+
+from __future__ import annotations
+
+import math
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "language_model_gpu.py"
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    """The names of the script."""
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        return runpy.run_path(str(SCRIPT))
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
+
+
+def test_every_row_trains_a_tiny_model(script: dict[str, Any]) -> None:
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--tiny"]
+    own = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for row in script["ROWS"]:
+        if row.checkpointing and row.way != "plain":
+            continue  # until there is a setting training.checkpointing
+        (line,) = (line for line in lines if line.startswith(f"{row!s:44}"))
+        first, step, over_plain, tokens, _ = map(float, line[44:].split()[:5])
+        assert min(first, step, over_plain, tokens) > 0
+    (ratio,) = (line for line in lines if "private over plain" in line and "time of a step" in line)
+    assert float(ratio.split("  ")[-2]) > 0
+
+
+def test_limits_are_on_private_steps_of_large_batches_and_on_checkpointing(script: dict[str, Any]) -> None:
+    row, found = script["Row"], script["Found"]
+
+    def rows(step: float, memory: float, kept: float) -> dict[Any, Any]:
+        """Rows of batch 32 with these figures beside plain PEFT, whose figures are 1."""
+        plain = {row("1B", 32, "plain", checkpointing): found(step=1.0, peak=1.0) for checkpointing in (False, True)}
+        ours = {row("1B", 32, way, True): found(step=1.0, peak=kept) for way in ("ours", "private")}
+        return plain | ours | {row("1B", 32, "private"): found(step=step, peak=memory)}
+
+    assert [limit.met for limit in script["limits"](rows(1.2, 1.1, 1.1))] == [True] * 4
+    assert [limit.met for limit in script["limits"](rows(1.3, 1.1, 1.1))] == [False, True, True, True]
+    assert [limit.met for limit in script["limits"](rows(1.2, 1.2, 1.1))] == [True, False, True, True]
+    assert [limit.met for limit in script["limits"](rows(1.2, 1.1, 1.2))] == [True, True, False, False]
+    assert not any(limit.met or math.isfinite(limit.found) for limit in script["limits"]({}))
