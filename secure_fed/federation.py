@@ -43,7 +43,8 @@ class Federation:
     non_members: examples of the same kind as the clients' that no client trains on, for a membership figure that is for the
     owner of the data alone.
     Some modules train in full: of a transformers model of yours, those outside its base model, and its pooler, which a
-    checkpoint often lacks; of any other module, those that `method.modules_to_save` names.
+    checkpoint often lacks, but none of a language model, whose output layer was pre-trained with it; and of any module, those
+    that `method.modules_to_save` names.
     callbacks: objects with any of `on_promise(sentences)`, `on_probe(figures)`, `on_run_begin(config, run_dir)`,
     `on_progress(progress)`, `on_round_end(record, state)`, `on_published(record)` and `on_end(result)`. The promise is the
     guarantee of a private run, its noise and its cost, before trials of the model and before budget is reserved; a probe's

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attacks.any_model.signals import Floats, Tokens
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import IGNORED, Encoded, batches
-from secure_fed.learning.tasks.task import Task, logits
+from secure_fed.learning.tasks.next_tokens import rows_together, token_figures
+from secure_fed.learning.tasks.task import Task
 from secure_fed.learning.training.objective import to_device
 
 BATCH = 16
@@ -23,8 +25,9 @@ def losses_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, label_n
     """(examples,) the task's loss of each example."""
     loss, device = task.loss(label_names), next(model.parameters()).device
     found = np.zeros(len(examples))
-    for batch in batches(examples, BATCH, task.collate(tokenizer), None):
-        found[batch.indices] = loss(model, to_device(batch.inputs, device)).double().cpu().numpy()
+    with rows_together():
+        for batch in batches(examples, BATCH, task.collate(tokenizer), None):
+            found[batch.indices] = loss(model, to_device(batch.inputs, device)).double().cpu().numpy()
     require_numbers(found)
     return found
 
@@ -35,25 +38,28 @@ def tokens_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, size: i
     found: dict[int, Tokens] = {}
     device = next(model.parameters()).device
     for batch in batches(examples, size, task.collate(tokenizer), None):
-        inputs = to_device(batch.inputs, device)
-        log = logits(model, inputs)[:, :-1].log_softmax(2)
-        labels = inputs["labels"][:, 1:]
-        said = log.gather(2, labels.clamp_min(0)[..., None])[..., 0]
-        mean, square = _moments(log)
-        deviation = (square - mean.square()).clamp_min(0).sqrt()
+        with rows_together():
+            parts, there = token_figures(model, to_device(batch.inputs, device), _figures)
         for row, index in enumerate(batch.indices.tolist()):
-            there = labels[row] >= 0
-            found[index] = Tokens(*(part[row][there].double().cpu().numpy() for part in (said, mean, deviation)))
+            found[index] = Tokens(*(part[row][there[row]].double().cpu().numpy() for part in parts))
     tokens = [found[index] for index in range(len(examples))]
     require_numbers(np.array([one.said.sum() + one.mean.sum() + one.deviation.sum() for one in tokens]))
     return tokens
 
 
-def _moments(log: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, L) means of log p and of its square, for tokens drawn by p; log: (B, L, V). A token with p = 0 adds nothing."""
+def _figures(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log p of each target, and the mean and the standard deviation of log p for tokens drawn by p."""
+    log = scores.log_softmax(1)
+    said = log.gather(1, targets.clamp_min(0)[:, None])[:, 0]
+    mean, square = _moments(log)
+    return said, mean, (square - mean.square()).clamp_min(0).sqrt()
+
+
+def _moments(log: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,) means of log p and of its square, for tokens drawn by p; log: (N, V). A token with p = 0 adds nothing."""
     p = log.exp()
     weighted = torch.xlogy(p, p)
-    return weighted.sum(2), torch.xlogy(weighted, p).sum(2)
+    return weighted.sum(-1), torch.xlogy(weighted, p).sum(-1)
 
 
 def predicted(task: Task, examples: Encoded) -> list[int]:

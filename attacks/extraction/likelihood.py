@@ -13,9 +13,10 @@ from attacks.any_model.likelihood import require_numbers
 from attacks.any_model.signals import Floats
 from secure_fed.learning.data.encode import IGNORED, pad_id
 from secure_fed.learning.tasks.continuation import continuations
+from secure_fed.learning.tasks.next_tokens import rows_together, token_losses
 
 _UNCUT = 2**30  # tokens
-_TOGETHER = 64  # texts in a batch: a large vocabulary takes much memory for each
+_TOGETHER = 64  # texts in a batch
 
 
 @torch.no_grad()
@@ -24,10 +25,9 @@ def log_likelihoods(model: Any, ids: Tensor, labels: Tensor) -> Floats:
 
     ids: (B, L), padded on the right with any token, which a causal model's earlier places do not see.
     """
-    scores = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, :-1].float().log_softmax(2)
-    targets = labels[:, 1:]
-    said = scores.gather(2, targets.clamp_min(0)[..., None])[..., 0]
-    sums: Floats = said.masked_fill(targets == IGNORED, 0.0).double().sum(1).cpu().numpy()
+    with rows_together():
+        losses, _ = token_losses(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
+    sums: Floats = -losses.double().sum(1).cpu().numpy()
     return sums
 
 

@@ -23,6 +23,7 @@ from attacks.any_model.signals import Floats
 from attacks.extraction.likelihood import log_likelihoods
 from attacks.extraction.similarity import NEAR, similarity
 from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.tasks.next_tokens import last_scores
 
 _TOGETHER = 32
 _ANY = "a"
@@ -93,7 +94,7 @@ def _greedy(model: Any, ids: Tensor, count: int) -> list[list[int]]:
     """Greedy continuations of each row by `count` tokens; an end token is a token like any other."""
     begun = ids.shape[1]
     for _ in range(count):
-        best = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1].argmax(1)
+        best = last_scores(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).argmax(1)
         ids = torch.cat([ids, best[:, None]], 1)
     rows: list[list[int]] = ids[:, begun:].tolist()
     return rows

@@ -26,6 +26,7 @@ from secure_fed.learning.models import loading
 from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Answer
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.methods import build
@@ -113,7 +114,8 @@ class Trained:
         with activity("labelling texts in batches", -(-len(lines) // settings.batch_size)) as now:
             for batch in read:
                 now.step()
-                answers = task.answers(self.model, to_device(batch.inputs, device), self.label_names)
+                with rows_together():
+                    answers = task.answers(self.model, to_device(batch.inputs, device), self.label_names)
                 found.update(zip(batch.indices.tolist(), answers, strict=True))
         for index in range(len(lines)):
             yield found[index]

@@ -11,6 +11,7 @@ from torch import nn
 from secure_fed.activity import activity
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import batches
+from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate, Metrics
 from secure_fed.learning.training.objective import to_device
 
@@ -30,7 +31,8 @@ def evaluate(
                 now.step()
                 yield to_device(batch.inputs, device)
 
-        given: Any = metrics(model, made())
+        with rows_together():
+            given: Any = metrics(model, made())
     try:
         return {str(name): float(value) for name, value in given.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:

@@ -17,7 +17,7 @@ from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.non_members import require_apart_of_objects
 from secure_fed.learning.models.devices import find_devices
-from secure_fed.learning.models.loading import head_names, head_of, last_layer, pooler_names
+from secure_fed.learning.models.loading import head_of, last_layer, task_head
 from secure_fed.learning.models.products import hasten
 from secure_fed.learning.problem import Problem, facts_of, is_lazy
 from secure_fed.learning.tasks import classification
@@ -59,7 +59,7 @@ def given(
     parts = [] if is_lazy(train) else list(map(len, train))
     return Problem(
         model=model,
-        head=head_of(model, head_names(model) + pooler_names(model), config.method.modules_to_save),
+        head=head_of(model, task_head(model), config.method.modules_to_save),
         last=last_layer(model),
         train=train,
         names=names,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
 
 from secure_fed import Federation, RunConfig
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError
@@ -21,6 +28,7 @@ from secure_fed.rounds.transport import Recording
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import every
 from tests.secure_fed import private_toys, small_models, toys
 
 # Data of every kind.
@@ -135,6 +143,45 @@ def test_a_transformer_and_tokenised_items_need_nothing_else() -> None:
     assert trained == ["bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight"]
     assert all(parameter.requires_grad == (name in result.state.tensors)
                for name, parameter in federation.assembly.problem.model.named_parameters())  # fmt: skip
+
+
+_SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+
+
+@every(
+    ("model", "saved", "expected"),
+    [
+        (lambda: LlamaForCausalLM(LlamaConfig(**_SMALL)), [], set()),
+        (lambda: LlamaForCausalLM(LlamaConfig(**_SMALL)), ["lm_head"], {"lm_head.weight"}),
+        (lambda: BertForMaskedLM(BertConfig(**_SMALL)), [], set()),
+        (lambda: LlamaForSequenceClassification(LlamaConfig(**_SMALL, pad_token_id=0)), [], {"score.weight"}),
+    ],
+)
+def test_a_language_model_keeps_its_output_layer(
+    model: Callable[[], nn.Module], saved: Sequence[str], expected: set[str]
+) -> None:
+    """As where the configuration names the model, though this layer has embeddings of its own and is large."""
+
+    def of_each(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        scores: Tensor = model(input_ids=batch["input_ids"]).logits
+        return scores.flatten(1).mean(1)
+
+    federation = Federation(
+        toys.config({"method.modules_to_save": saved, "federation.rounds": 1}),
+        model=model(),
+        train=[texts(1, 4), texts(2, 4)],
+        test=texts(3, 4),
+        loss=of_each,
+        metrics=lambda model, batches: {"batches": float(len(list(batches)))},
+    )
+    tensors = federation.run().state.tensors
+    assert {name for name in tensors if "lora" not in name} == expected
 
 
 def test_the_trained_model_is_there_to_use() -> None:

@@ -131,6 +131,16 @@ def head_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in model.named_parameters() if not name.startswith(prefix + "."))
 
 
+def task_head(model: nn.Module) -> tuple[str, ...]:
+    """The head of a model that was made elsewhere: the parameters outside its base model, and its pooler.
+
+    A language model has none. The layers that score its tokens (`get_output_embeddings`) were pre-trained with it, and are as
+    large as its embeddings.
+    """
+    scores_tokens = getattr(model, "get_output_embeddings", lambda: None)() is not None
+    return () if scores_tokens else head_names(model) + pooler_names(model)
+
+
 def last_layer(model: nn.Module) -> tuple[str, ...]:
     """The parameters of the last module outside the base model, which computes the scores; empty if there is none."""
     outside = head_names(model)

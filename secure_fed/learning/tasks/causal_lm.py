@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
@@ -21,8 +21,9 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.columns import columns
-from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits
+from secure_fed.learning.tasks.continuation import continuations, loss
+from secure_fed.learning.tasks.next_tokens import surprise, token_figures, token_losses
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
 
 _LARGEST = 700.0  # exp() of more overflows a float
 
@@ -32,17 +33,21 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str,
     total = right = tokens = 0.0
     means = []
     for batch in batches:
-        scores = logits(model, batch)
-        losses, counted = token_losses(scores, batch["labels"])
+        (losses, best), counted = token_figures(model, batch, _figures)
         means.append(losses.sum(1) / counted.sum(1).clamp(min=1))
         total += float(losses.cpu().double().sum())
-        right += float(((scores[:, :-1].argmax(2) == batch["labels"][:, 1:]) & counted).sum())
+        right += float(best.sum())
         tokens += float(counted.sum())
     return {
         "accuracy": right / tokens if tokens else math.nan,
         "perplexity": perplexity(total, tokens),
         "loss": float(torch.cat(means).mean()),
     }
+
+
+def _figures(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's negative log-likelihood, and whether it is the most likely one."""
+    return surprise(scores, targets), scores.argmax(1) == targets
 
 
 def perplexity(total: float, tokens: float) -> float:
@@ -97,10 +102,10 @@ class CausalLM(Task):
 
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
         """The log-likelihood of the text (or the target), the number of its tokens, and their perplexity."""
-        losses, counted = token_losses(finite(logits(model, batch)), batch["labels"])
-        sums, counts = losses.cpu().double().sum(1).tolist(), counted.sum(1).tolist()
+        losses, counted = token_losses(model, batch)
+        sums, counts = finite(-losses).cpu().double().sum(1).tolist(), counted.sum(1).tolist()
         return [
-            {"log_likelihood": round(-total, 6), "tokens": count, "perplexity": _plain(perplexity(total, count))}
+            {"log_likelihood": round(total, 6), "tokens": count, "perplexity": _plain(perplexity(-total, count))}
             for total, count in zip(sums, counts, strict=True)
         ]
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.nn import functional
 
 from secure_fed.learning.data.alignment import aligned
 from secure_fed.learning.data.encode import IGNORED, Item, pad_id
-from secure_fed.learning.tasks.task import logits
+from secure_fed.learning.tasks.next_tokens import token_losses
 
 
 def continuations(
@@ -56,17 +55,7 @@ def _nothing(tokenizer: Any) -> Item:
     return {"input_ids": np.array([pad_id(tokenizer)], dtype=np.int32), "labels": np.array([IGNORED])}
 
 
-def token_losses(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, L - 1) negative log-likelihoods of the labelled tokens, and a mask of these; scores (B, L, V), labels (B, L).
-
-    A token is predicted from the tokens before it, so the first token of a sequence has no prediction.
-    """
-    targets = labels[:, 1:]
-    losses = functional.cross_entropy(scores[:, :-1].transpose(1, 2), targets, reduction="none", ignore_index=IGNORED)
-    return losses, targets != IGNORED
-
-
 def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     """(B,) means over an example's labelled tokens; 0 if it has none."""
-    losses, counted = token_losses(logits(model, batch), batch["labels"])
+    losses, counted = token_losses(model, batch)
     return losses.sum(1) / counted.sum(1).clamp(min=1)

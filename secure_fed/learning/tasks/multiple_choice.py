@@ -25,9 +25,10 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Columns, Rows, Texts
 from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.columns import columns
-from secure_fed.learning.tasks.continuation import continuations, loss, token_losses
+from secure_fed.learning.tasks.continuation import continuations, loss
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits
+from secure_fed.learning.tasks.next_tokens import token_losses
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Choices:
 
 def likelihoods(model: nn.Module, batch: Mapping[str, Any], *, mean: bool) -> list[Tensor]:
     """The scores of every item's choices."""
-    losses, counted = token_losses(logits(model, batch[PARTS]), batch[PARTS]["labels"])
+    losses, counted = token_losses(model, batch[PARTS])
     sums = -losses.sum(1)
     scores = sums / counted.sum(1).clamp(min=1) if mean else sums
     return list(scores.cpu().split(batch["counts"].tolist()))

@@ -132,9 +132,14 @@ def outputs_named(label_names: Sequence[str]) -> dict[str, Any]:
 
 def logits(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     """float32 scores of a batch that holds more than a model's inputs."""
-    output: Any = model(**{name: batch[name] for name in _INPUTS if name in batch})
+    output: Any = model(**inputs_of(batch))
     scores: Tensor = getattr(output, "logits", output)
     return scores.float()
+
+
+def inputs_of(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's inputs in a batch."""
+    return {name: batch[name] for name in _INPUTS if name in batch}
 
 
 def finite(scores: Tensor) -> Tensor:

@@ -1,0 +1,340 @@
+"""Losses of a language model in chunks, compared with the scores of all tokens at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.models.adapters.own_tensors import EachOwn
+from secure_fed.learning.tasks import next_tokens
+from secure_fed.learning.tasks.causal_lm import metrics
+from secure_fed.learning.tasks.continuation import loss
+from secure_fed.learning.tasks.next_tokens import last_scores, rows_together, surprise, token_losses
+from secure_fed.learning.training.own_dropout import OwnDropout
+from tests.cells import every
+
+VOCABULARY, ROWS, LENGTH, MOST = 61, 5, 14, 800  # at most 800 scores: 13 positions of one row, or 2 of each
+WEIGHTS = torch.tensor([1.0, -2.0, 3.0, 0.5, 1.5])
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+Context = Callable[[], AbstractContextManager[None]]
+
+
+def llama() -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**_SHAPE))
+
+
+def gemma2() -> nn.Module:
+    return Gemma2ForCausalLM(Gemma2Config(**_SHAPE, head_dim=8, final_logit_softcapping=0.5))
+
+
+def granite() -> nn.Module:
+    return GraniteForCausalLM(GraniteConfig(**_SHAPE, logits_scaling=0.2))
+
+
+def cohere() -> nn.Module:
+    return CohereForCausalLM(CohereConfig(**_SHAPE, logit_scale=5.0))
+
+
+def gpt2() -> nn.Module:
+    shape: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **shape, bos_token_id=1, eos_token_id=2))
+
+
+def opt() -> nn.Module:
+    """A model whose head reads past its base model, so that it cannot be taken apart."""
+    shape: dict[str, Any] = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 24, "num_hidden_layers": 2}
+    return OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, **shape, num_attention_heads=2, max_position_embeddings=32))
+
+
+def with_lora() -> nn.Module:
+    wrapped: nn.Module = peft.get_peft_model(
+        llama(), peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    )
+    return wrapped
+
+
+def with_prefix() -> nn.Module:
+    wrapped: nn.Module = peft.get_peft_model(
+        llama(), peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    )
+    return wrapped
+
+
+MODELS = (llama, gemma2, granite, cohere, gpt2, opt, with_lora, with_prefix)
+
+
+@pytest.fixture(autouse=True)
+def _chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(next_tokens, "MOST", MOST)
+    monkeypatch.setattr(next_tokens, "FEW", 0)
+
+
+def made(model: Callable[[], nn.Module], *, head: bool = False) -> nn.Module:
+    """The model in evaluation mode. head: whether its output layer trains too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        found = model().eval()
+    if not head:
+        found.get_output_embeddings().requires_grad_(False)  # type: ignore[operator]
+    return found
+
+
+def batch(labelled: int | None = None) -> dict[str, Tensor]:
+    """Rows of several lengths, with other numbers of labelled tokens; row 2 has none. labelled: of every row but the first."""
+    draws = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=draws)
+    mask, labels = torch.ones_like(ids), ids.clone()
+    for row, length in enumerate((14, 9, 12, 5, 14)):
+        mask[row, length:] = 0
+        labels[row, length:] = IGNORED
+        labels[row, : 2 * row] = IGNORED
+    labels[2] = IGNORED
+    if labelled is not None:
+        labels[1:] = IGNORED
+        labels[1:, 2 : 2 + labelled] = ids[1:, 2 : 2 + labelled]
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def whole(model: nn.Module, given: Mapping[str, Tensor]) -> Tensor:
+    """The losses from all scores at once, in float64 from there."""
+    scores = model(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).logits.double()
+    targets = given["labels"][:, 1:]
+    each = functional.cross_entropy(scores[:, :-1].mT, targets, reduction="none", ignore_index=IGNORED)
+    return each.sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
+
+
+def gradient(losses: Tensor, model: nn.Module) -> Tensor:
+    """The gradient of a weighted sum of the losses, as one vector."""
+    moving = [one for one in model.parameters() if one.requires_grad]
+    parts = torch.autograd.grad(
+        (losses * WEIGHTS[: len(losses)]).sum(), moving, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([part.flatten().double() for part in parts])
+
+
+@every(
+    ("model", "head", "context"),
+    [(model, head, context) for model in MODELS for head in (False, True) for context in (nullcontext, rows_together)],
+)
+def test_losses_and_gradients_are_those_of_all_scores(
+    model: Callable[[], nn.Module], head: bool, context: Context
+) -> None:
+    one, given = made(model, head=head), batch()
+    with context():
+        found = loss(one, given)
+        slopes = gradient(found, one)
+    expected = whole(one, given)
+    own = gradient(expected, one)
+    assert found.dtype == torch.float32
+    assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    assert float((slopes - own).norm() / own.norm()) < 1e-6
+
+
+def test_many_scores_cost_no_digits() -> None:
+    """torch's own cross-entropy loses two or three in float32, with 49,152 scores a token."""
+    targets = torch.tensor([0, 7, IGNORED, 49_151, 5, 5])
+    scores = (3 * torch.randn(6, 49_152, generator=torch.Generator().manual_seed(0))).requires_grad_()
+    exact = scores.detach().double().requires_grad_()
+    losses = surprise(scores, targets)
+    expected = functional.cross_entropy(exact, targets, reduction="none", ignore_index=IGNORED)
+    (slopes,), (own,) = (torch.autograd.grad(each.sum(), part) for each, part in ((losses, scores), (expected, exact)))
+    assert losses.tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+    assert float((slopes - own).norm() / own.norm()) < 1e-6
+
+
+@every(("head", "context"), [(head, context) for head in (False, True) for context in (nullcontext, rows_together)])
+def test_a_batch_without_labels_has_loss_0_and_gradient_0(head: bool, context: Context) -> None:
+    one, given = made(llama, head=head), batch(labelled=0)
+    given["labels"][0] = IGNORED
+    for rows in (slice(None), slice(0, 1)):
+        with context():
+            losses = loss(one, {name: part[rows] for name, part in given.items()})
+            assert losses.tolist() == [0.0] * len(losses)
+            assert not gradient(losses, one).any()
+
+
+def read_by(model: Any, given: Mapping[str, Tensor]) -> list[tuple[int, ...]]:
+    """The shapes of the states that the output layer reads, forward and backward."""
+    shapes: list[tuple[int, ...]] = []
+    hook = model.get_output_embeddings().register_forward_hook(
+        lambda layer, args, output: shapes.append(tuple(args[0].shape))
+    )
+    losses = loss(model, given)
+    gradient(losses, model)
+    hook.remove()
+    return shapes
+
+
+def test_what_the_head_reads_of_several_rows_follows_their_widths_alone() -> None:
+    """A product's rounding depends on its shape, so no label may decide it where rows are protected."""
+    one = made(llama)
+    loss(one, batch())  # the comparison of a model that is new
+    shapes = []
+    for labelled in (None, 0, 1, 9):
+        given = batch(labelled)
+        given["labels"][0, 4:] = IGNORED
+        shapes.append(read_by(one, given))
+    assert shapes == [[(ROWS, 2, 16)] * 6 + [(ROWS, 1, 16)]] * 4
+    assert all(rows * count * VOCABULARY <= MOST for rows, count, _ in shapes[0])
+
+
+@every("model", [model for model in MODELS if model not in (opt, with_prefix)])
+def test_no_more_scores_are_made_at_once(model: Callable[[], nn.Module]) -> None:
+    one, given = made(model), batch()
+    loss(one, given)
+    assert max(rows * count * VOCABULARY for rows, count, _ in read_by(one, given)) <= MOST
+
+
+def test_labelled_positions_alone_are_read_of_one_row_and_where_nobody_is_protected() -> None:
+    one, given = made(llama), batch(labelled=3)
+    first, second = ({name: part[row : row + 1] for name, part in given.items()} for row in (0, 1))
+    loss(one, given)
+    assert read_by(one, first) == [(1, 13, 16)]
+    assert read_by(one, second) == [(1, 3, 16)]
+    with rows_together():
+        assert read_by(one, given) == [(1, 13, 16), (1, 12, 16)]  # 13 of the first row, 3 of each other
+    assert read_by(one, second) == [(1, 3, 16)]
+
+
+def test_a_head_of_each_examples_own_gets_each_examples_gradient() -> None:
+    one, given = made(llama), batch()
+    draws = torch.Generator().manual_seed(2)
+    heads = torch.randn(ROWS, VOCABULARY, 16, generator=draws).requires_grad_()
+    for context in (nullcontext, rows_together):
+        with context():
+            losses = _with(one, EachOwn.of(heads), given)
+            (together,) = torch.autograd.grad(losses.sum(), heads)
+        for row in range(ROWS):
+            head = heads[row].detach().requires_grad_()
+            alone = _with(one, head, {name: part[row : row + 1] for name, part in given.items()})
+            (own,) = torch.autograd.grad(alone.sum(), head)
+            assert float(losses[row].detach()) == pytest.approx(float(alone.detach()), rel=1e-6)
+            assert float((together[row] - own).norm()) <= 1e-6 * float(own.norm())
+
+
+def _with(model: nn.Module, head: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    """The losses with this output layer, whose tensor is in the model for the forward pass alone."""
+
+    class Losses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> Tensor:
+            return loss(self.model, given)
+
+    found: Tensor = functional_call(Losses(), {"model.lm_head.weight": head}, ())
+    return found
+
+
+def test_dropout_in_a_head_that_trains_is_drawn_once() -> None:
+    """With a generator that the backward pass would not find as the forward pass did (`OwnDropout`)."""
+    adapted = peft.LoraConfig(r=2, target_modules=["lm_head"], lora_dropout=0.5, init_lora_weights=False)
+    one, given = made(lambda: peft.get_peft_model(llama(), adapted), head=True).train(), batch()
+    moving = [parameter for parameter in one.parameters() if parameter.requires_grad]
+
+    def losses() -> Tensor:
+        with OwnDropout(3, torch.device("cpu")):
+            return loss(one, given)
+
+    slopes = gradient(losses(), one)
+    along = torch.randn(len(slopes), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ends = []
+    for step in (1e-3, -1e-3):
+        parts = (step * along).float().split([parameter.numel() for parameter in moving])
+        with torch.no_grad():
+            for parameter, part in zip(moving, parts, strict=True):
+                parameter += part.view(parameter.shape)
+            ends.append(float((losses() * WEIGHTS).sum()))
+            for parameter, part in zip(moving, parts, strict=True):
+                parameter -= part.view(parameter.shape)
+    assert (ends[0] - ends[1]) / 2e-3 == pytest.approx(float(slopes @ along), rel=1e-2)
+
+
+def test_a_hook_on_the_model_sees_the_scores_of_all_tokens() -> None:
+    """As methods that compare two passes need them (`methods.consistency`)."""
+    one, given, seen = made(llama), batch(), list[tuple[int, ...]]()
+    expected = loss(one, given).tolist()
+    hook = one.register_forward_hook(lambda model, args, output: seen.append(tuple(output.logits.shape)))
+    assert loss(one, given).tolist() == pytest.approx(expected, rel=1e-6)
+    hook.remove()
+    assert seen == [(ROWS, LENGTH, VOCABULARY)]
+
+
+def test_comparing_a_new_model_draws_no_number_and_leaves_its_modes() -> None:
+    one = made(lambda: LlamaForCausalLM(LlamaConfig(**_SHAPE, attention_dropout=0.5)))
+    one.train().get_submodule("model.layers.1").eval()
+    modes = [module.training for module in one.modules()]
+    torch.manual_seed(4)
+    first = loss(one, batch())  # with the comparison
+    torch.manual_seed(4)
+    assert torch.equal(loss(one, batch()), first)
+    assert [module.training for module in one.modules()] == modes
+
+
+@every("model", MODELS)
+def test_the_scores_after_a_text_are_those_of_its_last_token(model: Callable[[], nn.Module]) -> None:
+    one, given = made(model), batch()
+    with torch.no_grad():
+        scores = one(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).logits
+        found = last_scores(one, given)
+    ends = given["attention_mask"].sum(1) - 1
+    assert torch.allclose(found, scores[range(ROWS), ends], rtol=1e-5, atol=1e-6)
+
+
+@every("context", [nullcontext, rows_together])
+def test_metrics_are_those_of_all_scores(context: Context) -> None:
+    one, given = made(llama), batch()
+    with torch.no_grad(), context():
+        found = metrics(one, [given, {name: part[:2] for name, part in given.items()}])
+        scores = one(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).logits
+        expected = whole(one, given)
+    targets = given["labels"][:, 1:]
+    right = (scores[:, :-1].argmax(2) == targets).sum(1)
+    told = (targets != IGNORED).sum(1)
+    assert found["accuracy"] == pytest.approx(float((right.sum() + right[:2].sum()) / (told.sum() + told[:2].sum())))
+    assert found["loss"] == pytest.approx(float(torch.cat([expected, expected[:2]]).mean()), rel=1e-6)
+
+
+def test_half_precision_gives_losses_in_float32() -> None:
+    one, given = made(llama).bfloat16(), batch()
+    found, counted = token_losses(one, given)
+    assert found.dtype == torch.float32
+    assert torch.equal(counted, given["labels"][:, 1:] != IGNORED)
+    expected = whole(one, given)
+    assert (found.sum(1) / counted.sum(1).clamp(min=1)).tolist() == pytest.approx(expected.tolist(), rel=1e-3)
+    slopes, own = gradient(found.sum(1) / counted.sum(1).clamp(min=1), one), gradient(expected, one)
+    assert float((slopes - own).norm() / own.norm()) < 0.02
