@@ -129,8 +129,10 @@ def ours(arm: Arm, model: str, work: Path, rows: list[Row]) -> Row:
 
 def plain(arm: Arm, model: str, work: Path, rows: list[Row]) -> Row:
     """One adapter, which all clients train one after the other, each with an optimiser of its own."""
-    import opacus  # noqa: F401
     import torch
+
+    if arm.way != "plain":
+        import opacus  # noqa: F401
 
     imported, ticks = resident(), list[float]()
     adapted = peft_model(model).train()
