@@ -360,7 +360,8 @@ class Bench:
                 command, env=os.environ | folders | settings, capture_output=True, text=True, check=False
             )
         if done.returncode:
-            print(f"    failed: {arm.way}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}", flush=True)
+            why = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+            print(f"    failed: {arm.way}: {why}", flush=True)
             return {}
         return {"tokens": tokens(own), **json.loads(done.stdout.splitlines()[-1])}
 
