@@ -50,7 +50,7 @@ from secure_fed.learning.models.loading import head_names
 from secure_fed.learning.models.products import hasten, product
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.one_pass import Trial
+from secure_fed.learning.training.cohort.passes import Trial
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, train
 from secure_fed.learning.training.objective import Objective
@@ -198,18 +198,18 @@ def measure_private(repeats: int, threads: int) -> list[Limit]:
     def together(count: int) -> Callable[[], object]:
         return lambda: _with(count, lambda: train_together(work.objective, work.private(4), ways))
 
-    rules, own, one, many = (
-        "in turn, by Opacus's rules",
+    single, own, one, many = (
+        "in turn, one example at a time",
         "in turn",
         "together, 1 thread",
         f"together, {threads} threads",
     )
-    ready = {rules: in_turn(apart), own: in_turn(ways), one: together(1), many: together(threads)}
+    ready = {single: in_turn(apart), own: in_turn(ways), one: together(1), many: together(threads)}
     found = turns({name: timed(way) for name, way in ready.items()}, repeats, warm=1)
     table("private: 100 clients, four steps of about 5 notes each", found)
     return [
         at_least("private: together over in turn, one thread", ratio(found[own], found[one]), 1.5),
-        at_least("private: together over in turn by Opacus's rules, one thread", ratio(found[rules], found[one]), 1.5),
+        at_least("private: together over one example at a time, one thread", ratio(found[single], found[one]), 1.5),
         at_least(f"private: together on {threads} threads over in turn on one", ratio(found[own], found[many]), 1.5),
     ]
 

@@ -9,8 +9,7 @@ milliseconds, and of the ratio to the plain step of the same turn. The trial of 
     plain      forward, backward, AdamW
     opacus     Opacus's hooks (GradSampleModule) and its optimizer, which clips and adds noise
     ours       `train_together` for one client: secret coins, per-example gradients, clipping, noise, AdamW (sampling at rate 1)
-    rules      the same with gradients by Opacus's rules for layers, for a model that cannot share passes among clients
-    singly     the same, one example at a time: for a model whose layers have no rule either
+    singly     the same, one example at a time: for a model whose examples cannot share passes
     vmap       per-example gradients alone, by torch.func.vmap on the same functions, given a ready 4-D mask
 
 The plain step and Opacus's get a collated batch; ours collates it.
@@ -21,7 +20,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,12 +36,10 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.one_pass import Trial
-from secure_fed.learning.training.cohort.packs import Way
+from secure_fed.learning.training.cohort.passes import Trial
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import one_by_one
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.tensors.tensors import Tensors
 
@@ -78,7 +74,8 @@ def plain(items: Sequence[Any], collate: Collate) -> Step:
 
     def step() -> None:
         optimizer.zero_grad()
-        objective.losses(moving, batch).mean().backward()
+        with objective.holding(moving):
+            objective.losses(batch).mean().backward()
         optimizer.step()
 
     return step
@@ -112,12 +109,10 @@ def opacus_step(model: nn.Module, names: Sequence[str], expected: int) -> Callab
     return step
 
 
-def ours(items: Sequence[Any], collate: Collate, *, shared: bool = True, rules: bool = True) -> Step:
+def ours(items: Sequence[Any], collate: Collate, *, shared: bool = True) -> Step:
     """One private step, including its set-up, which a client needs once in a round."""
     model, names = adapted()
     objective, entropy = Objective(model, classification.loss, CPU, longest=LENGTH), SystemEntropy()
-    if not rules:
-        objective.ways = defaultdict(lambda: Way(one_by_one, (1,)))
     settings = TrainingConfig(batch_size=BATCH)
     before: Tensors = read(model, names)
     job = Job(before, names, items, collate, settings, LR, np.random.default_rng(0))
@@ -137,7 +132,8 @@ def vmap(items: Sequence[Any], collate: Collate) -> Step:
     batch["attention_mask"] = torch.where(shown, 0.0, torch.finfo(torch.float32).min)
 
     def loss(tensors: dict[str, Tensor], example: dict[str, Tensor]) -> Tensor:
-        return objective.losses(tensors, {name: value.unsqueeze(0) for name, value in example.items()})[0]
+        with objective.holding(tensors):
+            return objective.losses({name: value.unsqueeze(0) for name, value in example.items()})[0]
 
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0), randomness="different")
     return lambda: each(moving, batch) and None
@@ -157,8 +153,7 @@ def main() -> None:
             "plain": plain(items, collate),
             "opacus": opacus(items, collate),
             "ours": ours(items, collate),
-            "rules": ours(items, collate, shared=False),
-            "singly": ours(items, collate, shared=False, rules=False),
+            "singly": ours(items, collate, shared=False),
             "vmap": vmap(items, collate),
         }
         about = f"texts of {shortest} to {LENGTH} tokens" if shortest < LENGTH else f"texts of {LENGTH} tokens"

@@ -30,6 +30,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "huggingface")
 _STATE = tempfile.TemporaryDirectory(prefix="secure-fed-state-")  # removed when the tests end
 os.environ["XDG_STATE_HOME"] = _STATE.name  # ledgers' heads are noted there, never in the user's home folder
+os.environ["XDG_CACHE_HOME"] = _STATE.name  # and the pass sizes that were found
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side; threads would only compete
 
 

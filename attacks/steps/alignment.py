@@ -23,9 +23,9 @@ from torch import Tensor
 
 from attacks.adversary.null import Floats
 from secure_fed.learning.models.adapters.lora import pairs, scaling_of
-from secure_fed.learning.training.cohort.packs import Packs
+from secure_fed.learning.training.cohort.sums import example_gradients
+from secure_fed.learning.training.kinds import length
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.trials.gradient_trial import length
 from secure_fed.methods.method import State
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
@@ -123,11 +123,10 @@ def gradients(
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Yields groups of units and the gradients (units, P) of the sum of each unit's losses at `before`. Dropout is off."""
     placed = Placed.of(before, names, assembly.objective.device)
-    each = Packs.of(assembly.objective, assembly.problem.collate)
     assembly.objective.eval()
     numbers = sum(before.tensor(name).numel() for name in names)
     for units, at, local in _batches(examples, owner, numbers):
-        found = each(placed, [examples[i] for i in at])
+        found = example_gradients(assembly.objective, assembly.problem.collate, placed, [examples[i] for i in at])
         rows = torch.cat([found[name].detach().reshape(len(at), -1) for name in names], 1)
         yield units, rows.new_zeros(len(units), rows.shape[1]).index_add_(0, local.to(rows.device), rows)
 

@@ -64,7 +64,7 @@ def coerced(name: str, setting: Setting, value: Any) -> Any:
     if type(fits) is int and "at_most" not in limits and fits > _LARGEST:
         raise _refused(name, fits, f"{fits:.3g}" if fits < 10**300 else "far larger", f"at most {_LARGEST:,}")
     if "choices" in limits and fits not in limits["choices"]:
-        raise _refused(name, fits, f"{fits!r:.80}", f"one of {', '.join(map(str, limits['choices']))}")
+        raise _refused(name, fits, f"{fits!r:.80}", f"one of {', '.join(map(_shown, limits['choices']))}")
     for word, holds in _HOLDS.items():
         if word in limits and not holds(fits, limits[word]):
             raise _refused(name, fits, str(fits), f"{word.replace('_', ' ')} {limits[word]}")
@@ -78,9 +78,14 @@ def _refused(name: str, value: Any, shown: str, limit: str) -> ConfigError:
 def limits_in_words(setting: Setting) -> str:
     """The suffix of the explanation: "(at least 1)", "(mean | adam)" or nothing."""
     if "choices" in setting.metadata:
-        return f" ({' | '.join(map(str, setting.metadata['choices']))})"
+        return f" ({' | '.join(map(_shown, setting.metadata['choices']))})"
     words = [f"{word.replace('_', ' ')} {setting.metadata[word]}" for word in _HOLDS if word in setting.metadata]
     return f" ({', '.join(words)})" if words else ""
+
+
+def _shown(choice: Any) -> str:
+    """A choice as TOML has it."""
+    return str(choice).lower() if isinstance(choice, bool) else str(choice)
 
 
 def _of_type(name: str, setting: Setting, value: Any) -> Any:

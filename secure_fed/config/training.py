@@ -33,6 +33,12 @@ class TrainingConfig:
         at_least=1,
         optional=16,
     )
+    checkpointing: bool | str = key(
+        "auto",
+        "compute layers again in the backward pass, a third slower, with a fraction of the memory; "
+        "auto: as a given model is set, and where the activations of a pass would fill more than half of the device's memory",
+        choices=("auto", True, False),
+    )
     together: int | None = key(
         None,
         "most clients that this machine trains in common passes; 1: one client after the other (as many as memory holds)",

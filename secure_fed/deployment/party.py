@@ -30,6 +30,7 @@ from secure_fed.deployment.memberships import note_accepted
 from secure_fed.deployment.own_ledger import OwnLedger, Room
 from secure_fed.deployment.problem import of_node
 from secure_fed.errors import ModelError
+from secure_fed.learning.models.kept import PASS_SIZES
 from secure_fed.methods import build
 from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
@@ -72,6 +73,7 @@ class Party:
         self.assembly.require_by_trials()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         note_accepted(folder, charter, self.room.cost if self.room else None)
+        self.assembly.objective.kept.files.append(folder / PASS_SIZES)
         with ExitStack() as opening:
             self._attendance = self._begun(opening)
             self._during = opening.pop_all()

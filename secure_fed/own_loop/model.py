@@ -8,8 +8,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.training.objective import refuse_checkpointing, refuse_running_statistics
-from secure_fed.learning.training.trials.supported import mixes_experts, require_supported
+from secure_fed.learning.models.checkpointing import is_checkpointing
+from secure_fed.learning.models.supported import mixes_experts, require_supported
+from secure_fed.learning.training.objective import refuse_running_statistics
 
 
 def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
@@ -21,7 +22,11 @@ def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Pa
         )
     _require_same(trained, optimizer)
     refuse_running_statistics(model)
-    refuse_checkpointing(model)
+    if is_checkpointing(model):
+        raise ModelError(
+            "gradient checkpointing is on in the model, which computes layers again in the backward pass, where gradients of "
+            "examples are recorded; turn it off (model.gradient_checkpointing_disable()), and give smaller batches"
+        )
     require_supported(model, trained)
     if mixes_experts(model):
         raise ModelError(

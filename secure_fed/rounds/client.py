@@ -15,7 +15,7 @@ from secure_fed.learning.training.cohort.trainings import train_together
 from secure_fed.learning.training.local import Job, Trained, train
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import planned_steps
-from secure_fed.learning.training.trials.gradient_trial import parameters_stay
+from secure_fed.learning.training.trial import parameters_stay
 from secure_fed.methods.method import Contextual, RoundPlan, State
 from secure_fed.rounds.client_setup import ClientSetup
 from secure_fed.rounds.clipped import clipped

@@ -10,19 +10,18 @@ from privacy.entropy import Entropy, SystemEntropy
 from privacy.public_order import PublicOrder
 from privacy.sampling import FixedSize, Sampler
 from secure_fed.activity import activity
-from secure_fed.config import RunConfig, TrainingConfig
+from secure_fed.config import RunConfig
 from secure_fed.config.privacy_checks import require_small_delta
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.phantoms import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
 from secure_fed.learning.data.pointing import Plain
+from secure_fed.learning.models.supported import require_data_free_start, require_supported
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.made_up import short
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trials.gradient_trial import require_steady_parameters
-from secure_fed.learning.training.trials.kind_probe import nobodys
-from secure_fed.learning.training.trials.supported import require_data_free_start, require_supported
-from secure_fed.learning.training.trials.uncoupled import Uncoupled
+from secure_fed.learning.training.trial import require_constant, require_uncoupled
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.rounds.cohort import beside_cohort, expected_phantoms, invited, with_phantoms
 from secure_fed.rounds.noise.correlated import CorrelatedNoise
@@ -134,7 +133,6 @@ def require_by_trials(
     collate: Collate,
     plan: RoundPlan,
     initial: Tensors,
-    settings: TrainingConfig,
 ) -> None:
     """Refuse what only trials show, which take time: passes that change a parameter, and where units are parts of a client,
     a loss that couples the examples of a batch.
@@ -142,12 +140,11 @@ def require_by_trials(
     if not protection.placement.private:
         return
     placed = Placed.of(initial, plan.trainable, objective.device)
-    if not protection.placement.step_noise:
-        require_steady_parameters(objective, collate, placed, nobodys(objective, collate, placed, train[0][0])[:1])
-        return
-    clients = [Plain(own) for own in train]
-    uncoupled = Uncoupled.of(objective, collate, settings, max(clients, key=len))
-    uncoupled.require_all(placed, clients)
+    if protection.placement.step_noise:
+        require_uncoupled(objective, collate, placed, max(map(Plain, train), key=len))
+    else:
+        for item in short(objective, collate, placed, train[0][0], 1)[:1]:
+            require_constant(objective, collate, placed, item)
 
 
 def _require_as_seldom(phantoms: Count, room: Room, cohorts: Sampler) -> None:

@@ -17,6 +17,7 @@ from privacy.sampling import Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.models.kept import user_file
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort.trainings import Ways
 from secure_fed.learning.training.objective import Objective
@@ -90,6 +91,8 @@ class Assembly:
         a trial refuses has spent nothing.
         """
         problem, plan = self.problem, self.method.plan(self.initial)
+        if self.protection.placement.private:
+            self.objective.kept.files = [user_file()]
         require_by_trials(
             self.protection,
             self.objective,
@@ -97,7 +100,6 @@ class Assembly:
             problem.collate,
             plan,
             self.initial.tensors,
-            self.config.training,
         )
 
 

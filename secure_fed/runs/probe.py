@@ -36,9 +36,10 @@ from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, T
 from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import IGNORED, batches
 from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.tasks.next_tokens import rows_together
+from secure_fed.learning.training.kinds import Kinds, length
+from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import to_device
-from secure_fed.learning.training.trials.kinds import Kinds
-from secure_fed.learning.training.trials.made_up import made_up
 from secure_fed.methods.method import State
 from secure_fed.rounds.noise_alone import NoiseAlone, StepNoise
 from secure_fed.runs import noise_words
@@ -112,7 +113,7 @@ def probe(assembly: Assembly) -> Probe | None:
     if not rows:
         return None
     alone, rate, full = _alone(assembly), assembly.config.federation.server_rate, assembly.usual_rate
-    chance, start = losses.of_equal_scores(), losses.of(assembly.initial)
+    chance, start = losses.of_equal_scores(), losses.start
 
     def under(times: float) -> Probe:
         """The figures of `times` the noise, under which the server shortens its steps by as much less."""
@@ -166,8 +167,10 @@ class _Losses:
         problem = assembly.problem
         self.public = is_declared(problem.facts["test"]["from"]) and len(problem.test) > 0
         self.rows = _spread(problem.test) if self.public else _made_up(assembly)
+        self.rows = self.rows[: _as_many(self.rows, problem.model)]
+        self.start = math.inf
         try:
-            self.of(assembly.initial)
+            self.start = self.of(assembly.initial)
         except _CANNOT:  # training says what is wrong with a loss or a text
             self.rows = []
 
@@ -197,12 +200,18 @@ class _Losses:
     def _mean(self) -> float:
         problem, objective = self._assembly.problem, self._assembly.objective
         problem.model.eval()
-        with objective.reading:
+        with objective.reading, rows_together():
             found = [
                 problem.loss(problem.model, to_device(batch.inputs, objective.device)).double().cpu().reshape(-1)
                 for batch in batches(self.rows, _AT_ONCE, problem.collate, None)
             ]
         return float(torch.cat(found).mean())
+
+
+def _as_many(rows: Sequence[Any], model: nn.Module) -> int:
+    """The number of rows, at least `_FEWEST`, that a model of this size reads in seconds."""
+    read = np.cumsum([max(1, length(row)) for row in rows])
+    return max(_FEWEST, int((read * sum(one.numel() for one in model.parameters()) <= _WORK).sum()))
 
 
 def _spread(rows: Sequence[Any]) -> list[Any]:
@@ -219,7 +228,7 @@ def _made_up(assembly: Assembly) -> list[Any]:
     problem, objective = assembly.problem, assembly.objective
     kinds = Kinds.of(objective, problem.collate)
     pattern = next((own[0] for own in problem.here if len(own)), None)
-    if pattern is None or not kinds.by_length:
+    if pattern is None or not hasattr(problem.collate, "padded_to"):
         return []
     made = made_up(kinds, kinds.padded(_TOKENS), problem.model, pattern, _ROWS) or []
     says = problem.tokenizer is not None and tasks.build(assembly.config.data).auto == "AutoModelForCausalLM"
@@ -265,3 +274,4 @@ def _equal_scores(model: nn.Module) -> Iterator[list[str]]:
 _CANNOT = (ModelError, MethodError, DataError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 _ROWS, _TOKENS, _AT_ONCE = 64, 30, 16
 _FACTOR, _MOST_TIMES, _HALVINGS = 4.0, 4.0**6, 3
+_FEWEST, _WORK = 8, 1e11  # rows; tokens times the model's numbers

@@ -13,6 +13,7 @@ from privacy.errors import BudgetExhausted
 from secure_fed.activity import Activity, activity
 from secure_fed.errors import RunDirectoryError
 from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.models.kept import PASS_SIZES
 from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.methods.method import State, fits
 from secure_fed.rounds import engine
@@ -27,7 +28,7 @@ from secure_fed.runs.best import best, require_measured, stalled
 from secure_fed.runs.budget import RunBudget, cost_in_words, opened, require_room
 from secure_fed.runs.budget_terms import Subject
 from secure_fed.runs.checkpoint import read_best, read_personal
-from secure_fed.runs.directory import ATTENDANCE, CONFIG, FACTS, private_part, read_facts, require_unused
+from secure_fed.runs.directory import ATTENDANCE, CONFIG, FACTS, made_private, private_part, read_facts, require_unused
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.noise_key import erase, opened_noise
 from secure_fed.runs.probe import probe, require_worth
@@ -100,6 +101,8 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         state, records = _start(assembly, store, noise_alone)
         every = assembly.charges_every_release
         budget = stack.enter_context(opened(privacy, plan, run_dir, subject, charged_here=every)) if plan else None
+        if plan:
+            assembly.objective.kept.files += [made_private(run_dir) / PASS_SIZES] if run_dir else []
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
         begun = budget.begun if budget and budget.plan.exposures else 0  # read once: reading a ledger notes its head

@@ -12,13 +12,14 @@ from secure_fed.learning.audit_pool.hold_out import hold_out
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.models.architecture import width_of
+from secure_fed.learning.models.architecture import positions_of, width_of
+from secure_fed.learning.models.checkpointing import wanted
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import digest_of
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.training.cohort.devices import copies_on
+from secure_fed.learning.read_once import read_once
+from secure_fed.learning.training.cohort.crew import copies_on
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.read_once import read_once
 from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss_of
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.open_settings import settled
@@ -101,7 +102,11 @@ def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Ten
     """The loss of the method's model, on the model's device, with copies on the configuration's other devices."""
     device = next(problem.model.parameters()).device
     longest = None if problem.tokenizer is None else config.model.max_length  # texts passed by the user are not cut
-    objective = Objective(problem.model, loss_of(method, problem.loss), device, longest=longest)
+    training, model = config.training, problem.model
+    at_once = 1 if config.privacy.unit in ("example", "group") else training.microbatch or training.batch
+    tokens = None if longest is None else at_once * min(longest, positions_of(model) or longest)
+    checkpointing = wanted(training.checkpointing, model, tokens, device)
+    objective = Objective(model, loss_of(method, problem.loss), device, longest=longest, checkpointing=checkpointing)
     if is_declared(problem.facts["test"]["from"]):  # else its rows are the clients' own
         objective.public = Plain(problem.test)
     objective.beside = copies_on(objective, find_devices(config.model.device)[1:])

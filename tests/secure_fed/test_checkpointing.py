@@ -1,10 +1,9 @@
-"""Gradient checkpointing is refused: `Objective.losses` puts trained tensors in place for the forward pass alone."""
+"""Gradient checkpointing changes memory and time, and nothing else: every method, unit, kind of model and of checkpointing."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,37 +12,98 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from secure_fed.errors import ModelError
+from privacy.entropy import SeededEntropy
+from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
+from secure_fed.learning.models import checkpointing
+from secure_fed.methods import METHODS
 from secure_fed.private import Budget, wrap
+from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
+from tests.contracts.runs import PRIVACY, settings, supported
 from tests.secure_fed import small_models, toys
 
-UNITS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "client": {"privacy.unit": "client", "privacy.epsilon": 50.0, "privacy.delta": 0.1},
-    "example": {"privacy.unit": "example", "privacy.epsilon": 50.0, "privacy.delta": 0.01},
-}
-TEXTS = [{"input_ids": list(range(1, 5 + row % 3)), "labels": row % 3} for row in range(8)]
+CPU = torch.device("cpu")
+TEXTS = [
+    {"input_ids": [1 + (row * 7 + word) % 29 for word in range(4 + row % 4)], "labels": row % 3} for row in range(12)
+]
+CELLS = [
+    (method, unit, architecture)
+    for method in METHODS
+    for unit in PRIVACY
+    for architecture in ("bert", "llama")
+    if supported(method, unit)
+]
+EACH = [
+    *(("federa", unit, architecture) for unit in PRIVACY for architecture in ("bert", "llama")),
+    *(("fra_lora", "example", "bert"), ("prefix_tuning", "example", "bert"), ("fedft", "none", "llama")),
+    *(("adamix", "client", "bert"), ("bitfit", "example", "bert")),
+]
 
 
-def federation(model: Any, unit: str, **more: Any) -> Federation:
-    settings = UNITS[unit] | {"method.modules_to_save": []}
-    return Federation(toys.config(settings), model=model, train=[TEXTS, TEXTS[:4]], test=TEXTS, **more)
+def after(method: str, unit: str, model: Any, **more: Any) -> Tensors:
+    """The final tensors of a run of three clients over two rounds."""
+    config = settings(
+        method, unit, **({"federation.cohort": 3, "training.batch_size": 4, "training.together": 8} | more)
+    )
+    train = [TEXTS[client::3] for client in range(3)]
+    federation = Federation(config, model=model, train=train, test=TEXTS, entropy=SeededEntropy(1))
+    return federation.run().state.tensors
+
+
+def require_close(found: Tensors, expected: Tensors) -> None:
+    for name in expected:
+        torch.testing.assert_close(found.tensor(name), expected.tensor(name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("method", "unit", "architecture"), chosen(CELLS, EACH))
+def test_training_with_checkpointing_is_training_without_it(
+    method: str, unit: str, architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout, whose masks are drawn again."""
+    expected = after(method, unit, small_models.make(architecture))
+    calls, again = [], checkpointing.again
+    monkeypatch.setattr(
+        checkpointing, "again", lambda *args, **own: (calls.append(torch.is_grad_enabled()), again(*args, **own))[1]
+    )
+    model = small_models.make(architecture)
+    require_close(after(method, unit, model, **{"training.checkpointing": True}), expected)
+    assert calls, "layers were computed again"
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
-@pytest.mark.parametrize(
-    ("architecture", "unit", "reentrant"),
-    [("bert", "none", False), ("llama", "none", True), ("bert", "client", True), ("bert", "example", False)],
-)
-def test_a_model_with_checkpointing_on_is_refused(
-    architecture: str, unit: str, reentrant: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("unit", PRIVACY)
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_a_model_that_is_given_with_either_kind_on(architecture: str, unit: str, reentrant: bool) -> None:
+    expected = after("federa", unit, small_models.make(architecture))
     model: Any = small_models.make(architecture)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    with pytest.raises(ModelError, match="checkpointing"):
-        federation(model, unit).run(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    require_close(after("federa", unit, model), expected)
+    assert checkpointing.is_checkpointing(model)
+
+
+def test_a_model_that_is_given_with_it_on_may_train_without() -> None:
+    model: Any = small_models.make("bert")
+    checkpointing.set_checkpointing(model, True)
+    after("federa", "none", model, **{"training.checkpointing": False})
+    assert not checkpointing.is_checkpointing(model)
+
+
+def test_a_model_without_such_layers_is_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        toys.federation({"training.checkpointing": True}).run()
+    assert refused.value.setting == "training.checkpointing"
+    toys.federation({"training.checkpointing": False}).run()
+
+
+def test_it_is_turned_on_where_activations_fill_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_models.make("llama")
+    of_a_token = checkpointing.activations(model)
+    monkeypatch.setattr(checkpointing, "memory", lambda device: 200 * of_a_token)
+    assert [checkpointing.wanted("auto", model, tokens, CPU) for tokens in (None, 100, 101)] == [False, False, True]
+    assert not checkpointing.wanted("auto", toys.model(), 10**9, CPU)
+    assert not checkpointing.wanted(False, model, 10**9, CPU)
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
@@ -56,27 +116,55 @@ def test_an_own_loop_over_a_model_with_checkpointing_on_is_refused() -> None:
 
 
 class Recomputed(toys.Toy):
-    """Calls torch's checkpoint itself, which no flag shows."""
+    """Calls torch's checkpoint itself, which no flag shows. dropout: within, before what is computed again."""
 
-    def __init__(self, reentrant: bool) -> None:
+    def __init__(self, reentrant: bool, dropout: float = 0.0, inputs: bool = False) -> None:
         super().__init__()
         self.again = partial(checkpoint, use_reentrant=reentrant)
+        self.drop, self.inputs = torch.nn.Dropout(dropout), inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Any = self.again(lambda y: self.value(self.query(y).tanh()).tanh(), x)
+        if self.inputs and torch.is_grad_enabled():
+            x = x.detach().requires_grad_()
+        hidden: Any = self.again(lambda y: self.value(self.drop(self.query(y).tanh())).tanh(), x)
         scores: Tensor = self.classifier(hidden)
         return scores
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+class Plain(Recomputed):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(False, dropout)
+        self.again = lambda layers, x: layers(x)  # type: ignore[assignment]
+
+
+UNITS: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "together": {"training.together": 8},
+    "client": {"privacy.unit": "client", "privacy.epsilon": 50.0, "privacy.delta": 0.1},
+    "example": {"privacy.unit": "example", "privacy.epsilon": 50.0, "privacy.delta": 0.01},
+}
+
+
+def own(model: torch.nn.Module, unit: str) -> Tensors:
+    model.load_state_dict(toys.model().state_dict(), strict=False)
+    return toys.federation(UNITS[unit], model=model, entropy=SeededEntropy(3)).run().state.tensors
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(
-    "settings", [{}, {"training.together": 8}, UNITS["client"]], ids=["alone", "together", "client"]
-)
-def test_checkpointing_in_the_code_of_a_model_is_refused(settings: dict[str, Any], reentrant: bool) -> None:
-    with pytest.raises(ModelError, match="checkpoint"):
-        toys.federation(settings, model=Recomputed(reentrant)).run()
-    toys.federation(settings, model=toys.Toy()).run()
+@pytest.mark.parametrize("unit", UNITS)
+def test_checkpointing_in_the_code_of_a_model(unit: str, reentrant: bool, dropout: float) -> None:
+    """With a gradient at its inputs, which the reentrant kind needs. Where dropout would be drawn anew, clients take turns."""
+    expected, found = own(Plain(dropout), unit), own(Recomputed(reentrant, dropout, inputs=True), unit)
+    if not dropout or unit == "alone":
+        require_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_layer_that_is_never_computed_with_a_gradient_is_refused(unit: str) -> None:
+    with pytest.raises(ModelError, match="without a gradient"):
+        own(Recomputed(reentrant=True), unit)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -95,7 +183,7 @@ def test_a_frozen_part_may_run_without_gradients(frozen: bool) -> None:
     if frozen:
         toys.federation(model=model).run()
     else:
-        with pytest.raises(ModelError, match="checkpoint"):
+        with pytest.raises(ModelError, match="without a gradient"):
             toys.federation({"method.name": "fedft", "method.rank": 8, "method.modules_to_save": []}, model=model).run()
 
 
@@ -121,7 +209,7 @@ class Failing(toys.Toy):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("model", [toys.Toy(), Failing(), Recomputed(reentrant=False)])
+@pytest.mark.parametrize("model", [toys.Toy(), Failing(), Recomputed(reentrant=True)])
 def test_nothing_that_watches_stays_on_a_model_after_its_run(model: torch.nn.Module) -> None:
     with suppress(ModelError, RuntimeError):
         toys.federation(model=model).run()

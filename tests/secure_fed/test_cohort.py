@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.config import TrainingConfig
-from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.data.encode import IGNORED, Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import trainings
 from secure_fed.learning.training.cohort.division import Room, Tight
-from secure_fed.learning.training.cohort.one_pass import Trial
+from secure_fed.learning.training.cohort.passes import Trial
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Trained, train
 from secure_fed.learning.training.objective import Objective
@@ -287,9 +287,19 @@ def test_buffers_are_left_as_they_were_and_the_model_in_training_mode() -> None:
 def test_a_step_of_few_examples_is_divided_all_the_same_so_that_cores_share_it() -> None:
     """The passes have similar numbers of tokens, and hold every example once."""
     entries = [(number % 3, {"input_ids": [1] * tokens}) for number, tokens in enumerate([64] * 8 + [9, 30])]
-    room = Room.of(torch.device("cpu"), 1000, public=False)
+    room = Room.of(torch.device("cpu"), nn.Identity(), 1000, public=False)
     assert room.tokens > 8 * 64 + 39, "one pass would hold them all"
-    packs = list(Tight(Collate(0), room).packs(entries))
+    packs = [pack for pack, _ in Tight(Collate(0), room).packs(entries, range(3))]
     assert [sum(len(item["input_ids"]) for item in pack.items) for pack in packs] == [128, 128, 128, 128, 39]
     found = [(owner, id(item)) for pack in packs for owner, item in zip(pack.owners, pack.items, strict=True)]
     assert sorted(found) == sorted((owner, id(item)) for owner, item in entries)
+
+
+def test_a_pass_of_a_language_model_has_room_for_the_scores_of_its_labelled_tokens() -> None:
+    room = Room(tokens=1000, rows=48, words=100, scores=500)
+    labelled = [6, 2, 0, 1, 2, 3, 2, 0, 0]
+    entries = [(0, {"input_ids": [1] * 8, "labels": np.repeat([3, IGNORED], [some, 8 - some])}) for some in labelled]
+    packs = [pack for pack, _ in Tight(Collate(0), room, apart=True).packs(entries, [0])]
+    found = [[int((item["labels"] != IGNORED).sum()) for item in pack.items] for pack in packs]
+    assert found == [[6], [2, 0, 1, 2], [3, 2, 0, 0]]
+    assert room.of_width(2) == 2, "of public shape: whatever the labels"

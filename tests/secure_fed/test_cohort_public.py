@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +17,16 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
-from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError
+from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError, SmallProductsApart
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import crew, gradients
-from secure_fed.learning.training.cohort.flat import add_in_order
+from secure_fed.learning.training.cohort import crew, trainings
+from secure_fed.learning.training.cohort.division import Room
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Trained
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.rounds.transport import InProcess
+from tests.cells import chosen
 from tests.contracts import runs as contracts
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.privately import Noted
@@ -75,8 +77,10 @@ def bert() -> Setting:
     return wide()
 
 
-@pytest.mark.nightly
-def test_who_else_trains_moves_no_bit(bert: Setting) -> None:
+@pytest.mark.parametrize("mixes", chosen([True, False], [False]))
+def test_who_else_trains_moves_no_bit(bert: Setting, mixes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients share passes of public shapes, or with a larger model none."""
+    monkeypatch.setattr(Room, "mixes", mixes)
     everybody = trained(bert, range(6), public=True)
     assert trained(bert, [3, 0], public=True) == [everybody[3], everybody[0]]
     assert trained(bert, [4], public=True) == [everybody[4]]
@@ -178,7 +182,7 @@ def test_an_error_in_a_pass_comes_out_and_threads_end(monkeypatch: pytest.Monkey
     made: list[crew.Crew] = []
     close = crew.Crew.close
     monkeypatch.setattr(crew.Crew, "close", lambda own: (made.append(own), close(own)))
-    monkeypatch.setattr(gradients, "found_in", lambda *given: 1 / 0)
+    monkeypatch.setattr(trainings, "found_in", lambda *given: 1 / 0)
     torch.set_num_threads(2)
     try:
         with pytest.raises(ZeroDivisionError):
@@ -227,52 +231,49 @@ def test_trained_ahead_for_another_request_is_not_used() -> None:
     assert client.handle(request).contribution.norm() == 0, "and what is for it is"
 
 
-def test_rows_are_added_in_their_order_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    owners, rows = torch.tensor([2, 0, 2, 2, 1, 0]), torch.randn(6, 64) * 1e3
-    expected = torch.zeros(3, 64)
-    for owner, row in zip(owners.tolist(), rows, strict=True):
-        expected[owner] += row
-    total = torch.zeros(3, 64)
-    add_in_order(total, owners, rows)
-    assert torch.equal(total, expected)
-
-    class Elsewhere(Tensor):  # stands for a tensor of another device
-        device = torch.device("meta")
-
-    elsewhere = torch.zeros(3, 64).as_subclass(Elsewhere)
-    monkeypatch.setattr(torch, "tensor", lambda data, device=None: Tensor.new_tensor(owners, data))
-    add_in_order(elsewhere, owners, rows)
-    assert torch.equal(elsewhere.as_subclass(Tensor), expected)
-
-
 GENERATOR = np.random.default_rng(0)
 
 
 def drawn(*shape: int) -> Tensor:
-    return torch.from_numpy(GENERATOR.normal(size=shape))
+    return torch.from_numpy(GENERATOR.normal(size=shape)).requires_grad_()
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["", "small products apart"])
 @pytest.mark.parametrize("between", [(), (5,), (2, 5)])
 @pytest.mark.parametrize("per_example", [1, 3])
-def test_every_rule_is_that_of_one_example_at_a_time(between: tuple[int, ...], per_example: int) -> None:
-    x, weight, bias, scale = drawn(4 * per_example, *between, 6), drawn(4, 7, 6), drawn(4, 7), drawn(4, 6)
-    ids = torch.from_numpy(GENERATOR.integers(0, 7, (4 * per_example, *between)))
-    own, own_bias, own_scale = EachOwn.of(weight), EachOwn.of(bias), EachOwn.of(scale)
-    of_each = x.chunk(4)
+def test_every_rule_is_that_of_one_example_at_a_time(between: tuple[int, ...], per_example: int, apart: bool) -> None:
+    x, ids = (
+        drawn(4 * per_example, *between, 6),
+        torch.from_numpy(GENERATOR.integers(0, 7, (4 * per_example, *between))),
+    )
+    weight, turned, bias, scale = stacks = drawn(4, 7, 6), drawn(4, 6, 7), drawn(4, 7), drawn(4, 6)
 
-    def require(found: Tensor, one: Any) -> None:
-        torch.testing.assert_close(found, torch.cat([one(i) for i in range(4)]))
+    def require(compute: Callable[..., Tensor], *parts: Tensor) -> None:
+        """The same losses and gradients for the values of each example as for each example by itself."""
+        own = [any(part is stack for stack in stacks) for part in parts]
+        with SmallProductsApart(4) if apart else nullcontext():
+            found = compute(x, ids, *(EachOwn.of(part) if of else part for part, of in zip(parts, own, strict=True)))
+        each = (
+            compute(x.chunk(4)[i], ids.chunk(4)[i], *(p[i] if of else p for p, of in zip(parts, own, strict=True)))
+            for i in range(4)
+        )
+        expected = torch.cat(list(each))
+        torch.testing.assert_close(found, expected)
+        up, into = torch.cos(torch.arange(found.numel()).double()).view_as(found), (x, *stacks)
+        gradients = (torch.autograd.grad(y, into, up, True, materialize_grads=True) for y in (found, expected))
+        torch.testing.assert_close(*gradients)
 
-    linear, embedding = functional.linear, functional.embedding
-    require(linear(x, own, own_bias), lambda i: linear(of_each[i], weight[i], bias[i]))
-    require(linear(x, own), lambda i: linear(of_each[i], weight[i]))
-    require(linear(x, own, bias[0]), lambda i: linear(of_each[i], weight[i], bias[0]))
-    require(linear(x, weight[0], own_bias), lambda i: linear(of_each[i], weight[0], bias[i]))
-    require(embedding(ids, own), lambda i: embedding(ids.chunk(4)[i], weight[i]))
-    for w, b in ((own_scale, own_scale), (own_scale, None), (own_scale, scale[0]), (scale[0], own_scale)):
-        found = functional.layer_norm(x, (6,), w, b)
-        of = [[part.rows[i] if isinstance(part, EachOwn) else part for part in (w, b)] for i in range(4)]
-        require(found, lambda i, of=of: functional.layer_norm(of_each[i], (6,), *of[i]))
+    for parts in ((weight, bias), (weight, bias[0]), (weight[0], bias), (weight,)):
+        require(lambda x, ids, *parts: functional.linear(x, *parts), *parts)
+    for w, b in ((turned, bias), (turned, bias[0]), (turned[0], bias)):
+        require(lambda x, ids, w, b: torch.addmm(b, x.flatten(0, -2), w), w, b)
+    for row in (None, 0, -1):  # the word whose row does not train
+        require(lambda x, ids, w, row=row: functional.embedding(ids, w, row), weight)
+    for w, b in ((scale, scale), (scale, None), (scale, scale[0]), (scale[0], scale)):
+        require(lambda x, ids, *parts: functional.layer_norm(x, (6,), *parts), *((w,) if b is None else (w, b)))
+    require(lambda x, ids, w: functional.rms_norm(x, (6,), w), scale)
+    require(lambda x, ids, w: x * w, scale)
+    require(lambda x, ids, w: w * x, scale)
 
 
 def test_what_has_no_rule_is_refused() -> None:
@@ -283,5 +284,8 @@ def test_what_has_no_rule_is_refused() -> None:
             refused()
     with pytest.raises(NoRuleError, match="not each has its part"):
         functional.linear(drawn(5, 6), own)
+    for settings in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
+        with pytest.raises(NoRuleError):
+            functional.embedding(torch.zeros(4, dtype=torch.long), own, **settings)
     with pytest.raises(NoRuleError):
-        functional.embedding(torch.zeros(4, dtype=torch.long), own, 0)
+        drawn(4, 6) * EachOwn.of(drawn(4, 1)), "a factor is one for each number"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from privacy.entropy import SeededEntropy
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
-from secure_fed.learning.training.cohort.devices import copies_on
+from secure_fed.learning.training.cohort.crew import copies_on
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.objective import Objective
 from secure_fed.runs import start
@@ -34,8 +34,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[Objective, int]:
     counts: dict[Objective, int] = {}
     losses = Objective.losses
 
-    def counted(own: Objective, tensors: Mapping[str, Tensor], batch: Any) -> Tensor:
-        found = losses(own, tensors, batch)
+    def counted(own: Objective, batch: Any) -> Tensor:
+        found = losses(own, batch)
         counts[own] = counts.get(own, 0) + len(found)
         return found
 

@@ -13,8 +13,7 @@ from secure_fed.errors import ModelError
 from secure_fed.learning.models.adapters.parameters import ExampleWise
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import by_layer, one_by_one
-from secure_fed.learning.training.trials.gradient_trial import path_for
+from tests.secure_fed.example_gradients import one_by_one, path_for, together
 
 CPU = torch.device("cpu")
 
@@ -65,12 +64,12 @@ def setting(shared: bool = False) -> tuple[Objective, Any, Placed, list[Any]]:
 
 def test_one_pass_gives_what_autograd_gives_example_by_example() -> None:
     objective, collate, placed, items = setting()
-    quick, right = (path(objective, collate, placed, items) for path in (by_layer, one_by_one))
+    quick, right = (path(objective, collate, placed, items) for path in (together, one_by_one))
     assert set(quick) == set(right) >= {"cubed.weight", "cubed.size"}
     for name, gradient in right.items():
         assert gradient.norm() > 1e-3
         assert torch.allclose(quick[name], gradient, rtol=1e-9, atol=1e-12), name
-    assert path_for(objective, collate, placed, items) is by_layer
+    assert path_for(objective, collate, placed, items) is together
 
 
 def test_the_gradient_is_taken_where_the_tensors_were_in_that_pass() -> None:
@@ -79,7 +78,7 @@ def test_the_gradient_is_taken_where_the_tensors_were_in_that_pass() -> None:
     with torch.no_grad():
         for parameter in objective.model.parameters():
             parameter.mul_(3)
-    quick, right = (path(objective, collate, placed, items) for path in (by_layer, one_by_one))
+    quick, right = (path(objective, collate, placed, items) for path in (together, one_by_one))
     assert all(torch.allclose(quick[name], right[name], rtol=1e-9, atol=1e-12) for name in right)
 
 

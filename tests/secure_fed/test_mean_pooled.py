@@ -24,9 +24,9 @@ from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.mean_pooled import MeanPooledConfig
 from secure_fed.learning.tasks import build
-from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods import METHODS
 from tests.cells import chosen
+from tests.secure_fed.example_gradients import together
 from tests.secure_fed.test_loading import FAMILIES, saved
 from tests.secure_fed.test_per_example import adapted, check, texts, without_dropout
 
@@ -164,7 +164,7 @@ def test_a_classifier_given_in_python_is_exported_as_what_it_is(method: str, sma
 @pytest.mark.parametrize("method", ["fedlora", "ffa_lora"])
 def test_the_gradients_of_single_examples_are_right(method: str, small_model: Path) -> None:
     model = without_dropout(load(small_model).model)
-    assert check(model, adapted(model, method), texts()) is by_layer
+    assert check(model, adapted(model, method), texts()) is together
 
 
 def test_its_numbers_may_be_halved(small_model: Path, small_data: Path, tmp_path: Path) -> None:

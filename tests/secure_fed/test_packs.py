@@ -17,22 +17,21 @@ from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import division
-from secure_fed.learning.training.cohort.division import Public, Shapes
+from secure_fed.learning.training.cohort.division import Public
 from secure_fed.learning.training.cohort.division import Room as Space
-from secure_fed.learning.training.cohort.one_pass import Places, found_in
-from secure_fed.learning.training.cohort.packs import Packs
+from secure_fed.learning.training.cohort.passes import Places, found_in
+from secure_fed.learning.training.cohort.sums import example_gradients
 from secure_fed.learning.training.cohort.trainings import Ways
+from secure_fed.learning.training.comparison import agreeing_sizes
+from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Job, Placed
+from secure_fed.learning.training.made_up import made_up, of_kind, varied
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trials.bit_trial import sizes_that_agree
-from secure_fed.learning.training.trials.kind_probe import Probing
-from secure_fed.learning.training.trials.kinds import Kinds, Padded, apart_on
-from secure_fed.learning.training.trials.made_up import varied
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.example_gradients import one_by_one
 from tests.secure_fed.privately import Landing, Noted, less, norm, train_privately
 
 CPU = torch.device("cpu")
@@ -122,12 +121,13 @@ def test_a_units_share_does_not_depend_on_who_else_is_drawn(groups: list[int] | 
     objective, before = adapted(dtype)
     of = sums(objective, before, texts(13), Collate(0), groups)
     check_shares(of, len(set(groups)) if groups else 13, 3)
-    assert {found.sizes for found in shapes(objective)} != {(1,)}
+    assert any(len(found) > 1 for found in sizes(objective))
 
 
-def shapes(objective: Objective) -> list[Shapes]:
-    """The shapes of passes, one for each kind of example."""
-    return [way for key, way in objective.ways.items() if key[0] == "cohort"]  # type: ignore[index]
+def sizes(objective: Objective) -> list[tuple[int, ...]]:
+    """The pass sizes of each kind of example that a comparison found."""
+    results: dict[Any, Any] = objective.kept.results
+    return [found for (about, *_), found in results.items() if about not in ("uncoupled", "common passes")]
 
 
 # Layers that couple the examples of a full batch.
@@ -136,7 +136,7 @@ def shapes(objective: Objective) -> list[Shapes]:
 class Room(nn.Module):
     """A layer with room for the four examples of a batch that score best; it does not change the others."""
 
-    def __init__(self, room: int = 4) -> None:
+    def __init__(self, room: int) -> None:
         super().__init__()
         self.score, self.change, self.room = nn.Linear(8, 1), nn.Linear(8, 8), room
 
@@ -150,9 +150,9 @@ class ToyRouter(Room):
     """A `Room` that is named like such layers in transformers."""
 
 
-def with_room(layer: nn.Module) -> tuple[Objective, Tensors]:
+def with_room(kind: type[Room], room: int) -> tuple[Objective, Tensors]:
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(6, 8), layer, nn.Tanh(), nn.Linear(8, 3))
+    layers = nn.Sequential(nn.Linear(6, 8), kind(room), nn.Tanh(), nn.Linear(8, 3))
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
@@ -163,117 +163,122 @@ def with_room(layer: nn.Module) -> tuple[Objective, Tensors]:
 
 
 def test_a_layer_with_room_for_four_examples_is_refused() -> None:
-    """A trial of three examples accepted this layer, and one example more moved the sum by up to 2.4 C."""
-    objective, before = with_room(Room())
+    """One example more would move the sum by up to 2.4 C."""
+    objective, before = with_room(Room, 4)
     with pytest.raises(ModelError, match="has room for so many of them"):
         sums(objective, before, toys.examples(1, 12), default_collate)([0])
 
 
 @pytest.mark.parametrize(
-    ("layer", "microbatch", "units", "sizes"),
-    [(Room(), 4, 12, (1, 2, 3, 4)), (ToyRouter(), None, 12, (1,)), (Room(20), None, 60, (1, 2, 3, 6))],
+    ("kind", "room", "units", "found"),
+    [(ToyRouter, 4, 12, []), (Room, 20, 60, [(2, 8)]), (Room, 6, 60, [(2,)])],
 )
 def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_examples_own(
-    layer: nn.Module, microbatch: int | None, units: int, sizes: tuple[int, ...]
+    kind: type[Room], room: int, units: int, found: list[tuple[int, ...]]
 ) -> None:
-    """Three cases: passes of at most four; one by one, because of the layer's name; a trial that rejects passes too large."""
-    objective, before = with_room(layer)
-    check_shares(sums(objective, before, toys.examples(1, units), default_collate, microbatch=microbatch), units, 4)
-    assert [(found.sizes, found.untried) for found in shapes(objective)] == [(sizes, 0)]
+    """One by one, because of the layer's name; and where five examples show no coupling, a comparison of larger passes does."""
+    objective, before = with_room(kind, room)
+    check_shares(sums(objective, before, toys.examples(1, units), default_collate), units, 4)
+    assert sizes(objective) == found
 
 
-@pytest.mark.parametrize("dropped", range(12))
-def test_whichever_example_a_large_pass_has_no_room_for_a_trial_sees_it(dropped: int) -> None:
-    """Examples in the middle were tried only in passes of twelve, all of which dropped the same examples."""
+# The comparison of passes to the bit.
 
-    def gradients(items: Sequence[int]) -> dict[str, Tensor]:
-        kept = [0.0 if item == dropped and len(set(items)) > 10 else item + 1.0 for item in items]
-        return {"w": torch.tensor(kept)[:, None]}
 
-    assert sizes_that_agree(gradients, range(12), (1, 2, 3, 12)) == (1, 2, 3)
-    assert sizes_that_agree(gradients, range(12), (12,)) == (), "nor if no smaller size is tried, as on a GPU"
+def compared(run: Callable[[list[int]], list[float]], candidates: Sequence[int], count: int = 12) -> tuple[int, ...]:
+    """The sizes that agree, of a model that computes one number for each example."""
+    return agreeing_sizes(lambda items: [torch.tensor(run(items))[:, None]], range(count), candidates)
+
+
+@pytest.mark.parametrize("candidates", [(2, 3, 12), (12,)])
+@pytest.mark.parametrize("one", range(12))
+def test_whichever_example_or_row_a_pass_treats_otherwise_a_comparison_sees_it(
+    one: int, candidates: tuple[int, ...]
+) -> None:
+    """A full pass drops one example, or computes one row otherwise, or adds to each example that is beside a certain one."""
+
+    def dropped(items: Sequence[int]) -> list[float]:
+        return [0.0 if item == one and len(set(items)) > 10 else item + 1.0 for item in items]
+
+    def by_row(items: Sequence[int]) -> list[float]:
+        return [item + 1.0 + (row == one and len(items) == 12) * 1e-3 for row, item in enumerate(items)]
+
+    def beside(items: Sequence[int]) -> list[float]:
+        return [item + 1.0 + (item != one and one in items and len(items) > 3) * 1e-3 for item in items]
+
+    for run in (dropped, by_row, beside):
+        assert compared(run, candidates) == candidates[:-1], run.__name__
+    assert compared(lambda items: [item + 1.0 for item in items], candidates) == candidates
+
+
+@pytest.mark.parametrize("room", range(5, 24))
+def test_passes_larger_than_there_is_room_for_are_not_used_whoever_scores_best(room: int) -> None:
+    """A pass changes the examples that score best, as many as there is room for. Each example in a large pass is also compared
+    with itself in a smaller one: with copies of one example in the large pass, the same examples can be left out by chance.
+    """
+    for seed in range(50):
+        scores = np.random.default_rng(seed).normal(size=24)
+
+        def changed(items: Sequence[int], scores: Any = scores) -> list[float]:
+            last = sorted(scores[items], reverse=True)[:room][-1]
+            return [item + float(scores[item] >= last) for item in items]
+
+        assert (*compared(changed, (2, 8, 24), 24), 0)[-2] <= room
 
 
 def test_passes_that_draw_random_numbers_are_not_used() -> None:
     """Only large passes draw random numbers here; the drawn numbers could couple the examples of a pass."""
 
-    def gradients(items: Sequence[int]) -> dict[str, Tensor]:
-        return {
-            "w": torch.tensor(items)[:, None] + 0.0 * torch.rand(1)
-            if len(items) > 8
-            else torch.tensor(items)[:, None] + 0.0
-        }
+    def drawing(items: Sequence[int]) -> list[float]:
+        return [item + 0.0 * float(torch.rand(())) if len(items) > 8 else float(item) for item in items]
 
-    assert sizes_that_agree(gradients, range(12), (1, 2, 3, 12)) == (1, 2, 3)
+    assert compared(drawing, (2, 3, 12)) == (2, 3)
 
 
-def test_sizes_that_all_differ_cost_a_few_passes_each() -> None:
-    """On a GPU most sizes differ: passes for each example against each other size would take long."""
+def test_a_comparison_costs_few_passes() -> None:
+    """As much as three passes of the largest size, and one more for each smaller size; where all sizes differ too."""
     passes = []
 
-    def gradients(items: Sequence[int]) -> dict[str, Tensor]:
+    def equal(items: Sequence[int], differ: float = 0.0) -> list[float]:
         passes.append(len(items))
-        return {"w": torch.tensor(items)[:, None] + float(len(items))}
+        return [item + differ * len(items) for item in items]
 
-    sizes = (1, 2, 3, 256, 1024)
-    assert sizes_that_agree(gradients, range(1024), sizes) == (1024,)
-    assert len(passes) <= 5 * len(sizes)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sizes"), [((12, 48), (1, 2, 3)), ((48,), (1, 2, 3, 12)), ((2, 3, 12, 48), (1,)), ((1,), (1,))]
-)
-def test_a_size_that_a_larger_trial_finds_wrong_is_given_up(
-    wrong: tuple[int, ...], sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    objective, before = with_room(nn.Identity())
-    placed = Placed.of(before, list(before), CPU)
-    public, items = Public(objective, default_collate, Space(4096, 48), placed), toys.examples(1, 192)
-    list(public.packs([(0, item) for item in items[:5]]))
-    assert [(found.sizes, found.untried) for found in shapes(objective)] == [((1, 2, 3, 12), 48)]
-
-    def agreeing(gradients: Any, probe: Sequence[Any], candidates: Sequence[int]) -> tuple[int, ...]:
-        assert len(probe) == 48, "on as many examples as the largest pass holds"
-        assert probe[0][1] is objective.public[0], "made of public examples, so that a draw decides nothing"
-        found = tuple(size for size in candidates if size not in wrong)
-        return found if len(found) > 1 else ()
-
-    monkeypatch.setattr(division, "sizes_that_agree", agreeing)
-    list(public.packs([(0, item) for item in items[::-1]]))
-    assert [(found.sizes, found.untried) for found in shapes(objective)] == [(sizes, 0)]
+    assert compared(equal, (2, 3, 12)) == (2, 3, 12)
+    assert sum(passes) <= 5 * 12
+    passes.clear()
+    assert compared(lambda items: equal(items, 1.0), (2, 256, 1024), 1024) == (2,)
+    assert compared(lambda items: equal(items, 1.0), (1024,), 1024) == (1024,)
+    assert len(passes) <= 15
 
 
-# The largest passes are tried out when they are first needed.
-
-
-@pytest.mark.parametrize(("from_size", "sizes"), [(None, (1, 2, 3, 12, 48)), (13, (1, 2, 3, 12)), (3, (3, 12, 48))])
-def test_gradients_have_the_same_bits_before_and_after_large_passes_are_tried(
-    from_size: int | None, sizes: tuple[int, ...]
-) -> None:
-    """from_size: the pass size from which the model computes differently. If the small sizes differ, all sizes are tried."""
-    torch.manual_seed(0)
-    layer = nn.Linear(6, 3)
+@pytest.mark.parametrize(("from_size", "found"), [(None, (2, 16, 48)), (20, (2, 16)), (3, (16, 48)), (2, (2, 16, 48))])
+def test_gradients_have_the_same_bits_in_passes_of_every_size(from_size: int | None, found: tuple[int, ...]) -> None:
+    """from_size: the pass size from which the model computes otherwise."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         found = nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
         return found * (1 + 1e-5 * (from_size is not None and len(found) >= from_size))
 
-    objective = Objective(layer, loss, CPU)
-    objective.public = toys.examples(2, 48)
-    placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
+    objective, placed = linear(loss)
     public, items = Public(objective, default_collate, Space(4096, 48), placed), toys.examples(1, 192)
     where = Places.of([placed])
 
     def gradients(count: int) -> list[bytes]:
-        packs = public.packs([(0, item) for item in items[:count]])
-        return [row.numpy().tobytes() for pack in packs for row in found_in(objective, where, pack).gradients]
+        packs = [pack for pack, _ in public.packs([(0, item) for item in items[:count]], [0])]
+        return [row.numpy().tobytes() for pack in packs for row in found_in(objective, where, pack).gradients["weight"]]
 
-    few = gradients(5)
-    [before] = shapes(objective)
-    assert before.untried == (0 if from_size == 3 else 48)
-    assert gradients(192)[:5] == few
-    [after] = shapes(objective)
-    assert (after.sizes, after.untried) == (sizes, 0)
+    whole = gradients(192)
+    assert all(gradients(count) == whole[:count] for count in (5, 1, 2, 50))
+    assert sizes(objective) == [found]
+
+
+def linear(loss: Any) -> tuple[Objective, Placed]:
+    """A linear layer whose weight trains, with public examples."""
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 3)
+    objective = Objective(layer, loss, CPU)
+    objective.public = toys.examples(2, 48)
+    return objective, Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
 
 
 # On an accelerator passes have one size, which most steps fill.
@@ -284,27 +289,25 @@ def test_gradients_have_the_same_bits_before_and_after_large_passes_are_tried(
     [("cuda", 8.0, 17), ("cuda", 256.0, 256), ("cuda", float("inf"), 256), ("cpu", 8.0, 48)],
 )
 def test_a_pass_has_room_for_most_steps_and_for_little_more(device: str, expected: float, rows: int) -> None:
-    room = Space.of(torch.device(device), 1000, public=True, expected=expected)
+    room = Space.of(torch.device(device), nn.Identity(), 1000, public=True, expected=expected)
     assert (room.filled, room.of_width(32)) == (device == "cuda", rows)
-    assert not Space.of(torch.device(device), 1000, public=False, expected=expected).filled
+    assert not Space.of(torch.device(device), nn.Identity(), 1000, public=False, expected=expected).filled
 
 
 @pytest.mark.parametrize("coupled", [False, True])
 def test_filled_passes_have_one_size_or_hold_one_example(coupled: bool) -> None:
-    """The loss depends on the size of a pass, as on a GPU; if coupled, also on an example's row."""
-    torch.manual_seed(0)
+    """The loss depends on the size of a pass, as on a GPU; if coupled, also on an example's row. Clients share no pass."""
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         found = nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
         return found * (1 + 1e-5 * len(found)) * (1 + 1e-5 * coupled * torch.arange(len(found)))
 
-    layer = nn.Linear(6, 3)
-    objective = Objective(layer, loss, CPU)
-    objective.public = toys.examples(2, 48)
-    placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
+    objective, placed = linear(loss)
     public = Public(objective, default_collate, Space(4096, 17, filled=True), placed)
-    packs = list(public.packs([(0, item) for item in toys.examples(1, 20)]))
-    assert [(len(pack.items), pack.count) for pack in packs] == ([(1, 1)] * 20 if coupled else [(17, 17), (17, 3)])
+    entries = [(number % 2, item) for number, item in enumerate(toys.examples(1, 40))]
+    packs = [pack for pack, _ in public.packs(entries, [0, 1])]
+    assert [(len(pack.items), pack.count) for pack in packs] == ([(1, 1)] * 40 if coupled else [(17, 17), (17, 3)] * 2)
+    assert all(len(set(pack.owners)) == 1 for pack in packs)
 
 
 def test_a_size_for_which_memory_lacks_is_an_error_and_no_verdict() -> None:
@@ -315,27 +318,27 @@ def test_a_size_for_which_memory_lacks_is_an_error_and_no_verdict() -> None:
             raise torch.OutOfMemoryError
         return nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
 
-    layer = nn.Linear(6, 3)
-    objective = Objective(layer, loss, CPU)
-    objective.public = toys.examples(2, 48)
-    placed = Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
+    objective, placed = linear(loss)
     public = Public(objective, default_collate, Space(4096, 17, filled=True), placed)
     with pytest.raises(
         ConfigError, match=r"a pass of 17 examples needs more memory .* set training.microbatch to 8 or less"
     ):
-        list(public.packs([(0, item) for item in toys.examples(1, 20)]))
+        list(public.packs([(0, item) for item in toys.examples(1, 20)], [0]))
 
 
 # Kinds of examples, and the examples that they are tried on.
 
 
 def test_an_accelerator_has_fewer_widths() -> None:
-    kinds = Kinds(Collate(0), longest=100, apart=apart_on(torch.device("cuda")))
+    kinds = Kinds(Collate(0), longest=100, apart=32)
     widths = [kinds.padded(tokens) for tokens in (1, 31, 32, 64, 95, 96, 100)]
     shapes = [(one.width, one.above, one.full) for one in widths]
     few, more = (32, 0, False), (64, 31, False)
     assert shapes == [few, few, more, (96, 63, False), (96, 63, False), (100, 95, False), (100, 99, True)]
-    assert Kinds.of(Objective(nn.Identity(), classification.loss, CPU), Collate(0)).apart == 8
+    objective = Objective(nn.Identity(), classification.loss, CPU)
+    assert Kinds.of(objective, Collate(0)).apart == 8
+    objective.device = torch.device("cuda")
+    assert Kinds.of(objective, Collate(0)).apart == 32
 
 
 def test_a_kind_is_a_matter_of_the_example_alone() -> None:
@@ -382,6 +385,18 @@ def test_a_model_is_tried_out_on_nobodys_texts() -> None:
     assert not any(bool((row == 3).all()) for row in rows if len(row) > 2)
 
 
+def test_made_up_examples_are_of_their_kind_and_of_unequal_lengths() -> None:
+    """Equal lengths would hide a loss that is averaged over all tokens of a batch."""
+    kinds, model = Kinds(Collate(0), longest=100), small_models.make("bert")
+    pattern = {"input_ids": np.arange(9), "token_type_ids": np.zeros(9), "labels": 2}
+    for tokens, count in ((6, 5), (50, 5), (70, 9)):
+        made = made_up(kinds, kinds.padded(tokens), model, pattern, count)
+        assert [kinds(item) for item in made] == [kinds.padded(tokens)] * count
+        assert len({len(item["input_ids"]) for item in made}) == count
+        assert all(len(item["token_type_ids"]) == len(item["input_ids"]) for item in made)
+    assert [len(item["input_ids"]) for item in made_up(kinds, kinds.padded(100), model, pattern, 3)] == [100] * 3
+
+
 def test_examples_that_are_too_few_are_varied() -> None:
     item = {"x": torch.arange(3.0), "labels": 1, "attention_mask": torch.tensor([1.0, 0.0, 0.0])}
     one, two = varied([item], 2)
@@ -417,6 +432,7 @@ def test_a_width_that_the_model_has_no_positions_for_is_not_tried() -> None:
     kind = kinds(items[0])
     assert isinstance(kind, Padded)
     assert kind.width > 9
-    assert not Probing(objective, kinds, placed).of(kind, items[0], 3).padded
-    found = Packs.of(objective, Collate(0))(placed, items)
-    assert found["head.weight"].shape == (4, 2, 4)
+    assert len(of_kind(objective, kinds, placed, kind, items[0], 3)) == 3
+    found = example_gradients(objective, Collate(0), placed, items)
+    right = one_by_one(objective, Collate(0), placed, items)
+    assert all(torch.equal(found[name], right[name]) for name in right)

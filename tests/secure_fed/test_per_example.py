@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,21 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from secure_fed.config import MethodConfig
-from secure_fed.errors import ConfigError, ModelError
+from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.adapters.own_tensors import NoRuleError
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.cohort import division, passes, sums
+from secure_fed.learning.training.cohort.passes import Found, Pack, Places, found_in, tried
+from secure_fed.learning.training.cohort.sums import example_gradients
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import Gradients, Path, by_layer, one_by_one
-from secure_fed.learning.training.trials.gradient_trial import agree, path_for, probe_of
+from secure_fed.learning.training.trial import agree
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.example_gradients import Gradients, Path, losses_at, one_by_one, path_for, together
 
 CPU = torch.device("cpu")
 PAD_0 = Collate(0)
@@ -137,7 +142,7 @@ def check(model: nn.Module, trainable: Sequence[str], items: Sequence[Any], coll
 def test_every_model_with_every_method_takes_a_path_that_is_right(architecture: str, method: str) -> None:
     """The quick path, unless the adapters also read an input that the examples share."""
     model = made(architecture)
-    path = one_by_one if architecture in SHARED_POSITIONS else by_layer
+    path = one_by_one if architecture in SHARED_POSITIONS else together
     assert check(model, adapted(model, method), texts()) is path
 
 
@@ -151,7 +156,7 @@ def test_relative_positions_that_examples_share_take_the_slow_path(architecture:
 
 def test_deberta_takes_the_quick_path_where_the_adapters_see_examples_only() -> None:
     model = made("deberta_v3")
-    assert check(model, adapted(model, target_modules=("value_proj",)), texts()) is by_layer
+    assert check(model, adapted(model, target_modules=("value_proj",)), texts()) is together
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -159,7 +164,7 @@ def test_a_plain_module_with_its_own_collate(method: str) -> None:
     model = toys.model()
     items = [{"x": item["x"].double(), "labels": item["labels"]} for item in toys.examples(1, 5)]
     found = check(model, adapted(model, method), items, default_collate)
-    assert found is by_layer
+    assert found is together
 
 
 @pytest.mark.parametrize(
@@ -173,12 +178,12 @@ def test_a_plain_module_with_its_own_collate(method: str) -> None:
 )
 def test_settings_of_the_adapter(settings: dict[str, Any]) -> None:
     model = made("bert")
-    assert check(model, adapted(model, **settings), texts()) is by_layer
+    assert check(model, adapted(model, **settings), texts()) is together
 
 
 def test_pairs_of_texts() -> None:
     model = made("bert")
-    assert check(model, adapted(model), texts(pairs=True)) is by_layer
+    assert check(model, adapted(model), texts(pairs=True)) is together
 
 
 def test_biases_norms_and_embeddings_train_too() -> None:
@@ -187,7 +192,7 @@ def test_biases_norms_and_embeddings_train_too() -> None:
     trained += [name for name, _ in model.named_parameters() if "output.LayerNorm" in name or "word_embeddings" in name]
     for name in trained:
         model.get_parameter(name).requires_grad_(True)
-    assert check(model, trained, texts()) is by_layer
+    assert check(model, trained, texts()) is together
 
 
 def test_adapters_biases_and_saved_modules_as_peft_makes_them() -> None:
@@ -200,7 +205,7 @@ def test_adapters_biases_and_saved_modules_as_peft_makes_them() -> None:
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert {name.rpartition(".")[2] for name in trained} == {"weight", "bias"}
     assert any("modules_to_save" in name for name in trained)
-    assert check(model, trained, texts()) is by_layer
+    assert check(model, trained, texts()) is together
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
@@ -211,7 +216,7 @@ def test_opacus_hooks_are_of_the_same_opinion(architecture: str) -> None:
     model = made(architecture)
     trained = adapted(model)
     objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
-    found = by_layer(objective, PAD_0, where, texts())
+    found = together(objective, PAD_0, where, texts())
     with torch.no_grad():
         for name, tensor in where.moving.items():
             model.get_parameter(name).copy_(tensor)
@@ -220,11 +225,11 @@ def test_opacus_hooks_are_of_the_same_opinion(architecture: str) -> None:
     assert_equal(found, {name: model.get_parameter(name).grad_sample for name in trained})  # type: ignore[attr-defined]
 
 
-def test_a_layer_without_a_rule_takes_the_slow_path() -> None:
+def test_a_norm_that_a_model_computes_itself_takes_the_quick_path() -> None:
     model = made("llama")  # its RMSNorm is a class of its own
     trained = [*adapted(model), "model.norm.weight"]
     model.get_parameter("model.norm.weight").requires_grad_(True)
-    assert check(model, trained, texts()) is one_by_one
+    assert check(model, trained, texts()) is together
 
 
 def test_position_embeddings_take_the_slow_path() -> None:
@@ -259,10 +264,10 @@ class Reused(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "path"),
     [
-        ("twice", by_layer),
-        ("unused", by_layer),
-        ("second", by_layer),
-        ("overwritten", one_by_one),
+        ("twice", together),
+        ("unused", together),
+        ("second", together),
+        ("overwritten", together),
         ("borrowed", one_by_one),
     ],
 )
@@ -277,7 +282,7 @@ def test_single_precision_is_equal_to_1e_5_too() -> None:
     model = made("bert")
     trained = adapted(model)
     model.float()
-    assert check(model, trained, texts()) is by_layer
+    assert check(model, trained, texts()) is together
 
 
 def test_half_precision_models_have_float32_gradients() -> None:
@@ -297,10 +302,10 @@ def test_the_model_is_left_as_it_was() -> None:
     model = made("bert")
     trained = adapted(model)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    attributes = [set(vars(module)) for module in model.modules()]
     objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
+    attributes = [set(vars(module)) for module in model.modules()]
     path_for(objective, Collate(0), where, texts())
-    by_layer(objective, Collate(0), where, texts())
+    together(objective, Collate(0), where, texts())
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     assert [set(vars(module)) for module in model.modules()] == attributes
     assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
@@ -314,7 +319,7 @@ def test_hooks_are_gone_after_a_failure() -> None:
     objective = Objective(model, lambda model, batch: classification.loss(model, batch).mean(), CPU)
     items = [{"x": item["x"].double(), "labels": item["labels"]} for item in toys.examples(1, 5)]
     with pytest.raises(ConfigError, match=r"shape \(5,\)"):
-        by_layer(objective, default_collate, placed(model, trained), items)
+        together(objective, default_collate, placed(model, trained), items)
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -323,9 +328,9 @@ def test_the_global_generator_is_left_alone_and_dropout_comes_back() -> None:
     trained = adapted(model, lora_dropout=0.2)
     objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
     before = torch.get_rng_state()
-    assert path_for(objective, Collate(0), where, texts()) is by_layer
+    assert path_for(objective, Collate(0), where, texts()) is together
     assert torch.equal(torch.get_rng_state(), before)
-    first, second = (by_layer(objective, Collate(0), where, texts()) for _ in range(2))
+    first, second = (together(objective, Collate(0), where, texts()) for _ in range(2))
     assert not agree(first, second, 1e-2)
 
 
@@ -339,55 +344,55 @@ def test_examples_have_masks_of_their_own_and_gradients_that_belong_to_them() ->
     objective, where = Objective(model, classification.loss, CPU), placed(model, trained)
     item = {"x": toys.examples(1, 1)[0]["x"].double(), "labels": 1}
     torch.manual_seed(3)
-    found = by_layer(objective, default_collate, where, [item] * 5)
+    found = together(objective, default_collate, where, [item] * 5)
     assert found["classifier.weight"].unique(dim=0).shape[0] == 5
     torch.manual_seed(3)
-    each = objective.losses(where.moving, default_collate([item] * 5))
+    each = losses_at(objective, where.moving, default_collate([item] * 5))
     for i in range(5):
         expected = torch.autograd.grad(each[i], list(where.moving.values()), retain_graph=True)
         for gradient, name in zip(expected, where.moving, strict=True):
             torch.testing.assert_close(found[name][i], gradient)
 
 
-# The trial catches paths that are wrong.
+# Trials catch passes that are wrong.
 
 
-def batch_mean(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
-    """A wrong path: gradients divided by the batch size, as of a mean loss."""
-    return {name: gradient / len(items) for name, gradient in one_by_one(objective, collate, where, items).items()}
+def changed(change: Callable[[Tensor], Tensor], one: bool = False) -> Callable[..., Found]:
+    """`found_in`, with this change of the gradients of passes with several rows; one: of one tensor alone."""
 
+    def found(objective: Objective, places: Places, pack: Pack) -> Found:
+        right = found_in(objective, places, pack)
+        if len(pack.items) == 1:
+            return right
+        last = list(right.gradients)[-1]
+        gradients = {n: change(rows) if n == last or not one else rows for n, rows in right.gradients.items()}
+        return replace(right, gradients=gradients)
 
-def one_tensor_wrong(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
-    found = one_by_one(objective, collate, where, items)
-    last = list(found)[-1]
-    return found | {last: found[last].roll(1, 0)}
-
-
-def summed(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
-    """A wrong path: gradients summed over the batch."""
-    return {
-        name: gradient.sum(0, keepdim=True) for name, gradient in one_by_one(objective, collate, where, items).items()
-    }
-
-
-@pytest.mark.parametrize("broken", [batch_mean, one_tensor_wrong, summed])
-def test_a_broken_path_is_not_taken(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = made("bert")
-    trained = adapted(model)
-    monkeypatch.setattr("secure_fed.learning.training.trials.gradient_trial.by_layer", broken)
-    assert check(model, trained, texts()) is one_by_one
-
-
-def one_row_wrong(objective: Objective, collate: Any, where: Placed, items: Sequence[Any]) -> Gradients:
-    """A wrong path: the example with the smallest gradient has another direction."""
-    found = one_by_one(objective, collate, where, items)
-    row = int(torch.stack([each.flatten(1).norm(dim=1) for each in found.values()]).norm(dim=0).argmin())
-    for each in found.values():
-        each[row] *= -1
     return found
 
 
-def test_a_large_gradient_hides_no_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [
+        changed(lambda rows: rows / len(rows)),  # as of a mean loss
+        changed(lambda rows: rows.roll(1, 0), one=True),
+        changed(lambda rows: 1.01 * rows, one=True),
+        changed(lambda rows: rows.sum(0, keepdim=True).expand(rows.shape)),
+    ],
+)
+def test_broken_passes_are_not_used(broken: Callable[..., Found], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("bert")
+    where = placed(model, adapted(model))
+    objective, items = Objective(model, classification.loss, CPU), texts()
+    expected = one_by_one(objective, PAD_0, where, items)
+    assert not tried(objective, [where], items, PAD_0).why_not
+    for module in (passes, division, sums):
+        monkeypatch.setattr(module, "found_in", broken)
+    assert "not those of one client at a time" in tried(objective, [where], items, PAD_0).why_not
+    assert_equal(example_gradients(objective, PAD_0, where, items), expected)
+
+
+def test_a_large_gradient_hides_no_wrong_one() -> None:
     """One example's loss weighs 10^12 times as much as the others'."""
     model = made("bert")
     where = placed(model, adapted(model))
@@ -396,9 +401,12 @@ def test_a_large_gradient_hides_no_wrong_one(monkeypatch: pytest.MonkeyPatch) ->
         return classification.loss(model, batch) * torch.where(batch["labels"] == 1, 1e12, 1.0)
 
     objective, items = Objective(model, loss, CPU), texts(3)
-    assert path_for(objective, PAD_0, where, items) is by_layer
-    monkeypatch.setattr("secure_fed.learning.training.trials.gradient_trial.by_layer", one_row_wrong)
-    assert path_for(objective, PAD_0, where, items) is one_by_one
+    found, expected = (path(objective, PAD_0, where, items) for path in (together, one_by_one))
+    assert agree(found, expected, objective.tolerance)
+    row = int(torch.stack([each.flatten(1).norm(dim=1) for each in found.values()]).norm(dim=0).argmin())
+    for each in found.values():
+        each[row] *= -1
+    assert not agree(found, expected, objective.tolerance)
 
 
 def test_the_trial_moves_away_from_the_usual_start() -> None:
@@ -413,17 +421,5 @@ def test_the_trial_moves_away_from_the_usual_start() -> None:
 def test_a_batch_that_a_layer_sees_otherwise_is_refused_whenever_it_comes() -> None:
     model = made("deberta_v3")
     where = placed(model, adapted(model, target_modules=("query_proj",)))
-    with pytest.raises(ModelError, match="an input that examples share"):
-        by_layer(Objective(model, classification.loss, CPU), Collate(0), where, texts())
-
-
-def test_a_probe_has_unequal_lengths() -> None:
-    assert [len(item["input_ids"]) for item in probe_of(texts(9), PAD_0)] == [3, 7, 11]
-    equal = [{"input_ids": np.arange(8), "token_type_ids": np.zeros(8), "labels": 1}] * 3
-    assert [len(item["token_type_ids"]) for item in probe_of(equal, PAD_0)] == [4, 8, 8]
-    assert len(equal[0]["input_ids"]) == 8
-    stacked = [{"input_ids": np.arange(8), "attention_mask": np.arange(8) < n, "labels": 1} for n in (5, 8, 2)]
-    assert [item["attention_mask"].sum() for item in probe_of(stacked, default_collate)] == [2, 5, 8]
-    assert [len(item["input_ids"]) for item in probe_of(stacked[:1] * 2, default_collate)] == [8, 8]
-    assert len(probe_of(texts(2), PAD_0)) == 2
-    assert probe_of([5, 6, 7, 8], list) == [5, 7, 8]
+    with pytest.raises(NoRuleError):
+        together(Objective(model, classification.loss, CPU), Collate(0), where, texts())

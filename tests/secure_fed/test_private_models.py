@@ -19,18 +19,18 @@ from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError, ModelError
 from secure_fed.learning.data.encode import Collate
+from secure_fed.learning.models.supported import require_data_free_start, require_supported
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.checksums import changed, checksums
-from secure_fed.learning.training.cohort.one_pass import tried
+from secure_fed.learning.training.cohort.passes import tried
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Placed
+from secure_fed.learning.training.made_up import short
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import by_layer
-from secure_fed.learning.training.trials.kind_probe import nobodys
-from secure_fed.learning.training.trials.supported import require_data_free_start, require_supported
-from secure_fed.learning.training.trials.uncoupled import Uncoupled
+from secure_fed.learning.training.trial import require_uncoupled
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.example_gradients import together
 from tests.secure_fed.privately import train_privately
 
 CPU = torch.device("cpu")
@@ -117,8 +117,8 @@ def why_alone(model: nn.Module, loss: Loss, items: Sequence[Any], collate: Any) 
     objective.public = items
     before = Tensors((name, model.get_parameter(name).detach().clone()) for name in trainable(model))
     placed = Placed.of(before, list(before), CPU)
-    Uncoupled.of(objective, collate, TrainingConfig(), items).require_all(placed, [items])
-    return tried(objective, [placed], nobodys(objective, collate, placed, items[0]), collate).why_not
+    require_uncoupled(objective, collate, placed, items)
+    return tried(objective, [placed], short(objective, collate, placed, items[0], 3), collate).why_not
 
 
 def in_batch_negatives(model: nn.Module, batch: Any) -> Tensor:
@@ -248,13 +248,12 @@ def test_a_frozen_tensor_that_only_the_first_pass_changes_is_noticed() -> None:
     for writes in (False, True):
         before = Tensors((one, model.get_parameter(one).detach().clone()) for one in [*own, name])
         placed, objective = Placed.of(before, own, CPU), Objective(model, classification.loss, CPU)
-        uncoupled = Uncoupled.of(objective, Collate(0), TrainingConfig(), items)
         if not writes:
-            uncoupled.require_all(placed, [items])
+            require_uncoupled(objective, Collate(0), placed, items)
             model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(shorten)
             continue
         with pytest.raises(ModelError, match=rf"parameter {name} of the model changes as it runs"):
-            uncoupled.require_all(placed, [items])
+            require_uncoupled(objective, Collate(0), placed, items)
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["in the state", "in the model"])
@@ -338,8 +337,13 @@ def test_padding_that_counts_is_refused() -> None:
         return classification.loss(model, {name: value for name, value in batch.items() if name != "attention_mask"})
 
     items = [{"input_ids": np.arange(2, 2 + n), "labels": n % 3} for n in (3, 5, 9)]
+    model = small_models.make("bert")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8)  # else words hardly count, and padding neither
+    why_alone(model, classification.loss, items, Collate(0))  # is not refused
     with pytest.raises(ModelError, match="padding counts"):
-        why_alone(small_models.make("bert"), maskless, items, Collate(0))
+        why_alone(model, maskless, items, Collate(0))
 
 
 def test_random_numbers_of_a_models_own_are_no_reason_to_refuse() -> None:
@@ -410,7 +414,7 @@ def norm_of_the_first(loss: Loss, items: Sequence[Any]) -> float:
     model = decoder()
     objective = Objective(model, loss, CPU)
     before = Tensors((name, model.get_parameter(name).detach().clone()) for name in trainable(model))
-    found = by_layer(objective, Collate(0), Placed.of(before, list(before), CPU), items)
+    found = together(objective, Collate(0), Placed.of(before, list(before), CPU), items)
     return float(torch.stack([gradient[0].norm() for gradient in found.values()]).norm())
 
 

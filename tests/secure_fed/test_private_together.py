@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.pointing import Pointing
 from secure_fed.learning.training.canary_directions import direction, layout_of
-from secure_fed.learning.training.cohort import dp_sgd, trainings
-from secure_fed.learning.training.cohort.division import Room, Tight
-from secure_fed.learning.training.cohort.one_pass import Found, Trial
+from secure_fed.learning.training.cohort import trainings
+from secure_fed.learning.training.cohort.division import Entry, Room, Tight, Work
+from secure_fed.learning.training.cohort.passes import Trial
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampler, members_of
 from secure_fed.tensors.tensors import Tensors
+from tests.secure_fed.example_gradients import losses_at
 from tests.secure_fed.privately import Landing, Noted, less, norm
 from tests.secure_fed.test_cohort import Setting, adapted, require_equal, toy
 from tests.secure_fed.test_cohort_public import texts, wide
@@ -120,8 +121,8 @@ def test_on_an_accelerator_too_pass_sizes_do_not_depend_on_who_trains(
 ) -> None:
     rooms, of = [], Room.of
 
-    def elsewhere(device: torch.device, numbers: int, **settings: Any) -> Room:
-        rooms.append(of(torch.device("cuda"), numbers, **settings))
+    def elsewhere(device: torch.device, model: nn.Module, numbers: int, **settings: Any) -> Room:
+        rooms.append(of(torch.device("cuda"), model, numbers, **settings))
         return rooms[-1]
 
     monkeypatch.setattr(Room, "of", elsewhere)
@@ -136,10 +137,18 @@ def others_stay(clients: Clients) -> bool:
     return same(long[2], nothing[2])
 
 
+class Each(Tight):
+    """`Tight`, with the gradient of each example."""
+
+    def packs(self, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
+        for pack, owners in super().packs(entries, clients):
+            yield replace(pack, each=True), owners
+
+
 def test_in_tight_passes_others_would_move(alone: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     """With passes of examples of like length, other clients' sums do move: the tests above can fail."""
     assert others_stay(alone)
-    monkeypatch.setattr(trainings, "Public", lambda objective, collate, room, *more: Tight(collate, room))
+    monkeypatch.setattr(trainings, "Public", lambda objective, collate, room, *more, **own: Each(collate, room))
     assert not others_stay(alone)
 
 
@@ -181,24 +190,6 @@ def test_what_a_client_releases_is_its_own_to_the_bit(clients: Clients) -> None:
         torch.set_num_threads(1)
 
 
-def test_directions_are_gathered_in_bounded_memory_without_moving_a_bit(
-    alone: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathered: list[int] = []
-
-    def found(owners: Tensor, gradients: Tensor, losses: Tensor) -> Found:
-        gathered.append(len(owners))
-        return Found(owners, gradients, losses)
-
-    monkeypatch.setattr(dp_sgd, "Found", found)
-    together = after(alone, range(3))
-    assert max(gathered) > 1
-    monkeypatch.setattr(dp_sgd, "_POINTING", 1)
-    gathered.clear()
-    assert after(alone, range(3)) == together
-    assert set(gathered) == {1}
-
-
 def test_a_stream_that_clients_share_would_be_seen(alone: Clients) -> None:
     made = alone
     assert (
@@ -208,7 +199,7 @@ def test_a_stream_that_clients_share_would_be_seen(alone: Clients) -> None:
 
 
 def oracle(setting: Setting, job: Job) -> Tensors:
-    """The tensors after training by the formula of `dp_sgd`, one example at a time."""
+    """The tensors after training by the formula of `cohort.sums`, one example at a time."""
     steps = job.private
     assert steps is not None
     moving = {name: job.before.tensor(name).clone().requires_grad_() for name in job.trainable}
@@ -221,7 +212,7 @@ def oracle(setting: Setting, job: Job) -> Tensors:
         if isinstance(item, Pointing):
             along = direction(item.unit, item.seed, layout)
             return {name: -2 * CLIP * along.tensor(name).double() for name in moving}
-        loss = setting.objective.losses(moving, job.collate([item])).sum()
+        loss = losses_at(setting.objective, moving, job.collate([item])).sum()
         return {
             name: part.double()
             for name, part in zip(moving, torch.autograd.grad(loss, list(moving.values())), strict=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,20 +19,18 @@ from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian, Mechanism
 from privacy.sampling import Poisson
 from secure_fed.config import MethodConfig, TrainingConfig
-from secure_fed.errors import ModelError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import gradients
-from secure_fed.learning.training.cohort.one_pass import Found, Pack, Places, Trial, found_in
-from secure_fed.learning.training.cohort.packs import Way
+from secure_fed.learning.training.cohort import trainings
+from secure_fed.learning.training.cohort.passes import Found, Pack, Places, Trial, found_in
 from secure_fed.learning.training.cohort.trainings import Ways
 from secure_fed.learning.training.local import Job, Placed, Trained
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import Gradients, by_layer, one_by_one
-from secure_fed.learning.training.private_steps import batch_sampler, members_of
+from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampler, members_of
 from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys
+from tests.secure_fed.example_gradients import Gradients, losses_at, together
 from tests.secure_fed.privately import Landing, Noted, less, norm, train_privately
 
 CPU = torch.device("cpu")
@@ -81,7 +78,7 @@ def trained(
 
 def gradient(target: Objective, tensors: Tensors, item: Any) -> dict[str, Tensor]:
     moving = {name: tensors.tensor(name).clone().requires_grad_() for name in tensors}
-    loss = target.losses(moving, default_collate([item])).sum()
+    loss = losses_at(target, moving, default_collate([item])).sum()
     return dict(zip(moving, torch.autograd.grad(loss, list(moving.values())), strict=True))
 
 
@@ -248,7 +245,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], Seen]:
 
     def made(noise: float) -> Seen:
         mechanism = Seen(noise)
-        monkeypatch.setattr(gradients, "found_in", mechanism.found_in)
+        monkeypatch.setattr(trainings, "found_in", mechanism.found_in)
         return mechanism
 
     return made
@@ -398,7 +395,7 @@ def test_the_brute_force_sees_clipping_that_skips_a_tensor() -> None:
     units = [[item] for item in toys.examples(1, 9)]
     target = objective()
     placed = Placed.of(weights(target.model), list(weights(target.model)), CPU)
-    each = partial(by_layer, target, default_collate, placed)
+    each = partial(together, target, default_collate, placed)
 
     def one_skipped(units: Sequence[Any]) -> Gradients:
         found = each([item for unit in units for item in unit])
@@ -432,27 +429,6 @@ def test_a_finite_gradient_whose_square_overflows_is_clipped() -> None:
 
     total = clipped(objective(loss))([toys.examples(1, 1)])
     assert 0.999 * CLIP < norm(total) <= CLIP
-
-
-def test_gradients_that_are_not_one_an_example_are_refused() -> None:
-    """A gradient summed over the batch would be clipped as if it were one example's."""
-
-    def summed(objective: Objective, collate: Any, placed: Placed, items: Sequence[Any]) -> Gradients:
-        return {n: p.sum(0, keepdim=True) for n, p in by_layer(objective, collate, placed, items).items()}
-
-    target = objective()
-    with pytest.raises(ModelError, match=r"gradients of classifier.bias have shape \(1, 3\) for 5 examples"):
-        in_turn(target, summed)(toys.examples(1, 5), full())
-
-
-def in_turn(target: Objective, path: Any) -> Callable[..., tuple[Tensors, Trained]]:
-    """Training without shared passes, which computes every kind of example by `path`."""
-    made = Way(path, tuple(range(1, 101)))
-    target.ways = defaultdict(lambda: made, {})
-    kind = Job(weights(target.model), list(weights(target.model)), [], None, full(), LR, np.random.default_rng(0)).kind
-    private = (*kind[:2], True, *kind[3:])  # type: ignore[index]
-    ways = Ways({private: Trial("as the test has it")})
-    return partial(trained, target, ways=ways)
 
 
 # Groups and microbatches.
@@ -501,15 +477,21 @@ def test_microbatches_change_nothing_but_memory(groups: list[int] | None, seen: 
         done.append(trained(objective(), named(9), settings, **given)[1].after)
         largest.append(max(mechanism.largest))
     assert all((after - done[0]).norm() < 1e-5 * done[0].norm() for after in done[1:])
-    assert largest[1:] == [1, 2, 4]
+    assert largest[1:] == [1, 1, 4], "a pass of two is not worth its comparison"
 
 
-def test_all_ways_train_alike() -> None:
-    """The ways are passes that clients can share, and both paths of a client alone."""
-    ways = [partial(trained, objective()), *(in_turn(objective(), path) for path in (by_layer, one_by_one))]
-    settings = TrainingConfig(batch_size=4, **SGD)
-    done = [way(toys.examples(1, 9), settings, noise=1.0, steps=3)[1].after for way in ways]
-    assert all((after - done[0]).norm() < 1e-5 * done[0].norm() for after in done[1:])
+def test_examples_train_alike_where_no_two_share_a_pass(seen: Callable[[float], Seen]) -> None:
+    done, largest = [], []
+    for why_not in ("", "as the test has it"):
+        mechanism, target = seen(1.0), objective()
+        job = Job(weights(target.model), list(weights(target.model)), [], None, full(), LR, np.random.default_rng(0))
+        private = PrivateSteps(mechanism, CLIP, 3, SystemEntropy().stream())
+        ways = Ways({replace(job, private=private).kind: Trial(why_not)})
+        given = {"steps": 3, "collate": unnamed, "mechanism": mechanism, "ways": ways}
+        done.append(trained(target, named(9), TrainingConfig(batch_size=4, **SGD), **given)[1].after)
+        largest.append(max(mechanism.largest))
+    assert (done[1] - done[0]).norm() < 1e-5 * done[0].norm()
+    assert (largest[0] > 1, largest[1]) == (True, 1)
 
 
 # Randomness.

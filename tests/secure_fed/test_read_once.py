@@ -14,21 +14,22 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from secure_fed import Federation, RunConfig
+from secure_fed.learning import read_once as module
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.read_once import ReadOnce, read_once
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training import read_once as module
 from secure_fed.learning.training.cohort.crew import copy_of
 from secure_fed.learning.training.cohort.division import Public, Room
+from secure_fed.learning.training.kinds import Kinds
 from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.read_once import ReadOnce, read_once
-from secure_fed.learning.training.trials.kinds import Kinds
-from secure_fed.learning.training.trials.made_up import made_up
 from secure_fed.methods import METHODS
 from secure_fed.runs import start
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
+from tests.secure_fed.example_gradients import losses_at
 from tests.secure_fed.test_loading import FAMILIES, saved
 from tests.secure_fed.test_mean_pooled import load
 
@@ -149,8 +150,8 @@ def test_a_text_with_a_hole_or_padded_in_front_changes_no_other(small_model: Pat
 def test_a_text_that_fills_the_width_shares_no_pass_with_one_that_has_a_hole(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model takes another path where nothing of a batch is masked. The trial is replaced: it lets 8 texts share a pass."""
-    monkeypatch.setattr(module, "sizes_that_agree", lambda gradients, probe, candidates, copied: (8,))
+    """A model takes another path where nothing of a batch is masked. The comparison is replaced: 8 texts share a pass."""
+    monkeypatch.setattr(module, "agreeing_sizes", lambda run, probe, candidates: (8,))
     ids = torch.stack([torch.arange(4, 4 + LONGEST), torch.arange(5, 5 + LONGEST)])
     mask = torch.ones_like(ids)
     mask[1, 3] = 0
@@ -268,11 +269,11 @@ def test_texts_of_all_lengths_share_passes_after_they_are_read(small_model: Path
     kinds = Kinds.of(whole, collate)
     assert len({kinds(item) for item in items}) == 1
     assert kinds({"input_ids": np.full(LONGEST + 1, 5), "labels": 0}) != kinds(items[0])
-    assert torch.equal(whole(kinds.together(kinds(items[0]))(items)), whole(collate(items)))
+    together = kinds.together(kinds(items[0]))
+    assert torch.equal(losses_at(whole, {}, together(items)), losses_at(whole, {}, collate(items)))
     wide = Kinds(collate, 100, reads_once=True)
     made = made_up(wide, wide(items[0]), whole.model, items[0], 9)
-    assert made is not None
-    assert max(len(item["input_ids"]) for item in made) < 40, "a trial reads no longer ones than it has to"
+    assert 0 < max(len(item["input_ids"]) for item in made) < 40, "a comparison reads no longer ones than it has to"
 
 
 def test_texts_of_like_lengths_share_a_pass_so_that_the_encoder_fills_up_few(small_model: Path) -> None:
@@ -280,8 +281,9 @@ def test_texts_of_like_lengths_share_a_pass_so_that_the_encoder_fills_up_few(sma
     whole, some = objective(small_model), texts(60)
     entries = [(at % 3, {"input_ids": text.numpy(), "labels": 0}) for at, text in enumerate(some)]
     start = Tensors((name, whole.model.get_parameter(name).detach()) for name in HEAD)
-    packing = Public(whole, Collate(0), Room.of(CPU, 1000, public=True), Placed.of(start, HEAD, CPU), [])
-    found = [id(item) for pack in packing.packs(entries) for item in pack.items[: pack.count]]
+    room = Room.of(CPU, whole.model, 1000, public=True)
+    packs = Public(whole, Collate(0), room, Placed.of(start, HEAD, CPU)).packs(entries, range(3))
+    found = [id(item) for pack, _ in packs for item in pack.items[: pack.count]]
     assert found == [id(item) for _, item in sorted(entries, key=lambda entry: len(entry[1]["input_ids"]))]
 
 

@@ -21,6 +21,7 @@ from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.learning.training.schedule import Falling, scheduled_lr
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.example_gradients import losses_at
 
 CPU = torch.device("cpu")
 LR = 0.1
@@ -71,13 +72,13 @@ def assert_close(left: Tensors, right: Tensors, tolerance: float = 2e-6) -> None
         torch.testing.assert_close(left.tensor(name), right.tensor(name), rtol=0, atol=tolerance)
 
 
-# Objective.losses: a pure function from tensors and a batch to losses.
+# Objective.holding: losses as a function of tensors and a batch.
 
 
 def test_losses_are_the_models_own() -> None:
     model, batch = toys.model(), default_collate(toys.examples(1, 5))
     changed = {name: tensor * 1.5 for name, tensor in weights(model).items()}
-    found = objective(model).losses(changed, batch)
+    found = losses_at(objective(model), changed, batch)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(changed[name])
@@ -88,7 +89,7 @@ def test_losses_are_the_models_own() -> None:
 def test_gradients_are_those_of_the_module() -> None:
     model, batch = toys.model(), default_collate(toys.examples(1, 5))
     tensors = {name: tensor.clone().requires_grad_() for name, tensor in weights(model).items()}
-    objective(model).losses(tensors, batch).mean().backward()
+    losses_at(objective(model), tensors, batch).mean().backward()
     nn.functional.cross_entropy(model(batch["x"]), batch["labels"]).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(tensors[name].grad, parameter.grad)
@@ -97,10 +98,18 @@ def test_gradients_are_those_of_the_module() -> None:
 def test_tensors_not_named_keep_the_models_values_and_the_model_stays() -> None:
     model, batch = toys.model(), default_collate(toys.examples(1, 5))
     before = weights(model)
-    losses = objective(model).losses({"classifier.bias": torch.zeros(3)}, batch)
+    losses = losses_at(objective(model), {"classifier.bias": torch.zeros(3)}, batch)
     scores = model(batch["x"]) - model.classifier.bias
     torch.testing.assert_close(losses, nn.functional.cross_entropy(scores, batch["labels"], reduction="none"))
     assert toys.same(weights(model), before)
+
+
+def test_a_block_that_fails_gives_the_model_its_parameters_back() -> None:
+    model = toys.model()
+    own = dict(model.named_parameters())
+    with pytest.raises(KeyError), objective(model).holding({name: tensor + 1 for name, tensor in own.items()}):
+        raise KeyError
+    assert dict(model.named_parameters()) == own
 
 
 def test_a_half_precision_model_trains_float32_tensors() -> None:
@@ -199,7 +208,7 @@ def test_a_head_factor_is_a_rate_of_the_heads_own(optimizer: str) -> None:
 def test_one_step_of_sgd_is_the_gradient_and_no_more() -> None:
     before, after, _ = trained(objective(), TrainingConfig(steps=1, batch_size=7, optimizer="sgd", weight_decay=0.5))
     tensors = {name: before.tensor(name).clone().requires_grad_() for name in before}
-    objective().losses(tensors, default_collate(toys.examples(1, 7))).mean().backward()
+    losses_at(objective(), tensors, default_collate(toys.examples(1, 7))).mean().backward()
     expected = Tensors((name, t.detach() - LR * (t.grad + 0.5 * t.detach())) for name, t in tensors.items())
     assert_close(after, expected)
 
@@ -242,9 +251,9 @@ def test_gradients_of_parts_add_up_to_the_batchs() -> None:
     seen: list[int] = []
 
     class Noting(Objective):
-        def losses(self, tensors: Any, batch: Any) -> Tensor:
+        def losses(self, batch: Any) -> Tensor:
             seen.append(len(batch["labels"]))
-            return super().losses(tensors, batch)
+            return super().losses(batch)
 
     def run(part: int | None) -> tuple[Tensors, float]:
         made = Noting(objective().model, classification.loss, CPU)
@@ -324,7 +333,7 @@ def test_loss_told_is_the_mean_over_examples_not_over_batches() -> None:
     start = weights(target.model)
     examples = toys.examples(1, 7)
     done = train(target, Job(start, ["value.bias"], examples, default_collate, frozen, 1e-12, np.random.default_rng(0)))
-    expected = target.losses(dict(start), default_collate(examples)).mean()
+    expected = losses_at(target, dict(start), default_collate(examples)).mean()
     assert done.loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
@@ -501,6 +510,6 @@ def test_transformers_train_through_the_same_seam() -> None:
     tensors = {"classifier.weight": model.get_parameter("classifier.weight").detach().clone().requires_grad_()}
     target = objective(model)
     model.eval()  # no dropout
-    target.losses(tensors, batch).sum().backward()
+    losses_at(target, tensors, batch).sum().backward()
     nn.functional.cross_entropy(model(**small_models.batch()).logits, batch["labels"], reduction="sum").backward()
     torch.testing.assert_close(tensors["classifier.weight"].grad, model.get_parameter("classifier.weight").grad)

@@ -30,6 +30,16 @@ def changed(before: Mapping[str, int], named: Mapping[str, Tensor]) -> list[str]
     return [name for name, found in checksums(named).items() if before.get(name) != found]
 
 
+def row_checksums(tensor: Tensor) -> list[int]:
+    """The same sum for each row of a tensor (B, ...)."""
+    bits = tensor.contiguous().flatten(1).view(_WHOLE.get(tensor.element_size(), torch.int32))  # (B, n)
+    weights, n = _weights(tensor.device), bits.shape[1]
+    sums = [(part * weights[: part.shape[1]]).sum(1) for part in bits.split(len(weights), 1)] if n else []
+    turned = [one * weights[at % len(weights)] for at, one in enumerate(sums)] if len(sums) > 1 else sums
+    found: list[int] = torch.stack(turned).sum(0).tolist() if turned else [0] * len(tensor)
+    return found
+
+
 def _read(sums: list[Tensor]) -> list[int]:
     """The sums of one device as numbers; a GPU is waited for once."""
     return torch.stack(sums).tolist()

@@ -15,6 +15,7 @@ from torch import Tensor
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Batch as BatchOfItems
+from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.learning.training.private_steps import PrivateSteps
@@ -50,9 +51,14 @@ class Placed:
         return cls({name: start[name] for name in moving}, moving, held)
 
     @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All of them, for `Objective.holding`."""
+        return self.held | self.moving
+
+    @property
     def shapes(self) -> Hashable:
-        """The shapes of the moving tensors, by name."""
-        return tuple((name, tensor.shape) for name, tensor in self.moving.items())
+        """Names and shapes of the moving tensors, and of the rest."""
+        return tuple(tuple((name, tuple(one.shape)) for name, one in part.items()) for part in (self.moving, self.held))
 
     def trained(self, loss: float) -> Trained:
         return Trained(Tensors((name, tensor.detach().cpu()) for name, tensor in self.moving.items()), loss)
@@ -120,40 +126,37 @@ def train(objective: Objective, job: Job) -> Trained:
     placed = job.placed(objective.device)
     optimizer = optimizer_of(placed.moving.values(), job.settings, job.lr)
     last = [placed.moving[name] for name in job.scoring]
-    losses: list[Tensor] = []
+    each: list[Tensor] = []
     objective.begin()
-    with seeded(objective.device, job.rng):
+    with seeded(objective.device, job.rng), rows_together():
         for step, batch in enumerate(job.batches(list)):
             optimizer.param_groups[0]["lr"] = job.lr * job.share(step)
             optimizer.zero_grad()
-            for items in parted(batch.inputs, job.settings.microbatch):
-                loss = objective.losses(placed.held | placed.moving, to_device(job.collate(items), objective.device))
-                require_one_each(loss, len(items))
-                losses.append(loss.detach())
-                (loss.sum() / len(batch.inputs)).backward()
+            most = job.settings.microbatch or len(batch.inputs)
+            for start in range(0, len(batch.inputs), most):
+                with objective.holding(placed.tensors):
+                    loss = losses(objective, job.collate, batch.inputs[start : start + most])
+                    each.append(loss.detach())
+                    (loss.sum() / len(batch.inputs)).backward()
             if job.settings.proximal:
                 proximity(placed, job.settings.proximal).backward()
             bound_gradients([tensor.grad for tensor in placed.moving.values()], job.settings.max_grad_norm)
             stepped(optimizer, last, job.settings.head_times)
-    mean_loss = float(torch.cat(losses).mean()) if losses else math.nan
-    return placed.trained(mean_loss)
+    return placed.trained(float(torch.cat(each).mean()) if each else math.nan)
 
 
 Train = Callable[[Objective, Job], Trained]  # `train`, or a replacement
 
 
-def require_one_each(losses: Tensor, examples: int) -> None:
-    """Refuse a loss that is not one number an example."""
-    if losses.shape != (examples,):
+def losses(objective: Objective, collate: Collate, items: Sequence[Any]) -> Tensor:
+    """(B,) losses of the items as one batch, at the tensors that `objective` holds; ConfigError for another shape."""
+    found = objective.losses(to_device(collate(items), objective.device))
+    if found.shape != (len(items),):
         raise ConfigError(
-            f"the loss must give one number for each of the {examples} examples of a batch, shape ({examples},), and gave "
-            f"shape {tuple(losses.shape)}; a loss of torch's does with reduction='none'"
+            f"the loss must give one number for each of the {len(items)} examples of a batch, shape ({len(items)},), and gave "
+            f"shape {tuple(found.shape)}; a loss of torch's does with reduction='none'"
         )
-
-
-def parted(items: list[Any], most: int | None) -> list[list[Any]]:
-    """The items in parts of at most `most`."""
-    return [items[start : start + most] for start in range(0, len(items), most)] if most else [items]
+    return found
 
 
 def bound_gradients(gradients: Sequence[Tensor | None], most: float | None) -> None:

@@ -1,61 +1,79 @@
-"""The interface between training and model: a pure function from trainable tensors and a batch to the examples' losses."""
+"""The interface between training and model: the losses of examples, at tensors that take the place of parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils.hooks import RemovableHandle
 
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.models.architecture import positions_of
-from secure_fed.learning.tasks.task import Batch, Loss
+from secure_fed.learning.models.checkpointing import is_checkpointing, set_checkpointing
+from secure_fed.learning.models.kept import Kept, surroundings
+from secure_fed.learning.tasks.task import Batch, Collate, Loss
 from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.tensors.tensors import Tensors
 
 
 class Objective(nn.Module):
-    """loss(tensors, batch) -> (B,), a pure function of the tensors given by name.
+    """The losses of a model's examples, as a function of tensors that take the place of its parameters.
 
-    Tensors of the model that `tensors` does not name keep the model's own values. float32 tensors are cast to the dtype that
-    the model computes in, so gradients and optimiser states stay in float32.
+        with objective.holding(tensors):
+            objective.losses(batch).sum().backward()
+
+    Forward and backward pass belong into one block: layers that are computed again in the backward pass (gradient
+    checkpointing), hooks and offloading then read the same tensors in both. Parameters that `tensors` does not name keep the
+    model's own values. float32 tensors are cast to the dtype that the model computes in, so gradients and optimiser states
+    stay in float32.
 
     longest: the most tokens of a text, a public number: the length to which texts are cut, or the model's number of positions
     if that is smaller; None for no limit. public: examples that are nobody's secret, for trials of the model where no examples
     can be made up.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, device: torch.device, *, longest: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        device: torch.device,
+        *,
+        longest: int | None = None,
+        checkpointing: bool | None = None,
+    ) -> None:
+        """checkpointing: whether layers are computed again in the backward pass; None: as the model is set."""
         super().__init__()
         refuse_running_statistics(model)
-        refuse_checkpointing(model)
         if isinstance(loss, nn.modules.loss._Loss):
             raise ConfigError(
                 f"loss is {type(loss).__name__}, which takes predictions and targets; "
                 "give a function loss(model, batch) that returns the loss of each example, shape (B,)"
             )
+        set_checkpointing(model, is_checkpointing(model) if checkpointing is None else checkpointing)
         self.model = model
         self.loss = loss
         self.device = device
         self.reading: AbstractContextManager[None] = nullcontext()  # a context for every call of the model
         self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
         self.public: Sequence[Any] = ()
-        # The results of trials: right ways to compute per-example gradients (`packs`).
-        self.ways: dict[Hashable, Any] = {}
+        self.kept = Kept()  # the results of trials
         self.copies: list[Objective] = []  # with the same parameters, for passes that are computed at the same time
         self.beside: list[Objective] = []  # on other devices, for clients that are trained at the same time
         self._named = dict(model.named_parameters())
         self._checksums: dict[str, int] = {}
-        # Layers that train are watched until a backward pass has shown that they are computed once (`_note_use`).
-        self._inside, self._watched = False, False
-        self._watching: list[RemovableHandle] = []
-        self._used: dict[nn.Module, set[bool]] = {}  # whether with a gradient
+        self._watched = (
+            False  # whether a backward pass has shown that the layers that train are computed with a gradient
+        )
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
+        owners: dict[int, list[tuple[nn.Module, str]]] = {}  # the places of each parameter; tied ones have several
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    owners.setdefault(id(parameter), []).append((module, name))
+        self._places = {name: owners[id(parameter)] for name, parameter in self._named.items()}
         self._buffers_at_start = [
             (module, name, buffer.clone())
             for module in model.modules()
@@ -68,60 +86,33 @@ class Objective(nn.Module):
         """Whether the frozen encoder's output for each text is kept (`read_once`)."""
         return not isinstance(self.reading, nullcontext)
 
-    def losses(self, tensors: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """(B,) losses of a batch already on the device, differentiable in `tensors`."""
-        self._unwatch()
+    @contextmanager
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Within the block, these tensors are the model's parameters of their names.
+
+        ModelError, after the first block with gradients, for a layer of theirs that ran, and only without a gradient.
+        """
+        places = [(module, own, name) for name in tensors for module, own in self._places[name]]
         watching = not self._watched and torch.is_grad_enabled()
-        if watching:
-            self._used = {self.model.get_submodule(name.rpartition(".")[0]): set[bool]() for name in tensors}
-            self._watching = [layer.register_forward_pre_hook(self._note_use) for layer in self._used]
-        named = {f"model.{name}": tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
-        try:
-            losses: Tensor = functional_call(self, named, (batch,))
-            for layer, used in self._used.items() if watching else ():
-                if used == {False}:
-                    self._refuse(layer, "without a gradient")
-        except BaseException:
-            self._unwatch()  # nothing stays on the user's model after a run that fails here
-            raise
-        if watching and losses.requires_grad:
-            losses.register_hook(self._note_backward)
-        return losses
+        with _watched({module for module, _, _ in places}) if watching else nullcontext():
+            cast = {name: tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
+            try:
+                for module, own, name in places:
+                    module._parameters[own] = cast[name]  # type: ignore[assignment]  # not a leaf of the model
+                yield
+            finally:
+                for module, own, name in places:
+                    module._parameters[own] = self._named[name]
+        self._watched |= watching
 
-    def forward(self, batch: Batch) -> Tensor:
-        self._inside = True
-        try:
-            with self.reading:
-                return self.loss(self.model, batch)
-        finally:
-            self._inside = False
-
-    def _note_backward(self, gradient: Tensor) -> None:
-        self._watched = True
-
-    def _unwatch(self) -> None:
-        while self._watching:
-            self._watching.pop().remove()
-
-    def _note_use(self, layer: nn.Module, args: Any) -> None:
-        """Checkpointing computes a layer without a gradient in the forward pass, or again in the backward pass."""
-        if torch._C._current_graph_task_id() != -1:  # as torch.utils.checkpoint itself asks
-            self._refuse(layer, "again in the backward pass")
-        if self._inside:
-            self._used[layer].add(torch.is_grad_enabled())
-
-    def _refuse(self, layer: nn.Module, how: str) -> NoReturn:
-        self._watched = False  # after this error a trial may choose another way to compute, which is watched too
-        self._unwatch()
-        raise ModelError(
-            f"{type(layer).__name__}, a layer that trains, is computed {how}, as under torch.utils.checkpoint or "
-            "torch.no_grad, so that its gradient would be wrong or missing; take that out of the model's code, and set "
-            "training.microbatch to save memory"
-        )
+    def losses(self, batch: Batch) -> Tensor:
+        """(B,) losses of a batch already on the device; one number an example, or ConfigError."""
+        with self.reading:
+            found: Tensor = self.loss(self.model, batch)
+        return found
 
     def begin(self) -> None:
         """Prepare for the training of another client: training mode, and buffers reset."""
-        self._unwatch()
         self.reset_buffers()
         if not self.model.training:
             self.train()
@@ -157,9 +148,20 @@ class Objective(nn.Module):
         """The names of the model's parameters that have changed since they were noted, other than by `load`."""
         return changed(self._checksums, self._named) if self._checksums else []
 
+    def surroundings(self, collate: Collate, replaced: Collection[str]) -> dict[str, str] | None:
+        """Everything that could change a bit of a pass (`kept.surroundings`); None if results are kept in memory alone.
+
+        That is so where they could depend on examples of the data, because none are made up. replaced: the names of parameters
+        with other tensors in their place.
+        """
+        if not self.kept.files or not hasattr(collate, "padded_to"):
+            return None
+        self.note_parameters()
+        weights = {name: found for name, found in self._checksums.items() if name not in replaced}
+        return surroundings(self.model, (self.loss, collate, self.longest, self.reads_once), weights, self.device)
+
     def load(self, tensors: Tensors) -> nn.Module:
         """Copy these tensors into the model, for evaluation or export, and return it."""
-        self._unwatch()
         with torch.no_grad():
             for name in tensors:
                 own, given = self._named[name], tensors.tensor(name)
@@ -186,19 +188,26 @@ def refuse_running_statistics(model: nn.Module) -> None:
             )
 
 
-def refuse_checkpointing(model: nn.Module) -> None:
-    """Refuse gradient checkpointing: the tensors of a pass are the model's for its forward part alone (`Objective.losses`).
+@contextmanager
+def _watched(layers: Collection[nn.Module]) -> Iterator[None]:
+    """ModelError after the block for a layer that was computed in it, and each time without a gradient."""
+    used: dict[nn.Module, set[bool]] = {}
 
-    The layers that are computed again in the backward pass would read the model's own tensors, and give their gradients.
-    """
-    for name, module in model.named_modules():
-        if getattr(module, "gradient_checkpointing", False) is True:
-            raise ModelError(
-                f"gradient checkpointing is on in {name or type(model).__name__}, which computes layers again in the backward "
-                "pass, where the trained tensors are no longer in place, so that gradients would be wrong; turn it off "
-                "(model.gradient_checkpointing_disable(), or gradient_checkpointing in the model's config.json), and set "
-                "training.microbatch to save memory"
-            )
+    def note(layer: nn.Module, args: Any) -> None:
+        used.setdefault(layer, set()).add(torch.is_grad_enabled())
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if layer := next((layer for layer, modes in used.items() if modes == {False}), None):
+        raise ModelError(
+            f"{type(layer).__name__}, a layer that trains, is computed without a gradient, as under torch.no_grad or a "
+            "reentrant torch.utils.checkpoint whose inputs require none: take that out of the model's code, or call checkpoint "
+            "with use_reentrant=False"
+        )
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

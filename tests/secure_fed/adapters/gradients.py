@@ -13,9 +13,8 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import Gradients, Path, one_by_one
-from secure_fed.learning.training.trials.gradient_trial import path_for
 from tests.secure_fed import small_models
+from tests.secure_fed.example_gradients import Gradients, Path, one_by_one, path_for
 
 CPU, PAD_0 = torch.device("cpu"), Collate(0)
 

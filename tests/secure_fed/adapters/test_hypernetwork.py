@@ -23,6 +23,7 @@ from secure_fed.learning.training.objective import Objective
 from tests.cells import every
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters import counts
+from tests.secure_fed.example_gradients import losses_at
 
 SMALL = Hypernetworks(context_dim=3, bottleneck=4, hyper_dim=5)
 NAMES = ["class_shares", "context_bias", "context_weight", "label_bias", "label_weight", "layer", "left", "right"]
@@ -278,12 +279,12 @@ def test_tensors_given_for_one_call_reach_every_place() -> None:
     objective.eval()
     batch = {**small_models.batch(), "labels": torch.tensor([0, 1, 2, 0])}
     moved = read(model, [f"hypernetwork.{name}" for name in NAMES]) * 1.5
-    before = objective.losses({}, batch)
-    given = objective.losses(moved.parts(), batch)
-    assert torch.equal(objective.losses({}, batch), before)
+    before = objective.losses(batch)
+    given = losses_at(objective, moved.parts(), batch)
+    assert torch.equal(objective.losses(batch), before)
     objective.load(moved)
     objective.eval()
-    assert torch.equal(objective.losses({}, batch), given)
+    assert torch.equal(objective.losses(batch), given)
     assert not torch.allclose(given, before, atol=1e-4)
 
 

@@ -21,6 +21,7 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.tensors.layout import Layout
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.behind import adapted, lively, shake
+from tests.secure_fed.example_gradients import losses_at
 
 BOTH = ("attention", "feed_forward")
 ADAPTERS: dict[str, Any] = {
@@ -110,11 +111,11 @@ def test_tensors_given_to_the_objective_take_the_place_of_the_models(adapter: An
     batch = {**small_models.batch(), "labels": torch.tensor([0, 1, 2, 0])}
     objective = Objective(model, classification.loss, torch.device("cpu"))
     objective.eval()
-    found = objective.losses({name: moved.get_parameter(name) for name in names}, batch)
+    found = losses_at(objective, {name: moved.get_parameter(name) for name in names}, batch)
     torch.testing.assert_close(found, classification.loss(moved.eval(), batch))
     assert not torch.allclose(found, classification.loss(model.eval(), batch))
     collated = Collate(0)([{"input_ids": ids.numpy(), "labels": 1} for ids in batch["input_ids"][:2]])
-    assert objective.losses({}, collated).shape == (2,)
+    assert objective.losses(collated).shape == (2,)
 
 
 def test_a_second_adapter_is_refused(adapter: Any) -> None:

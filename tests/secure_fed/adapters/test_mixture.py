@@ -12,12 +12,12 @@ from secure_fed.learning.models.adapters.mixture import Mixture, Mixtures
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods.consistency import consistent
 from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters import counts
 from tests.secure_fed.adapters.behind import adapted, by_hand, counted
+from tests.secure_fed.example_gradients import losses_at, together
 from tests.secure_fed.test_per_example import assert_equal, texts
 
 EXPERTS = 3
@@ -127,21 +127,21 @@ def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def test_an_examples_loss_and_gradient_are_its_own_for_the_experts_drawn() -> None:
-    """With the same draws an example's consistency loss is the same alone and in a batch, and `by_layer` gives its gradient."""
+    """With the same draws an example's consistency loss is the same alone and in a batch, and `together` gives its gradient."""
     model, names = adapted("bert", Mixtures(4, EXPERTS))
     objective = Objective(without_dropout(model), consistent(classification.loss), CPU)
     where, items = away(model, [*names, "classifier.weight"]), texts()
     torch.manual_seed(7)
-    found = by_layer(objective, Collate(0), where, items)
+    found = together(objective, Collate(0), where, items)
     torch.manual_seed(7)
-    together = objective.losses(where.moving, Collate(0)(items))
+    shared = losses_at(objective, where.moving, Collate(0)(items))
     alone, each = [], []
     for item in items:
         torch.manual_seed(7)
-        loss = objective.losses(where.moving, Collate(0)([item])).sum()
+        loss = losses_at(objective, where.moving, Collate(0)([item])).sum()
         alone.append(loss.detach())
         each.append(torch.autograd.grad(loss, list(where.moving.values()), materialize_grads=True, allow_unused=True))
-    torch.testing.assert_close(together.detach(), torch.stack(alone))
+    torch.testing.assert_close(shared.detach(), torch.stack(alone))
     expected = {name: torch.stack(parts) for name, parts in zip(where.moving, zip(*each, strict=True), strict=True)}
     assert_equal(found, expected)
     untouched = [name for name in names if ".downs." in name and not expected[name].any()]

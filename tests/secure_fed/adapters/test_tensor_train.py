@@ -23,11 +23,11 @@ from secure_fed.learning.models.adapters.tensor_train import TensorTrainLinear, 
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import by_layer, one_by_one
-from secure_fed.learning.training.trials.gradient_trial import agree, path_for
+from secure_fed.learning.training.trial import agree
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters import counts
+from tests.secure_fed.example_gradients import one_by_one, path_for, together
 
 CPU = torch.device("cpu")
 SMALL = TensorTrains(rank=3, bottleneck=4)
@@ -228,10 +228,10 @@ def test_examples_gradients_in_one_pass(architecture: str) -> None:
     lengths = (3, 7, 5, 7)
     items = [{"input_ids": torch.randint(2, 40, (n,), generator=generator).numpy(), "labels": n % 3} for n in lengths]
     objective.eval()
-    quick, right = (path(objective, Collate(0), placed, items) for path in (by_layer, one_by_one))
+    quick, right = (path(objective, Collate(0), placed, items) for path in (together, one_by_one))
     assert all(gradient.norm() > 0 for name, gradient in right.items() if "tensor_train" in name)
     assert agree(quick, right, 1e-4)
-    assert path_for(objective, Collate(0), placed, items) is by_layer
+    assert path_for(objective, Collate(0), placed, items) is together
 
 
 def test_beside_a_model_in_bfloat16_trains_stay_in_float32() -> None:

@@ -10,17 +10,17 @@ from torch.func import functional_call
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.adapters.triplet import TripletAdapter, TripletLayer, kept, triplets
-from secure_fed.learning.training.per_example import by_layer, one_by_one
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.gradients import both
 from tests.secure_fed.adapters.test_triplet import fill, made
+from tests.secure_fed.example_gradients import one_by_one, together
 
 
 @pytest.mark.parametrize("architecture", ["bert", "distilbert", "llama", "gpt2"])
 def test_per_example_gradients_are_made_in_one_pass(architecture: str) -> None:
     model, names = made(architecture)
     path, found, expected = both(model, [*names, *small_models.head_of(model)])
-    assert path is by_layer
+    assert path is together
     for name in names:
         assert expected[name].flatten(1).norm(dim=1).min() > 1e-9
     for name, gradient in expected.items():
@@ -39,7 +39,7 @@ def test_per_example_gradients_with_a_module_without_ranks() -> None:
     for name in gone[1:]:
         model.get_parameter(name).data = tensors.tensor(name)
     path, found, expected = both(model, [*names, *small_models.head_of(model)])
-    assert path is by_layer
+    assert path is together
     assert {name: tuple(found[name].shape[1:]) for name in gone[1:]} == {gone.a: (0, 16), gone.e: (0,), gone.b: (16, 0)}
     for name in left[1:]:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-8, atol=1e-12)

@@ -19,8 +19,6 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import by_layer, one_by_one
-from secure_fed.learning.training.trials.gradient_trial import path_for
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.rounds.transport import Recording
@@ -29,6 +27,7 @@ from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.test_full import Tied
+from tests.secure_fed.example_gradients import one_by_one, path_for, together
 from tests.secure_fed.methods.rounds import method_of, start, trained
 from tests.secure_fed.test_per_example import CPU, check, made, placed, texts
 
@@ -107,10 +106,10 @@ def test_they_stand_in_the_table_in_order() -> None:
 
 def slow(name: str, architecture: str) -> bool:
     """Whether per-example gradients need one pass per example, as the batched path would be wrong."""
-    if name == "fedft":  # position embeddings have no batch dimension; some layers have no rule
-        return architecture != "roberta"
-    if name == "bitfit":  # DeBERTa's own LayerNorm and biases, GPT-2's Conv1D, and positions that examples share
-        return architecture in ("deberta", "deberta_v3", "gpt2")
+    if name == "fedft":  # position embeddings have no batch dimension
+        return architecture not in ("roberta", "llama")
+    if name == "bitfit":  # DeBERTa's own LayerNorm and biases, and positions that examples share
+        return architecture in ("deberta", "deberta_v3")
     return name == "ia3" and architecture == "deberta_v3"  # keys of relative positions, which examples share
 
 
@@ -127,7 +126,7 @@ QUICK = [  # every method, every architecture, and either path
 )
 def test_the_path_taken_is_right_for_every_architecture(name: str, architecture: str) -> None:
     model, expected = ready(name, architecture)
-    assert check(model, expected, texts()) is (one_by_one if slow(name, architecture) else by_layer)
+    assert check(model, expected, texts()) is (one_by_one if slow(name, architecture) else together)
 
 
 def ready(name: str, architecture: str) -> tuple[nn.Module, tuple[str, ...]]:
@@ -147,21 +146,20 @@ def test_a_module_without_known_blocks_is_refused(name: str) -> None:
         toys.federation({"method.name": name, "method.rank": 8})
 
 
-def test_tied_embeddings_take_the_slow_path() -> None:
-    """The tied weight's gradient is a sum over two layers, of which the batched path sees one."""
+def test_tied_embeddings_have_the_gradients_of_both_layers() -> None:
     torch.manual_seed(0)
     model = Tied().double()
     names = tuple(method_of("fedft").prepare(model, [], 0))
     items = [{"ids": ids, "labels": int(ids[0])} for ids in torch.randint(9, (5, 4))]
-    assert check(model, names, items, default_collate) is one_by_one
+    assert check(model, names, items, default_collate) is together
 
 
 def test_embeddings_with_padding_by_the_quick_path() -> None:
     """All of RoBERTa's embeddings get a batch dimension; the padding token's row has no gradient."""
     model, names = ready("fedft", "roberta")
     objective, where = Objective(model, classification.loss, CPU), placed(model, names)
-    assert path_for(objective, Collate(0), where, texts()) is by_layer
-    found = by_layer(objective, Collate(0), where, texts())["roberta.embeddings.word_embeddings.weight"]
+    assert path_for(objective, Collate(0), where, texts()) is together
+    found = together(objective, Collate(0), where, texts())["roberta.embeddings.word_embeddings.weight"]
     assert found.shape == (5, small_models.VOCABULARY, 16)
     for gradient, item in zip(found, texts(), strict=True):
         assert set(gradient.any(1).nonzero().flatten().tolist()) == set(item["input_ids"].tolist())

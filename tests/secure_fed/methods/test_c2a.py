@@ -119,13 +119,13 @@ def test_clients_train_with_their_own_shares_if_asked_to_and_are_evaluated_with_
 ) -> None:
     built = federation(**(OWN if own else {}))
     seen: list[Tensor] = []
-    losses = built.assembly.objective.losses
+    holding = built.assembly.objective.holding
 
-    def watched(tensors: Any, batch: Any) -> Tensor:
+    def watched(tensors: Any) -> Any:
         seen.append(tensors[SHARES].clone())
-        return losses(tensors, batch)
+        return holding(tensors)
 
-    monkeypatch.setattr(built.assembly.objective, "losses", watched)
+    monkeypatch.setattr(built.assembly.objective, "holding", watched)
     evaluated: list[Tensor] = []
     metrics = built.assembly.problem.metrics
 

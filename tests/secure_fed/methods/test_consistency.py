@@ -179,5 +179,5 @@ def test_only_adamix_trains_on_it() -> None:
     assert isinstance(method, OwnObjective)
     assert not isinstance(method_of("adapter_pfeiffer"), OwnObjective)
     objective = Objective(Wavering(A, B), method.objective(classification.loss), torch.device("cpu"))
-    found = objective.losses({}, batch())
+    found = objective.losses(batch())
     torch.testing.assert_close(found, classification.loss(Wavering(A), batch()) + of_classes(A, B, {}))

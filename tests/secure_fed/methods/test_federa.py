@@ -9,13 +9,13 @@ import torch
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
-from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import Method, State
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.gradients import both
+from tests.secure_fed.example_gradients import together
 from tests.secure_fed.methods.learning import assert_learns
 from tests.secure_fed.methods.rounds import means_of, trained
 
@@ -128,7 +128,7 @@ def test_per_example_gradients_beside_the_changed_weights(architecture: str) -> 
     model = small_models.make(architecture)
     tensors = method.prepare(model, small_models.head_of(model), 0)
     path, found, expected = both(model, tensors)
-    assert path is by_layer
+    assert path is together
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-8, atol=1e-12)
 

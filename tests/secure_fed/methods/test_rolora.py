@@ -9,13 +9,13 @@ import torch
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import pairs
-from secure_fed.learning.training.per_example import by_layer
 from secure_fed.methods import build
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.tensors.layout import Layout
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.gradients import both
+from tests.secure_fed.example_gradients import together
 from tests.secure_fed.methods.learning import assert_learns
 from tests.secure_fed.methods.rounds import means_of, method_of, start, trained
 
@@ -79,7 +79,7 @@ def test_per_example_gradients_of_either_factor(architecture: str, round_: int) 
         for name in factors(state, "b"):
             model.get_parameter(name).add_(0.1)  # with B = 0 A would have no gradient
     path, found, expected = both(model, method.plan(state).trainable)
-    assert path is by_layer
+    assert path is together
     for name in factors(state, "ab"[1 - round_]):
         assert expected[name].flatten(1).norm(dim=1).min() > 1e-9
     for name, gradient in expected.items():

@@ -19,8 +19,6 @@ from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.per_example import by_layer, one_by_one
-from secure_fed.learning.training.trials.gradient_trial import path_for
 from secure_fed.methods import build
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import CHANGE, Method, State
@@ -28,6 +26,7 @@ from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters import counts
+from tests.secure_fed.example_gradients import one_by_one, path_for, together
 
 NAMES = ("prompt_tuning", "prefix_tuning", "p_tuning")
 CPU, PAD_0 = torch.device("cpu"), Collate(0)
@@ -93,8 +92,8 @@ def test_gradients_are_made_in_one_pass_and_are_each_examples_own(name: str, arc
     model, state = start(name, architecture)
     objective = Objective(without_dropout(model.double()), classification.loss, CPU)
     placed, batch = away(model, state.tensors), items(5)
-    assert path_for(objective, PAD_0, placed, batch) is by_layer
-    found = by_layer(objective, PAD_0, placed, batch)
+    assert path_for(objective, PAD_0, placed, batch) is together
+    found = together(objective, PAD_0, placed, batch)
     expected = one_by_one(objective, PAD_0, placed, batch)
     for key, gradient in expected.items():
         torch.testing.assert_close(found[key], gradient, rtol=1e-8, atol=1e-12)

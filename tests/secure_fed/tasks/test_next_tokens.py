@@ -29,11 +29,11 @@ from transformers import (
 
 from secure_fed.learning.data.encode import IGNORED
 from secure_fed.learning.models.adapters.own_tensors import EachOwn
+from secure_fed.learning.models.own_dropout import OwnDropout
 from secure_fed.learning.tasks import next_tokens
 from secure_fed.learning.tasks.causal_lm import metrics
 from secure_fed.learning.tasks.continuation import loss
 from secure_fed.learning.tasks.next_tokens import last_scores, rows_together, surprise, token_losses
-from secure_fed.learning.training.own_dropout import OwnDropout
 from tests.cells import every
 
 VOCABULARY, ROWS, LENGTH, MOST = 61, 5, 14, 800  # at most 800 scores: 13 positions of one row, or 2 of each

@@ -10,8 +10,8 @@ import torch
 
 from secure_fed import Federation, RunConfig
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.per_example import by_layer, one_by_one
-from secure_fed.learning.training.trials.gradient_trial import agree, path_for
+from secure_fed.learning.training.trial import agree
+from tests.secure_fed.example_gradients import one_by_one, path_for, together
 from tests.secure_fed.tasks.conftest import Write
 from tests.secure_fed.tasks.toy_tasks import TOYS
 
@@ -53,7 +53,7 @@ def test_per_example_gradients_are_taken_in_one_pass_and_right(
     made = federation(task, llama if TOYS[task].decoder else small_model, write)
     placed, items = away(made), [made.assembly.problem.train[0][index] for index in range(6)]
     chosen = path_for(made.assembly.objective, made.assembly.problem.collate, placed, items)
-    assert chosen is by_layer
+    assert chosen is together
     made.assembly.objective.eval()
     quick, slow = (gradients(path, made, placed, items) for path in (chosen, one_by_one))
     assert agree(quick, slow, 1e-4)

@@ -5,7 +5,7 @@ multiplies each example by its own client's tensors. `EachOwn.of(rows)`, rows (B
 The operations that adapters and heads use have a rule; with x (B, ..., n), W (B, m, n), b and w (B, n) or (B, m),
 
     linear        y_i = x_i W_i^T + b_i     (`addmm` too: the layers of GPT-2, whose W is transposed)
-    layer norm    y_i = norm(x_i) w_i + b_i
+    layer norm    y_i = norm(x_i) w_i + b_i     (also of root mean squares, and a product x_i w_i by itself)
     embedding     y_i = W_i[ids_i]
 
 and everything else raises `NoRuleError`; a module of this project can read the values (`rows_of`). If a model has several rows
@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.products import product
+from secure_fed.learning.models.products import FEW, product
 
 
 class NoRuleError(ModelError):
@@ -107,11 +108,27 @@ def _added(y: Tensor, bias: Tensor | None) -> Tensor:
 def _embedding(
     ids: Tensor, weight: EachOwn, padding_idx: int | None = None, max_norm: float | None = None, **settings: Any
 ) -> Tensor:
-    if padding_idx is not None or max_norm is not None:  # a token that does not train, or a largest norm
-        raise NoRuleError("an embedding with settings has no rule for tensors of which each example has its own")
+    if max_norm is not None or settings.get("scale_grad_by_freq"):
+        raise NoRuleError("an embedding with such settings has no rule for tensors of which each example has its own")
     rows = weight.rows
-    tokens = of_each(ids, len(rows)).flatten(1)  # (B, T)
-    return rows.gather(1, tokens.unsqueeze(-1).expand(-1, -1, rows.shape[-1])).reshape(*ids.shape, -1)
+    tokens = of_each(ids, len(rows)).flatten(1).unsqueeze(-1)  # (B, T, 1)
+    found = rows.gather(1, tokens.expand(-1, -1, rows.shape[-1]))
+    if padding_idx is not None:  # a token whose row does not train
+        found = torch.where(tokens == padding_idx % rows.shape[1], found.detach(), found)
+    return found.reshape(*ids.shape, -1)
+
+
+def _times(x: Tensor, other: Tensor) -> Tensor:
+    """x w, the scale of a norm; x (B, ..., n) and w (n,)."""
+    x, weight = (other, x) if isinstance(x, EachOwn) else (x, other)
+    if not isinstance(weight, EachOwn) or isinstance(x, EachOwn) or weight.ndim != 1 or x.shape[-1:] != weight.shape:
+        raise NoRuleError("a product has no rule for these tensors of which each example has its own")
+    return (of_each(x, len(weight.rows)).flatten(1, -2) * weight.rows.unsqueeze(1)).reshape(x.shape)
+
+
+def _rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    y = functional.rms_norm(x, shape, None, eps)
+    return y if weight is None else _times(y, weight)
 
 
 def _moved(own: EachOwn, *args: Any, **kwargs: Any) -> EachOwn:
@@ -123,8 +140,71 @@ _RULES: dict[Any, Callable[..., Any]] = {
     torch.addmm: _addmm,
     functional.layer_norm: _layer_norm,
     functional.embedding: _embedding,
+    functional.rms_norm: _rms_norm,
+    torch.mul: _times,
+    Tensor.mul: _times,
+    Tensor.__mul__: _times,
+    Tensor.__rmul__: _times,
     Tensor.to: _moved,
 }
 # Properties of a tensor that do not read its numbers.
 _ABOUT = {Tensor.dtype, Tensor.device, Tensor.shape, Tensor.ndim, Tensor.requires_grad, Tensor.is_meta}
 _ABOUT |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__}
+
+
+class SmallProductsApart(TorchFunctionMode):
+    """Computes matrix products with few outputs for each example, such as its scores, separately for each example.
+
+    In one product for all examples, the rounding of a row can depend on its position. With thousands of outputs for each
+    example a trial detects this; with three scores it may detect nothing, though the next three differ. For sizes in between,
+    such as the output of an adapter's first matrix, a batched product computes each example by itself, as with tensors of its
+    own, and a trial checks that it does.
+    """
+
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        self.examples = examples
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        place = 1 if func in _AFTER_A_SUMMAND else 0
+        bias = args[0] if place else None
+        if func is functional.linear:
+            bias = args[2] if len(args) > 2 else kwargs.get("bias")
+        if isinstance(bias, EachOwn) and not isinstance(args[place + 1], EachOwn):  # the product first, apart
+            y = self.__torch_function__(torch.mm if place else func, types, args[place : place + 2])
+            return _added(y, bias)
+        numbers = -2 if func is functional.linear else -1  # the weight's dimension that the product has
+        if (
+            (func in _PRODUCTS or place)
+            and len(args) > place + 1
+            and self._small(args[place], args[place + 1], numbers)
+        ):
+            if func is functional.linear and self._seen(args[0], args[1]):
+                return self._batched(*args, **kwargs)
+            parts = args[place].chunk(self.examples)
+            return torch.cat([func(*args[:place], part, *args[place + 1 :], **kwargs) for part in parts])
+        return func(*args, **kwargs)
+
+    def _batched(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = torch.bmm(x.reshape(self.examples, -1, x.shape[-1]), weight.t().expand(self.examples, -1, -1))
+        return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
+
+    def _seen(self, x: Tensor, weight: Tensor) -> bool:
+        return x.numel() // x.shape[-1] * weight.shape[0] // self.examples >= _SEEN
+
+    def _small(self, x: Any, weight: Any, numbers: int) -> bool:
+        if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2 or x.ndim < 2:
+            return False
+        if isinstance(weight, EachOwn):  # separate for each example already
+            return False
+        rows = x.numel() // max(1, x.shape[-1])
+        divided = self.examples > 1 and len(x) > 0 and len(x) % self.examples == 0
+        return divided and rows * weight.shape[numbers] // self.examples < FEW
+
+
+_PRODUCTS = (functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+_AFTER_A_SUMMAND = (torch.addmm, Tensor.addmm)
+_SEEN = 64  # with so many outputs of an example, a trial detects their rounding

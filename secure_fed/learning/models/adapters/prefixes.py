@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from peft import PrefixEncoder, PrefixTuningConfig
 from torch import Tensor, nn
 from transformers import DynamicCache
@@ -64,6 +65,9 @@ class Prefix:
         room, keys = Room.of(base, self.length, self.max_length), Keys.of(base)
         names = virtual.install(model, base, _CHILD, lambda: self._made(keys), head, seed)
         base.register_forward_pre_hook(_Prefixed(room, keys), with_kwargs=True)
+        for layer in base.modules():  # else checkpointing would drop the cache, which may be written to once
+            if hasattr(layer, "gradient_checkpointing"):
+                layer._can_checkpoint_with_cache = True  # type: ignore[assignment]
         return names
 
     def _made(self, keys: Keys) -> nn.Module:
@@ -97,7 +101,17 @@ class _Prefixed:
         return (), named
 
 
+class _Fixed(DynamicCache):
+    """A cache of earlier tokens that keeps no others, so that a layer can be computed twice (checkpointing)."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        earlier: Any = self.layers[layer_idx]
+        return torch.cat([earlier.keys, key_states], -2), torch.cat([earlier.values, value_states], -2)
+
+
 def _cache(rows: Tensor, keys: Keys) -> DynamicCache:
     """The K and V of every layer, (B, heads, p, head_dim) each; a row has K and V of the first layer, then of the next."""
     parts = rows.unflatten(2, (2 * keys.layers, keys.heads, keys.head_dim)).permute(2, 0, 3, 1, 4)
-    return DynamicCache([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(keys.layers)])
+    return _Fixed([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(keys.layers)])

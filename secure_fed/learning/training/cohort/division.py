@@ -1,9 +1,9 @@
 """The division of a step's examples, of all clients, into passes.
 
-    Tight    sorted by length, and cut when a pass has enough tokens: there is hardly any padding. Rounding depends on the other
-             examples of a pass.
-    Public   each example is padded to one of a few public widths, and a pass has one of the sizes for which a trial found
-             every example's gradient bit-identical whatever the other examples of the pass. So a client's training is a
+    Tight    sorted by length, and cut when a pass is full: there is hardly any padding. Rounding depends on the other examples
+             of a pass. With `apart`, clients share no pass, so it depends on a client's own examples alone.
+    Public   each example is padded to one of a few public widths, and a pass has one of the sizes with which every example's
+             gradient is bit-identical whatever the other examples of the pass (`comparison`). So a client's training is a
              function of its own examples alone, as the sensitivity of a sum of clipped contributions requires.
 
 In both, the order of one client's examples over the passes depends on its own examples alone.
@@ -12,33 +12,38 @@ In both, the order of one client's examples over the passes depends on its own e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from secure_fed.activity import activity
+from secure_fed.learning.data.dealing import places_of
+from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.models.supported import mixes_experts
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.one_pass import Found, Pack, Places, found_in
+from secure_fed.learning.training.cohort.passes import Found, Pack, Places, found_alone, found_in
+from secure_fed.learning.training.comparison import agreeing_sizes
+from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.made_up import of_kind
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trials.bit_trial import sizes_that_agree
-from secure_fed.learning.training.trials.gradient_trial import moved_away, still
-from secure_fed.learning.training.trials.kind_probe import Probing
-from secure_fed.learning.training.trials.kinds import Kinds, Padded
-from secure_fed.learning.training.trials.supported import mixes_experts
-from secure_fed.learning.training.trials.uncoupled import Uncoupled
+from secure_fed.learning.training.trial import agree, moved_away, same_losses, still
 
 Entry = tuple[int, Any]  # the number of an owner, a client or a unit, and one of its examples
-Passes = Callable[[Sequence[Entry], Sequence[int]], Iterator[Found]]
-"""(entries, the row of each owner's client) -> the gradients of all entries, with their owners' numbers."""
+Work = tuple[Pack, list[int]]  # a pass, and the owner of each of its examples
+Passes = Callable[[Sequence[Entry], Sequence[int]], Iterator[tuple[Found, list[int]]]]
+"""(entries, the row of each owner's client) -> the gradients of all entries, and the owners of each pass's examples."""
 
 
 class Packing(Protocol):
     """A division of entries into passes."""
 
-    def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
+    def packs(self, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
         """The passes of these entries, which are ordered by client."""
 
 
@@ -46,7 +51,8 @@ class Packing(Protocol):
 class Room:
     """The limits of a pass.
 
-    tokens, rows: the most tokens and examples. parts: the fewest passes of a step, for many cores. filled: whether public
+    tokens, rows, scores: the most tokens, examples, and scores of tokens (of a language model's vocabulary). words: the scores
+    of one token; 0 if the model scores no tokens. parts: the fewest passes of a step, for many cores. filled: whether public
     passes have the largest size alone.
     """
 
@@ -54,151 +60,158 @@ class Room:
     rows: int
     parts: int = 1
     filled: bool = False
+    words: int = 0
+    scores: int = 2**29
 
     @classmethod
-    def of(cls, device: torch.device, numbers: int, *, public: bool, expected: float = math.inf) -> Room:
+    def of(
+        cls, device: torch.device, model: nn.Module, numbers: int, *, public: bool, expected: float = math.inf
+    ) -> Room:
         """numbers: the size of one client's moving tensors; a pass has a copy and a gradient of them for each example.
 
-        public: whether passes have public shapes. On an accelerator most sizes give other bits, so all passes are filled up to
-        one size, which should have room for most steps, and for little more. expected: the expected number of examples in a
-        client's step, if it is public; the variance is at most as large.
+        On a CPU a pass has so many tokens that its fixed cost, a millisecond for each matrix, is small beside their products;
+        more take no less time for each token. public: whether passes have public shapes. On an accelerator most sizes give
+        other bits, so all passes are filled up to one size, which should have room for most steps, and for little more.
+        expected: the expected number of examples in a client's step, if it is public; the variance is at most as large.
         """
-        tokens, rows, memory, parts = (1536, 48, 2**25, 4) if device.type == "cpu" else (2**15, 2**12, 2**30, 1)
-        filled = public and device.type != "cpu"
-        if filled:
-            tokens, rows = _FILLED, int(min(rows, expected + _DEVIATIONS * math.sqrt(expected) + 1))
-        return cls(tokens, max(1, min(rows, memory // max(1, numbers))), parts, filled)
+        words = _words(model)
+        if device.type == "cpu":
+            tokens = int(np.clip(_TOKENS_TIMES_MATRIX / _matrix(model), _LEAST, _MOST))
+            rows, memory = 48, 2**25
+            return cls(
+                tokens if public else max(tokens, 2 * _LEAST),
+                max(1, min(rows, memory // max(1, numbers))),
+                4,
+                words=words,
+            )
+        tokens, rows, memory = (_FILLED if public else 2**15), 2**12, 2**30
+        if public:
+            rows = int(min(rows, expected + _DEVIATIONS * math.sqrt(expected) + 1))
+        return cls(tokens, max(1, min(rows, memory // max(1, numbers))), filled=public, words=words)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether clients should share passes also where that takes a comparison: if a pass has room for many texts."""
+        return not self.filled and self.tokens > _MOST // 2
 
     def among(self, tokens: int) -> Room:
         """The limits of each pass of a step with `tokens` tokens. They, and so bits, do not depend on the number of cores."""
         return replace(self, tokens=min(self.tokens, max(_WORTH_A_PASS, -(-tokens // self.parts)))) if tokens else self
 
-    def of_width(self, width: int) -> int:
-        """The number of examples of `width` tokens that fit; width 0 means unknown."""
-        return max(1, min(self.rows, self.tokens // width if width else self.tokens // _UNKNOWN))
+    def of_width(self, width: int, labelled: int | None = None) -> int:
+        """The number of examples of `width` tokens that fit; width 0 means unknown.
+
+        labelled: the scored tokens of an example; None for all of them.
+        """
+        scored = (width if labelled is None else labelled) * self.words
+        fit = self.tokens // width if width else self.tokens // _UNKNOWN
+        return max(1, min(self.rows, fit, self.scores // scored if scored else self.rows))
 
 
 @dataclass(frozen=True)
 class Tight:
-    """Passes of examples of like length."""
+    """Passes of examples of like length. apart: whether clients share none."""
 
     collate: Collate
     room: Room
+    apart: bool = False
 
-    def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
-        by_length = sorted(entries, key=lambda entry: _tokens(entry[1]), reverse=True)
-        room, at = self.room.among(sum(_tokens(item) for _, item in entries)), 0
-        while at < len(by_length):
-            some = by_length[at : at + room.of_width(_tokens(by_length[at][1]))]
-            at += len(some)
-            yield Pack([owner for owner, _ in some], [item for _, item in some], self.collate, len(some))
+    def packs(self, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
+        for places in places_of(clients[owner] if self.apart else 0 for owner, _ in entries).values():
+            some = sorted((entries[i] for i in places), key=lambda entry: _tokens(entry[1]), reverse=True)
+            room = self.room if self.apart else self.room.among(sum(_tokens(item) for _, item in some))
+            while some:
+                scored = np.cumsum([room.words * _labelled(item) for _, item in some[: room.rows]])
+                fit = min(int((scored <= room.scores).sum()), room.of_width(_tokens(some[0][1]), 0))
+                part = some[: max(1, fit)]
+                some = some[len(part) :]
+                owners = [clients[owner] for owner, _ in part]
+                yield Pack(owners, [item for _, item in part], self.collate, len(part)), [owner for owner, _ in part]
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes that passes of a kind may have.
-
-    sizes: in examples, ascending. untried: a larger size without a trial so far, or 0; item: the example for its trial.
-    """
+    """The shapes that passes of a kind may have. sizes: in examples, ascending; (1,): each example by itself, unpadded."""
 
     collate: Collate
     sizes: tuple[int, ...]
-    untried: int = 0
-    item: Any = None
 
 
 class Public:
-    """Passes of public shapes.
-
-    The largest passes take most of the time of a trial, so their trial waits until enough examples come. A gradient has the
-    same bits before and after: the largest size is used only if it gives the bits of the smaller sizes, and a smaller size that
-    fails this trial is given up. If passes are filled (`Room`), only the largest size is tried.
-    """
+    """Passes of public shapes. On an accelerator, where they are filled, clients share none."""
 
     def __init__(
-        self,
-        objective: Objective,
-        collate: Collate,
-        room: Room,
-        placed: Placed,
-        uncoupled: Uncoupled | None = None,
+        self, objective: Objective, collate: Collate, room: Room, placed: Placed, *, alone: bool = False
     ) -> None:
-        """placed: some client's tensors, for trials of shapes.
-
-        uncoupled: the requirement on examples of a kind, if each of them is protected.
-        """
-        self._uncoupled = uncoupled
+        """placed: some client's tensors, for comparisons. alone: whether no two examples share a pass."""
         self._objective, self._room, self._placed = objective, room, placed
         self._kinds = Kinds.of(objective, collate)
-        self._probing = Probing(objective, self._kinds, placed)
+        self._alone = alone or mixes_experts(objective.model)
 
-    def packs(self, entries: Sequence[Entry]) -> Iterator[Pack]:
-        by_kind: dict[Hashable, list[Entry]] = {}
-        for entry in entries:
-            by_kind.setdefault(self._kinds(entry[1]), []).append(entry)
-        for kind in sorted(by_kind, key=repr):
-            some = by_kind[kind]
-            if isinstance(kind, Padded) and kind.read:  # the encoder reads new texts in passes of like lengths
+    def packs(self, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
+        by_kind: dict[tuple[str, int], list[Entry]] = {}
+        kinds: dict[str, Hashable] = {}
+        for owner, item in entries:
+            kind = self._kinds(item)
+            kinds.setdefault(repr(kind), kind)
+            by_kind.setdefault((repr(kind), clients[owner] if self._room.filled else 0), []).append((owner, item))
+        for name, client in sorted(by_kind):
+            some = by_kind[name, client]
+            if getattr(kinds[name], "read", False):  # the encoder reads new texts in passes of like lengths
                 some = sorted(some, key=lambda entry: _tokens(entry[1]))
-            yield from self._of_kind(kind, some)
+            yield from self._of_kind(kinds[name], some, clients)
 
-    def _of_kind(self, kind: Hashable, entries: Sequence[Entry]) -> Iterator[Pack]:
+    def _of_kind(self, kind: Hashable, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
         width = kind.work if isinstance(kind, Padded) else _UNKNOWN
-        shapes, at = self._shapes(kind, entries[0][1], len(entries), width), 0
+        shapes, at = self.shapes(kind, entries[0][1]), 0
         while at < len(entries):
             size = next_size(shapes.sizes, len(entries) - at, width)
             some = entries[at : at + size]
             at += len(some)
             filled = [*some, *[some[0]] * (size - len(some))]
-            yield Pack([one for one, _ in filled], [item for _, item in filled], shapes.collate, len(some), apart=True)
+            owners = [clients[owner] for owner, _ in filled]
+            pack = Pack(owners, [item for _, item in filled], shapes.collate, len(some), each=shapes.sizes != (1,))
+            yield pack, [owner for owner, _ in some]
 
-    def _shapes(self, kind: Hashable, item: Any, count: int, width: int) -> Shapes:
-        """The shapes for `count` examples of a kind and width, from a trial at their first use."""
+    def shapes(self, kind: Hashable, item: Any) -> Shapes:
+        """The shapes of passes of a kind, from a comparison at their first use. item: an example, for its columns."""
         most = self._room.of_width(kind.work if isinstance(kind, Padded) else 0)
-        key, ways = ("cohort", kind, most, self._placed.shapes), self._objective.ways
-        if key not in ways:
-            ways[key] = self._tried(kind, item, most)
-        shapes: Shapes = ways[key]
-        if shapes.untried and next_size((*shapes.sizes, shapes.untried), count, width) == shapes.untried:
-            found = self._agreeing(
-                self._probe(kind, shapes.item, most), shapes.collate, (*shapes.sizes, shapes.untried)
-            )
-            same = found[:1] == shapes.sizes[:1]  # else the larger sizes agree on other bits
-            shapes = ways[key] = Shapes(shapes.collate, found if same else shapes.sizes[:1])
-        return shapes
+        alone = Shapes(self._kinds.collate, (1,))
+        if self._alone or most < _WORTH_COMPARING:
+            return alone
+        candidates = (most,) if self._room.filled else tuple(sorted({2, max(2, most // 3), most}))
+        kept, key = self._objective.kept, (repr(kind), candidates, self._placed.shapes)
+        around = partial(self._objective.surroundings, self._kinds.collate, self._placed.tensors)
+        sizes = kept.sizes(key, around, lambda: self._compared(kind, item, candidates))
+        return Shapes(self._kinds.together(kind), sizes) if sizes != (1,) else alone
 
-    def _tried(self, kind: Hashable, item: Any, most: int) -> Shapes:
-        if self._uncoupled:
-            self._uncoupled.require(kind, self._placed, [item])
-        small = (most,) if self._room.filled else tuple(sorted({1, min(2, most), min(3, most), max(1, most // 4)}))
-        probe, collate = self._probing.of(kind, item, small[-1]), self._kinds.together(kind)
-        # Nothing to try; no positions for this width; no trial for experts.
-        if probe is None or not probe.padded or mixes_experts(self._objective.model):
-            return Shapes(self._kinds.collate, (1,))
-        if self._agreeing(probe.items, collate, small) == small:
-            return Shapes(collate, small, most if most > small[-1] else 0, item)
-        if self._room.filled:
-            return Shapes(collate, (1,))
-        sizes = self._agreeing(self._probe(kind, item, most), collate, tuple(sorted({*small, most})))
-        return Shapes(collate, sizes or (1,))
-
-    def _probe(self, kind: Hashable, item: Any, count: int) -> list[Any]:
-        probe = self._probing.of(kind, item, count)
-        return probe.items if probe else []
-
-    def _agreeing(self, probe: Sequence[Any], collate: Collate, candidates: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes among `candidates`, ascending, with which gradients are bit-identical in a trial."""
-        away = [moved_away(self._placed, number) for number in range(min(len(probe), _PLACES))]
+    def _compared(self, kind: Hashable, item: Any, candidates: tuple[int, ...]) -> tuple[int, ...]:
+        objective, collate = self._objective, self._kinds.together(kind)
+        probe = of_kind(objective, self._kinds, self._placed, kind, item, candidates[-1])
+        if not probe:
+            return (1,)
+        away = [
+            moved_away(self._placed, number) for number in range(1 if self._room.filled else min(len(probe), _PLACES))
+        ]
         places = Places.of(away)
 
-        def gradients(entries: Sequence[Entry]) -> Mapping[str, Tensor]:
-            pack = Pack([own for own, _ in entries], [one for _, one in entries], collate, len(entries), apart=True)
-            found = found_in(self._objective, places, pack)
-            return {"gradient": found.gradients, "loss": found.losses[:, None]}
+        def run(entries: list[Entry]) -> Iterable[Tensor]:
+            owners, items = [own for own, _ in entries], [one for _, one in entries]
+            found = found_in(objective, places, Pack(owners, items, collate, len(items), each=True))
+            return [*found.gradients.values(), found.losses[:, None]]
 
         entries = [(number % len(away), one) for number, one in enumerate(probe)]
-        with still(self._objective, lambda: gradients(entries[:1])["loss"]):
-            return sizes_that_agree(gradients, entries, candidates)
+        with still(objective), activity("checking how many examples can share a pass"):
+            sizes = agreeing_sizes(run, entries, candidates)
+            if sizes:  # a rule that is wrong for this model is wrong in every pass
+                own = found_alone(objective, away[0], probe[0], self._kinds.collate)
+                *rows, loss = run([entries[0]] * sizes[-1])
+                together = {name: row[:1] for name, row in zip(own.gradients, rows, strict=True)}
+                right = agree(together, own.gradients, objective.tolerance) and same_losses(
+                    loss[:1, 0], own.losses, objective.tolerance
+                )
+                return sizes if right else (1,)
+        return (1,)
 
 
 def next_size(sizes: Sequence[int], left: int, width: int) -> int:
@@ -210,8 +223,32 @@ def _tokens(item: Any) -> int:
     return len(item["input_ids"]) if isinstance(item, Mapping) and "input_ids" in item else 0
 
 
+def _labelled(item: Any) -> int:
+    labels = np.asarray(item.get("labels", 0) if isinstance(item, Mapping) else 0)
+    return int((labels != IGNORED).sum()) if labels.ndim == 1 else 0
+
+
+def _words(model: nn.Module) -> int:
+    """The number of a token's scores, if the model scores the words of its vocabulary."""
+    find = getattr(model, "get_output_embeddings", lambda: None)
+    try:
+        weight = getattr(find(), "weight", None)
+    except (NotImplementedError, AttributeError):
+        return 0
+    return len(weight) if isinstance(weight, Tensor) and weight.ndim == 2 else 0
+
+
+def _matrix(model: nn.Module) -> float:
+    """The size of the model's matrices without embeddings, a mean in which each number of theirs counts alike."""
+    embedded = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    sizes = [one.numel() for one in model.parameters() if one.ndim == 2 and id(one) not in embedded]
+    return sum(size * size for size in sizes) / sum(sizes) if sizes else 1.0
+
+
 _PER_PASS = 96  # the overhead of a pass, in tokens
 _WORTH_A_PASS = 128  # tokens
+_LEAST, _MOST, _TOKENS_TIMES_MATRIX = 192, 1536, 1.2e8
+_WORTH_COMPARING = 4  # examples: a pass of fewer saves less than their padding costs
 _FILLED = 2**13  # tokens
 _DEVIATIONS = 3  # standard deviations of a step's size for which a pass has room
 _UNKNOWN = 64  # the assumed number of an example's tokens if it is unknown

@@ -14,7 +14,7 @@ in this way, and their clients are trained one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,18 +26,15 @@ from torch import Tensor
 
 from secure_fed.activity import activity
 from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.training.cohort.devices import Told, divided
-from secure_fed.learning.training.cohort.division import Packing, Public, Room, Tight
-from secure_fed.learning.training.cohort.dp_sgd import NoisedSums
-from secure_fed.learning.training.cohort.gradients import Common, InTurn
-from secure_fed.learning.training.cohort.means import Means
-from secure_fed.learning.training.cohort.one_pass import Places, Trial, tried
-from secure_fed.learning.training.local import Job, Trained, train
+from secure_fed.learning.training.cohort.crew import Alone, Crew, Told, crew_of, divided
+from secure_fed.learning.training.cohort.division import Entry, Packing, Public, Room, Tight, Work
+from secure_fed.learning.training.cohort.passes import Found, Places, Trial, found_in, tried
+from secure_fed.learning.training.cohort.sums import Means, NoisedSums
+from secure_fed.learning.training.local import Job, Trained, seeded, train
+from secure_fed.learning.training.made_up import short
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.schedule import optimizer_of, stepped
-from secure_fed.learning.training.trials.gradient_trial import parameters_stay
-from secure_fed.learning.training.trials.kind_probe import nobodys
-from secure_fed.learning.training.trials.uncoupled import Uncoupled
+from secure_fed.learning.training.trial import parameters_stay, remembers, require_uncoupled
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -57,20 +54,29 @@ class Ways:
         return next((trial.why_not for trial in self.trials.values() if trial.why_not), "")
 
     def of(self, objective: Objective, alike: Sequence[Job], *, public: bool) -> Trial:
-        """The trial of this kind, made at its first use: on one job's examples, or with `public` on `nobodys`.
+        """The trial of this kind, made at its first use on `short` examples.
 
-        Without any of these there is no trial, since one client's examples must not decide how all clients train.
+        Without any there is a trial on one job's examples, or with `public` none, since one client's examples must not decide
+        how all clients train.
         """
         first = alike[0]
-        if first.kind not in self.trials:
-            placed = [job.placed(objective.device) for job in (first, alike[-1])]
-            examples: Sequence[Any] = Plain(max((job.examples for job in alike), key=len))
-            if public:
-                examples = nobodys(objective, first.collate, placed[0], examples[0])
+        if first.kind in self.trials:
+            return self.trials[first.kind]
+        placed = [job.placed(objective.device) for job in (first, alike[-1])]
+        own: Sequence[Any] = Plain(max((job.examples for job in alike), key=len))
+
+        def found() -> tuple[int, ...]:
             with activity("checking whether clients can train in common passes"):
-                self.trials[first.kind] = (
-                    tried(objective, placed, examples, first.collate) if len(examples) else Trial(_NOTHING)
-                )
+                examples = short(objective, first.collate, placed[0], own[0], 3) or ([] if public else own)
+                trial = tried(objective, placed, examples, first.collate) if len(examples) else Trial(_NOTHING)
+            self.trials[first.kind] = trial
+            return (1 + trial.dropout, 1 + trial.copies, 1 + bool(trial.why_not))
+
+        kept = objective.kept
+        around = partial(objective.surroundings, first.collate, placed[0].tensors)
+        dropout, copies, fails = kept.sizes(("common passes", first.kind, public), around, found)
+        if first.kind not in self.trials:
+            self.trials[first.kind] = Trial("as a trial found before" * (fails > 1), dropout > 1, copies > 1)
         return self.trials[first.kind]
 
 
@@ -119,54 +125,33 @@ def _told_after(told: Told, before: float, made: float) -> None:
 
 def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, told: Told, *, public: bool) -> list[Trained]:
     """Train jobs of one kind, which are ordered by steps, most first."""
-    private = jobs[0].private is not None
-    if not jobs[0].steps:
+    first, private = jobs[0], jobs[0].private is not None
+    if not first.steps:
         return [job.placed(objective.device).trained(math.nan) for job in jobs]
     if len(jobs) == 1 and not public and not private:
-        return [train(objective, jobs[0])]
-    uncoupled = _required(objective, jobs) if private else None
-    trial = ways.of(objective, jobs, public=public or private)
-    if not trial.why_not:
-        return _together(objective, jobs, trial, uncoupled, told, public=public or private)
+        return [train(objective, first)]
     if private:
-        return [_Cohort(objective, [job], trial, None).trained()[0] for job in jobs]
-    return [train(objective, job) for job in jobs]
-
-
-def _required(objective: Objective, jobs: Sequence[Job]) -> Uncoupled:
-    """The requirement for private jobs, checked on some of the examples of each before anything is drawn."""
-    first = jobs[0]
-    uncoupled = Uncoupled.of(objective, first.collate, first.settings, Plain(first.examples))
-    uncoupled.require_all(first.placed(objective.device), [Plain(job.examples)[:_LOOKED_AT] for job in jobs])
-    return uncoupled
-
-
-def _together(
-    objective: Objective, jobs: Sequence[Job], trial: Trial, uncoupled: Uncoupled | None, told: Told, *, public: bool
-) -> list[Trained]:
-    """Jobs of one kind in common passes, divided among the available devices."""
-
-    def on_one(own: Objective, jobs: Sequence[Job], told: Told) -> list[Trained]:
-        required = replace(uncoupled, objective=own) if uncoupled else None
-        return _on_one(own, jobs, trial, required, told, public=public)
-
+        require_uncoupled(objective, first.collate, first.placed(objective.device), Plain(first.examples))
+    trial = ways.of(objective, jobs, public=public or private)
+    if trial.why_not:
+        if not private:
+            return [train(objective, job) for job in jobs]
+        return [_on_one(objective, [job], lambda made: None, trial=trial, public=True)[0] for job in jobs]
+    on_one = partial(_on_one, trial=trial, public=public or private)
     return divided([objective, *(objective.beside if trial.copies else ())], jobs, on_one, told)
 
 
-def _on_one(
-    objective: Objective, jobs: Sequence[Job], trial: Trial, uncoupled: Uncoupled | None, told: Told, *, public: bool
-) -> list[Trained]:
+def _on_one(objective: Objective, jobs: Sequence[Job], told: Told, *, trial: Trial, public: bool) -> list[Trained]:
     """Jobs of one kind on one device, as many at a time as its memory has room for."""
-    first, done = jobs[0], list[Trained]()
+    first, done, device = jobs[0], list[Trained](), objective.device
     numbers = sum(math.prod(first.before[name].shape) for name in first.trainable)
-    most = clients_at_once(_held(first, numbers), objective.device)
-    room = Room.of(objective.device, numbers, public=public, expected=_expected(first))
+    most = clients_at_once(_held(first, numbers), device)
+    room = Room.of(device, objective.model, numbers, public=public, expected=_expected(first))
     if first.settings.microbatch:
         room = replace(room, rows=first.settings.microbatch)
-    placed = first.placed(objective.device)
-    packing: Packing = Tight(first.collate, room)
-    if public:
-        packing = Public(objective, first.collate, room, placed, uncoupled)
+    packing: Packing = Tight(first.collate, room, apart=public)
+    if first.private is not None or (public and room.mixes):
+        packing = Public(objective, first.collate, room, first.placed(device), alone=bool(trial.why_not))
     for start in range(0, len(jobs), most):
         cohort = _Cohort(objective, jobs[start : start + most], trial, packing)
         done += cohort.trained(partial(_told_after, told, start))
@@ -191,20 +176,14 @@ def _held(job: Job, numbers: int) -> int:
 class _Cohort:
     """Trainings in progress. Row i of every matrix is the i-th job's; the first rows, which have the most steps, are active.
 
-    packing: the division into common passes; None for a single private job, which has passes of its own.
+    packing: the division into passes.
     """
 
-    def __init__(self, objective: Objective, jobs: Sequence[Job], trial: Trial, packing: Packing | None) -> None:
-        self._jobs = jobs
+    def __init__(self, objective: Objective, jobs: Sequence[Job], trial: Trial, packing: Packing) -> None:
+        self._objective, self._jobs, self._trial, self._packing = objective, jobs, trial, packing
         seeds = [int(job.rng.integers(2**63)) for job in jobs]  # `train` draws it first from each rng
-        placed = [job.placed(objective.device) for job in jobs]
-        self._places = places = Places.of(placed)
-        dropout = np.random.default_rng(seeds) if trial.dropout else None
-        self._ways: Common | InTurn = (
-            InTurn(objective, places, jobs[0], placed[0])
-            if packing is None
-            else Common(objective, places, packing, dropout, trial.copies)
-        )
+        self._places = places = Places.of([job.placed(objective.device) for job in jobs])
+        self._dropout = np.random.default_rng(seeds) if trial.dropout else None
         private = jobs[0].private is not None
         self._steps = NoisedSums(jobs, places.flat, objective.device) if private else Means(jobs, places)
         self._start = places.moving.clone() if jobs[0].settings.proximal else None
@@ -213,18 +192,38 @@ class _Cohort:
 
     def trained(self, told: Told = lambda made: None) -> list[Trained]:
         """Take all steps."""
-        steps = self._jobs[0].steps
-        with self._ways.begun() as passes:
+        steps, objective = self._jobs[0].steps, self._objective
+        objective.begin()
+        alone = seeded(objective.device, self._jobs[0].rng) if self._trial.why_not else nullcontext()
+        with alone, crew_of(objective, spread=self._trial.copies and not self._trial.why_not) as crew:
             for step in range(steps):
                 active = sum(job.steps > step for job in self._jobs)
                 self._narrow(active)
-                self._step(step, self._steps.gradients(passes, active))
+                self._step(step, self._steps.gradients(partial(self._passes, crew), active))
                 told(len(self._jobs) * (step + 1) / steps)
+        models = (objective, *objective.copies) if self._jobs[0].private is not None else ()
+        if changed := [name for one in models for name in one.changed_buffers()]:
+            raise remembers(f"buffer {changed[0]}")
         parts = {name: part.cpu() for name, part in self._places.flat.parts(self._places.moving).items()}
         return [
             Trained(Tensors((name, part[row]) for name, part in parts.items()), loss)
             for row, loss in enumerate(self._steps.losses())
         ]
+
+    def _passes(
+        self, crew: Crew | Alone, entries: Sequence[Entry], clients: Sequence[int]
+    ) -> Iterator[tuple[Found, list[int]]]:
+        """The gradients of the entries, pass by pass, and the owners of each pass's examples."""
+
+        def found(objective: Objective, work: Work) -> tuple[Found, list[int]]:
+            return found_in(objective, self._places, work[0]), work[1]
+
+        yield from crew.results(found, map(self._seeded, self._packing.packs(entries, clients)))
+
+    def _seeded(self, work: Work) -> Work:
+        if self._dropout is None:
+            return work
+        return replace(work[0], seed=int(self._dropout.integers(2**63))), work[1]
 
     def _step(self, step: int, gradient: Tensor) -> None:
         """Step along the gradients (S, P) of the first S clients, each at the rate of its own schedule."""
@@ -255,5 +254,4 @@ class _Cohort:
 
 _NOTHING = "no text can be made up for this collate function, and there is no public example to try the model on"
 _CLIENTS = 1024
-_LOOKED_AT = 64
 _MEMORY, _ELSEWHERE = 2**28, 2**32  # bytes

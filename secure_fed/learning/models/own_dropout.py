@@ -7,13 +7,14 @@ order that cannot be repeated, so within `OwnDropout` each pass draws its masks 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 
 class OwnDropout(TorchFunctionMode):
@@ -31,6 +32,20 @@ class OwnDropout(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention and (kwargs or {}).get("dropout_p", 0.0) > 0:
             return self._attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def repeated(self, state: Tensor) -> Iterator[None]:
+        """Within the block, the masks that were drawn after the generator had this state."""
+        now = self.state
+        self._generator.set_state(state)
+        try:
+            yield
+        finally:
+            self._generator.set_state(now)
+
+    @property
+    def state(self) -> Tensor:
+        return self._generator.get_state()
 
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
@@ -59,3 +74,24 @@ class OwnDropout(TorchFunctionMode):
         if attn_mask is not None:
             scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
         return self._dropout(scores.softmax(-1), dropout_p) @ value
+
+
+def same_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Contexts for the two computations of a layer under checkpointing: the second has the same modes and the same masks.
+
+    No mode is active within a backward pass, which is where the second is made.
+    """
+    modes = [
+        (mode, mode.state if isinstance(mode, OwnDropout) else None) for mode in _get_current_function_mode_stack()
+    ]
+    return nullcontext(), _again(modes)
+
+
+@contextmanager
+def _again(modes: Sequence[tuple[TorchFunctionMode, Tensor | None]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for mode, state in modes:
+            if isinstance(mode, OwnDropout) and state is not None:
+                stack.enter_context(mode.repeated(state))
+            stack.enter_context(mode)
+        yield

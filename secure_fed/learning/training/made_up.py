@@ -1,7 +1,9 @@
-"""Made-up examples for trials of a model: random tokens of its vocabulary, in the columns of a task's examples.
+"""Examples for trials of a model that are nobody's: made up, or public.
 
-Only the names of the columns, and the form of a label (one number, one for each token, or several), are taken from an example
-of the data.
+A made-up example has random tokens of the model's vocabulary in the columns of a task's examples. Only the names of the
+columns, and the form of a label (one number, one for each token, or several), are taken from an example of the data. A trial on
+private examples would make one client's data decide how every client's gradients are computed, and so move bits that no noise
+covers.
 """
 
 from __future__ import annotations
@@ -10,21 +12,53 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+from secure_fed.errors import SecureFedError
 from secure_fed.learning.data.encode import IGNORED, per_token
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS
-from secure_fed.learning.training.trials.kinds import Kinds, Padded
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.kinds import Kinds, Padded, length
+from secure_fed.learning.training.local import Placed, losses, seeded
+from secure_fed.learning.training.objective import Objective
+
+CANNOT = (
+    SecureFedError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+)  # what a model raises that cannot compute a pass
 
 
-def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count: int) -> list[dict[str, Any]] | None:
-    """`count` made-up examples of a kind, in the columns of `pattern`; None if the kind is not `Padded` or has no vocabulary.
+def of_kind(objective: Objective, kinds: Kinds, placed: Placed, kind: Hashable, pattern: Any, count: int) -> list[Any]:
+    """`count` examples of a kind; [] if they can neither be made up nor found among the public ones.
+
+    pattern: an example, for its columns.
+    """
+    items = made_up(kinds, kind, objective.model, pattern, count)
+    if not items or not _takes(objective, kinds.collate, placed, [max(items, key=length)]):
+        items = [item for item in objective.public[:_LOOKED_AT] if kinds(item) == kind]
+    return varied(items, count) if items else []
+
+
+def short(objective: Objective, collate: Collate, placed: Placed, pattern: Any, count: int) -> list[Any]:
+    """Short texts of different lengths in the columns of `pattern`, or else public examples of any kind; [] without any."""
+    kinds = Kinds.of(objective, collate)
+    tried = map(kinds.padded, _SHORT) if hasattr(collate, "padded_to") else [kinds(pattern)]
+    found = (of_kind(objective, kinds, placed, kind, pattern, count) for kind in tried)
+    return next(filter(None, found), None) or list(objective.public[:_LOOKED_AT])
+
+
+def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count: int) -> list[dict[str, Any]]:
+    """`count` made-up examples of a kind, in the columns of `pattern`; [] if the kind is not `Padded` or has no vocabulary.
 
     Their lengths are spread over the lengths of the kind, their tokens are random, and labels are 0 and 1.
     """
     words = _vocabulary(model)
-    if not isinstance(kind, Padded) or words is None:
-        return None
+    if not isinstance(kind, Padded) or words is None or not isinstance(pattern, Mapping):
+        return []
     rng = np.random.default_rng(0)
     shortest, longest = (kind.width, kind.width) if kind.full else (min(kind.above + 1, kind.work - 1), kind.work - 1)
     lengths = rng.permutation(np.linspace(max(2, shortest), max(2, longest), count).round().astype(int))
@@ -46,6 +80,15 @@ def varied(items: Sequence[Any], count: int) -> list[Any]:
     return [_rolled(items[i % len(items)], i // len(items)) for i in range(count)]
 
 
+def _takes(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> bool:
+    """Whether the model computes finite losses of these examples."""
+    try:
+        with torch.no_grad(), seeded(objective.device, np.random.default_rng(0)), objective.holding(placed.tensors):
+            return bool(losses(objective, collate, items).isfinite().all())
+    except CANNOT:
+        return False
+
+
 def _rolled(item: Any, by: int) -> Any:
     if by == 0:
         return item
@@ -62,12 +105,10 @@ def _rolled(item: Any, by: int) -> Any:
 
 def _vocabulary(model: nn.Module) -> int | None:
     """The number of tokens that the model embeds; None if unknown."""
-    find = getattr(model, "get_input_embeddings", None)
     try:
-        layer = find() if find else None
-    except (NotImplementedError, AttributeError):
+        weight = getattr(model.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+    except (NotImplementedError, AttributeError, TypeError):
         return None
-    weight = getattr(layer, "weight", None)
     return len(weight) if isinstance(weight, Tensor) and weight.ndim == 2 else None
 
 
@@ -83,3 +124,7 @@ def _label(like: Any, number: int, tokens: int, rng: np.random.Generator, *, tok
         return (0, min(1, tokens - 1))
     filled = bits.reshape(shape).astype(float if kind == "f" else int)
     return filled if shape else filled.item()
+
+
+_LOOKED_AT = 512
+_SHORT = (12, 6)  # tokens: of a text of two tokens, some gradients are rounding alone

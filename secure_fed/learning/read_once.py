@@ -32,13 +32,12 @@ from torch import Tensor
 
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
+from secure_fed.learning.models.supported import mixes_experts
 from secure_fed.learning.training.cohort.division import Room, next_size
+from secure_fed.learning.training.comparison import agreeing_sizes
+from secure_fed.learning.training.kinds import Kinds, Padded
+from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trials.bit_trial import sizes_that_agree
-from secure_fed.learning.training.trials.kinds import Kinds, Padded, apart_on
-from secure_fed.learning.training.trials.made_up import made_up
-from secure_fed.learning.training.trials.supported import mixes_experts
-from secure_fed.learning.training.trials.uncoupled import most_at_once
 
 Numbers = NDArray[np.int64]
 Key = tuple[int, int, bytes]
@@ -103,7 +102,7 @@ class ReadOnce(AbstractContextManager[None]):
 
     @property
     def _kinds(self) -> Kinds:
-        return Kinds(list, self._longest, apart=apart_on(self._device))
+        return Kinds(list, self._longest, apart=8 if self._device.type == "cpu" else 32)
 
     def __enter__(self) -> None:
         vars(self._model)["read"] = self
@@ -150,25 +149,22 @@ class ReadOnce(AbstractContextManager[None]):
         return [found[place] for place in range(len(texts))]
 
     def _sizes(self, kind: Padded, *, typed: bool) -> tuple[int, ...]:
-        """The pass sizes of a kind, ascending, from a trial at their first use. typed: whether texts have types."""
+        """The pass sizes of a kind, ascending, from a comparison at their first use. typed: whether texts have types."""
         key = torch.get_num_threads(), kind, typed
         if key not in self._kept.sizes:
             names = ("input_ids", "attention_mask", "token_type_ids")[: 2 + typed]
-            tries = self._tries(kind.width)
-            made = made_up(self._kinds, kind, self._model, dict.fromkeys(names), tries[-1]) or ()
+            room = Room.of(self._device, self._model, 1, public=True).of_width(kind.width)
+            most = min(self._most or room, _ROWS) if self._device.type == "cpu" else self._most or room
+            made = made_up(self._kinds, kind, self._model, dict.fromkeys(names), most)
             probe = [Text(item["input_ids"], item["attention_mask"], item.get("token_type_ids")) for item in made]
-            tries = tries if probe and not mixes_experts(self._model) else []
-            found = sizes_that_agree(
-                lambda texts: {"mean": self._pass(kind.width, texts).float()}, probe, tries, copied=1
+            tries = ((1, most) if self._device.type == "cpu" else (most,)) if probe and most > 1 else ()
+            found = agreeing_sizes(
+                lambda texts: [self._pass(kind.width, texts).float()],
+                probe,
+                () if mixes_experts(self._model) else tries,
             )
             self._kept.sizes[key] = found or (1,)
         return self._kept.sizes[key]
-
-    def _tries(self, width: int) -> list[int]:
-        """The pass sizes to try. On an accelerator they give different bits, so there is one."""
-        if self._device.type == "cpu":
-            return [1, self._most or most_at_once(self._device)]
-        return [self._most or Room.of(self._device, 1, public=True).of_width(width)]
 
     def _pass(self, width: int, texts: Sequence[Text]) -> Tensor:
         """The means (B, d) of texts that are padded to this width."""
@@ -214,4 +210,5 @@ def _numbers(tensor: Tensor) -> Numbers:
 
 _HEAD = "classifier."
 _READ = ("input_ids", "attention_mask", "token_type_ids")
+_ROWS = 8  # on a CPU, larger passes take no less time per text
 _MOST, _BESIDE = 2**30, 1024  # bytes: of all means, and the overhead of each mean

@@ -1,0 +1,193 @@
+"""Trials of a model on a few short examples: is each example's loss its own, and do passes leave the model as it is?
+
+Every moving tensor is moved away from zero first, since at the usual start B = 0 the gradient of A vanishes and would prove
+nothing. The examples are made up (`made_up`) or public; without any, those of the data, for trials that can only refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from secure_fed.activity import activity
+from secure_fed.errors import ModelError
+from secure_fed.learning.models.supported import mixes_experts
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.checksums import changed, checksums
+from secure_fed.learning.training.local import Placed, losses, seeded
+from secure_fed.learning.training.made_up import short, varied
+from secure_fed.learning.training.objective import Objective
+
+Gradients = Mapping[str, Tensor]
+
+
+def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
+    """Whether every example's gradient is the expected one, tensor by tensor. found, expected: {name: (B, *shape)}.
+
+    A row may differ by `tolerance` of its own norm, so that no large gradient hides another's. Clipping moves no two vectors
+    apart: after it, rows differ by at most twice `tolerance` of the clip norm, whatever that is. A thousandth of the row's norm
+    over all tensors is added to its norm in one: a gradient that is zero by the model's symmetry (an attention's key bias) is
+    only rounding on both paths.
+
+    This decides whether a rule is right for a model. That an example's gradient depends on no other example is decided to the
+    bit (`comparison`).
+    """
+    if any(found[name].shape != expected[name].shape for name in expected):
+        return False
+    norms = {name: _norms(gradient) for name, gradient in expected.items()}
+    floor = 1e-3 * torch.stack(list(norms.values())).norm(dim=0)
+    return all(
+        bool((_norms(found[name] - gradient) <= tolerance * (norms[name] + floor)).all())
+        for name, gradient in expected.items()
+    )
+
+
+def _norms(stack: Tensor) -> Tensor:
+    """(B,) the norms of the rows of (B, *shape)."""
+    norms: Tensor = torch.linalg.vector_norm(stack.detach().reshape(len(stack), -1), dim=1)
+    return norms
+
+
+def same_losses(found: Tensor, own: Tensor, tolerance: float) -> bool:
+    """Whether every loss is the expected one, up to `tolerance` of itself and of 1, or of the largest if that is smaller.
+
+    The second term is for losses near zero: they are differences of scores, which are rounded. No large loss hides another's.
+    """
+    floor = own.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(max=1.0)
+    allowed = tolerance * (own.nan_to_num(0.0, 0.0, 0.0).abs() + floor)
+    equal = (found - own).abs() <= allowed
+    return bool((equal | (found == own) | (found.isnan() & own.isnan())).all())
+
+
+def moved_away(placed: Placed, seed: int = 0) -> Placed:
+    """The same with every moving tensor moved away from its start."""
+    generator = torch.Generator().manual_seed(seed)
+    moving = {
+        name: (tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor)).requires_grad_()
+        for name, tensor in placed.moving.items()
+    }
+    return replace(placed, moving=moving)
+
+
+def require_uncoupled(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> None:
+    """ModelError if the loss of an example depends on its batch, or if the model keeps statistics of examples it has seen.
+
+    The model keeps some if a pass, forward or backward, changes a buffer or a parameter. items: examples of the data, of which
+    only the columns count if examples can be made up; this can only refuse. A mixture of experts is not compared: it gets one
+    example at a time. Afterwards the objective is in training mode.
+    """
+
+    def checked() -> tuple[int, ...]:
+        _require_uncoupled(objective, collate, placed, items)
+        return (1,)
+
+    objective.kept.sizes(
+        ("uncoupled", placed.shapes), partial(objective.surroundings, collate, placed.tensors), checked
+    )
+
+
+def _require_uncoupled(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> None:
+    away = moved_away(placed)
+    with (
+        activity("checking that each example's loss is its own") as now,
+        parameters_stay(objective, {**placed.tensors, **away.moving}),
+        still(objective),
+    ):
+        probe = short(objective, collate, placed, items[0], _BATCH) or varied(list(items[:_BATCH]), _BATCH)
+        count = len(probe)
+        orders = [range(count), range(count - 1, -1, -1), [0] * count, range(2)]
+        first, second = (_losses(objective, collate, away, probe[:1]) for _ in range(2))
+        if not same_losses(first, second, 0.0):  # the model draws random numbers, which would tell losses apart
+            objective.eval()
+        if not mixes_experts(objective.model):
+            own = torch.cat([_losses(objective, collate, away, [item]) for item in probe])
+            for order in map(list, orders):
+                now.step()
+                found = _losses(objective, collate, away, [probe[i] for i in order])
+                if not same_losses(found, own[order], objective.tolerance):
+                    raise ModelError(
+                        "the loss of an example depends on the others in its batch (it is averaged over all tokens of the "
+                        "batch, compares examples, has room for so many of them, or padding counts), so no example can be "
+                        "protected; give a loss that is each example's own, shape (B,)"
+                    )
+        buffers = objective.changed_buffers()
+    objective.begin()
+    with seeded(objective.device, np.random.default_rng(0)):
+        require_constant(objective, collate, away, probe[0])
+    buffers += objective.changed_buffers()
+    objective.begin()
+    if buffers:
+        raise remembers(f"buffer {buffers[0]}")
+
+
+def require_constant(objective: Objective, collate: Collate, placed: Placed, item: Any) -> None:
+    """ModelError if a pass over the example, forward or backward, changes a parameter. Buffers are restored by `begin`."""
+    with parameters_stay(objective, placed.tensors), objective.holding(placed.tensors):
+        found = losses(objective, collate, [item])
+        if found.requires_grad:
+            torch.autograd.backward(found.sum())
+
+
+def _losses(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> Tensor:
+    with torch.no_grad(), objective.holding(placed.tensors):
+        return losses(objective, collate, items)
+
+
+def remembers(what: str) -> ModelError:
+    """The error for a parameter or a buffer that passes change."""
+    return ModelError(
+        f"{what} of the model changes as it runs, so it may keep statistics of the examples, which no noise covers; give a "
+        "model whose passes change no parameter and no buffer"
+    )
+
+
+@contextmanager
+def parameters_stay(objective: Objective, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """ModelError after the block if a parameter of the model, or one of the tensors that replace them, has been changed."""
+    models = (objective, *objective.beside)
+    for one in models:
+        one.note_parameters()
+    before = checksums(tensors)
+    yield
+    if found := [*changed(before, tensors), *(name for one in models for name in one.changed_parameters())]:
+        raise remembers(f"parameter {found[0]}")
+
+
+@contextmanager
+def still(objective: Objective) -> Iterator[None]:
+    """Training mode without dropout, and with seeded random numbers. Afterwards mode and buffers are restored."""
+    trained = objective.model.training
+    objective.begin()
+    try:
+        with seeded(objective.device, np.random.default_rng(0)), WithoutDropout():
+            yield
+    finally:
+        objective.begin()
+        if not trained:
+            objective.eval()
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Makes dropout the identity."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is functional.dropout:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention and "dropout_p" in kwargs:
+            kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+_BATCH = 5
