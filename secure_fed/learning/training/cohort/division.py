@@ -180,7 +180,7 @@ class Public:
         if self._alone or most < _WORTH_COMPARING:
             return alone
         candidates = (most,) if self._room.filled else tuple(sorted({2, max(2, most // 3), most}))
-        kept, key = self._objective.kept, (repr(kind), candidates, self._placed.shapes)
+        kept, key = self._objective.kept, (repr(kind), candidates, self._placed.shapes, torch.get_num_threads())
         around = partial(self._objective.surroundings, self._kinds.collate, self._placed.tensors)
         sizes = kept.sizes(key, around, lambda: self._compared(kind, item, candidates))
         return Shapes(self._kinds.together(kind), sizes) if sizes != (1,) else alone
