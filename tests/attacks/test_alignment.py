@@ -17,6 +17,7 @@ from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
 from tests.cells import chosen
 from tests.contracts import runs
+from tests.secure_fed.example_gradients import losses_at
 
 LEARNS = {"federation.rounds": 5, "method.rank": 8}
 
@@ -35,7 +36,7 @@ def naive_cosine(
     federation.assembly.objective.eval()
     batch = federation.assembly.problem.collate(list(examples))
     gradient = torch.autograd.grad(
-        federation.assembly.objective.losses(leaves, batch).mean(),
+        losses_at(federation.assembly.objective, leaves, batch).mean(),
         [leaves[name] for name in names],
         materialize_grads=True,
         allow_unused=True,

@@ -25,7 +25,7 @@ QUICK = [
 # Methods that train one client after the other, with a part of the reason; fedft's embeddings have no rule for common passes.
 IN_TURN = {
     "adamix": "draws random numbers beyond dropout",
-    "fedft": "has no rule",
+    "fedft": "not each has its part",
 }
 
 
