@@ -101,8 +101,8 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
         state, records = _start(assembly, store, noise_alone)
         every = assembly.charges_every_release
         budget = stack.enter_context(opened(privacy, plan, run_dir, subject, charged_here=every)) if plan else None
-        if plan:
-            assembly.objective.kept.files += [made_private(run_dir) / PASS_SIZES] if run_dir else []
+        if plan and run_dir:
+            stack.enter_context(assembly.objective.kept.beside(made_private(run_dir) / PASS_SIZES))
         assembly.charges.budget = budget
         stack.callback(assembly.charges.close)
         begun = budget.begun if budget and budget.plan.exposures else 0  # read once: reading a ledger notes its head

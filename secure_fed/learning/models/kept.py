@@ -17,8 +17,8 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -40,6 +40,15 @@ class Kept:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
         return self  # copies of a model compute the same bits
+
+    @contextmanager
+    def beside(self, file: Path) -> Iterator[None]:
+        """Keep results in this file too, within the block."""
+        self.files.append(file)
+        try:
+            yield
+        finally:
+            self.files.remove(file)
 
     def sizes(self, key: Hashable, around: Callable[[], Mapping[str, str] | None], find: Callable[[], Sizes]) -> Sizes:
         """The result of this key, from memory, a file or `find()`. around: its surroundings; None keeps it in memory alone."""
