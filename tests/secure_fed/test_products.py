@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from secure_fed.learning.models import products
 from secure_fed.learning.models.adapters.own_tensors import EachOwn
-from secure_fed.learning.models.products import hasten, product
+from secure_fed.learning.models.products import hasten, hasten_thin, product
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch carries no oneDNN")
 
@@ -158,3 +158,28 @@ def test_an_intel_processor_keeps_torchs_own(monkeypatch: pytest.MonkeyPatch) ->
         assert not products.faster()
     finally:
         products.faster.cache_clear()
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (40, 3)])
+def test_a_thin_product_and_its_first_and_second_derivatives_are_those_of_torch(shape: tuple[int, int]) -> None:
+    layer = nn.Linear(shape[1], shape[0], bias=False).double()
+    x = numbers(2, 5, shape[1]).double()
+
+    def derived() -> list[Tensor]:
+        moving = [x.requires_grad_(), layer.weight]
+        y = layer(x).tanh()
+        first = torch.autograd.grad(y.square().sum(), moving, create_graph=True)
+        return [y, *first, *torch.autograd.grad(sum(one.square().sum() for one in first), moving)]
+
+    def in_float32() -> list[Tensor]:
+        nonlocal x
+        layer.float()
+        x = x.detach().float()
+        found = derived()
+        assert [type(layer(x).grad_fn).__name__ == "_ThinBackward"] == ["forward" in vars(layer)]
+        return found
+
+    expected = derived()
+    torch.testing.assert_close(in_float32(), [one.float() for one in expected], rtol=1e-4, atol=1e-5)
+    hasten_thin(layer)
+    torch.testing.assert_close(in_float32(), [one.float() for one in expected], rtol=1e-4, atol=1e-5)

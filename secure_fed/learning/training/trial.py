@@ -163,13 +163,13 @@ def parameters_stay(objective: Objective, tensors: Mapping[str, Tensor]) -> Iter
 
 
 @contextmanager
-def still(objective: Objective) -> Iterator[None]:
+def still(objective: Objective) -> Iterator[WithoutDropout]:
     """Training mode without dropout, and with seeded random numbers. Afterwards mode and buffers are restored."""
     trained = objective.model.training
     objective.begin()
     try:
-        with seeded(objective.device, np.random.default_rng(0)), WithoutDropout():
-            yield
+        with seeded(objective.device, np.random.default_rng(0)), WithoutDropout() as without:
+            yield without
     finally:
         objective.begin()
         if not trained:
@@ -177,17 +177,23 @@ def still(objective: Objective) -> Iterator[None]:
 
 
 class WithoutDropout(TorchFunctionMode):
-    """Makes dropout the identity."""
+    """Makes dropout the identity. seen: whether there was any."""
+
+    seen = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is functional.dropout:
-            return args[0] if args else kwargs["input"]
-        if func is functional.scaled_dot_product_attention and "dropout_p" in kwargs:
-            kwargs["dropout_p"] = 0.0
+            return self._through(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention and kwargs.get("dropout_p", 0.0) > 0:
+            self.seen, kwargs["dropout_p"] = True, 0.0
         return func(*args, **kwargs)
+
+    def _through(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        self.seen |= training and p > 0
+        return input
 
 
 _BATCH = 5

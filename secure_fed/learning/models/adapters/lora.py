@@ -24,6 +24,7 @@ from secure_fed.config import MethodConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.adapters.targets import find_targets, matrix_shape
+from secure_fed.learning.models.products import hasten_thin
 from secure_fed.tensors.low_rank import balanced, truncated
 from secure_fed.tensors.tensors import Tensors
 
@@ -117,6 +118,8 @@ class LoraAdapter:
                 a, b = model.get_parameter(pair.a), model.get_parameter(pair.b)
                 a.data = draw((a.shape[0], a.shape[1]), generator).to(a.device)
                 b.data = torch.zeros(b.shape, device=b.device)
+                for name in (pair.a, pair.b):
+                    hasten_thin(cast(nn.Linear, model.get_submodule(name.removesuffix(".weight"))))
         if self.start == "singular":
             for pair in found:
                 _split(model, pair, self.scaling)

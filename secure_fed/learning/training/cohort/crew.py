@@ -90,7 +90,7 @@ def crew_of(objective: Objective, *, spread: bool = True) -> Iterator[Crew | Alo
     spread: whether passes may be computed at the same time. An accelerator computes one pass after the other.
     """
     threads = torch.get_num_threads()
-    if objective.device.type != "cpu" or threads == 1 or not spread:
+    if not spread or not _threads(objective):
         torch.set_num_threads(1)
         try:
             yield Alone(objective)
@@ -104,6 +104,15 @@ def crew_of(objective: Objective, *, spread: bool = True) -> Iterator[Crew | Alo
     finally:
         crew.close()
         torch.set_num_threads(threads)
+
+
+def spreads(objective: Objective) -> bool:
+    """Whether passes of this objective are computed on copies of it: on several cores, or on several devices."""
+    return _threads(objective) or bool(objective.beside)
+
+
+def _threads(objective: Objective) -> bool:
+    return objective.device.type == "cpu" and torch.get_num_threads() > 1
 
 
 def copy_of(objective: Objective) -> Objective:

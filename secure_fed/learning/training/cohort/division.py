@@ -79,7 +79,7 @@ class Room:
             tokens = int(np.clip(_TOKENS_TIMES_MATRIX / _matrix(model), _LEAST, _MOST))
             rows, memory = 48, 2**25
             return cls(
-                tokens if public else max(tokens, 2 * _LEAST),
+                tokens if public else max(tokens, _FEWEST),
                 max(1, min(rows, memory // max(1, numbers))),
                 4,
                 words=words,
@@ -96,7 +96,8 @@ class Room:
 
     def among(self, tokens: int) -> Room:
         """The limits of each pass of a step with `tokens` tokens. They, and so bits, do not depend on the number of cores."""
-        return replace(self, tokens=min(self.tokens, max(_WORTH_A_PASS, -(-tokens // self.parts)))) if tokens else self
+        least = _WORTH_A_PASS if self.mixes else _FEWEST
+        return replace(self, tokens=min(self.tokens, max(least, -(-tokens // self.parts)))) if tokens else self
 
     def of_width(self, width: int, labelled: int | None = None) -> int:
         """The number of examples of `width` tokens that fit; width 0 means unknown.
@@ -248,6 +249,7 @@ def _matrix(model: nn.Module) -> float:
 _PER_PASS = 96  # the overhead of a pass, in tokens
 _WORTH_A_PASS = 128  # tokens
 _LEAST, _MOST, _TOKENS_TIMES_MATRIX = 192, 1536, 1.2e8
+_FEWEST = 512  # tokens of a pass of a large model, if no comparison limits it: a pass costs as much as 120 tokens
 _WORTH_COMPARING = 4  # examples: a pass of fewer saves less than their padding costs
 _FILLED = 2**13  # tokens
 _DEVIATIONS = 3  # standard deviations of a step's size for which a pass has room

@@ -27,7 +27,7 @@ from secure_fed.learning.models.adapters.own_tensors import EachOwn, SmallProduc
 from secure_fed.learning.models.own_dropout import OwnDropout
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.crew import copy_of
+from secure_fed.learning.training.cohort.crew import copy_of, spreads
 from secure_fed.learning.training.local import Placed, losses, seeded
 from secure_fed.learning.training.made_up import CANNOT, varied
 from secure_fed.learning.training.objective import Objective
@@ -147,7 +147,11 @@ def _gradient(leaf: Tensor, *, plain: bool) -> Tensor:
 
 def _spread(rows: Tensor, of: Tensor | None) -> Tensor:
     """(B, *shape) the value of each example's client, from rows (R, *shape)."""
-    spread: Tensor = rows if of is None else _Spread.apply(rows, of)  # type: ignore[no-untyped-call]
+    if (
+        of is None or rows.is_cuda
+    ):  # where torch adds up the gradients of an index in their order, and `index_add_` does not
+        return rows if of is None else rows[of]
+    spread: Tensor = _Spread.apply(rows, of)  # type: ignore[no-untyped-call]
     return spread
 
 
@@ -181,8 +185,9 @@ class Trial:
     """The outcome of a trial.
 
     why_not: why examples cannot share passes; "" if a pass gives each example its own loss and gradient. dropout: whether the
-    model has dropout. copies: whether a copy of the objective computes the same, so that passes can run at the same time: in
-    the copy, a `forward` that was assigned to an object from outside may still use the first model.
+    model has dropout. copies: whether passes can run at the same time, if they could here (`crew.spreads`), because a copy of
+    the objective computes the same: in the copy, a `forward` that was assigned to an object from outside may still use the
+    first model.
     """
 
     why_not: str = ""
@@ -190,24 +195,28 @@ class Trial:
     copies: bool = True
 
 
-def tried(objective: Objective, placed: Sequence[Placed], examples: Sequence[Any], collate: Collate) -> Trial:
+def tried(
+    objective: Objective, placed: Sequence[Placed], examples: Sequence[Any], collate: Collate, *, every: bool = True
+) -> Trial:
     """Test on up to three examples whether trainings with these tensors can share a pass.
 
-    The objective is left in training mode, with its buffers restored.
+    every: compare each example with a pass of its own; else one of them, with one client's tensors in another client's pass,
+    where nobody is protected. The objective is left in training mode, with its buffers restored.
     """
     objective.begin()  # an evaluation may have left it in evaluation mode, without dropout
     objective.note_parameters()
     probe = [examples[0], examples[len(examples) // 2], examples[-1]] if len(examples) > 2 else varied(examples, 3)
     away = [moved_away(place, number) for number, place in enumerate(placed)]
+    places = Places.of(away)
     pack = Pack([number % len(away) for number in range(len(probe))], probe, collate, len(probe), each=True)
     try:
-        with still(objective):
+        with still(objective) as without:
             drawn = torch.get_rng_state()
-            together = found_in(objective, Places.of(away), pack)
+            together = found_in(objective, places, pack)
             if not torch.equal(torch.get_rng_state(), drawn):
                 return Trial("the model draws random numbers beyond dropout")
-            for number, item in enumerate(probe):
-                own = found_alone(objective, away[pack.owners[number]], item, collate)
+            for number in range(len(probe)) if every else [1]:
+                own = found_alone(objective, away[pack.owners[number]], probe[number], collate)
                 row = {name: one[number, None] for name, one in together.gradients.items()}
                 if not same_losses(together.losses[number, None], own.losses, objective.tolerance) or not agree(
                     row, own.gradients, objective.tolerance
@@ -217,26 +226,23 @@ def tried(objective: Objective, placed: Sequence[Placed], examples: Sequence[Any
                 return Trial(f"buffer {found[0]} of the model changes as it runs")
             if found := objective.changed_parameters():
                 return Trial(f"parameter {found[0]} of the model changes as it runs")
-        return _with_dropout(objective, Places.of(away), pack)
+        with seeded(objective.device, np.random.default_rng(0)):
+            drawn = torch.get_rng_state()
+            if without.seen:
+                pack = replace(pack, seed=0)
+                together = found_in(objective, places, pack)
+            copies = spreads(objective) and _same(
+                together.gradients, found_in(copy_of(objective), places, pack).gradients
+            )
+            if not torch.equal(drawn, torch.get_rng_state()):
+                return Trial("the model draws random numbers beyond dropout")
+        return Trial(dropout=without.seen, copies=copies)
     except CANNOT as error:
         return Trial(
             f"the model cannot take tensors of several clients in one pass ({type(error).__name__}: {error!s:.200})"
         )
     finally:
         objective.begin()
-
-
-def _with_dropout(objective: Objective, places: Places, pack: Pack) -> Trial:
-    """Whether training has dropout, and whether a copy computes the same."""
-    with seeded(objective.device, np.random.default_rng(0)):
-        drawn = torch.get_rng_state()
-        first, copied, other = (
-            found_in(one, places, replace(pack, seed=seed))
-            for one, seed in ((objective, 0), (copy_of(objective), 0), (objective, 1))
-        )
-        if not torch.equal(drawn, torch.get_rng_state()):
-            return Trial("the model draws random numbers beyond dropout")
-    return Trial(dropout=not _same(first.gradients, other.gradients), copies=_same(first.gradients, copied.gradients))
 
 
 def _same(found: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:

@@ -68,7 +68,9 @@ class Ways:
         def found() -> tuple[int, ...]:
             with activity("checking whether clients can train in common passes"):
                 examples = short(objective, first.collate, placed[0], own[0], 3) or ([] if public else own)
-                trial = tried(objective, placed, examples, first.collate) if len(examples) else Trial(_NOTHING)
+                trial = Trial(_NOTHING)
+                if len(examples):
+                    trial = tried(objective, placed, examples, first.collate, every=public)
             self.trials[first.kind] = trial
             return (1 + trial.dropout, 1 + trial.copies, 1 + bool(trial.why_not))
 
@@ -128,8 +130,13 @@ def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, told: Told, 
     first, private = jobs[0], jobs[0].private is not None
     if not first.steps:
         return [job.placed(objective.device).trained(math.nan) for job in jobs]
-    if len(jobs) == 1 and not public and not private:
-        return [train(objective, first)]
+    if (
+        len(jobs) == 1
+        and not public
+        and not private
+        and Room.of(objective.device, objective.model, 1, public=False).mixes
+    ):
+        return [train(objective, first)]  # else passes of few texts, without padding, take less time
     if private:
         require_uncoupled(objective, first.collate, first.placed(objective.device), Plain(first.examples))
     trial = ways.of(objective, jobs, public=public or private)
