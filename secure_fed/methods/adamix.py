@@ -8,7 +8,7 @@ experts of a place share their upper layer (section 3.4), as in the authors' set
 averaged, expert by expert.
 
 Guarantee: the mean of the parameters is exact. Experts are drawn for a whole pass, independently of its examples. For
-example-level privacy each example has its own pass (`gradient_trial.tried`): with a shared draw, the examples that share it
+example-level privacy each example has its own pass (`passes.tried`): with a shared draw, the examples that share it
 would depend on the other examples.
 
 Deviations. The upper layers start at zero, so that the adapted model starts equal to the original. Clients send experts

@@ -92,7 +92,7 @@ class Assembly:
         """
         problem, plan = self.problem, self.method.plan(self.initial)
         if self.protection.placement.private:
-            self.objective.kept.files = [user_file()]
+            self.objective.kept.files = [file for file in [user_file()] if file is not None]
         require_by_trials(
             self.protection,
             self.objective,

@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError, SmallProductsApart
+from secure_fed.learning.models.own_dropout import OwnDropout
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import crew, trainings
 from secure_fed.learning.training.cohort.division import Room
@@ -155,6 +156,13 @@ def test_dropout_is_repeated_on_any_number_of_threads() -> None:
         assert trained(setting, range(6), public=False) == alone
     finally:
         torch.set_num_threads(1)
+
+
+def test_dropout_in_place_changes_its_input() -> None:
+    x = torch.ones(100)
+    with OwnDropout(0, torch.device("cpu")):
+        functional.dropout(x, 0.5, True, True)
+    assert set(x.tolist()) == {0.0, 2.0}
 
 
 def test_dropout_is_noticed_after_an_evaluation() -> None:

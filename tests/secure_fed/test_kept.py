@@ -221,6 +221,18 @@ def test_a_second_run_and_a_resumed_one_compare_nothing(tmp_path: Path, monkeypa
     assert len(compared) == 2 * done
 
 
+def test_without_a_folder_for_caches_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert user_file() is None
+    train = [TEXTS, TEXTS]
+    config = toys.config({"privacy.unit": "example", "privacy.epsilon": 50.0, "privacy.delta": 0.01})
+    federation = Federation(config, model=small_models.make("bert"), train=train, test=TEXTS, entropy=SeededEntropy(1))
+    federation.run()
+    assert federation.assembly.objective.kept.files == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_without_privacy_a_trial_reads_no_more_than_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass of the run: four texts of 100 words."""
     read: list[int] = []

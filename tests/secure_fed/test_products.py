@@ -182,4 +182,8 @@ def test_a_thin_product_and_its_first_and_second_derivatives_are_those_of_torch(
     expected = derived()
     torch.testing.assert_close(in_float32(), [one.float() for one in expected], rtol=1e-4, atol=1e-5)
     hasten_thin(layer)
+    assert layer(torch.empty(0, shape[1])).shape == (0, shape[0]), "an expert without a token"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x.detach().float())
+    y.float().sum().backward()
     torch.testing.assert_close(in_float32(), [one.float() for one in expected], rtol=1e-4, atol=1e-5)

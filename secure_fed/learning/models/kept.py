@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Kept:
     def __init__(self) -> None:
         self.files: list[Path] = []
         self.results: dict[Hashable, Any] = {}
+        self._lock = RLock()  # trials draw from torch's one generator, and devices share their results
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kept:
         return self  # copies of a model compute the same bits
@@ -52,6 +54,10 @@ class Kept:
 
     def sizes(self, key: Hashable, around: Callable[[], Mapping[str, str] | None], find: Callable[[], Sizes]) -> Sizes:
         """The result of this key, from memory, a file or `find()`. around: its surroundings; None keeps it in memory alone."""
+        with self._lock:
+            return self._sizes(key, around, find)
+
+    def _sizes(self, key: Hashable, around: Callable[[], Mapping[str, str] | None], find: Callable[[], Sizes]) -> Sizes:
         if key in self.results:
             found: Sizes = self.results[key]
             return found
@@ -68,14 +74,14 @@ class Kept:
         return self.results[key]  # type: ignore[no-any-return]
 
 
-def user_file() -> Path:
-    """The file per user: in $XDG_CACHE_HOME, or ~/.cache; for a user without a home folder, one that keeps nothing."""
+def user_file() -> Path | None:
+    """The file per user: in $XDG_CACHE_HOME, or ~/.cache; None if no folder can be made there."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
         folder = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "secure-fed"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError):
-        return Path(os.devnull)
+        return None
     return folder / PASS_SIZES
 
 
@@ -217,7 +223,7 @@ def _digest(*parts: str) -> str:
 def _read(file: Path) -> dict[str, list[int]]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     sound = isinstance(found, dict) and all(
         isinstance(sizes, list) and sizes and all(type(size) is int and size > 0 for size in sizes)

@@ -51,7 +51,8 @@ class OwnDropout(TorchFunctionMode):
         if not training or p == 0:
             return x
         kept = torch.empty_like(x).bernoulli_(1 - p, generator=self._generator)
-        return x * kept.div_(1 - p) if p < 1 else x * 0.0
+        factor = kept.div_(1 - p) if p < 1 else kept
+        return x.mul_(factor) if inplace else x * factor
 
     def _attention(
         self,

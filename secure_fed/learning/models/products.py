@@ -4,7 +4,7 @@ torch passes float32 products on x86 to MKL, which uses AVX-512 on Intel's proce
 uses it on every processor that has it. On an AMD EPYC of 2024 oneDNN is twice as fast. Both compute in full float32.
 
 oneDNN computes a layer's product if its input is (B, T, n) with many numbers for each example, as in a transformer. torch
-computes the rest: small products, which may have to be separate for each example (`per_example.SmallProductsApart`), other
+computes the rest: small products, which may have to be separate for each example (`own_tensors.SmallProductsApart`), other
 types and devices, and tensors that differ between examples (`EachOwn`).
 
 The factors of LoRA are thin, r by n or m by r. For three of their six products MKL takes up to six times as long as for the
@@ -81,12 +81,13 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def hasten_thin(layer: nn.Linear) -> None:
-    """Make a thin layer without bias compute by `thin`; a copy of the layer does so too."""
+    """Make a thin layer without bias compute by `_Thin` where it trains; a copy of the layer does so too."""
     layer.forward = partial(_thin, layer)  # type: ignore[method-assign]
 
 
 def _thin(layer: nn.Linear, x: Tensor) -> Tensor:
-    if _plain(x) and _plain(layer.weight) and x.ndim > 1:
+    trains = _plain(x) and _plain(layer.weight) and layer.weight.requires_grad and torch.is_grad_enabled()
+    if trains and x.ndim > 1 and not torch.is_autocast_enabled("cpu"):
         found: Tensor = _Thin.apply(x, layer.weight)  # type: ignore[no-untyped-call]
         return found
     return functional.linear(x, layer.weight)
@@ -136,13 +137,18 @@ class _Product(torch.autograd.Function):
 class _Thin(torch.autograd.Function):
     """y = x W^T with x (..., n), W (m, n), m or n small; derivatives of any order."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
         rows = x.flatten(0, -2)
         down = len(weight) < weight.shape[1]
         y = (weight @ rows.t()).t().contiguous() if down else rows @ weight.t()
-        return y.view(*x.shape[:-1], -1)
+        return y.view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -1,4 +1,4 @@
-"""The parameters of private local steps: the sampling of units, their clipping, and the noise (`dp_sgd`)."""
+"""The parameters of private local steps: the sampling of units, their clipping, and the noise (`cohort/sums.py`)."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Each training is the same as in `local.train`: the same batches in the same order, its own optimiser state, its own loss. In
 step t the t-th batches of all clients are combined, and their examples are divided into passes (`division`). Every
-example's gradient is computed at its own client's tensors (`one_pass`). A client's gradients are added up in an order that
+example's gradient is computed at its own client's tensors (`passes`). A client's gradients are added up in an order that
 its own examples determine. One vectorised optimiser step updates all clients; a client without a batch left is left out.
-Private steps (`dp_sgd`) work in the same way, with noised sums of clipped gradients in place of means.
+Private steps (`sums`) work in the same way, with noised sums of clipped gradients in place of means.
 
 The results equal `train`'s up to rounding of sums in another order. With `public` shapes they are bit for bit a function of the
 client's own job. With dropout, losses have the same distribution and other bits. A trial detects models that cannot be trained
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from secure_fed.activity import activity
 from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.training.cohort.crew import Alone, Crew, Told, crew_of, divided
+from secure_fed.learning.training.cohort.crew import Alone, Crew, Told, crew_of, divided, spreads
 from secure_fed.learning.training.cohort.division import Entry, Packing, Public, Room, Tight, Work
 from secure_fed.learning.training.cohort.passes import Found, Places, Trial, found_in, tried
 from secure_fed.learning.training.cohort.sums import Means, NoisedSums
@@ -60,26 +60,27 @@ class Ways:
         how all clients train.
         """
         first = alike[0]
-        if first.kind in self.trials:
-            return self.trials[first.kind]
+        kind = first.kind, spreads(objective)
+        if kind in self.trials:
+            return self.trials[kind]
         placed = [job.placed(objective.device) for job in (first, alike[-1])]
         own: Sequence[Any] = Plain(max((job.examples for job in alike), key=len))
 
         def found() -> tuple[int, ...]:
             with activity("checking whether clients can train in common passes"):
                 examples = short(objective, first.collate, placed[0], own[0], 3) or ([] if public else own)
-                trial = Trial(_NOTHING)
+                trial, padded = Trial(_NOTHING), hasattr(first.collate, "padded_to")
                 if len(examples):
-                    trial = tried(objective, placed, examples, first.collate, every=public)
-            self.trials[first.kind] = trial
+                    trial = tried(objective, placed, examples, first.collate, every=public or not padded)
+            self.trials[kind] = trial
             return (1 + trial.dropout, 1 + trial.copies, 1 + bool(trial.why_not))
 
         kept = objective.kept
         around = partial(objective.surroundings, first.collate, placed[0].tensors)
-        dropout, copies, fails = kept.sizes(("common passes", first.kind, public), around, found)
-        if first.kind not in self.trials:
-            self.trials[first.kind] = Trial("as a trial found before" * (fails > 1), dropout > 1, copies > 1)
-        return self.trials[first.kind]
+        dropout, copies, fails = kept.sizes(("common passes", *kind, public), around, found)
+        if kind not in self.trials:
+            self.trials[kind] = Trial("as a trial found before" * (fails > 1), dropout > 1, copies > 1)
+        return self.trials[kind]
 
 
 def train_together(
@@ -130,13 +131,10 @@ def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, told: Told, 
     first, private = jobs[0], jobs[0].private is not None
     if not first.steps:
         return [job.placed(objective.device).trained(math.nan) for job in jobs]
-    if (
-        len(jobs) == 1
-        and not public
-        and not private
-        and Room.of(objective.device, objective.model, 1, public=False).mixes
-    ):
-        return [train(objective, first)]  # else passes of few texts, without padding, take less time
+    if len(jobs) == 1 and not public and not private:
+        room = Room.of(objective.device, objective.model, 1, public=False)
+        if room.mixes or not hasattr(first.collate, "padded_to"):
+            return [train(objective, first)]  # else passes of few texts, without padding, take less time
     if private:
         require_uncoupled(objective, first.collate, first.placed(objective.device), Plain(first.examples))
     trial = ways.of(objective, jobs, public=public or private)
