@@ -8,7 +8,7 @@ from __future__ import annotations
 from secure_fed import methods
 from secure_fed.config import RunConfig
 from secure_fed.learning.data import named_files
-from secure_fed.learning.models.locate import locate
+from secure_fed.learning.models.locate import found
 from secure_fed.learning.tasks.columns import columns
 from secure_fed.runs.ledger_heads import require_made
 
@@ -16,7 +16,7 @@ from secure_fed.runs.ledger_heads import require_made
 def check(config: RunConfig) -> None:
     """Refuse an unknown method, and missing files, columns, model folders or ledgers."""
     methods.require_known(config.method.name)
-    locate(config.model.name)
+    found(config.model)
     read, others = columns(config.data), config.evaluation.non_members
     named_files.require_columns(config.data, read, config.privacy.group_column, others)
     if config.privacy.ledger:

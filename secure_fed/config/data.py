@@ -12,6 +12,11 @@ _NOTES = 10_000_000  # record numbers are distinct up to here
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = key("builtin/tiny", "builtin/tiny, a folder, or a Hugging Face Hub id")
+    revision: str = key("", "commit, tag or branch of a Hub model; empty: its main branch")
+    trust_remote_code: bool = key(
+        False,
+        "run the Python code that a Hub model or a folder brings along; read it first, since it can do anything here",
+    )
     device: str = key(
         "cpu",
         "torch device: cpu, cuda, mps ...; auto: the GPU if there is one; of several devices, as in 'cuda:0, cuda:1', each "
@@ -19,6 +24,11 @@ class ModelConfig:
     )
     dtype: str = key(
         "float32", "type of the model's computations; adapters stay float32", choices=("float32", "bfloat16")
+    )
+    quantization: str = key(
+        "none",
+        "how the frozen linear layers are stored, by bitsandbytes: none, 8bit (LLM.int8) or 4bit (normal floats)",
+        choices=("none", "8bit", "4bit"),
     )
     max_length: int = key(128, "texts are cut after this many tokens", at_least=2)
     pooling: str = key(
@@ -39,7 +49,14 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    name: str = key("builtin/notes", "builtin/notes, a Hub id or a data set folder")
+    name: str = key(
+        "builtin/notes", "builtin/notes, a Hub id (id:configuration if it has several) or a data set folder"
+    )
+    revision: str = key("", "commit, tag or branch of a Hub data set; empty: its main branch")
+    split: str = key("train", "split of the data set that clients train on")
+    test_split: str = key(
+        "", "its test split; empty: test, validation, valid or dev, the first that it has with labels"
+    )
     train: str | tuple[str, ...] = key(
         "", "a JSON Lines, CSV or Parquet file (.gz too), a folder, or a list with one file per client"
     )

@@ -57,6 +57,10 @@ FORMER: Mapping[str, object] = {
 # A setting, the condition under which it has an effect, and this condition in words.
 EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("data.name", lambda c: not c.data.train, "no data.train"),
+    *(
+        (f"data.{name}", lambda c: _own_data(c) and not c.data.train, "a data.name of your own and no data.train")
+        for name in ("revision", "split", "test_split")
+    ),
     ("data.task", _own_data, "data of your own"),
     ("data.text", _own_data, "data of your own"),
     (

@@ -38,6 +38,7 @@ from secure_fed.deployment.home_files import (
     section_of,
     write_key,
 )
+from secure_fed.deployment.own_settings import model_here
 from secure_fed.deployment.policy import Policy
 from secure_fed.errors import plainly
 from secure_fed.learning.data.files import require_an_example
@@ -60,6 +61,7 @@ class NodeSection:
     train: tuple[str, ...] = key((), "the files of this node's examples; they never leave this machine")
     model: str = key("", "a folder with the base model; needed if the model is not found under the name in the charter")
     device: str = key("cpu", "where the model computes: cpu, cuda ...")
+    trust_remote_code: bool = key(False, "run the code that the base model brings along; no charter decides this")
     units: int = key(0, "how many examples or persons the data have, for federations that protect these", at_least=0)
 
 
@@ -75,6 +77,7 @@ class Home:
     model: str = ""
     device: str = "cpu"
     units: int = 0
+    trust_remote_code: bool = False
 
     @classmethod
     def load(cls, folder: Path) -> Home:
@@ -92,7 +95,7 @@ class Home:
         model = node.model
         if model and not model.startswith("builtin/") and (folder / model).is_dir():
             model = str((folder / model).absolute())
-        return cls(folder, identity, node.name, train, policy, model, node.device, node.units)
+        return cls(folder, identity, node.name, train, policy, model, node.device, node.units, node.trust_remote_code)
 
     def federation(self, digest: bytes) -> Path:
         """The folder of this node's state in the federation whose charter has this digest."""
@@ -113,6 +116,7 @@ class CoordinatorSection:
     test: tuple[str, ...] = key((), "the files of the coordinator's test set")
     model: str = key("", "a folder with the base model; needed if the model is not found under the name in the charter")
     device: str = key("cpu", "where the model computes: cpu, cuda ...")
+    trust_remote_code: bool = key(False, "run the code that the base model brings along; no charter decides this")
     ledger: str = key("", "a ledger that runs share, where clients are protected; empty: one for this run")
     data_set: str = key("", "as privacy.data_set: the name of that ledger's data set")
     unit_name: str = key("", "as privacy.unit_name: the unit's name in that ledger")
@@ -146,10 +150,11 @@ class CoordinatorHome:
 
     def configured(self, config: RunConfig) -> RunConfig:
         """The charter's settings with this machine's own. Files with relative paths are in the coordinator's folder."""
-        model = {("model", "name"): self.own.model} if self.own.model else {}
         values = budget_of(self.own, self.folder, str(self.folder / COORDINATOR))
         budget = {("privacy", name): value for name, value in values.items() if value}
-        return config.replace({**model, **budget, ("model", "device"): self.own.device})
+        return config.replace(
+            {**model_here(self.own.model, self.own.device, trusted=self.own.trust_remote_code), **budget}
+        )
 
 
 def budget_of(own: CoordinatorSection | PrivacyConfig, folder: Path, where: str) -> dict[str, str]:

@@ -28,6 +28,7 @@ from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.memberships import note_accepted
 from secure_fed.deployment.own_ledger import OwnLedger, Room
+from secure_fed.deployment.own_settings import model_here
 from secure_fed.deployment.problem import of_node
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.kept import PASS_SIZES
@@ -44,7 +45,7 @@ from secure_fed.runs.parties import rounds_paid
 @dataclass(frozen=True)
 class Own:
     """A member's own settings: its key, its data, the base model's place on this machine ("" for the charter's name of it), the
-    device, and the ledger of these data over all federations.
+    device, whether the model's own code may run, and the ledger of these data over all federations.
     """
 
     identity: Identity
@@ -52,6 +53,7 @@ class Own:
     ledger: OwnLedger
     model: str = ""
     device: str = "cpu"
+    trust_remote_code: bool = False
 
 
 class Party:
@@ -143,8 +145,8 @@ class Party:
 
 def _here(config: RunConfig, own: Own) -> RunConfig:
     """The charter's settings with this machine's own."""
-    model = {("model", "name"): own.model} if own.model else {}
-    return config.replace({**model, ("model", "device"): own.device, ("training", "together"): 1})
+    model = model_here(own.model, own.device, trusted=own.trust_remote_code)
+    return config.replace({**model, ("training", "together"): 1})
 
 
 def _trains(ask: Request | Stage, assembly: Assembly) -> bool:

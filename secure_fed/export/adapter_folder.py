@@ -36,7 +36,10 @@ TENSORS, NOTE = "adapter.safetensors", "secure_fed.json"
 
 # A method may read any of these sections when it is built, except the location of the base model and the ledger's settings.
 _SECTIONS = ("model", "federation", "method", "training", "privacy", "secure_aggregation")
-_LEFT_OUT = {"model": ("name", "device"), "privacy": ("ledger", "data_set", "unit_name", "ledger_heads")}
+_LEFT_OUT = {
+    "model": ("name", "device", "trust_remote_code"),
+    "privacy": ("ledger", "data_set", "unit_name", "ledger_heads"),
+}
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ def _load_base(path: Path, note: Note, config: RunConfig) -> nn.Module:
         raise ModelError(
             f"{path / NOTE} is damaged, or of another version of secure-fed: there is no task {note.task!r}"
         )
-    chosen = replace(config.model, name=note.base_model)
+    chosen = replace(config.model, name=note.base_model, trust_remote_code=False)  # whatever the folder says
     if note.given:
         chosen = replace(chosen, max_length=2)  # the text length of a user's own model is unknown
     return base_model(chosen, replace(config.data, task=note.task), note.label_names, config.federation.seed)

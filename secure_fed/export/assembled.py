@@ -54,6 +54,7 @@ def write(
         settings=task.model_settings(labels) if configured else None,
         conversion=task.conversion,
         pooled=is_pooled(getattr(problem.model, "config", None)),
+        revision=config.model.revision,
     )
     adapted = Adapted(
         config=config,

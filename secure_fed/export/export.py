@@ -25,6 +25,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import MethodError, ModelError, UsageError
 from secure_fed.export import adapter_folder, label_scale, peft_folder
 from secure_fed.export.model_card import LABELS, Kind, ModelCard
+from secure_fed.learning.models import quantised
 from secure_fed.learning.models.adapters.lora import LoraForm
 from secure_fed.learning.models.loading import quiet
 from secure_fed.methods.method import LoraShaped, Method, State
@@ -65,7 +66,7 @@ def write_adapter(out_dir: Path, adapted: Adapted) -> None:
     with _appearing(out_dir) as folder:
         if isinstance(method, LoraShaped):
             form, start = (method.as_lora(adapted.initial, own) for own in (adapted.state.tensors, adapted.initial))
-            peft_folder.fill(folder, model, head, form, start, card.base_model)
+            peft_folder.fill(folder, model, head, form, start, card.base_model, card.revision)
             kind: Kind = "peft"
             if card.labels:  # in no config.json: with one, transformers looks for the base model's weights beside it
                 names = [card.labels["id2label"][index] for index in sorted(card.labels["id2label"])]
@@ -92,6 +93,7 @@ def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
             "export the adapter"
         )
     method, tensors = adapted.method, adapted.state.tensors
+    quantised.restore(base)
     if isinstance(method, LoraShaped):
         _add_products(base, method.as_lora(adapted.initial, tensors))
         _copy(base, tensors.select(name for name in adapted.head if name in tensors))

@@ -30,7 +30,7 @@ class ModelCard:
     base model has none and needs one (decoders). auto: the Auto class of transformers that loads the model; settings: the
     arguments of its configuration, by default the names of labels. conversion: a sentence on how to compute an answer from the
     model's scores, if they are not the answer. pooled: whether the head reads the mean over tokens, by secure-fed's own class.
-    deployed: whether the clients were separate nodes.
+    deployed: whether the clients were separate nodes. revision: of the base model, if it was chosen.
     """
 
     title: str
@@ -43,6 +43,7 @@ class ModelCard:
     conversion: str = ""
     pooled: bool = False
     deployed: bool = False
+    revision: str = ""
 
     @property
     def labels(self) -> dict[str, dict[Any, Any]]:
@@ -121,6 +122,7 @@ class ModelCard:
         known = self.labels if self.settings is None else self.settings
         settings = [f"{name}={value!r}" for name, value in known.items()]
         settings += [f"pad_token_id={self.pad_token_id}"] if self.pad_token_id is not None else []
+        settings += [f"revision={self.revision!r}"] if self.revision else []
         built_in = self.base_model.startswith("builtin/")
         place = f"locate({self.base_model!r})" if built_in else repr(self.base_model)
         ours = [*([POOLED] if self.pooled else []), *(["locate"] if built_in else [])]

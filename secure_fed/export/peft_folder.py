@@ -29,14 +29,24 @@ POOLED = MeanPooledForSequenceClassification.__name__
 _PEFT_HEADS = ("classifier", "score")
 
 
-def fill(folder: Path, model: nn.Module, head: Sequence[str], form: LoraForm, start: LoraForm, base_model: str) -> None:
+def fill(
+    folder: Path,
+    model: nn.Module,
+    head: Sequence[str],
+    form: LoraForm,
+    start: LoraForm,
+    base_model: str,
+    revision: str = "",
+) -> None:
     """Write the files.
 
     model: the adapted model, whose head and buffers are trained. start: the form of the initial state, which has every adapted
-    module; `form` may have left some out. base_model: the base model's `model.name`, or empty.
+    module; `form` may have left some out. base_model, revision: `model.name` and
+    `model.revision` of the base model, or empty.
     """
     form, places = form if form.factors else _of_nothing(start), set(start.factors)
     config = _config(model, head, form, places, locate(base_model) if base_model else None)
+    config.revision = revision or None
     stored = safetensors.torch.save(_tensors(model, head, form, places, config), {"format": "pt"})
     (folder / "adapter_model.safetensors").write_bytes(stored)
     config.save_pretrained(str(folder))

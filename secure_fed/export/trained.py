@@ -91,6 +91,7 @@ class Trained:
             task.conversion,
             is_pooled(self.model.config),
             self.deployed,
+            self.config.model.revision,
         )
 
     @torch.no_grad()

@@ -34,6 +34,6 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, mo
     if cut >= _MANY_CUT:
         yield f"{cut:.0%} of the {which} texts reach model.max_length = {most} and are cut there; raise it if their ends matter"
     of_whole_texts = tasks.build(config.data).auto == "AutoModelForSequenceClassification"
-    if of_whole_texts and not reads_the_mean(model) and means_tokens(config.model.name):
+    if of_whole_texts and not reads_the_mean(model) and means_tokens(config.model):
         made = "a sentence encoder, made for the mean over its tokens, and the head reads something else"
         yield f"{config.model.name} is {made}; set model.pooling = 'mean'"

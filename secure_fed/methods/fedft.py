@@ -10,6 +10,7 @@ exceeds the noise; a method that trains fewer parameters is the better choice th
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.full import Everything
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
@@ -24,4 +25,9 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> Averaged:
+    if run.model.quantization != "none":
+        raise ConfigError(
+            f"method.name is 'fedft', which trains every weight, and model.quantization = {run.model.quantization!r} stores "
+            "weights that cannot train: leave it out, or choose a method on LoRA"
+        ).about("model.quantization", run.model.quantization, "none with fedft")
     return Averaged(Everything(), CARD)

@@ -283,3 +283,50 @@ def test_a_round_on_the_gpu(small_model: Path, small_data: Path) -> None:
     result = federation.run()
     assert math.isfinite(result.records[0]["train_loss"])
     assert {result.state.tensors.tensor(name).device.type for name in result.state.tensors} == {"cpu"}
+
+
+OWN_CODE = """
+from transformers import BertConfig, BertForSequenceClassification
+
+class ShoutingConfig(BertConfig):
+    model_type = "shouting"
+
+class Shouting(BertForSequenceClassification):
+    config_class = ShoutingConfig
+"""
+
+
+def test_code_of_a_model_runs_only_where_the_setting_says_so_and_nobody_is_asked(
+    tmp_path: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *given: pytest.fail("somebody was asked"))
+    folder = saved(tmp_path / "model", "bert", small_tokenizer)
+    (folder / "shouting.py").write_text(OWN_CODE, encoding="utf-8")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    classes = {"AutoConfig": "ShoutingConfig", "AutoModelForSequenceClassification": "Shouting"}
+    config |= {"model_type": "shouting", "auto_map": {auto: f"shouting.{name}" for auto, name in classes.items()}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ModelError) as refused:
+        load(folder)
+    assert refused.value.setting == "model.trust_remote_code"
+    assert type(load(folder, trust_remote_code=True).model).__name__ == "Shouting"
+
+
+def test_a_folder_has_no_revision(tmp_path: Path, small_tokenizer: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(saved(tmp_path, "bert", small_tokenizer), revision="v2")
+    assert refused.value.setting == "model.revision"
+
+
+def test_a_hub_models_parts_are_all_loaded_in_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def noted(place: str, **settings: Any) -> Any:
+        asked.append((place, settings.get("revision"), settings["trust_remote_code"]))
+        raise OSError("offline")
+
+    for kind in ("AutoTokenizer", "AutoModelForSequenceClassification"):
+        monkeypatch.setattr(f"transformers.{kind}.from_pretrained", noted)
+    with pytest.raises(ModelError):
+        load(Path("somebody/model"), revision="v2")
+    assert asked == [("somebody/model", "v2", False)]

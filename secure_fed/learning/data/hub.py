@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data.table import Table
 
@@ -15,40 +16,54 @@ if TYPE_CHECKING:
 Classes = tuple[tuple[str, tuple[str, ...]], ...]  # as `Table.classes`
 
 
-def read(name: str, wanted: Collection[str], label: str, test_splits: Sequence[str]) -> tuple[Table, list[Table]]:
-    """The training split of data set `name`, and its splits among `test_splits`, in that order.
+def read(
+    data: DataConfig, wanted: Collection[str], label: str, test_splits: Sequence[str]
+) -> tuple[Table, list[Table]]:
+    """The training split of a data set, and its test split, or those of its splits among `test_splits`, in that order.
 
-    `name` is a Hub id, `id:configuration` if the data set has several, or a folder. If `save_to_disk` wrote the folder from
-    rows without splits, it is the training split.
+    `data.name` is a Hub id, `id:configuration` if the data set has several, or a folder. If `save_to_disk` wrote the folder
+    from rows without splits, it is the training split.
     """
+    name = data.name
     try:
-        splits = _load(name)
+        splits = _load(data)
     except Exception as error:  # of any kind: the user can only check the name and the network
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise DataError(
             f"data.name {name!r} is no built-in data set, no folder of examples, and none that the Hub "
             f"gave us ({reason}); correct data.name, connect to the network, or set data.train to a file"
         ) from error
-    if "train" not in splits:
-        there = ", ".join(repr(split) for split in splits)
-        raise DataError(f"data.name {name!r} has the splits {there} and no 'train'; set data.name to another")
-    tables = {
-        split: _table(name, split, splits[split], wanted, label) for split in ("train", *test_splits) if split in splits
-    }
-    return tables.pop("train"), list(tables.values())
+    for setting, split in (("data.split", data.split), ("data.test_split", data.test_split or data.split)):
+        if split not in splits:
+            raise no_split(data, setting, list(splits))
+    tests = (
+        [data.test_split] if data.test_split else [one for one in test_splits if one in splits and one != data.split]
+    )
+    train, *others = (_table(name, split, splits[split], wanted, label) for split in (data.split, *tests))
+    return train, others
 
 
-def _load(name: str) -> Any:
+def no_split(data: DataConfig, setting: str, there: Sequence[str]) -> DataError:
+    """The error for a split that the data set does not have. there: the names of its splits, if they are known."""
+    split = data.split if setting == "data.split" else data.test_split
+    others = f", and has {', '.join(map(repr, there))}" if there else ""
+    return DataError(
+        f"{setting} is {split!r}, which data.name {data.name!r} does not have{others}; set {setting} to one of its splits"
+    ).about(setting, split, f"one of {', '.join(there)}" if there else "a split of the data set")
+
+
+def _load(data: DataConfig) -> Any:
     import datasets
 
+    name = data.name
     if (Path(name) / "dataset_dict.json").is_file():
         return datasets.load_from_disk(name)
     if (Path(name) / "state.json").is_file():
-        return {"train": datasets.load_from_disk(name)}
+        return {data.split: datasets.load_from_disk(name)}
     if Path(name).is_dir():
         return datasets.load_dataset(name)
     repository, _, configuration = name.partition(":")
-    return datasets.load_dataset(repository, configuration or None)
+    return datasets.load_dataset(repository, configuration or None, revision=data.revision or None)
 
 
 def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str) -> Table:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, plainly
-from secure_fed.learning.data import files
+from secure_fed.learning.data import files, hub
 from secure_fed.learning.data.rows import Columns
 
 TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the test data
@@ -35,7 +35,7 @@ def find(data: DataConfig) -> Named | None:
         raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
     if paths:
         return _of_paths(paths, test_paths, keyed=not isinstance(data.train, str))
-    return None if generated(data) else _of_name(data.name)
+    return None if generated(data) else _of_name(data)
 
 
 def of_both(data: DataConfig) -> Iterator[str]:
@@ -128,12 +128,20 @@ def _require_files(folder: Path, setting: str) -> None:
         )
 
 
-def _of_name(name: str) -> Named | None:
-    for folder in _paths(name, "data.name"):
+def _of_name(data: DataConfig) -> Named | None:
+    for folder in _paths(data.name, "data.name"):
         if folder.is_file():
-            raise DataError(f"data.name is the file {name!r}; set data.train to it instead")
-        if folder.is_dir() and (train := files.split_files(folder, "train")):
-            return Named(tuple(train), tuple(of_test(folder)))
+            raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
+        if folder.exists() and data.revision:
+            raise ConfigError(
+                f"data.revision is {data.revision!r}, and data.name {data.name!r} is no Hub data set but a folder, which has "
+                "one revision: leave data.revision out"
+            ).about("data.revision", data.revision, "left out beside a folder")
+        if folder.is_dir() and (train := files.split_files(folder, data.split)):
+            test = files.split_files(folder, data.test_split) if data.test_split else of_test(folder)
+            if data.test_split and not test:
+                raise hub.no_split(data, "data.test_split", [])
+            return Named(tuple(train), tuple(test))
     return None
 
 

@@ -73,7 +73,7 @@ def load(
     if generated(data):
         return _notes(data, seed, group)
     wanted = _wanted(task, data.client, group, spoken(data))
-    tables = _from_files(named, wanted) if named else _from_hub(data.name, wanted, task.columns.label)
+    tables = _from_files(named, wanted) if named else _from_hub(data, wanted, task.columns.label)
     source = _source(data, task, tables, (unit, seed), group)
     if paths := named_files.of_non_members(non_members):
         found = of_one_party(task, paths, "evaluation.non_members")
@@ -138,8 +138,10 @@ def _wanted(task: Reads, *others: str) -> Collection[str]:
     return dict.fromkeys(name for name in names if name)
 
 
-def _from_hub(name: str, wanted: Collection[str], label: str) -> _Tables:
-    train, tests = hub.read(name, wanted, label, TEST_SPLITS)
+def _from_hub(data: DataConfig, wanted: Collection[str], label: str) -> _Tables:
+    train, tests = hub.read(data, wanted, label, TEST_SPLITS)
+    if data.test_split:
+        return _Tables([train], tests)
     # Benchmarks publish test splits whose labels are all -1.
     labelled = (t for t in tests if not label or any(value not in (-1, None) for value in t.columns.get(label, ())))
     return _Tables([train], list(islice(labelled, 1)))

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from secure_fed.learning.models.locate import locate
+from secure_fed.config import ModelConfig
+from secure_fed.learning.models.locate import found
 
 _POOLING = "1_Pooling/config.json"  # of sentence-transformers
 
@@ -62,12 +63,13 @@ def positions_of(model: nn.Module) -> int | None:
     return limit if before is None else limit - before - 1
 
 
-def means_tokens(name: str) -> bool:
+def means_tokens(config: ModelConfig) -> bool:
     """Whether a model is a sentence encoder for the mean over its tokens, by its sentence-transformers configuration."""
     from transformers.utils.hub import cached_file
 
+    place, chosen = found(config)
     try:
-        noted = json.loads(Path(str(cached_file(locate(name), _POOLING))).read_text(encoding="utf-8"))
+        noted = json.loads(Path(str(cached_file(place, _POOLING, **chosen))).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     if not isinstance(noted, dict):

@@ -15,9 +15,10 @@ from torch import nn
 from secure_fed.activity import activity
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
+from secure_fed.learning.models import quantised
 from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.devices import find_devices
-from secure_fed.learning.models.locate import locate
+from secure_fed.learning.models.locate import found
 from secure_fed.learning.models.products import hasten
 from secure_fed.learning.tasks.task import Task
 
@@ -51,17 +52,20 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     from secure_fed.learning.models import described
     from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
+    place, chosen = found(config)
     device = find_devices(config.device)[0]
-    place = locate(config.name)
     with quiet(), explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # the weights are made on the CPU, and no other generator is touched
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, **chosen)
         made = MeanPooledForSequenceClassification if config.pooling == "mean" else getattr(transformers, task.auto)
+        if config.quantization != "none":
+            chosen |= quantised.settings(config, device, _kept_whole(made, place, chosen))
         model, info = made.from_pretrained(
             place,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            dtype=torch.float32,
+            dtype=getattr(torch, config.dtype),
+            **chosen,
             **task.model_settings(label_names),
         )
     new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
@@ -76,7 +80,12 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         _require_causal(config.name, model)
     if config.descriptions:
         described.start_from(model, tokenizer, config, label_names)
-    model.to(device=device, dtype=getattr(torch, config.dtype))
+    if config.quantization == "none":
+        model.to(device)
+    elif not quantised.layers(model):
+        raise ModelError(
+            f"model.quantization is {config.quantization!r}, and {config.name!r} has no linear layer to quantise: leave it out"
+        ).about("model.quantization", config.quantization, "none for this model")
     if device.type == "cpu" and config.dtype == "bfloat16":
         model.set_attn_implementation(
             "eager"
@@ -86,6 +95,21 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     if not config.train_head:
         return Loaded(model, tokenizer, (), head_in_order)
     return Loaded(model, tokenizer, head_in_order)
+
+
+def _kept_whole(made: Any, place: str, chosen: dict[str, Any]) -> list[str]:
+    """The modules that train or give scores, which are not quantised: head, pooler and output layer."""
+    import transformers
+
+    if not hasattr(made, "from_config"):  # a head of ours, which is no part of what is quantised
+        return []
+    with torch.device("meta"):
+        model = made.from_config(
+            transformers.AutoConfig.from_pretrained(place, **chosen), trust_remote_code=chosen["trust_remote_code"]
+        )
+    output = model.get_output_embeddings()
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in (*head_names(model), *pooler_names(model)))
+    return [*modules, *(name for name, one in model.named_modules() if one is output and name not in modules)]
 
 
 def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable[str]) -> ModelError:
@@ -116,7 +140,8 @@ def _require_causal(name: str, model: Any) -> None:
     first, second = (
         model(input_ids=given, attention_mask=torch.ones_like(given)).logits[0, :-1] for given in (ids, other)
     )
-    if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
+    rounding = 100 * torch.finfo(first.dtype).eps * float(first.abs().max())
+    if float((first - second).abs().max()) > rounding:
         raise ModelError(
             f"model.name is {name!r}, whose {type(model).__name__} reads later tokens and so cannot predict them; "
             "choose a decoder such as GPT-2 or LLaMA"
@@ -188,7 +213,7 @@ def digest_of(model: nn.Module, but: Container[str]) -> str:
     SHA-256 over the name, type, shape and bits of every parameter that `but` does not name.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted([*model.named_parameters(), *quantised.scales(model).items()]):
         if name in but:
             continue
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
@@ -241,6 +266,11 @@ def explained(name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise ModelError(
+                f"model.name is {name!r}, which brings code of its own along, and model.trust_remote_code is false: read the "
+                "code, and set it to true if you trust it"
+            ).about("model.trust_remote_code", False, "true, to run the model's own code") from error
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise ModelError(
             f"model.name is {name!r}, and it cannot be loaded ({first}); give a folder, builtin/tiny, or, online, a Hub id"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from secure_fed.errors import ModelError, plainly
+from secure_fed.config import ModelConfig
+from secure_fed.errors import ConfigError, ModelError, plainly
 
 # This path does not change: exports for PEFT name it, since AutoPeftModel knows no other name of the built-in model.
 BUILTIN = {"builtin/tiny": Path(__file__).parents[2] / "models" / "tiny"}
@@ -28,3 +31,27 @@ def locate(name: str) -> str:
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"model.name is {name!r}, but there is no such folder")
     return name
+
+
+def found(config: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """The name of the configured model for transformers, and the settings with which every part of it is loaded.
+
+    Code that comes with a model runs only if `model.trust_remote_code` says so: nobody is asked.
+    """
+    place = locate(config.name)
+    if config.quantization != "none" and not (find_spec("bitsandbytes") and find_spec("accelerate")):
+        raise ConfigError(
+            f"model.quantization is {config.quantization!r}, which needs bitsandbytes: pip install "
+            "'secure-fed[quantized]', or set model.quantization = 'none'"
+        ).about("model.quantization", config.quantization, "none without bitsandbytes")
+    if config.quantization != "none" and "," in config.device:
+        raise ConfigError(f"model.device is {config.device!r}, and a quantised model is on one device: name one").about(
+            "model.device", config.device, "one device with model.quantization"
+        )
+    if config.revision and Path(place).is_absolute():
+        raise ConfigError(
+            f"model.revision is {config.revision!r}, and model.name {config.name!r} is no Hub model but a folder, which has "
+            "one revision: leave model.revision out"
+        ).about("model.revision", config.revision, "left out beside a folder")
+    revision = {"revision": config.revision} if config.revision else {}
+    return place, {"trust_remote_code": config.trust_remote_code, **revision}

@@ -93,7 +93,8 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
         own.text_config, own.name_or_path = encoder.config, str(name)
         encoder.config.name_or_path = ""  # which would be saved
         model: Any = cls(own, encoder)
-        model.to(device=encoder.device, dtype=encoder.dtype).eval()
+        model.classifier.to(device=encoder.device, dtype=encoder.dtype)
+        model.eval()
         there = {known for known, _ in model.named_parameters()}
         info["missing_keys"] = {f"encoder.{key}" for key in info["missing_keys"]} & there
         return model, info
@@ -139,7 +140,7 @@ def pooled(hidden: Tensor, mask: Tensor | None) -> Tensor:
     return (hidden * counted).sum(1) / counted.sum(1).clamp(min=1)
 
 
-_HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+_HUB = ("revision", "trust_remote_code", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
 
 AutoConfig.register(MeanPooledConfig.model_type, MeanPooledConfig, exist_ok=True)
 AutoModelForSequenceClassification.register(MeanPooledConfig, MeanPooledForSequenceClassification, exist_ok=True)

@@ -1,8 +1,9 @@
 """Models that example-level privacy refuses because of their layers.
 
 A guarantee needs two properties that a model can break: an example's loss depends on that example alone, and the computed
-per-example gradient is its gradient. `require_supported` refuses violations that the model's layers show, and `mixes_experts`
-recognises a mixture of experts; trials find the rest (`gradient_trial`). An `Objective` has no layers with running statistics.
+per-example gradient is its gradient. `require_supported` refuses violations that the model's layers show, and
+`couples_examples` recognises models that compute one example at a time; trials find the rest (`training/trial.py`,
+`comparison.py`). An `Objective` has no layers with running statistics.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Collection, Mapping
 from torch import nn
 
 from secure_fed.errors import MethodError, ModelError
+from secure_fed.learning.models.quantised import couples_rows
 
 # PEFT's initialisations that read data: activations (EVA, CorDA), or gradients (LoRA-GA).
 _DATA_DRIVEN = ("eva", "corda", "lora_ga", "loraga")
@@ -57,6 +59,14 @@ _UNPROVEN = {
     "trainable_tokens": "the per-example gradients of trainable_token_indices are not proven; leave it out",
     "token_adapter": "the per-example gradients of trainable_token_indices are not proven; leave it out",
 }
+
+
+def couples_examples(model: nn.Module) -> bool:
+    """Whether examples of a batch are known to move each other's numbers: by experts, or by outliers in 8 bits.
+
+    A batch of one example couples nothing.
+    """
+    return mixes_experts(model) or couples_rows(model)
 
 
 def mixes_experts(model: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.checkpointing import is_checkpointing, set_checkpointing
 from secure_fed.learning.models.kept import Kept, surroundings
+from secure_fed.learning.models.quantised import scales
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
 from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.tensors.tensors import Tensors
@@ -125,7 +126,8 @@ class Objective(nn.Module):
     @property
     def tolerance(self) -> float:
         """The relative difference of losses or gradients that rounding in the model's dtype explains."""
-        return math.sqrt(max(torch.finfo(tensor.dtype).eps for tensor in self._named.values()))
+        types = {tensor.dtype for tensor in self._named.values() if tensor.is_floating_point()}
+        return math.sqrt(max(torch.finfo(dtype).eps for dtype in types))
 
     def changed_buffers(self) -> list[str]:
         """The names of the model's buffers that have changed: forward passes that keep statistics change some."""
@@ -137,7 +139,7 @@ class Objective(nn.Module):
 
     def note_parameters(self) -> None:
         """Note the checksums of the model's parameters, if they have not been noted. Runs without privacy do without."""
-        self._checksums = self._checksums or checksums(self._named)
+        self._checksums = self._checksums or checksums(self._named | scales(self.model))
 
     def forget_parameters(self) -> None:
         """Forget the checksums: a user may change the model between runs."""
@@ -146,7 +148,7 @@ class Objective(nn.Module):
 
     def changed_parameters(self) -> list[str]:
         """The names of the model's parameters that have changed since they were noted, other than by `load`."""
-        return changed(self._checksums, self._named) if self._checksums else []
+        return changed(self._checksums, self._named | scales(self.model)) if self._checksums else []
 
     def surroundings(self, collate: Collate, replaced: Collection[str]) -> dict[str, str] | None:
         """Everything that could change a bit of a pass (`kept.surroundings`); None if results are kept in memory alone.

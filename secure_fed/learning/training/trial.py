@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from secure_fed.activity import activity
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.supported import mixes_experts
+from secure_fed.learning.models.supported import couples_examples
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.learning.training.local import Placed, losses, seeded
@@ -108,7 +108,7 @@ def _require_uncoupled(objective: Objective, collate: Collate, placed: Placed, i
         first, second = (_losses(objective, collate, away, probe[:1]) for _ in range(2))
         if not same_losses(first, second, 0.0):  # the model draws random numbers, which would tell losses apart
             objective.eval()
-        if not mixes_experts(objective.model):
+        if not couples_examples(objective.model):
             own = torch.cat([_losses(objective, collate, away, [item]) for item in probe])
             for order in map(list, orders):
                 now.step()

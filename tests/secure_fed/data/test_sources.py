@@ -10,12 +10,15 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from secure_fed.errors import DataError
+from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.sources import Source
 
 DEFAULTS = {
+    "revision": "",
+    "split": "train",
+    "test_split": "",
     "name": "builtin/notes",
     "train": "",
     "test": "",
@@ -230,16 +233,19 @@ def test_a_hub_data_set_uses_declared_classes_and_the_first_labelled_test_split(
     }
     asked: list[object] = []
 
-    def load_dataset(*arguments: object) -> object:
-        asked.append(arguments)
+    def load_dataset(*arguments: object, revision: object) -> object:
+        asked.append((*arguments, revision))
         return stored
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     source = load(name="someone/reviews:english")
-    assert asked == [("someone/reviews", "english")]
+    assert asked == [("someone/reviews", "english", None)]
     assert source.train.label_names == ("bad", "good")
     assert source.train.label == (1, 0, 1)
     assert source.test.text == ("v",)
+    chosen = load(name="someone/reviews", revision="v2", test_split="train")
+    assert asked[1] == ("someone/reviews", None, "v2")
+    assert chosen.test.text == source.train.text
 
 
 def test_a_folder_saved_by_datasets(tmp_path: Path) -> None:
@@ -287,7 +293,7 @@ def test_class_names_of_a_column_that_has_changed_since_are_left_alone(tmp_path:
 
 
 def test_a_data_set_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*arguments: object) -> object:
+    def load_dataset(*arguments: object, revision: object) -> object:
         raise ConnectionError("Couldn't reach it on the Hub\nand more lines")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -298,11 +304,33 @@ def test_a_data_set_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPat
     assert "\n" not in str(refused.value)
 
 
-def test_a_data_set_without_train_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = datasets.Dataset.from_list(examples(2))
-    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: {"all": rows})
-    with pytest.raises(DataError, match=r"'x/y' has the splits 'all' and no 'train'"):
-        load(name="x/y")
+@pytest.mark.parametrize("setting", ["split", "test_split"])
+@pytest.mark.parametrize("kind", ["hub", "saved", "files"])
+def test_splits_of_any_name_are_chosen_and_a_missing_one_is_refused(
+    setting: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"early": datasets.Dataset.from_list(examples(4)), "late": datasets.Dataset.from_list(examples(2))}
+    name = "x/y" if kind == "hub" else str(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, revision: rows)
+    if kind == "saved":
+        datasets.DatasetDict(rows).save_to_disk(tmp_path)
+    if kind == "files":
+        for split, own in rows.items():
+            jsonl(tmp_path / f"{split}.jsonl", list(own))
+    chosen = {"split": "early", "test_split": "late"}
+    source = load(name=name, **chosen)
+    assert (len(source.train), len(source.test)) == (4, 2)
+    if (kind, setting) != ("files", "split"):  # a folder without such files is looked up as a data set
+        with pytest.raises(DataError) as refused:
+            load(name=name, **chosen | {setting: "never"})
+        assert refused.value.setting == f"data.{setting}"
+
+
+def test_a_folder_has_no_revision(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", examples(4))
+    with pytest.raises(ConfigError) as refused:
+        load(name=str(tmp_path), revision="v2")
+    assert refused.value.setting == "data.revision"
 
 
 # The person or other group that an example is about.

@@ -11,7 +11,8 @@ import pytest
 
 from privacy.ledger import Ledger
 from secure_fed.commands.cli import main
-from secure_fed.deployment import message_kinds, messages, seal
+from secure_fed.config import RunConfig
+from secure_fed.deployment import message_kinds, messages, own_settings, seal
 from secure_fed.deployment.home import LEDGER, NODE, CoordinatorHome
 from secure_fed.deployment.journal import Journal
 from secure_fed.deployment.message_kinds import Refusal
@@ -161,6 +162,12 @@ def test_a_charter_that_names_a_file_of_the_member_is_refused(
     assert isinstance(found, Refusal)
     assert "a charter leaves this setting to each machine" in found.sentence
     assert not Path(path).exists()
+
+
+def test_a_charter_runs_no_code_of_a_model() -> None:
+    trusting = {("model", "trust_remote_code"): True}
+    assert "model.trust_remote_code" in own_settings.fault(RunConfig().replace(trusting))
+    assert not own_settings.fault(RunConfig().replace({**trusting, **own_settings.neutral()}))
 
 
 def test_an_older_copy_of_a_nodes_ledger_is_refused(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from secure_fed.config import MethodConfig
@@ -25,12 +26,14 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.adapters.targets import find_targets, matrix_shape
 from secure_fed.learning.models.products import hasten_thin
+from secure_fed.learning.models.quantised import is_quantised, matrix_of
 from secure_fed.tensors.low_rank import balanced, truncated
 from secure_fed.tensors.tensors import Tensors
 
 # The settings of [method] that every method on LoRA reads.
 LORA_OPTIONS = ("rank", "alpha", "rslora", "dropout", "target_modules")
 
+_LESS = "less"  # the start that a quantised layer subtracts
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 Draw = Callable[[tuple[int, int], torch.Generator], Tensor]  # makes an A of shape (r, n)
 
@@ -104,8 +107,8 @@ class LoraAdapter:
         outputs are unchanged. With "singular" s B A is the best approximation of W of the adapter's rank, split evenly between
         B and A, and **the base layer's weight is overwritten with the rest**, W - s B A, so that the model's outputs are
         unchanged up to rounding; `form` refers to the original W. On the meta device, where W has no values, the start is
-        "zero". The process-wide random state is not changed, on any device. A layer of the head trains in full and gets no
-        adapter.
+        "zero". A quantised layer keeps its weight, and subtracts s B A in a product of its own. The process-wide random state
+        is not changed, on any device. A layer of the head trains in full and gets no adapter.
         """
         targets = self.targets(model, head)
         config = self.peft_config("|".join(re.escape(name) for name in targets))
@@ -196,14 +199,38 @@ def _split(model: nn.Module, pair: Pair, scale: float) -> None:
     a, b, weight = model.get_parameter(pair.a), model.get_parameter(pair.b), layer.get_parameter("weight")
     if weight.is_meta:
         return
-    matrix = weight.detach().to("cpu", torch.float64)
+    whole = not is_quantised(layer)
+    matrix = (weight.detach() if whole else matrix_of(layer)).to("cpu", torch.float64)
     matrix = matrix.T if isinstance(layer, Conv1D) else matrix
     left, right = ((factor / math.sqrt(scale)).float() for factor in balanced(truncated(matrix, a.shape[0])))
-    rest = matrix - scale * left.double() @ right.double()
     with torch.no_grad():
-        weight.copy_(rest.T if isinstance(layer, Conv1D) else rest)
         a.copy_(right)
         b.copy_(left)
+        if whole:
+            rest = matrix - scale * left.double() @ right.double()
+            weight.copy_(rest.T if isinstance(layer, Conv1D) else rest)
+        else:  # W - s B0 A0 has no form of so few bits, so the layer computes s B0 A0 x beside W x, and subtracts it
+            layer.register_module(_LESS, _Less(left * scale, right, weight.device))
+            layer.register_forward_hook(_less)
+
+
+class _Less(nn.Module):
+    """x -> -s B0 A0 x, frozen."""
+
+    def __init__(self, b: Tensor, a: Tensor, device: torch.device) -> None:
+        super().__init__()
+        self.register_buffer("B", b.to(device), persistent=False)
+        self.register_buffer("A", a.to(device), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, a = self.get_buffer("B"), self.get_buffer("A")
+        return -functional.linear(functional.linear(x.to(a.dtype), a), b)
+
+
+def _less(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """A forward hook of a quantised layer. It finds its child by name, so that a copy of the model calls the copied child."""
+    rest: Tensor = output + layer.get_submodule(_LESS)(args[0]).to(output.dtype)
+    return rest
 
 
 def keep_to_modules(model: nn.Module) -> None:

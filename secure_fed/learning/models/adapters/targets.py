@@ -69,8 +69,10 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def matrix_shape(layer: nn.Module) -> tuple[int, int]:
     """(m, n) of the matrix of a linear layer from n numbers to m; GPT-2's layers store its transpose."""
-    rows, columns = layer.get_parameter("weight").shape
-    return (rows, columns) if isinstance(layer, nn.Linear) else (columns, rows)
+    if isinstance(layer, nn.Linear):  # whose weight may be stored in another shape
+        return layer.out_features, layer.in_features
+    columns, rows = layer.get_parameter("weight").shape
+    return rows, columns
 
 
 def _default(model: nn.Module, free: Mapping[str, nn.Module]) -> tuple[str, ...] | str:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from secure_fed.activity import activity
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.models.supported import mixes_experts
+from secure_fed.learning.models.supported import couples_examples
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort.passes import Found, Pack, Places, found_alone, found_in
 from secure_fed.learning.training.comparison import agreeing_sizes
@@ -147,7 +147,7 @@ class Public:
         """placed: some client's tensors, for comparisons. alone: whether no two examples share a pass."""
         self._objective, self._room, self._placed = objective, room, placed
         self._kinds = Kinds.of(objective, collate)
-        self._alone = alone or mixes_experts(objective.model)
+        self._alone = alone or couples_examples(objective.model)
 
     def packs(self, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
         by_kind: dict[tuple[str, int], list[Entry]] = {}
