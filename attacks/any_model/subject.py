@@ -113,7 +113,7 @@ class Subject:
     def _losses_under(self, reference: str) -> Floats:
         asked, rows = self.asked, self.texts.rows
         loaded = loading.load(
-            ModelConfig(reference, asked.device, max_length=asked.max_length), self.task, rows.label_names, 0
+            ModelConfig(reference, device=asked.device, max_length=asked.max_length), self.task, rows.label_names, 0
         )
         require_head(reference, self.task, rows.label_names)
         require_same_order(reference, rows.label_names)
@@ -188,7 +188,7 @@ def _scaled(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
 def _loaded(asked: Asked, task: Task, names: Sequence[str]) -> tuple[Any, Any, Switch | None]:
     """The model, its tokenizer, and what switches its adapter off, if that leaves a reference."""
     pooling = "mean" if asked.adapter is not None and on_mean_pooled(asked.adapter) else "model"
-    config = ModelConfig(asked.model, asked.device, max_length=asked.max_length, pooling=pooling)
+    config = ModelConfig(asked.model, device=asked.device, max_length=asked.max_length, pooling=pooling)
     loaded = loading.load(config, task, names, 0)
     if asked.adapter is None:
         require_head(asked.model, task, names)

@@ -12,11 +12,6 @@ _NOTES = 10_000_000  # record numbers are distinct up to here
 @dataclass(frozen=True)
 class ModelConfig:
     name: str = key("builtin/tiny", "builtin/tiny, a folder, or a Hugging Face Hub id")
-    revision: str = key("", "commit, tag or branch of a Hub model; empty: its main branch")
-    trust_remote_code: bool = key(
-        False,
-        "run the Python code that a Hub model or a folder brings along; read it first, since it can do anything here",
-    )
     device: str = key(
         "cpu",
         "torch device: cpu, cuda, mps ...; auto: the GPU if there is one; of several devices, as in 'cuda:0, cuda:1', each "
@@ -24,6 +19,11 @@ class ModelConfig:
     )
     dtype: str = key(
         "float32", "type of the model's computations; adapters stay float32", choices=("float32", "bfloat16")
+    )
+    revision: str = key("", "commit, tag or branch of a Hub model; empty: its main branch")
+    trust_remote_code: bool = key(
+        False,
+        "run the Python code that a Hub model or a folder brings along; read it first, since it can do anything here",
     )
     quantization: str = key(
         "none",
@@ -51,11 +51,6 @@ class ModelConfig:
 class DataConfig:
     name: str = key(
         "builtin/notes", "builtin/notes, a Hub id (id:configuration if it has several) or a data set folder"
-    )
-    revision: str = key("", "commit, tag or branch of a Hub data set; empty: its main branch")
-    split: str = key("train", "split of the data set that clients train on")
-    test_split: str = key(
-        "", "its test split; empty: test, validation, valid or dev, the first that it has with labels"
     )
     train: str | tuple[str, ...] = key(
         "", "a JSON Lines, CSV or Parquet file (.gz too), a folder, or a list with one file per client"
@@ -88,6 +83,11 @@ class DataConfig:
         "",
         "column of the label: integers or names, lists of them, or a number; empty: label (tokens: tags; question_answering: "
         "answers)",
+    )
+    revision: str = key("", "commit, tag or branch of a Hub data set; empty: its main branch")
+    split: str = key("train", "split of the data set that clients train on")
+    test_split: str = key(
+        "", "its test split; empty: test, validation, valid or dev, the first that it has with labels"
     )
     class_priors: tuple[str, ...] | tuple[float, ...] = key(
         (),

@@ -60,9 +60,8 @@ class Ways:
         how all clients train.
         """
         first = alike[0]
-        kind = first.kind, spreads(objective)
-        if kind in self.trials:
-            return self.trials[kind]
+        if first.kind in self.trials:
+            return self.trials[first.kind]
         placed = [job.placed(objective.device) for job in (first, alike[-1])]
         own: Sequence[Any] = Plain(max((job.examples for job in alike), key=len))
 
@@ -72,15 +71,15 @@ class Ways:
                 trial, padded = Trial(_NOTHING), hasattr(first.collate, "padded_to")
                 if len(examples):
                     trial = tried(objective, placed, examples, first.collate, every=public or not padded)
-            self.trials[kind] = trial
+            self.trials[first.kind] = trial
             return (1 + trial.dropout, 1 + trial.copies, 1 + bool(trial.why_not))
 
         kept = objective.kept
         around = partial(objective.surroundings, first.collate, placed[0].tensors)
-        dropout, copies, fails = kept.sizes(("common passes", *kind, public), around, found)
-        if kind not in self.trials:
-            self.trials[kind] = Trial("as a trial found before" * (fails > 1), dropout > 1, copies > 1)
-        return self.trials[kind]
+        dropout, copies, fails = kept.sizes(("common passes", first.kind, public, spreads(objective)), around, found)
+        if first.kind not in self.trials:
+            self.trials[first.kind] = Trial("as a trial found before" * (fails > 1), dropout > 1, copies > 1)
+        return self.trials[first.kind]
 
 
 def train_together(
