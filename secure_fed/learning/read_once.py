@@ -32,7 +32,7 @@ from torch import Tensor
 
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
-from secure_fed.learning.models.supported import mixes_experts
+from secure_fed.learning.models.supported import couples_examples
 from secure_fed.learning.training.cohort.division import Room, next_size
 from secure_fed.learning.training.comparison import agreeing_sizes
 from secure_fed.learning.training.kinds import Kinds, Padded
@@ -161,7 +161,7 @@ class ReadOnce(AbstractContextManager[None]):
             found = agreeing_sizes(
                 lambda texts: [self._pass(kind.width, texts).float()],
                 probe,
-                () if mixes_experts(self._model) else tries,
+                () if couples_examples(self._model) else tries,
             )
             self._kept.sizes[key] = found or (1,)
         return self._kept.sizes[key]

@@ -7,8 +7,8 @@ oneDNN computes a layer's product if its input is (B, T, n) with many numbers fo
 computes the rest: small products, which may have to be separate for each example (`own_tensors.SmallProductsApart`), other
 types and devices, and tensors that differ between examples (`EachOwn`).
 
-The factors of LoRA are thin, r by n or m by r. For three of their six products MKL takes up to six times as long as for the
-same product transposed, together a tenth of a training step, so `hasten_thin` transposes them.
+The factors of LoRA are thin, r by n or m by r. MKL is slower at three of their six products than at the same product
+transposed, so `hasten_thin` transposes them.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def _matrix(model: nn.Module) -> float:
 _PER_PASS = 96  # the overhead of a pass, in tokens
 _WORTH_A_PASS = 128  # tokens
 _LEAST, _MOST, _TOKENS_TIMES_MATRIX = 192, 1536, 1.2e8
-_FEWEST = 512  # tokens of a pass of a large model, if no comparison limits it: a pass costs as much as 120 tokens
+_FEWEST = 512  # tokens of a pass of a large model, if no comparison limits it
 _WORTH_COMPARING = 4  # examples: a pass of fewer saves less than their padding costs
 _FILLED = 2**13  # tokens
 _DEVIATIONS = 3  # standard deviations of a step's size for which a pass has room
