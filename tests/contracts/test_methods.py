@@ -214,7 +214,7 @@ def test_a_server_that_adds_up_means_is_refused_with_the_reason() -> None:
 
 
 IN_TURN = {"federation.sampling": "schedule", "federation.cohort": 2}
-BANDED = {**IN_TURN, "privacy.correlation": "banded", "privacy.band": 2}
+BANDED = {**IN_TURN, "privacy.correlation": "banded", "privacy.band": 2, "evaluation.phantoms": 0}
 # Methods whose rounds do not all sum the same quantities, so that no round can cancel noise of an earlier one.
 NOT_CORRELATED = {*(name for name in METHODS if card(name).memoryless), "fra_then_ffa"}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -42,8 +43,13 @@ def set_checkpointing(model: nn.Module, on: bool) -> None:
 
 
 def again(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """layer(*args, **kwargs), computed again in the backward pass."""
-    return checkpoint(layer, *args, use_reentrant=False, context_fn=same_again, **kwargs)
+    """layer(*args, **kwargs), computed again in the backward pass, with the context variables that it has now."""
+    now = copy_context()
+
+    def within(*own: Any, **named: Any) -> Any:
+        return now.copy().run(layer, *own, **named)
+
+    return checkpoint(within, *args, use_reentrant=False, context_fn=same_again, **kwargs)
 
 
 def wanted(setting: bool | str, model: nn.Module, tokens: int | None, device: torch.device) -> bool:

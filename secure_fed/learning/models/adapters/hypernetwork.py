@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -35,10 +36,13 @@ from secure_fed.learning.models.adapters.parameters import train_only
 
 NAME = "hypernetwork"
 SHARES = f"{NAME}.class_shares"  # p, which may be a client's own
+# Of a model's pass: its attention mask, and the norm that all places need. A layer that gradient checkpointing computes again
+# in the backward pass finds those of its own pass here.
+_OF_PASS: ContextVar[tuple[Tensor | None, Tensor | None]] = ContextVar("of_pass", default=(None, None))
 
 
 class Hypernetwork(nn.Module):
-    """Makes adapters. During a forward pass of the model it keeps the padding mask, and the norm that all places need.
+    """Makes adapters.
 
     Its Gaussian draws have standard deviation 1 in W_L, W_F and e, whose inputs have length 1 at most (f is longer with
     `of_batch`), and 1 / sqrt(s) in the factors, whose size is normalised away. Class shares start uniform and do not train.
@@ -49,8 +53,6 @@ class Hypernetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.bottleneck, self.context, self.of_batch = settings.bottleneck, True, settings.of_batch
-        self.mask: Tensor | None = None
-        self.norm: Tensor | None = None
         t, r, s = settings.context_dim, settings.bottleneck, settings.hyper_dim
 
         def drawn(*shape: int) -> nn.Parameter:
@@ -80,8 +82,8 @@ class Hypernetwork(nn.Module):
         """U (B, d, r) from I (B, t). F_U is multiplied last, so that no example needs its own W, t times as large as U."""
         factors = rows_of(self.right).unflatten(2, (self.bottleneck, -1))  # (B or 1, s, r, t)
         narrow = torch.einsum("bsrt,bt->bsr", factors, embedding)
-        length = self.length() if self.norm is None else self.norm
-        return torch.einsum("bds,bsr->bdr", rows_of(self.left), narrow) / length
+        _, norm = _OF_PASS.get()
+        return torch.einsum("bds,bsr->bdr", rows_of(self.left), narrow) / (self.length() if norm is None else norm)
 
     def length(self) -> Tensor:
         """||F_U S_U||_F, the root of sum((F_U^T F_U) * (S_U S_U^T)): (B or 1, 1, 1)."""
@@ -90,7 +92,7 @@ class Hypernetwork(nn.Module):
 
     def _texts(self, y: Tensor) -> Tensor:
         """(B, d): the mean over the tokens of every example, scaled to length 1."""
-        mask = self.mask
+        mask, _ = _OF_PASS.get()
         if mask is None:
             return functional.normalize(y.mean(1), dim=-1)
         weight = mask[:, -y.shape[1] :].to(y.dtype).unsqueeze(-1)
@@ -173,17 +175,11 @@ def _masked(model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -
         raise MethodError(
             "c2a averages over the tokens that count, and needs an attention_mask of shape (batch, tokens): give one"
         )
-    network = _network_of(model)
-    network.mask, network.norm = mask, network.length()
+    _OF_PASS.set((mask, cast(Hypernetwork, model.get_submodule(NAME)).length()))
 
 
 def _unmasked(model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    network = _network_of(model)
-    network.mask = network.norm = None
-
-
-def _network_of(model: nn.Module) -> Hypernetwork:
-    return cast(Hypernetwork, model.get_submodule(NAME))
+    _OF_PASS.set((None, None))
 
 
 def _width(model: nn.Module, found: Sequence[Place]) -> int:
