@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Rows
 
 
@@ -31,5 +32,6 @@ def joined(members: Rows, others: Rows | None = None) -> Rows:
     """The rows of both files, members first."""
     if others is None:
         return members
-    second = members.text_b + (others.text_b or ()) if members.text_b is not None else None
-    return Rows(members.text + others.text, members.label + others.label, members.label_names, second)
+    second = None if members.text_b is None else kept(members.text_b, others.text_b or ())
+    text, label = kept(members.text, others.text), kept(members.label, others.label)
+    return Rows(text, label, members.label_names, second)

@@ -24,6 +24,7 @@ from secure_fed.learning.models.loading import head_of, last_layer, load
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.commonest import Commonest
 from secure_fed.learning.tasks.confidence import confidence
+from secure_fed.learning.tokenised import encoded
 
 _UNKNOWN = 1  # units of a member that declares none; not counted where units are clients
 
@@ -36,7 +37,7 @@ def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Pa
     _require_declared(charter, config, number, rows)
     _require_weight(charter, config, number, rows)
     problem = _without_examples(charter, config)
-    own = task.encode(problem.tokenizer, rows, config.model.max_length)
+    own = encoded(task, problem.tokenizer, rows, config.model.max_length)
     everybody: list[Sequence[Any]] = [() for _ in charter.members]
     everybody[number] = own
     groups = None
@@ -57,10 +58,10 @@ def of_coordinator(charter: Charter, config: RunConfig, test: Sequence[Path]) ->
     task = tasks.build(config.data)
     rows = sources.of_known_classes(task, test, _classes(charter), "data.test")
     problem = _without_examples(charter, config)
-    encoded = task.encode(problem.tokenizer, rows, config.model.max_length)
+    examples = encoded(task, problem.tokenizer, rows, config.model.max_length)
     tested = {"from": sources.FILES, "rows": len(rows)}
     common = Commonest.among(task.counted(rows))
-    return replace(problem, test=encoded, facts={**problem.facts, "test": tested}, commonest=common)
+    return replace(problem, test=examples, facts={**problem.facts, "test": tested}, commonest=common)
 
 
 def _without_examples(charter: Charter, config: RunConfig) -> Problem:

@@ -11,9 +11,16 @@ from torch import nn
 from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data.on_disk import in_parts
 from secure_fed.learning.models.architecture import means_tokens, reads_the_mean
 
 _MANY_UNKNOWN, _MANY_CUT = 0.2, 0.02
+
+
+def _share(encoded: Encoded, token: int) -> float:
+    """The share of all tokens that are this one."""
+    found = sum(int((np.concatenate(part) == token).sum()) for part in in_parts(encoded.input_ids))
+    return found / int(encoded.lengths.sum())
 
 
 def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, model: nn.Module) -> Iterator[str]:
@@ -24,8 +31,7 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, mo
     without noise.
     """
     unknown, ends = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
-    tokens = np.concatenate(encoded.input_ids)
-    share = 0.0 if unknown is None or unknown in ends else float((tokens == unknown).mean())  # GPT-2's is its end token
+    share = 0.0 if unknown is None or unknown in ends else _share(encoded, unknown)  # GPT-2's is its end token
     if share >= _MANY_UNKNOWN:
         tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
         yield f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"

@@ -21,6 +21,7 @@ from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.named_files import of_both
 from secure_fed.learning.hints import warnings
 from secure_fed.learning.models.loading import head_of, last_layer, load
+from secure_fed.learning.models.locate import found
 from secure_fed.learning.tasks.commonest import Commonest
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
@@ -90,6 +91,7 @@ def configured(config: RunConfig) -> Problem:
     """The problem that a configuration describes."""
     seed, task = config.federation.seed, tasks.build(config.data)
     private = config.privacy.unit != "none"
+    found(config.model)  # refused before the data are read
     with activity("reading the data"):
         source = sources.load(
             config.data,

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError, DataError, ModelError
+from secure_fed.learning.data.on_disk import OnDisk, taken
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.word_by_word import Words
 
@@ -32,11 +33,11 @@ _SORTED_BATCHES = 16  # shuffled items are sorted by length within windows of th
 class Encoded(Sequence[Item]):
     """Tokenised examples as columns of one length: item i has the i-th entry of each.
 
-    Every example has "input_ids", an int array, and "labels". If the tokenizer returns it, "token_type_ids" distinguishes the
+    A column is a list, a tuple, or `OnDisk`, whose arrays are read-only. Every example has "input_ids", an int array, and "labels". If the tokenizer returns it, "token_type_ids" distinguishes the
     two texts of a pair; a task may add columns of its own.
     """
 
-    columns: Mapping[str, tuple[Any, ...]]
+    columns: Mapping[str, Sequence[Any]]
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -51,17 +52,18 @@ class Encoded(Sequence[Item]):
         return {name: column[index] for name, column in self.columns.items()}
 
     @property
-    def input_ids(self) -> tuple[NDArray[np.int32], ...]:
+    def input_ids(self) -> Sequence[NDArray[np.int32]]:
         return self.columns["input_ids"]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens in each example."""
-        return np.fromiter(map(len, self.input_ids), dtype=np.int64, count=len(self))
+        ids = self.input_ids
+        return ids.lengths if isinstance(ids, OnDisk) else np.fromiter(map(len, ids), dtype=np.int64, count=len(self))
 
     def take(self, indices: Sequence[int] | NDArray[np.int64]) -> Encoded:
         """The examples at `indices`, in that order; token ids are shared, not copied."""
-        return Encoded({name: tuple(column[i] for i in indices) for name, column in self.columns.items()})
+        return Encoded({name: taken(column, indices) for name, column in self.columns.items()})
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int) -> Encoded:

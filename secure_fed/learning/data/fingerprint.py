@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from secure_fed.learning.data.on_disk import in_parts
 from secure_fed.learning.data.rows import Rows
 
 _READ = 2000  # examples
@@ -23,8 +24,20 @@ def of_rows(*parts: Rows) -> str:
     for rows in parts:
         columns = (rows.label_names, rows.text, rows.text_b, rows.label, rows.client)
         for column in (*columns, *((rows.group,) if rows.group is not None else ())):
-            digest.update(json.dumps(column).encode())
+            for text in _as_json(column):
+                digest.update(text.encode())
     return digest.hexdigest()
+
+
+def _as_json(column: Sequence[Any] | None) -> Iterator[str]:
+    """The JSON of a column, in parts of bounded length."""
+    if column is None:
+        yield json.dumps(column)
+        return
+    yield "["
+    for number, part in enumerate(in_parts(column)):
+        yield (", " if number else "") + json.dumps(part)[1:-1]
+    yield "]"
 
 
 def of_units(rows: Rows, units: Iterable[Sequence[int]]) -> str:

@@ -10,6 +10,7 @@ import csv
 import gzip
 import json
 import zlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data.hub import declared_in
+from secure_fed.learning.data.on_disk import LONG, Column
 from secure_fed.learning.data.table import Table
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _BOM = "\ufeff"
 _LONGEST_FIELD = 2**31 - 1
+_BUFFER = 2**20  # bytes of a Parquet column that are read at once
 
 Reader = Callable[[Path, Collection[str]], Table]
 Head = Callable[[Path, Collection[str]], tuple[str, ...]]  # the names of a file's columns
@@ -69,12 +72,13 @@ def decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
 
 def _json_lines(path: Path, wanted: Collection[str]) -> Table:
     present: dict[str, None] = {}
-    found: list[tuple[int, dict[str, object]]] = []
+    lines, columns = array("q"), {name: Column() for name in wanted}
     for number, record in _records(path):
         present |= dict.fromkeys(record)
-        found.append((number, {name: record[name] for name in wanted if name in record}))
-    columns = {name: [record.get(name) for _, record in found] for name in wanted if name in present}
-    return Table(str(path), columns, tuple(present), [number for number, _ in found])
+        lines.append(number)
+        for name, column in columns.items():
+            column.append(record.get(name))
+    return Table(str(path), {name: columns[name].whole() for name in wanted if name in present}, tuple(present), lines)
 
 
 def _json_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
@@ -158,9 +162,9 @@ def _csv_names(path: Path, rows: CsvReader) -> tuple[str, ...]:
 
 def _csv_table(path: Path, rows: CsvReader, wanted: Collection[str]) -> Table:
     present = _csv_names(path, rows)
-    columns: dict[str, list[object]] = {name: [] for name in wanted if name in present}
+    columns = {name: Column() for name in wanted if name in present}
     picked = [(present.index(name), cells) for name, cells in columns.items()]
-    lines = []
+    lines = array("q")
     start = rows.line_num + 1  # a quoted field may span lines: a row is named by its first
     for row in rows:
         if row:
@@ -172,7 +176,7 @@ def _csv_table(path: Path, rows: CsvReader, wanted: Collection[str]) -> Table:
                 cells.append(row[index])
             lines.append(start)
         start = rows.line_num + 1
-    return Table(str(path), columns, present, lines)
+    return Table(str(path), {name: cells.whole() for name, cells in columns.items()}, present, lines)
 
 
 def _parquet_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
@@ -203,7 +207,7 @@ def _whole_parquet(path: Path) -> Iterator[ParquetFile]:
         if not content:
             raise DataError(f"{path} is empty: it holds no bytes; give a Parquet file")
         try:
-            yield parquet.ParquetFile(pyarrow.BufferReader(content) if packed else file)
+            yield parquet.ParquetFile(pyarrow.BufferReader(content) if packed else file, buffer_size=_BUFFER)
         except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also a date Python lacks
             why = f"{error}".strip().partition("\n")[0]
             raise DataError(
@@ -214,10 +218,13 @@ def _whole_parquet(path: Path) -> Iterator[ParquetFile]:
 def _parquet(path: Path, wanted: Collection[str]) -> Table:
     with _whole_parquet(path) as opened:
         present = _parquet_names(path, opened)
-        read_columns = opened.read(columns=[name for name in wanted if name in present])
-        columns = {name: read_columns.column(name).to_pylist() for name in read_columns.column_names}
+        columns = {name: Column() for name in wanted if name in present}
+        for batch in opened.iter_batches(LONG, columns=list(columns)):
+            for name, column in columns.items():
+                column.extend(batch.column(name).to_pylist())
+        whole = {name: column.whole() for name, column in columns.items()}
         declared = declared_in(opened.schema_arrow, columns)
-        return Table(str(path), columns, present, range(1, opened.metadata.num_rows + 1), "row", declared)
+        return Table(str(path), whole, present, range(1, opened.metadata.num_rows + 1), "row", declared)
 
 
 FORMATS: dict[str, tuple[Reader, Head, Some]] = {

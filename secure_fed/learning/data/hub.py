@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secure_fed.activity import activity
 from secure_fed.config import DataConfig
-from secure_fed.errors import DataError
+from secure_fed.errors import DataError, SecureFedError
+from secure_fed.learning.data import revisions
+from secure_fed.learning.data.on_disk import LONG, Column
 from secure_fed.learning.data.table import Table
 
 if TYPE_CHECKING:
@@ -24,23 +28,31 @@ def read(
     `data.name` is a Hub id, `id:configuration` if the data set has several, or a folder. If `save_to_disk` wrote the folder
     from rows without splits, it is the training split.
     """
-    name = data.name
-    try:
+    with _explained(data):
         splits = _load(data)
-    except Exception as error:  # of any kind: the user can only check the name and the network
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
-        raise DataError(
-            f"data.name {name!r} is no built-in data set, no folder of examples, and none that the Hub "
-            f"gave us ({reason}); correct data.name, connect to the network, or set data.train to a file"
-        ) from error
     for setting, split in (("data.split", data.split), ("data.test_split", data.test_split or data.split)):
         if split not in splits:
             raise no_split(data, setting, list(splits))
     tests = (
         [data.test_split] if data.test_split else [one for one in test_splits if one in splits and one != data.split]
     )
-    train, *others = (_table(name, split, splits[split], wanted, label) for split in (data.split, *tests))
+    with _explained(data):
+        train, *others = (_table(data.name, split, splits[split], wanted, label) for split in (data.split, *tests))
     return train, others
+
+
+@contextmanager
+def _explained(data: DataConfig) -> Iterator[None]:
+    try:
+        yield
+    except SecureFedError:
+        raise
+    except Exception as error:  # of any kind: the user can only check the name and the network
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise DataError(
+            f"data.name {data.name!r} is no built-in data set, no folder of examples, and none that the Hub "
+            f"gave us ({reason}); correct data.name, connect to the network, or set data.train to a file"
+        ) from error
 
 
 def no_split(data: DataConfig, setting: str, there: Sequence[str]) -> DataError:
@@ -53,6 +65,11 @@ def no_split(data: DataConfig, setting: str, there: Sequence[str]) -> DataError:
 
 
 def _load(data: DataConfig) -> Any:
+    """The splits by name: memory-mapped from the user's cache or a saved folder, or files of a folder as a stream.
+
+    A data set of the Hub is downloaded into the cache that all programs share, so that it is there offline and for the next
+    run. A folder is the user's own, and `datasets` would leave a copy of it in that cache, so its files are read in place.
+    """
     import datasets
 
     name = data.name
@@ -61,17 +78,32 @@ def _load(data: DataConfig) -> Any:
     if (Path(name) / "state.json").is_file():
         return {data.split: datasets.load_from_disk(name)}
     if Path(name).is_dir():
-        return datasets.load_dataset(name)
+        return datasets.load_dataset(name, streaming=True)
     repository, _, configuration = name.partition(":")
-    return datasets.load_dataset(repository, configuration or None, revision=data.revision or None)
+    splits = datasets.load_dataset(repository, configuration or None, revision=data.revision or None)
+    if data.revision:
+        files = [Path(file["filename"]) for rows in splits.values() for file in rows.cache_files]
+        revisions.require_read("dataset", repository, data.revision, files)
+    return splits
 
 
 def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str) -> Table:
-    """One split, with the class names that its features declare, for a label or for the entries of a list of labels."""
-    present = tuple(rows.column_names)
-    columns = {column: list(rows[column]) for column in wanted if column in present}
-    declared = _declared(rows.features, [label])
-    return Table(f"{name} ({split})", columns, present, range(1, len(rows) + 1), "row", declared)
+    """One split, read in batches, with the class names that its features declare, for a label or a list of labels."""
+    present = dict.fromkeys(rows.column_names or ())  # unknown for a stream of text files
+    read = rows.select_columns([column for column in wanted if column in present]) if present else rows
+    columns = {column: Column() for column in wanted}
+    count = 0
+    with activity("") as now:
+        for batch in read.iter(LONG):
+            size = len(next(iter(batch.values()), ()))
+            count += size
+            present |= dict.fromkeys(batch)
+            for column, cells in columns.items():
+                cells.extend(batch.get(column) or [None] * size)
+            now.says(f"{count:,} rows of {split}", anew=False)
+    whole = {column: columns[column].whole() for column in wanted if column in present}
+    declared = _declared(rows.features or {}, [label])
+    return Table(f"{name} ({split})", whole, tuple(present), range(1, count + 1), "row", declared)
 
 
 def declared_in(schema: Schema, columns: Collection[str]) -> Classes:

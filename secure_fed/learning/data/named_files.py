@@ -11,7 +11,7 @@ from pathlib import Path
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, plainly
-from secure_fed.learning.data import files, hub
+from secure_fed.learning.data import files, hub, revisions
 from secure_fed.learning.data.rows import Columns
 
 TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the test data
@@ -39,7 +39,12 @@ def find(data: DataConfig) -> Named | None:
 
 
 def of_both(data: DataConfig) -> Iterator[str]:
-    """A warning if a file is both of training and of test examples."""
+    """A warning if a file, or a split of a data set, is both of training and of test examples."""
+    if data.test_split and data.test_split == data.split:
+        yield (
+            f"data.test_split is {data.split!r}, which is data.split too, so accuracy is measured on texts that were trained on"
+        )
+        return
     named = find(data)
     trained = {path.resolve() for path in named.train} if named else set()
     if named and (both := [path for path in named.test if path.resolve() in trained]):
@@ -142,6 +147,8 @@ def _of_name(data: DataConfig) -> Named | None:
             if data.test_split and not test:
                 raise hub.no_split(data, "data.test_split", [])
             return Named(tuple(train), tuple(test))
+    if data.revision:
+        revisions.commit("dataset", data.name.partition(":")[0], data.revision)
     return None
 
 

@@ -8,14 +8,15 @@ from typing import Any, Protocol
 
 from secure_fed.config import DataConfig
 from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.on_disk import taken
 from secure_fed.learning.data.table import Table
 
-Texts = tuple[list[Any], list[Any] | None]  # the first input of every row, and the second if the task has one
+Texts = tuple[Sequence[Any], Sequence[Any] | None]  # the first input of every row, and the second if the task has one
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Examples as columns of one length. The task defines the contents of `text`, `label` and `text_b`.
+    """Examples as columns of one length, tuples or `OnDisk`. The task defines the contents of `text`, `label` and `text_b`.
 
     text:        the (first) text of each example, or its words
     label:       the training target of each: an index into `label_names`, several, a number, a span ...
@@ -25,10 +26,10 @@ class Rows:
     group:       the name of the person each example is about, or None
     """
 
-    text: tuple[Any, ...]
-    label: tuple[Any, ...]
+    text: Sequence[Any]
+    label: Sequence[Any]
     label_names: tuple[str, ...]
-    text_b: tuple[Any, ...] | None = None
+    text_b: Sequence[Any] | None = None
     client: tuple[str, ...] | None = None
     group: tuple[str, ...] | None = None
 
@@ -42,7 +43,7 @@ class Rows:
         return len(self.text)
 
     @property
-    def classes(self) -> tuple[int, ...] | None:
+    def classes(self) -> Sequence[int] | None:
         """The class of each example, if every example has exactly one."""
         return self.label if self.label_names and all(isinstance(label, int) for label in self.label) else None
 
@@ -50,8 +51,8 @@ class Rows:
         """The examples at `indices`, in that order."""
         order = [int(index) for index in indices]
         columns = {name: getattr(self, name) for name in ("text", "label", "text_b", "client", "group")}
-        taken = {name: column and tuple(column[i] for i in order) for name, column in columns.items()}
-        return replace(self, **taken)
+        some: dict[str, Any] = {name: column and taken(column, order) for name, column in columns.items()}
+        return replace(self, **some)
 
 
 @dataclass(frozen=True, slots=True)

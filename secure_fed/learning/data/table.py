@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from secure_fed.errors import DataError
@@ -13,7 +13,7 @@ class Table:
     """The wanted columns of one file or one split of a data set.
 
     source:  its name in error messages: a path, or a data set and its split
-    columns: the wanted columns that are present; a cell absent from a row is None
+    columns: the wanted columns that are present; a cell absent from a row is None. Long ones are on disk
     present: the names of all its columns, wanted or not
     lines:   for each row the line it starts on (text files), or its number from 1
     unit:    the unit of `lines`: "line" or "row"
@@ -21,7 +21,7 @@ class Table:
     """
 
     source: str
-    columns: dict[str, list[object]]
+    columns: Mapping[str, Sequence[object]]
     present: tuple[str, ...]
     lines: Sequence[int]
     unit: str = "line"
@@ -34,7 +34,7 @@ class Table:
         """The place of row number `row` (from 0), in words."""
         return f"{self.source}, {self.unit} {self.lines[row]}"
 
-    def column(self, name: str, setting: str) -> list[object]:
+    def column(self, name: str, setting: str) -> Sequence[object]:
         """The column `name`, which the user chose by `setting`."""
         if name not in self.columns:
             there = ", ".join(repr(column) for column in self.present)

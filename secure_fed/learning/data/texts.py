@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data.formats import decoded, text_lines
+from secure_fed.learning.data.on_disk import Column, kept
 from secure_fed.learning.data.rows import Texts
 from secure_fed.learning.data.table import Table
 
@@ -24,25 +27,22 @@ def of_lines(stream: Iterable[bytes], source: str, name: str) -> Table:
 
 def plain(tables: Sequence[Table], text: str, text_b: str) -> Texts:
     """The column `text`, and the column `text_b` if it is named, over all tables."""
-    first = [cell for table in tables for cell in column(table, text, "data.text")]
-    second = [cell for table in tables for cell in column(table, text_b, "data.text_b")] if text_b else None
-    return first, second
+    first = kept(*(column(table, text, "data.text") for table in tables))
+    return first, kept(*(column(table, text_b, "data.text_b") for table in tables)) if text_b else None
 
 
-def column(table: Table, name: str, setting: str) -> list[str]:
+def column(table: Table, name: str, setting: str) -> Sequence[str]:
     """A column of texts that a tokenizer accepts; anything else is refused. setting: the key that named the column."""
-    texts: list[str] = []
-    for row, value in enumerate(table.column(name, setting)):
+    cells = table.column(name, setting)
+    for row, value in enumerate(cells):
         if not is_text(value):
             what = "missing" if value is None else f"{value!r:.60}, which is not text"
             raise DataError(f"{table.place(row)}: {name!r} is {what}; correct it or make another column {setting}")
-        texts.append(str(value))
-    return texts
+    return cast("Sequence[str]", cells)
 
 
-def lists(table: Table, name: str, setting: str, *, divided: str | None = None) -> list[list[str]]:
+def lists(table: Table, name: str, setting: str, *, divided: str | None = None) -> Iterator[list[str]]:
     """A column of lists of texts. Where a table has no lists (CSV), a text is split at `divided`."""
-    found: list[list[str]] = []
     for row, value in enumerate(table.column(name, setting)):
         if isinstance(value, str) and divided is not None and is_text(value):
             value = value.split(divided) if divided.strip() else value.split()
@@ -51,8 +51,7 @@ def lists(table: Table, name: str, setting: str, *, divided: str | None = None) 
                 f"{table.place(row)}: {name!r} is {value!r:.60}, which is not a list of texts; "
                 f"correct it or make another column {setting}"
             )
-        found.append([str(one) for one in value])
-    return found
+        yield list(value)
 
 
 def require_some(table: Table, name: str, setting: str) -> None:
@@ -104,5 +103,9 @@ def is_text(value: object) -> bool:
 
 
 def _numbered(lines: Iterable[str], source: str, name: str) -> Table:
-    found = [(number, line.rstrip("\r\n")) for number, line in enumerate(lines, start=1) if line.strip()]
-    return Table(source, {name: [text for _, text in found]}, (name,), [number for number, _ in found])
+    numbers, texts = array("q"), Column()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            numbers.append(number)
+            texts.append(line.rstrip("\r\n"))
+    return Table(source, {name: texts.whole()}, (name,), numbers)

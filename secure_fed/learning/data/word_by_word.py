@@ -6,7 +6,9 @@ So the ids of a text are the ids of its parts between spaces, one after the othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -33,6 +35,15 @@ class Words:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Words | None:
         """None for a tokenizer that may look at more than one word."""
+        kept = _kept.get()
+        if kept is None:
+            return cls._made(tokenizer)
+        if id(tokenizer) not in kept:
+            kept[id(tokenizer)] = cls._made(tokenizer)
+        return kept[id(tokenizer)]
+
+    @classmethod
+    def _made(cls, tokenizer: PreTrainedTokenizerBase) -> Words | None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         parts = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "model")]
         known = all(isinstance(part, kind) for part, kind in zip(parts, _LOCAL, strict=True))
@@ -61,6 +72,19 @@ class Words:
             [*self.before, *list(chain.from_iterable([known[word] for word in each]))[:most], *self.after]
             for each in parts
         ]
+
+
+_kept: ContextVar[dict[int, Words | None] | None] = ContextVar("kept words", default=None)
+
+
+@contextmanager
+def words_kept() -> Iterator[None]:
+    """Within the block words are kept from one call to the next, so no tokenizer may change."""
+    outer = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(outer)
 
 
 _LOCAL = (BertNormalizer, BertPreTokenizer, WordPiece)

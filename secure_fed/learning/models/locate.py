@@ -8,6 +8,7 @@ from typing import Any
 
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, ModelError, plainly
+from secure_fed.learning.data import revisions
 
 # This path does not change: exports for PEFT name it, since AutoPeftModel knows no other name of the built-in model.
 BUILTIN = {"builtin/tiny": Path(__file__).parents[2] / "models" / "tiny"}
@@ -36,6 +37,8 @@ def locate(name: str) -> str:
 def found(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     """The name of the configured model for transformers, and the settings with which every part of it is loaded.
 
+    A revision that does not exist is refused.
+
     Code that comes with a model runs only if `model.trust_remote_code` says so: nobody is asked.
     """
     place = locate(config.name)
@@ -53,5 +56,7 @@ def found(config: ModelConfig) -> tuple[str, dict[str, Any]]:
             f"model.revision is {config.revision!r}, and model.name {config.name!r} is no Hub model but a folder, which has "
             "one revision: leave model.revision out"
         ).about("model.revision", config.revision, "left out beside a folder")
+    if config.revision:
+        revisions.commit("model", place, config.revision)
     revision = {"revision": config.revision} if config.revision else {}
     return place, {"trust_remote_code": config.trust_remote_code, **revision}

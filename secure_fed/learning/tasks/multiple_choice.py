@@ -8,7 +8,7 @@ example; it is evaluated on all choices. Prompts, choices and right choices are 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -22,6 +22,7 @@ from secure_fed.errors import DataError
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Columns, Rows, Texts
 from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.columns import columns
@@ -69,8 +70,8 @@ class MultipleChoice(Task):
     unlabelled = 0
 
     def texts(self, tables: Sequence[Table]) -> Texts:
-        prompts = [text for table in tables for text in texts.column(table, self.columns.text, "data.text")]
-        return prompts, [row for table in tables for row in _choices(table, self.columns.text_b)]
+        prompts, _ = texts.plain(tables, self.columns.text, "")
+        return prompts, kept(row for table in tables for row in _choices(table, self.columns.text_b))
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         return [number for table in tables for number in _right(table, self.columns)]
@@ -120,14 +121,13 @@ class MultipleChoice(Task):
         ]
 
 
-def _choices(table: Table, column: str) -> list[tuple[str, ...]]:
-    found = texts.lists(table, column, "data.text_b")
-    for row, choices in enumerate(found):
+def _choices(table: Table, column: str) -> Iterator[tuple[str, ...]]:
+    for row, choices in enumerate(texts.lists(table, column, "data.text_b")):
         if len(choices) < 2 or not all(choice.strip() for choice in choices):
             raise DataError(
                 f"{table.place(row)}: {column!r} has the choices {choices!r:.60}; give at least two, none of them blank"
             )
-    return [tuple(choices) for choices in found]
+        yield tuple(choices)
 
 
 def _right(table: Table, columns: Columns) -> list[int]:

@@ -6,7 +6,7 @@ the script of the CoNLL shared tasks: models predict such tags, and annotators w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from secure_fed.errors import DataError
@@ -35,10 +35,9 @@ def tag_names(tables: Sequence[Table], column: str) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{mark}-{kind}" for kind in sorted(types) for mark in "BI"))
 
 
-def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> list[tuple[int, ...]]:
+def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> Iterator[tuple[int, ...]]:
     """The index of every tag; each row must have as many tags as words."""
     index = {name: number for number, name in enumerate(names)}
-    encoded = []
     words = texts.lists(table, columns.text, "data.text", divided=" ")
     for row, (own, tags) in enumerate(zip(words, _tags(table, columns.label), strict=True)):
         if len(own) != len(tags):
@@ -52,15 +51,14 @@ def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> list[t
                 f"{table.place(row)}: tag {unknown!r:.60} never occurs in the training data, whose types are "
                 f"{', '.join(name[2:] for name in names[1::2])}; remove the row or set data.label to another column"
             )
-        encoded.append(tuple(index[tag] for tag in tags))
-    return encoded
+        yield tuple(index[tag] for tag in tags)
 
 
-def _tags(table: Table, column: str) -> list[list[str]]:
+def _tags(table: Table, column: str) -> Iterator[list[str]]:
     declared = dict(table.classes).get(column)
     if declared is None:
-        return texts.lists(table, column, "data.label", divided=" ")
-    named = []
+        yield from texts.lists(table, column, "data.label", divided=" ")
+        return
     for row, tags in enumerate(table.column(column, "data.label")):
         if not isinstance(tags, list | tuple) or not all(
             isinstance(tag, int) and 0 <= tag < len(declared) for tag in tags
@@ -69,8 +67,7 @@ def _tags(table: Table, column: str) -> list[list[str]]:
                 f"{table.place(row)}: {column!r} is {tags!r:.60}, which is not a list of numbers below {len(declared)}; "
                 "correct it or set data.label to another column"
             )
-        named.append([declared[tag] for tag in tags])
-    return named
+        yield [declared[tag] for tag in tags]
 
 
 class Entity(NamedTuple):

@@ -18,6 +18,7 @@ from secure_fed.errors import ModelError
 from secure_fed.learning.data import texts
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Columns, Rows, Texts
 from secure_fed.learning.data.table import Table
 
@@ -70,7 +71,7 @@ class Task(ABC):
         return ""
 
     def texts(self, tables: Sequence[Table]) -> Texts:
-        """The inputs of the tables' rows, without labels."""
+        """The inputs of the tables' rows, without labels, as `kept` has them."""
         return texts.plain(tables, self.columns.text, self.columns.text_b)
 
     def line(self, text: Any) -> Any:
@@ -82,7 +83,7 @@ class Task(ABC):
         return Vocabulary((), ())
 
     @abstractmethod
-    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Iterable[Any]:
         """The label of every row of the tables."""
 
     def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
@@ -93,8 +94,7 @@ class Task(ABC):
     def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
         """Inputs and labels of the tables, whose classes are known."""
         first, second = self.texts(tables)
-        labels = tuple(self.labels(tables, classes))
-        return Rows(tuple(first), labels, classes.names, None if second is None else tuple(second))
+        return Rows(first, kept(self.labels(tables, classes)), classes.names, second)
 
     def counted(self, rows: Rows) -> Iterable[Hashable]:
         """The labels that accuracy counts, one by one; none if no single label could be the answer to every example."""

@@ -25,6 +25,7 @@ from secure_fed.learning.data import texts
 from secure_fed.learning.data.alignment import Aligned, aligned
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Rows, Texts
 from secure_fed.learning.data.strata import label_sets
 from secure_fed.learning.data.table import Table
@@ -100,8 +101,8 @@ class Tokens(Task):
 
     def texts(self, tables: Sequence[Table]) -> Texts:
         column = self.columns.text
-        words = [row for table in tables for row in texts.lists(table, column, "data.text", divided=" ")]
-        return [tuple(row) for row in words], None
+        rows = (tuple(row) for table in tables for row in texts.lists(table, column, "data.text", divided=" "))
+        return kept(rows), None
 
     def line(self, text: Any) -> Any:
         return tuple(text.split()) if isinstance(text, str) else tuple(text)
@@ -110,8 +111,8 @@ class Tokens(Task):
         names = tag_names(train, self.columns.label)
         return Vocabulary(names, names)
 
-    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
-        return [row for table in tables for row in encoded_tags(table, self.columns, classes.names)]
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Iterable[Any]:
+        return (row for table in tables for row in encoded_tags(table, self.columns, classes.names))
 
     def counted(self, rows: Rows) -> Iterable[Hashable]:
         """The tag of every word."""

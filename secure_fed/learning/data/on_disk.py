@@ -1,0 +1,168 @@
+"""Long columns of texts and token ids in files, so that the memory of a run does not grow with them.
+
+Such a file has no name: `tempfile.TemporaryFile` makes it for this process alone (mode 0600), and the system removes it when the
+process ends, however it ends. The data are private, so no copy of them stays, and no other process reads or writes one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_fed.errors import DataError, plainly
+
+LONG = 1024  # entries; shorter columns stay in memory
+_PLAIN = (int, float, np.number, np.bool_, type(None))  # as small in memory as in a file
+
+
+class OnDisk(Sequence[Any]):
+    """A column whose entries are read from its file when they are used; arrays are read-only.
+
+    size: bytes of one number, if the entries are arrays.
+    """
+
+    __slots__ = ("_ends", "_file", "_read", "_size", "_starts")
+
+    def __init__(
+        self,
+        file: mmap.mmap,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        read: Callable[[mmap.mmap, int, int], Any],
+        size: int = 0,
+    ) -> None:
+        self._file, self._starts, self._ends, self._read, self._size = file, starts, ends, read, size
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> OnDisk: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self.take(range(*index.indices(len(self))))
+        return self._read(self._file, int(self._starts[index]), int(self._ends[index]))
+
+    def take(self, indices: Iterable[int]) -> OnDisk:
+        """The entries at `indices`, in that order; the file is shared."""
+        at = np.fromiter(indices, dtype=np.int64)
+        return OnDisk(self._file, self._starts[at], self._ends[at], self._read, self._size)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Numbers in each array."""
+        return (self._ends - self._starts) // self._size
+
+
+class Column:
+    """A column that grows by one entry at a time. Its entries stay in memory while they are few, or numbers alone."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Any] = []
+        self._plain = True
+        self._file: Any = None
+        self._ends = array("q", [0])
+        self._kind: np.dtype[Any] | None = None  # of arrays of one dimension, which are stored as they are
+
+    def append(self, entry: Any) -> None:
+        self._waiting.append(entry)
+        self._plain = self._plain and isinstance(entry, _PLAIN)
+        if len(self._waiting) >= LONG and not self._plain:
+            self._write()
+
+    def extend(self, entries: Iterable[Any]) -> None:
+        for entry in entries:
+            self.append(entry)
+
+    def whole(self) -> Sequence[Any]:
+        """The entries: a list, or a column on disk. Nothing can be appended afterwards."""
+        if self._file is None:
+            return self._waiting
+        self._write()
+        with _room():
+            self._file.flush()
+        file = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file.close()
+        ends = np.array(self._ends, dtype=np.int64)
+        if self._kind is None:
+            return OnDisk(file, ends[:-1], ends[1:], _object)
+        return OnDisk(file, ends[:-1], ends[1:], partial(_array, self._kind), self._kind.itemsize)
+
+    def _write(self) -> None:
+        with _room():
+            if self._file is None:
+                kinds = {entry.dtype if _is_flat(entry) else None for entry in self._waiting}
+                self._kind = kinds.pop() if len(kinds) == 1 else None
+                self._file = tempfile.TemporaryFile(dir=_folder())
+            for entry in self._waiting:
+                self._file.write(written := self._bytes(entry))
+                self._ends.append(self._ends[-1] + len(written))
+        self._waiting = []
+
+    def _bytes(self, entry: Any) -> bytes:
+        if self._kind is None:
+            return pickle.dumps(entry, pickle.HIGHEST_PROTOCOL)
+        if not _is_flat(entry) or entry.dtype != self._kind:
+            raise TypeError(f"a column of arrays of {self._kind} was given {entry!r:.60}")
+        return bytes(entry.tobytes())
+
+
+def kept(*parts: Iterable[Any]) -> Sequence[Any]:
+    """The entries of all parts, one part after the other: a tuple, or on disk if there are many. One on disk stays itself."""
+    if len(parts) == 1 and isinstance(parts[0], OnDisk):
+        return parts[0]
+    column = Column()
+    for part in parts:
+        column.extend(part)
+    whole = column.whole()
+    return whole if isinstance(whole, OnDisk) else tuple(whole)
+
+
+def taken(column: Sequence[Any], indices: Iterable[int]) -> Sequence[Any]:
+    """The entries at `indices`, in that order; they are shared, not copied."""
+    return column.take(indices) if isinstance(column, OnDisk) else tuple(column[i] for i in indices)
+
+
+def in_parts(column: Iterable[Any]) -> Iterator[list[Any]]:
+    """The entries in lists of at most `LONG`, one in memory at a time."""
+    left = iter(column)
+    while part := list(islice(left, LONG)):
+        yield part
+
+
+def _is_flat(entry: Any) -> bool:
+    return isinstance(entry, np.ndarray) and entry.ndim == 1 and entry.dtype != object
+
+
+def _object(file: mmap.mmap, start: int, end: int) -> Any:
+    return pickle.loads(file[start:end])
+
+
+def _array(kind: np.dtype[Any], file: mmap.mmap, start: int, end: int) -> NDArray[Any]:
+    return np.frombuffer(file, kind, (end - start) // kind.itemsize, start)
+
+
+def _room() -> Any:
+    return plainly(
+        DataError,
+        f"there is no room in {_folder() or tempfile.gettempdir()} for the data's texts and token ids",
+        "make room, or set the environment variable TMPDIR to another folder",
+    )
+
+
+def _folder() -> str | None:
+    """A folder on a disk: /tmp is in memory on many systems. Where TMPDIR is set, Python's choice (None) follows it."""
+    chosen = any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    return None if chosen or not os.access("/var/tmp", os.W_OK) else "/var/tmp"
