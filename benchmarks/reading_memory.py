@@ -4,10 +4,10 @@
 
 Made texts of 40 words on average are written to a Parquet file, and by `save_to_disk` to a folder, the form in which data sets
 of the Hub lie in their cache; a second column of texts is read by nobody. The learning problem is made in a process of its own:
-classification of either, with the built-in model, and with `--tokenizer` (the folder of a language model, whose
-tokenizer alone is used), language modelling of the file with a model of one narrow layer. Printed: the anonymous memory that this adds at
-its peak, read every few milliseconds (RssAnon: without pages of files, which the system drops when it needs them), and what
-stays; bytes of texts and of token ids; seconds; and a digest of all examples, which must not depend on how they are kept.
+classification of either, with the built-in model, and with `--tokenizer` (the folder of a language model, whose tokenizer alone
+is used), language modelling of the file with a model of one narrow layer. Printed: the anonymous memory that this adds at its
+peak, read every few milliseconds (RssAnon: without pages of files, which the system drops when it needs them), and what stays;
+bytes of token ids; seconds; and a digest of all examples, which must not depend on where they are kept.
 """
 
 from __future__ import annotations
@@ -102,7 +102,12 @@ def main() -> None:
         return
     print(machine("torch", "transformers", "datasets", "pyarrow") + "; one thread", flush=True)
     tasks = ["classification", *(["causal_lm"] if given.tokenizer else [])]
-    settings = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    settings = {
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder, "few"), 500)  # read first, so that imports are not counted
         make(Path(folder), given.rows)

@@ -20,7 +20,7 @@ from secure_fed.learning.data.word_by_word import words_kept
 from secure_fed.learning.models.locate import BUILTIN
 from secure_fed.learning.tasks.task import Task
 
-WINDOW = 8192  # rows that are tokenised in memory
+WINDOW = 2048  # rows that are tokenised in memory
 _SPLITS = 2  # kept at a time: a run's training and test examples
 _kept: OrderedDict[tuple[Any, ...], Encoded] = OrderedDict()
 

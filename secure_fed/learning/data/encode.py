@@ -33,7 +33,9 @@ _SORTED_BATCHES = 16  # shuffled items are sorted by length within windows of th
 class Encoded(Sequence[Item]):
     """Tokenised examples as columns of one length: item i has the i-th entry of each.
 
-    A column is a list, a tuple, or `OnDisk`, whose arrays are read-only. Every example has "input_ids", an int array, and "labels". If the tokenizer returns it, "token_type_ids" distinguishes the
+    A column is a list, a tuple, or `OnDisk`, whose arrays are read-only.
+
+    Every example has "input_ids", an int array, and "labels". If the tokenizer returns it, "token_type_ids" distinguishes the
     two texts of a pair; a task may add columns of its own.
     """
 

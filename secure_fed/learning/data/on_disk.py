@@ -1,12 +1,12 @@
 """Long columns of texts and token ids in files, so that the memory of a run does not grow with them.
 
-Such a file has no name: `tempfile.TemporaryFile` makes it for this process alone (mode 0600), and the system removes it when the
-process ends, however it ends. The data are private, so no copy of them stays, and no other process reads or writes one.
+Such a file has no name: `tempfile.TemporaryFile` makes it for this process alone (mode 0600), and the system removes it when
+the process ends, however it ends. The data are private, so no copy stays, and no other process reads or writes one. Columns
+share a file, since a run may read thousands of files, and the system limits how many are open.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import tempfile
@@ -14,7 +14,9 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from threading import Lock
 from typing import Any, overload
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,49 @@ from secure_fed.errors import DataError, plainly
 
 LONG = 1024  # entries; shorter columns stay in memory
 _PLAIN = (int, float, np.number, np.bool_, type(None))  # as small in memory as in a file
+_FULL = 2**30  # bytes after which columns begin another file, so that the room of dropped columns is free again
+
+
+class _File:
+    """A file without a name that grows. It is gone when the last column in it is dropped."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(dir=_folder(), buffering=0)  # noqa: SIM115
+        self._lock, self._process, self.end = Lock(), os.getpid(), 0
+
+    def add(self, content: bytes) -> int:
+        """Write at the end; returns the place."""
+        with self._lock:
+            start = self._file.seek(self.end)
+            left = memoryview(content)
+            while left:
+                left = left[self._file.write(left) :]
+            self.end += len(content)
+        return start
+
+    def read(self, start: int, end: int) -> bytes:
+        if hasattr(os, "pread"):  # which does not move the place of writing, not even for a forked process
+            return os.pread(self._file.fileno(), end - start, start)
+        with self._lock:
+            self._file.seek(start)
+            return self._file.read(end - start) or b""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether columns may begin in it: a forked process shares the file with its parent, which writes at the same place."""
+        return self.end < _FULL and self._process == os.getpid()
+
+
+_last: ref[_File] | None = None
+
+
+def _shared() -> _File:
+    global _last
+    file = _last() if _last else None
+    if file is None or not file.is_open:
+        file = _File()
+        _last = ref(file)
+    return file
 
 
 class OnDisk(Sequence[Any]):
@@ -35,10 +80,10 @@ class OnDisk(Sequence[Any]):
 
     def __init__(
         self,
-        file: mmap.mmap,
+        file: _File,
         starts: NDArray[np.int64],
         ends: NDArray[np.int64],
-        read: Callable[[mmap.mmap, int, int], Any],
+        read: Callable[[bytes], Any],
         size: int = 0,
     ) -> None:
         self._file, self._starts, self._ends, self._read, self._size = file, starts, ends, read, size
@@ -53,7 +98,7 @@ class OnDisk(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return self.take(range(*index.indices(len(self))))
-        return self._read(self._file, int(self._starts[index]), int(self._ends[index]))
+        return self._read(self._file.read(int(self._starts[index]), int(self._ends[index])))
 
     def take(self, indices: Iterable[int]) -> OnDisk:
         """The entries at `indices`, in that order; the file is shared."""
@@ -72,8 +117,8 @@ class Column:
     def __init__(self) -> None:
         self._waiting: list[Any] = []
         self._plain = True
-        self._file: Any = None
-        self._ends = array("q", [0])
+        self._file: _File | None = None
+        self._starts, self._ends = array("q"), array("q")
         self._kind: np.dtype[Any] | None = None  # of arrays of one dimension, which are stored as they are
 
     def append(self, entry: Any) -> None:
@@ -91,24 +136,22 @@ class Column:
         if self._file is None:
             return self._waiting
         self._write()
-        with _room():
-            self._file.flush()
-        file = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._file.close()
-        ends = np.array(self._ends, dtype=np.int64)
+        starts, ends = (np.array(places, dtype=np.int64) for places in (self._starts, self._ends))
         if self._kind is None:
-            return OnDisk(file, ends[:-1], ends[1:], _object)
-        return OnDisk(file, ends[:-1], ends[1:], partial(_array, self._kind), self._kind.itemsize)
+            return OnDisk(self._file, starts, ends, pickle.loads)
+        return OnDisk(self._file, starts, ends, partial(np.frombuffer, dtype=self._kind), self._kind.itemsize)
 
     def _write(self) -> None:
         with _room():
             if self._file is None:
                 kinds = {entry.dtype if _is_flat(entry) else None for entry in self._waiting}
                 self._kind = kinds.pop() if len(kinds) == 1 else None
-                self._file = tempfile.TemporaryFile(dir=_folder())
-            for entry in self._waiting:
-                self._file.write(written := self._bytes(entry))
-                self._ends.append(self._ends[-1] + len(written))
+                self._file = _shared()
+            parts = [self._bytes(entry) for entry in self._waiting]
+            place = self._file.add(b"".join(parts))
+        for part in parts:
+            self._starts.append(place)
+            self._ends.append(place := place + len(part))
         self._waiting = []
 
     def _bytes(self, entry: Any) -> bytes:
@@ -144,14 +187,6 @@ def in_parts(column: Iterable[Any]) -> Iterator[list[Any]]:
 
 def _is_flat(entry: Any) -> bool:
     return isinstance(entry, np.ndarray) and entry.ndim == 1 and entry.dtype != object
-
-
-def _object(file: mmap.mmap, start: int, end: int) -> Any:
-    return pickle.loads(file[start:end])
-
-
-def _array(kind: np.dtype[Any], file: mmap.mmap, start: int, end: int) -> NDArray[Any]:
-    return np.frombuffer(file, kind, (end - start) // kind.itemsize, start)
 
 
 def _room() -> Any:

@@ -28,7 +28,9 @@ def commit(kind: str, repository: str, revision: str) -> str:
     if constants.HF_HUB_OFFLINE:
         found = _named(kind, repository, revision)
         if not found or not _is_cached(kind, repository, found):
-            raise refused(kind, repository, revision, "is not in the cache, and the Hub cannot be asked (HF_HUB_OFFLINE)")
+            raise refused(
+                kind, repository, revision, "is not in the cache, and the Hub cannot be asked (HF_HUB_OFFLINE)"
+            )
         return found
     with activity(f"asking the Hub for revision {revision} of {repository}"):
         try:
@@ -50,7 +52,7 @@ def require_read(kind: str, repository: str, revision: str, files: list[Path]) -
 def refused(kind: str, repository: str, revision: str, why: str) -> ConfigError:
     setting = f"{'model' if kind == 'model' else 'data'}.revision"
     return ConfigError(
-        f"{setting} is {revision!r}, which {why}: set it to a commit, tag or branch of {repository!r}, or connect to the network"
+        f"{setting} is {revision!r}, which {why}: set it to a commit, tag or branch of {repository!r}, or go online"
     ).about(setting, revision, f"a revision of {repository}")
 
 

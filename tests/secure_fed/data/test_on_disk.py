@@ -94,20 +94,19 @@ def test_few_entries_and_numbers_stay_in_memory() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no list of open files")
 @pytest.mark.usefixtures("small")
-def test_a_file_has_no_name_and_is_readable_by_its_owner_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_has_no_name_and_is_readable_by_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(on_disk, "_last", None)
     before = os.umask(0)
     try:
-        column = kept(["secret"] * 5)
+        columns = [kept(["secret"] * 5) for _ in range(50)]
     finally:
         os.umask(before)
-    assert isinstance(column, OnDisk)
+    assert all(isinstance(column, OnDisk) for column in columns)
     assert list(tmp_path.iterdir()) == []
-    assert open_files(tmp_path) == [0o600]
-    del column
+    assert open_files(tmp_path) == [0o600], "columns share a file: a process may open some thousand"
+    del columns
     assert open_files(tmp_path) == []
 
 
@@ -121,13 +120,27 @@ def open_files(folder: Path) -> list[int]:
     return modes
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forked processes")
+@pytest.mark.usefixtures("small")
+def test_a_forked_process_does_not_write_over_its_parents_columns() -> None:
+    before = kept(["before"] * 5)
+    child = os.fork()
+    if not child:
+        same = list(kept(["child"] * 50)) == ["child"] * 50 and list(before) == ["before"] * 5
+        os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    after = kept(["parent"] * 50)
+    assert (list(before), list(after)) == (["before"] * 5, ["parent"] * 50)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_full_disk_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**settings: Any) -> Any:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    with pytest.raises(DataError, match="No space left on device; .*TMPDIR"):
+    monkeypatch.setattr(on_disk, "_last", None)
+    with pytest.raises(DataError, match=r"No space left on device; .*TMPDIR"):
         kept(["a"] * 5)
 
 
@@ -183,9 +196,7 @@ def test_every_source_gives_the_same_rows_from_disk(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-def test_memory_does_not_grow_with_texts_and_tokens(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_does_not_grow_with_texts_and_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (on_disk, formats, hub):
         monkeypatch.setattr(module, "LONG", 50)
     monkeypatch.setattr(tokenised, "WINDOW", 50)
