@@ -18,6 +18,7 @@ def together(config: Sections) -> None:
         refuse(config, "evaluation.phantoms", "federation.weighting = 'examples'", why)
     _partition(config)
     _diagnostics(config)
+    _device_map(config)
     if config.training.lr_warmup >= config.federation.rounds:
         message = (
             f"training.lr_warmup is {config.training.lr_warmup}, not below federation.rounds = {config.federation.rounds}: "
@@ -109,6 +110,16 @@ def _partition(config: Sections) -> None:
         if data.partition == kind and not there:
             message = f"data.partition is {kind!r}, but data.{setting} {missing}"
             wrong(config, f"data.{setting}", f"set with data.partition = {kind!r}", message)
+
+
+def _device_map(config: Sections) -> None:
+    """Refuse a divided model under privacy of examples, and a memory that cannot be read."""
+    if config.model.memory is not None and config.model.device_map and config.privacy.unit in ("example", "group"):
+        why = (
+            "that an example's gradient depends on no other is compared on one device with all of the model; use "
+            "model.quantization, or protect clients"
+        )
+        refuse(config, "model.device_map", f"privacy.unit = {config.privacy.unit!r}", why)
 
 
 def _diagnostics(config: Sections) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from secure_fed.config.setting import key
+from secure_fed.errors import ConfigError
 
+_MEMORY = re.compile(r"(\d+|cpu|mps)=(\d+(?:\.\d+)?[KMG]i?B)")
 _NOTES = 10_000_000  # record numbers are distinct up to here
 
 
@@ -45,6 +48,28 @@ class ModelConfig:
     train_head: bool = key(
         True, "train the head; false: it stays as model.descriptions make it, and only a LoRA adapter trains"
     )
+    device_map: str = key(
+        "",
+        "division of a model that is larger than model.device, by accelerate: auto, balanced or sequential over all GPUs, then "
+        "host memory, then the disk; empty: all of it on model.device",
+        choices=("", "auto", "balanced", "sequential"),
+    )
+    max_memory: tuple[str, ...] = key(
+        (), "the most that model.device_map puts on each device, such as '0=20GiB' and 'cpu=60GiB'; empty: what is free"
+    )
+
+    @property
+    def memory(self) -> dict[int | str, str]:
+        """`max_memory` by device; ConfigError for an entry of another form."""
+        found: dict[int | str, str] = {}
+        for entry in self.max_memory:
+            if not (read := _MEMORY.fullmatch(entry)):
+                raise ConfigError(
+                    f"model.max_memory has {entry!r:.80}: write the number of a GPU, or cpu, and a size, as in '0=20GiB' or "
+                    "'cpu=60GiB'"
+                ).about("model.max_memory", entry, "as in '0=20GiB' or 'cpu=60GiB'")
+            found[int(read[1]) if read[1].isdigit() else read[1]] = read[2]
+        return found
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.data.task == "causal_lm" and bool(c.data.text_b),
         "data.task = 'causal_lm' and data.text_b",
     ),
+    ("model.device", lambda c: not c.model.device_map, "no model.device_map, which chooses the devices"),
+    ("model.max_memory", lambda c: bool(c.model.device_map), "model.device_map"),
     (
         "model.pooling",
         lambda c: c.data.task in ("classification", "multi_label", "regression"),

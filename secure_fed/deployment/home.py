@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from protocols.keys import Identity
@@ -38,7 +38,7 @@ from secure_fed.deployment.home_files import (
     section_of,
     write_key,
 )
-from secure_fed.deployment.own_settings import model_here
+from secure_fed.deployment.own_settings import ModelHere
 from secure_fed.deployment.policy import Policy
 from secure_fed.errors import plainly
 from secure_fed.learning.data.files import require_an_example
@@ -62,22 +62,22 @@ class NodeSection:
     model: str = key("", "a folder with the base model; needed if the model is not found under the name in the charter")
     device: str = key("cpu", "where the model computes: cpu, cuda ...")
     trust_remote_code: bool = key(False, "run the code that the base model brings along; no charter decides this")
+    device_map: str = key("", "as model.device_map: auto, balanced or sequential; empty: all of the model on device")
+    max_memory: tuple[str, ...] = key((), "as model.max_memory: the most of the model on each device")
     units: int = key(0, "how many examples or persons the data have, for federations that protect these", at_least=0)
 
 
 @dataclass(frozen=True)
 class Home:
-    """A node's folder, read and checked. train: its files. model: folder of the base model, "" for the charter's name of it."""
+    """A node's folder, read and checked. train: its files."""
 
     folder: Path
     identity: Identity
     name: str
     train: tuple[Path, ...]
     policy: Policy
-    model: str = ""
-    device: str = "cpu"
+    model: ModelHere
     units: int = 0
-    trust_remote_code: bool = False
 
     @classmethod
     def load(cls, folder: Path) -> Home:
@@ -92,10 +92,10 @@ class Home:
             raise HomeError(f"train in {folder / NODE} names {what}: name the file of this node's examples")
         policy = section_of(Policy, tables.get("policy", {}), folder / NODE, "policy")
         identity = read_key(folder / IDENTITY)
-        model = node.model
-        if model and not model.startswith("builtin/") and (folder / model).is_dir():
-            model = str((folder / model).absolute())
-        return cls(folder, identity, node.name, train, policy, model, node.device, node.units, node.trust_remote_code)
+        model = ModelHere.of(node)
+        if node.model and not node.model.startswith("builtin/") and (folder / node.model).is_dir():
+            model = replace(model, folder=str((folder / node.model).absolute()))
+        return cls(folder, identity, node.name, train, policy, model, node.units)
 
     def federation(self, digest: bytes) -> Path:
         """The folder of this node's state in the federation whose charter has this digest."""
@@ -117,6 +117,8 @@ class CoordinatorSection:
     model: str = key("", "a folder with the base model; needed if the model is not found under the name in the charter")
     device: str = key("cpu", "where the model computes: cpu, cuda ...")
     trust_remote_code: bool = key(False, "run the code that the base model brings along; no charter decides this")
+    device_map: str = key("", "as model.device_map: auto, balanced or sequential; empty: all of the model on device")
+    max_memory: tuple[str, ...] = key((), "as model.max_memory: the most of the model on each device")
     ledger: str = key("", "a ledger that runs share, where clients are protected; empty: one for this run")
     data_set: str = key("", "as privacy.data_set: the name of that ledger's data set")
     unit_name: str = key("", "as privacy.unit_name: the unit's name in that ledger")
@@ -152,9 +154,7 @@ class CoordinatorHome:
         """The charter's settings with this machine's own. Files with relative paths are in the coordinator's folder."""
         values = budget_of(self.own, self.folder, str(self.folder / COORDINATOR))
         budget = {("privacy", name): value for name, value in values.items() if value}
-        return config.replace(
-            {**model_here(self.own.model, self.own.device, trusted=self.own.trust_remote_code), **budget}
-        )
+        return config.replace(ModelHere.of(self.own).settings | budget)
 
 
 def budget_of(own: CoordinatorSection | PrivacyConfig, folder: Path, where: str) -> dict[str, str]:

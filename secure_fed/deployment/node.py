@@ -99,7 +99,7 @@ class Node:
         if (name := charter.members[number].name) != self.home.name:
             raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")
         home = self.home
-        own = Own(home.identity, home.train, OwnLedger.of(home), home.model, home.device, home.trust_remote_code)
+        own = Own(home.identity, home.train, OwnLedger.of(home), home.model)
         party = Party(charter, own, self.home.federation(charter.digest), self._entropy)
         self.close()
         self._joined = _Joined(charter, party)

@@ -7,6 +7,7 @@ lists the admitted names.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Any
 
 from secure_fed.config import RunConfig
@@ -20,6 +21,8 @@ OWN: dict[tuple[str, str], tuple[object, ...]] = {
     ("data", "name"): ("builtin/notes",),  # the default, which names no data where data.train is set
     ("model", "device"): ("cpu",),
     ("model", "trust_remote_code"): (False,),  # or a charter could run code on every node
+    ("model", "device_map"): ("",),
+    ("model", "max_memory"): ((),),
     ("privacy", "ledger"): ("",),
     ("privacy", "data_set"): ("",),
     ("privacy", "unit_name"): ("",),
@@ -44,10 +47,27 @@ def fault(config: RunConfig) -> str:
     return ""
 
 
-def model_here(folder: str, device: str, *, trusted: bool) -> dict[tuple[str, str], Any]:
-    """The settings of [model] on this machine.
+@dataclass(frozen=True)
+class ModelHere:
+    """The base model on one machine.
 
-    folder: of the base model, "" for the charter's name of it. trusted: whether code that the model brings along may run.
+    folder: of the model, "" for the charter's name of it. The rest as in [model].
     """
-    place = {("model", "name"): folder, ("model", "revision"): ""} if folder else {}
-    return {**place, ("model", "device"): device, ("model", "trust_remote_code"): trusted}
+
+    folder: str = ""
+    device: str = "cpu"
+    trust_remote_code: bool = False
+    device_map: str = ""
+    max_memory: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, section: Any) -> ModelHere:
+        """As the section [node] or [coordinator] of a machine's own file has it."""
+        others = {one.name: getattr(section, one.name) for one in fields(cls) if one.name != "folder"}
+        return cls(section.model, **others)
+
+    @property
+    def settings(self) -> dict[tuple[str, str], Any]:
+        """The settings of [model] on this machine."""
+        place = {("model", "name"): self.folder, ("model", "revision"): ""} if self.folder else {}
+        return place | {("model", one.name): getattr(self, one.name) for one in fields(self) if one.name != "folder"}

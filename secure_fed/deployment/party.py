@@ -28,7 +28,7 @@ from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.memberships import note_accepted
 from secure_fed.deployment.own_ledger import OwnLedger, Room
-from secure_fed.deployment.own_settings import model_here
+from secure_fed.deployment.own_settings import ModelHere
 from secure_fed.deployment.problem import of_node
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.kept import PASS_SIZES
@@ -44,16 +44,12 @@ from secure_fed.runs.parties import rounds_paid
 
 @dataclass(frozen=True)
 class Own:
-    """A member's own settings: its key, its data, the base model's place on this machine ("" for the charter's name of it), the
-    device, whether the model's own code may run, and the ledger of these data over all federations.
-    """
+    """A member's own settings: its key, its data, their ledger over all federations, and the base model on this machine."""
 
     identity: Identity
     train: tuple[Path, ...]
     ledger: OwnLedger
-    model: str = ""
-    device: str = "cpu"
-    trust_remote_code: bool = False
+    model: ModelHere
 
 
 class Party:
@@ -145,8 +141,7 @@ class Party:
 
 def _here(config: RunConfig, own: Own) -> RunConfig:
     """The charter's settings with this machine's own."""
-    model = model_here(own.model, own.device, trusted=own.trust_remote_code)
-    return config.replace({**model, ("training", "together"): 1})
+    return config.replace({**own.model.settings, ("training", "together"): 1})
 
 
 def _trains(ask: Request | Stage, assembly: Assembly) -> bool:

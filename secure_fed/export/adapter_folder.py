@@ -24,6 +24,7 @@ from secure_fed.errors import ConfigError, ModelError, plainly
 from secure_fed.export.model_card import ModelCard
 from secure_fed.learning import tasks
 from secure_fed.learning.models.architecture import class_names
+from secure_fed.learning.models.device_map import adopt, device_of
 from secure_fed.learning.models.loading import digest_of, load
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.objective import Objective
@@ -37,7 +38,7 @@ TENSORS, NOTE = "adapter.safetensors", "secure_fed.json"
 # A method may read any of these sections when it is built, except the location of the base model and the ledger's settings.
 _SECTIONS = ("model", "federation", "method", "training", "privacy", "secure_aggregation")
 _LEFT_OUT = {
-    "model": ("name", "device", "trust_remote_code"),
+    "model": ("name", "device", "trust_remote_code", "device_map", "max_memory"),
     "privacy": ("ledger", "data_set", "unit_name", "ledger_heads"),
 }
 
@@ -108,6 +109,7 @@ def load_adapter(folder: str | Path, model: nn.Module | None = None) -> nn.Modul
     note, tensors = _read_note(path), _read_tensors(path)
     config = _config_of(path, note)
     base = model if model is not None else _load_base(path, note, config)
+    adopt(base)
     _require_head(path, note, base)
     method = build(config)
     initial = method.prepare(base, note.head, config.federation.seed)
@@ -118,7 +120,7 @@ def load_adapter(folder: str | Path, model: nn.Module | None = None) -> nn.Modul
             f"{path} holds an adapter that was trained beside other weights, or weights of another type, than this "
             f"{type(base).__name__} has: give the base model it was trained on ({note.base_model or 'a module of its own'})"
         )
-    return Objective(base, classification.loss, next(base.parameters()).device).load(tensors).eval()
+    return Objective(base, classification.loss, device_of(base)).load(tensors).eval()
 
 
 def _read_note(path: Path) -> Note:

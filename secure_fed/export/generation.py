@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from secure_fed.activity import activity
 from secure_fed.learning.data.alignment import aligned
 from secure_fed.learning.data.encode import Collate, pad_id, per_token
+from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.tasks.next_tokens import last_scores
 from secure_fed.learning.tasks.task import finite
 from secure_fed.learning.training.objective import to_device
@@ -72,7 +73,7 @@ def _step(model: nn.Module, tokenizer: Any, going: Sequence[_Sequence], max_leng
     """Generate one token for each sequence; the end token ends its sequence."""
     read = [np.asarray(one.read(max_length), dtype=np.int32) for one in going]
     batch = Collate(pad_id(tokenizer), per_token)([{"input_ids": ids, "labels": ids} for ids in read])
-    scores = finite(last_scores(model, to_device(batch, next(model.parameters()).device)))
+    scores = finite(last_scores(model, to_device(batch, device_of(model))))
     for one, own in zip(going, scores, strict=True):
         token = choose(own)
         if token == tokenizer.eos_token_id:

@@ -24,6 +24,7 @@ from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.architecture import is_pooled
+from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.next_tokens import rows_together
@@ -108,7 +109,7 @@ class Trained:
         nothing = (task.unlabelled,) * len(lines)
         rows = Rows(lines, nothing, self.label_names, tuple(pairs) if pairs is not None else None)
         encoded = task.encode(self.tokenizer, rows, self.config.model.max_length)
-        device = next(self.model.parameters()).device
+        device = device_of(self.model)
         found: dict[int, Answer] = {}
         self.model.eval()
         read = batches(encoded, settings.batch_size, task.collate(self.tokenizer), None)
@@ -144,7 +145,8 @@ class Trained:
             self.config, self.method, self.model, self.head, self.initial, self.state, self.card, self.tokenizer
         )
         if merged:
-            fresh = base_model(self.config.model, self.config.data, self.label_names, self.config.federation.seed)
+            whole = replace(self.config.model, device_map="", max_memory=())  # whose weights are written
+            fresh = base_model(whole, self.config.data, self.label_names, self.config.federation.seed)
             write_merged(out_dir, adapted, fresh)
         else:
             write_adapter(out_dir, adapted)
@@ -189,7 +191,7 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
         raise RunDirectoryError(
             f"{run_dir} holds the state of another model than {config.model.name!r} is now; restore the model it was trained on"
         )
-    Objective(loaded.model, classification.loss, next(loaded.model.parameters()).device).load(tensors)
+    Objective(loaded.model, classification.loss, device_of(loaded.model)).load(tensors)
     measured = {} if personal else _measured(published, checkpoint.state.round)
     return Trained(
         config,

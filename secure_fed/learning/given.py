@@ -10,12 +10,13 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from secure_fed.config import RunConfig
+from secure_fed.config import ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import fingerprint, partition
 from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.non_members import require_apart_of_objects
+from secure_fed.learning.models.device_map import adopt, device_of, is_divided, require_called
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import head_of, last_layer, task_head
 from secure_fed.learning.models.products import hasten
@@ -24,6 +25,7 @@ from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.commonest import of_items
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
+from secure_fed.learning.training.objective import to_device
 
 
 def given(
@@ -50,10 +52,20 @@ def given(
     _check_examples(train, test, non_members)
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0], classifies=loss is None)
-    _check_task(collate([test[0]]), loss, metrics)
+    batch = collate([test[0]])
+    _check_task(batch, loss, metrics)
     names = list(partition.client_names(len(train)))
     note = _frozen(model)
-    model.to(find_devices(config.model.device)[0])
+    if is_divided(model):
+        _require_divisible(config)
+        adopt(model)
+        require_called(
+            model,
+            type(model).__name__,
+            lambda: (loss or classification.loss)(model, to_device(batch, device_of(model))),
+        )
+    else:
+        model.to(find_devices(config.model.device)[0])
     hasten(model)
     natural = {"kind": "natural", "jensen_shannon": None}
     parts = [] if is_lazy(train) else list(map(len, train))
@@ -74,6 +86,19 @@ def given(
         commonest=None if metrics else of_items(test),
         note=note,
     )
+
+
+def _require_divisible(config: RunConfig) -> None:
+    """Refuse what `model.device_map` refuses too, for a model that accelerate has divided already."""
+    if config.privacy.unit in ("example", "group"):
+        raise ConfigError(
+            f"privacy.unit is {config.privacy.unit!r}, and accelerate has divided the model over devices: load it without "
+            "device_map, or protect clients"
+        ).about("privacy.unit", config.privacy.unit, "none or client with a divided model")
+    if config.model.device != ModelConfig().device:
+        raise ConfigError(
+            f"model.device is {config.model.device!r}, and accelerate has divided the model over devices: leave it out"
+        ).about("model.device", config.model.device, "left out with a divided model")
 
 
 def _frozen(model: nn.Module) -> str:

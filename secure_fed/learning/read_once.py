@@ -32,6 +32,7 @@ from torch import Tensor
 
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
+from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.supported import couples_examples
 from secure_fed.learning.training.cohort.division import Room, next_size
 from secure_fed.learning.training.comparison import agreeing_sizes
@@ -97,8 +98,7 @@ class ReadOnce(AbstractContextManager[None]):
 
     @property
     def _device(self) -> torch.device:
-        device: torch.device = next(self._model.encoder.parameters()).device
-        return device
+        return device_of(self._model)
 
     @property
     def _kinds(self) -> Kinds:

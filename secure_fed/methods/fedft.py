@@ -30,4 +30,9 @@ def build(run: RunConfig) -> Averaged:
             f"method.name is 'fedft', which trains every weight, and model.quantization = {run.model.quantization!r} stores "
             "weights that cannot train: leave it out, or choose a method on LoRA"
         ).about("model.quantization", run.model.quantization, "none with fedft")
+    if run.model.device_map:
+        raise ConfigError(
+            f"method.name is 'fedft', which trains every weight, and model.device_map = {run.model.device_map!r} keeps weights "
+            "where they cannot train: leave it out, or choose a method on LoRA"
+        ).about("model.device_map", run.model.device_map, "left out with fedft")
     return Averaged(Everything(), CARD)

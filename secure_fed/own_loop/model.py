@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.checkpointing import is_checkpointing
+from secure_fed.learning.models.device_map import is_divided
 from secure_fed.learning.models.supported import mixes_experts, require_supported
 from secure_fed.learning.training.objective import refuse_running_statistics
 
@@ -27,6 +28,8 @@ def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Pa
             "gradient checkpointing is on in the model, which computes layers again in the backward pass, where gradients of "
             "examples are recorded; turn it off (model.gradient_checkpointing_disable()), and give smaller batches"
         )
+    if is_divided(model):
+        raise ModelError("accelerate has divided the model over devices; load it without device_map, on one device")
     require_supported(model, trained)
     if mixes_experts(model):
         raise ModelError(

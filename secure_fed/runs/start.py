@@ -14,6 +14,7 @@ from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.models.architecture import positions_of, width_of
 from secure_fed.learning.models.checkpointing import wanted
+from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import digest_of
 from secure_fed.learning.problem import Problem
@@ -100,7 +101,7 @@ def _needs_lora(config: RunConfig) -> ConfigError:
 
 def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Tensors) -> Objective:
     """The loss of the method's model, on the model's device, with copies on the configuration's other devices."""
-    device = next(problem.model.parameters()).device
+    device = device_of(problem.model)
     longest = None if problem.tokenizer is None else config.model.max_length  # texts passed by the user are not cut
     training, model = config.training, problem.model
     at_once = 1 if config.privacy.unit in ("example", "group") else training.microbatch or training.batch

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.architecture import of_text
+from secure_fed.learning.models.device_map import is_offloaded
 from secure_fed.learning.models.own_dropout import same_again
 
 
@@ -55,14 +56,19 @@ def again(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def wanted(setting: bool | str, model: nn.Module, tokens: int | None, device: torch.device) -> bool:
     """Whether to turn checkpointing on. setting: `training.checkpointing`. tokens: of the largest pass; None if unknown.
 
-    "auto": as a given model is set; on, if the activations of a pass would fill more than half of the device's memory. The
-    choice depends on public numbers and the device alone, so that no client's data decide how bits are rounded.
+    "auto": as a given model is set; on, if the activations of a pass would fill more than half of the device's memory, or if
+    layers are offloaded, since a pass would otherwise keep all their weights. The choice depends on public numbers and the
+    device alone, so that no client's data decide how bits are rounded.
     """
     if isinstance(setting, bool):
         return setting
     if is_checkpointing(model):
         return True
-    if tokens is None or not any(hasattr(layer, "gradient_checkpointing") for layer in model.modules()):
+    if not any(hasattr(layer, "gradient_checkpointing") for layer in model.modules()):
+        return False
+    if is_offloaded(model):
+        return True
+    if tokens is None:
         return False
     return tokens * activations(model) > memory(device) / 2
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError
+from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
 _SCALE = 20.0
@@ -31,7 +32,7 @@ def start_from(
     """Set the head of the model from `config.descriptions`, cut like every text."""
     texts = in_order(config.descriptions, label_names)
     inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=config.max_length)
-    model.classifier.weight.copy_(rows(model.read(**inputs)[0]))
+    model.classifier.weight.copy_(rows(model.read(**inputs.to(device_of(model)))[0]))
     model.classifier.bias.zero_()
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import getLogger
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from secure_fed.activity import activity
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
-from secure_fed.learning.models import quantised
+from secure_fed.learning.models import device_map, quantised
 from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.locate import found
@@ -53,13 +54,16 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
     place, chosen = found(config)
-    device = find_devices(config.device)[0]
-    with quiet(), explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # the weights are made on the CPU, and no other generator is touched
+    device, divided, folder = find_devices(config.device)[0], bool(config.device_map), device_map.Folder()
+    with quiet(), explained(config.name), seeded_weights(seed, everywhere=divided), torch.device("cpu"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **chosen)
         made = MeanPooledForSequenceClassification if config.pooling == "mean" else getattr(transformers, task.auto)
+        shapes = _without_values(made, place, chosen) if divided or config.quantization != "none" else None
         if config.quantization != "none":
-            chosen |= quantised.settings(config, device, _kept_whole(made, place, chosen))
+            chosen |= quantised.settings(config, device, _kept_whole(shapes))
+        if divided:
+            new = [] if shapes is None or task.keeps_head else _modules(shapes)
+            chosen |= device_map.settings(config, None if "quantization_config" in chosen else shapes, new, folder)
         model, info = made.from_pretrained(
             place,
             ignore_mismatched_sizes=True,
@@ -68,6 +72,9 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
             **chosen,
             **task.model_settings(label_names),
         )
+        if divided:
+            device_map.adopt(model, folder)
+            device = device_map.device_of(model)
     new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
     head = new if task.keeps_head else {*head_names(model), *new}
     names = [name for name, _ in model.named_parameters()]
@@ -76,13 +83,17 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     _check_positions(config, model)
     _give_padding(model, tokenizer)
     _check_token_ids(config.name, model, tokenizer)
+    if divided:
+        four = {"input_ids": torch.zeros(1, 4, dtype=torch.long, device=device)}
+        four["attention_mask"] = torch.ones_like(four["input_ids"])
+        device_map.require_called(model, type(model).__name__, lambda: model(**four)[0])
     if task.auto == "AutoModelForCausalLM":
         _require_causal(config.name, model)
     if config.descriptions:
         described.start_from(model, tokenizer, config, label_names)
-    if config.quantization == "none":
+    if config.quantization == "none" and not divided:
         model.to(device)
-    elif not quantised.layers(model):
+    elif config.quantization != "none" and not quantised.layers(model):
         raise ModelError(
             f"model.quantization is {config.quantization!r}, and {config.name!r} has no linear layer to quantise: leave it out"
         ).about("model.quantization", config.quantization, "none for this model")
@@ -97,19 +108,40 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     return Loaded(model, tokenizer, head_in_order)
 
 
-def _kept_whole(made: Any, place: str, chosen: dict[str, Any]) -> list[str]:
-    """The modules that train or give scores, which are not quantised: head, pooler and output layer."""
+def _without_values(made: Any, place: str, chosen: dict[str, Any]) -> Any:
+    """The model on the meta device; None with a head of ours, which is put on a base model that is loaded by itself."""
     import transformers
 
-    if not hasattr(made, "from_config"):  # a head of ours, which is no part of what is quantised
-        return []
+    if not hasattr(made, "from_config"):
+        return None
     with torch.device("meta"):
-        model = made.from_config(
+        return made.from_config(
             transformers.AutoConfig.from_pretrained(place, **chosen), trust_remote_code=chosen["trust_remote_code"]
         )
-    output = model.get_output_embeddings()
-    modules = dict.fromkeys(name.rpartition(".")[0] for name in (*head_names(model), *pooler_names(model)))
+
+
+def _modules(model: nn.Module) -> list[str]:
+    """The modules with new parameters: head and pooler."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in (*head_names(model), *pooler_names(model))))
+
+
+def _kept_whole(model: Any) -> list[str]:
+    """The modules that train or give scores, which are not quantised: head, pooler and output layer."""
+    if model is None:
+        return []
+    output, modules = model.get_output_embeddings(), _modules(model)
     return [*modules, *(name for name, one in model.named_modules() if one is output and name not in modules)]
+
+
+@contextmanager
+def seeded_weights(seed: int, *, everywhere: bool) -> Iterator[None]:
+    """Within the block, new weights depend on `seed` alone, on the CPU or `everywhere`. Afterwards generators are restored."""
+    there = list(range(torch.cuda.device_count())) if everywhere else []
+    with torch.random.fork_rng(devices=there):
+        torch.default_generator.manual_seed(seed)
+        for device in there:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
 
 
 def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable[str]) -> ModelError:
@@ -134,7 +166,7 @@ def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable
 def _require_causal(name: str, model: Any) -> None:
     """Refuse an encoder: it reads the tokens that it has to predict, so its likelihoods would mean nothing."""
     model.eval()
-    ids = torch.arange(4).view(1, 4) % model.config.vocab_size
+    ids = torch.arange(4, device=device_map.device_of(model)).view(1, 4) % model.config.vocab_size
     other = ids.clone()
     other[0, -1] = (other[0, -1] + 1) % model.config.vocab_size
     first, second = (
@@ -213,9 +245,9 @@ def digest_of(model: nn.Module, but: Container[str]) -> str:
     SHA-256 over the name, type, shape and bits of every parameter that `but` does not name.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted([*model.named_parameters(), *quantised.scales(model).items()]):
-        if name in but:
-            continue
+    values, beside = device_map.Values(model), quantised.scales(model)
+    for name in sorted({*values, *beside} - {name for name in values if name in but}):
+        parameter = values[name] if name in values else beside[name]
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -279,7 +311,7 @@ def explained(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' reports and progress bars: a new classifier head is expected here.
+    """Silence transformers' reports and progress bars, and accelerate's: a new classifier head is expected here.
 
     Within the block, its Auto classes also know the architecture of `mean_pooled`.
     """
@@ -290,9 +322,13 @@ def quiet() -> Iterator[None]:
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    of_accelerate = getLogger("accelerate.big_modeling")
+    before = of_accelerate.level
+    of_accelerate.setLevel("ERROR")
     try:
         yield
     finally:
+        of_accelerate.setLevel(before)
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()

@@ -47,6 +47,11 @@ def found(config: ModelConfig) -> tuple[str, dict[str, Any]]:
             f"model.quantization is {config.quantization!r}, which needs bitsandbytes: pip install "
             "'secure-fed[quantized]', or set model.quantization = 'none'"
         ).about("model.quantization", config.quantization, "none without bitsandbytes")
+    if config.device_map and not find_spec("accelerate"):
+        raise ConfigError(
+            f"model.device_map is {config.device_map!r}, which needs accelerate: pip install 'secure-fed[quantized]', or leave "
+            "it out"
+        ).about("model.device_map", config.device_map, "left out without accelerate")
     if config.quantization != "none" and "," in config.device:
         raise ConfigError(f"model.device is {config.device!r}, and a quantised model is on one device: name one").about(
             "model.device", config.device, "one device with model.quantization"

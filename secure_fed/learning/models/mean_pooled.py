@@ -93,7 +93,8 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
         own.text_config, own.name_or_path = encoder.config, str(name)
         encoder.config.name_or_path = ""  # which would be saved
         model: Any = cls(own, encoder)
-        model.classifier.to(device=encoder.device, dtype=encoder.dtype)
+        place = encoder.device if encoder.device.type != "meta" else encoder._hf_hook.execution_device  # of accelerate
+        model.classifier.to(device=place, dtype=encoder.dtype)
         model.eval()
         there = {known for known, _ in model.named_parameters()}
         info["missing_keys"] = {f"encoder.{key}" for key in info["missing_keys"]} & there

@@ -33,12 +33,13 @@ def hasten(model: nn.Module) -> None:
         return
     of_gpt2 = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", None)
     for layer in model.modules():
-        if "forward" in vars(layer):  # a custom forward
+        own = "_old_forward" if "_old_forward" in vars(layer) else "forward"  # accelerate's hooks call the former
+        if "forward" in vars(layer) and own == "forward":  # a custom forward
             continue
         if type(layer) is nn.Linear:
-            layer.forward = partial(_linear, layer)  # type: ignore[method-assign]
+            setattr(layer, own, partial(_linear, layer))
         elif type(layer) is of_gpt2:
-            layer.forward = partial(_transposed, layer)
+            setattr(layer, own, partial(_transposed, layer))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.checkpointing import is_checkpointing, set_checkpointing
+from secure_fed.learning.models.device_map import Values, is_divided
 from secure_fed.learning.models.kept import Kept, surroundings
 from secure_fed.learning.models.quantised import scales
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
@@ -57,6 +59,7 @@ class Objective(nn.Module):
         self.model = model
         self.loss = loss
         self.device = device
+        self.divided = is_divided(model)  # then no copy of the model is made
         self.reading: AbstractContextManager[None] = nullcontext()  # a context for every call of the model
         self.longest = min((limit for limit in (longest, positions_of(model)) if limit is not None), default=None)
         self.public: Sequence[Any] = ()
@@ -96,7 +99,9 @@ class Objective(nn.Module):
         places = [(module, own, name) for name in tensors for module, own in self._places[name]]
         watching = not self._watched and torch.is_grad_enabled()
         with _watched({module for module, _, _ in places}) if watching else nullcontext():
-            cast = {name: tensor.to(self._named[name].dtype) for name, tensor in tensors.items()}
+            cast = {
+                name: tensor.to(self._named[name].device, self._named[name].dtype) for name, tensor in tensors.items()
+            }
             try:
                 for module, own, name in places:
                     module._parameters[own] = cast[name]  # type: ignore[assignment]  # not a leaf of the model
@@ -139,7 +144,7 @@ class Objective(nn.Module):
 
     def note_parameters(self) -> None:
         """Note the checksums of the model's parameters, if they have not been noted. Runs without privacy do without."""
-        self._checksums = self._checksums or checksums(self._named | scales(self.model))
+        self._checksums = self._checksums or checksums(self._values())
 
     def forget_parameters(self) -> None:
         """Forget the checksums: a user may change the model between runs."""
@@ -148,7 +153,10 @@ class Objective(nn.Module):
 
     def changed_parameters(self) -> list[str]:
         """The names of the model's parameters that have changed since they were noted, other than by `load`."""
-        return changed(self._checksums, self._named | scales(self.model)) if self._checksums else []
+        return changed(self._checksums, self._values()) if self._checksums else []
+
+    def _values(self) -> Mapping[str, Tensor]:
+        return ChainMap(scales(self.model), Values(self.model, self._named))
 
     def surroundings(self, collate: Collate, replaced: Collection[str]) -> dict[str, str] | None:
         """Everything that could change a bit of a pass (`kept.surroundings`); None if results are kept in memory alone.

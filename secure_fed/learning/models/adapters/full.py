@@ -13,6 +13,7 @@ from torch import nn
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.device_map import is_divided
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Everything:
     """Every parameter of the model."""
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        if is_divided(model):
+            raise MethodError(
+                "the model is divided over devices, by accelerate, and this method trains every weight: load the model without "
+                "device_map, or choose a method on LoRA"
+            ).about("method.name", "fedft", "a method that trains beside a divided model")
         names = [name for name, _ in model.named_parameters()]
         return _trained(model, names)
 

@@ -33,6 +33,7 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.insertion_points import Place, attach, places
 from secure_fed.learning.models.adapters.own_tensors import rows_of
 from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.device_map import place_of
 
 NAME = "hypernetwork"
 SHARES = f"{NAME}.class_shares"  # p, which may be a client's own
@@ -138,7 +139,7 @@ class Hypernetworks:
         for place in found:
             attach(model, place.module, "made_adapter", MadeAdapter(network, place.layer))
         network.context = not getattr(model, "can_generate", bool)()
-        network.to(model.get_submodule(found[0].module).get_parameter("weight").device)
+        network.to(place_of(model.get_submodule(found[0].module)))
         model.register_module(NAME, network.train(model.training))
         model.register_forward_pre_hook(_masked, with_kwargs=True)
         model.register_forward_hook(_unmasked, always_call=True)

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.targets import matrix_shape
 from secure_fed.learning.models.architecture import name_of
+from secure_fed.learning.models.device_map import place_of
 
 CHILD = "adapter"  # one name for all modules of `insert`, so that a second adapter at a place is noticed
 
@@ -114,7 +115,7 @@ def attach(model: nn.Module, place: str, name: str, adapter: nn.Module, *, in_fr
     layer = model.get_submodule(place)
     if hasattr(layer, name):
         raise MethodError(f"layer {place} of the model already has an adapter: give a model without any")
-    layer.register_module(name, adapter.to(layer.get_parameter("weight").device))
+    layer.register_module(name, adapter.to(place_of(layer)))
     if in_front:
         layer.register_forward_pre_hook(partial(_fed, name))
     else:

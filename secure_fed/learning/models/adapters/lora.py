@@ -25,6 +25,7 @@ from secure_fed.config import MethodConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.adapters.targets import find_targets, matrix_shape
+from secure_fed.learning.models.device_map import place_of, value_of
 from secure_fed.learning.models.products import hasten_thin
 from secure_fed.learning.models.quantised import is_quantised, matrix_of
 from secure_fed.tensors.low_rank import balanced, truncated
@@ -33,7 +34,7 @@ from secure_fed.tensors.tensors import Tensors
 # The settings of [method] that every method on LoRA reads.
 LORA_OPTIONS = ("rank", "alpha", "rslora", "dropout", "target_modules")
 
-_LESS = "less"  # the start that a quantised layer subtracts
+_LESS = "less"  # the start that a quantised or offloaded layer subtracts
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 Draw = Callable[[tuple[int, int], torch.Generator], Tensor]  # makes an A of shape (r, n)
 
@@ -107,8 +108,8 @@ class LoraAdapter:
         outputs are unchanged. With "singular" s B A is the best approximation of W of the adapter's rank, split evenly between
         B and A, and **the base layer's weight is overwritten with the rest**, W - s B A, so that the model's outputs are
         unchanged up to rounding; `form` refers to the original W. On the meta device, where W has no values, the start is
-        "zero". A quantised layer keeps its weight, and subtracts s B A in a product of its own. The process-wide random state
-        is not changed, on any device. A layer of the head trains in full and gets no adapter.
+        "zero". A quantised or offloaded layer keeps its weight, and subtracts s B A in a product of its own. The process-wide
+        random state is not changed, on any device. A layer of the head trains in full and gets no adapter.
         """
         targets = self.targets(model, head)
         config = self.peft_config("|".join(re.escape(name) for name in targets))
@@ -119,10 +120,12 @@ class LoraAdapter:
             generator = torch.Generator().manual_seed(seed)
             for pair in found:  # in float32 also beside a base model in bfloat16, where PEFT has made bfloat16 ones
                 a, b = model.get_parameter(pair.a), model.get_parameter(pair.b)
-                a.data = draw((a.shape[0], a.shape[1]), generator).to(a.device)
-                b.data = torch.zeros(b.shape, device=b.device)
-                for name in (pair.a, pair.b):
-                    hasten_thin(cast(nn.Linear, model.get_submodule(name.removesuffix(".weight"))))
+                drawn = draw((a.shape[0], a.shape[1]), generator), torch.zeros(b.shape)
+                place = place_of(cast(LoraLayer, model.get_submodule(pair.module)).get_base_layer())
+                for name, one in zip((pair.a, pair.b), drawn, strict=True):
+                    factor = cast(nn.Linear, model.get_submodule(name.removesuffix(".weight")))
+                    factor.weight = nn.Parameter(one.to(place))
+                    hasten_thin(factor)
         if self.start == "singular":
             for pair in found:
                 _split(model, pair, self.scaling)
@@ -197,20 +200,20 @@ def _split(model: nn.Module, pair: Pair, scale: float) -> None:
     """Move the best approximation of the layer's matrix, of A's rank, into s B A; the rounding error stays in the layer."""
     layer = cast(LoraLayer, model.get_submodule(pair.module)).get_base_layer()
     a, b, weight = model.get_parameter(pair.a), model.get_parameter(pair.b), layer.get_parameter("weight")
-    if weight.is_meta:
+    if (place := place_of(layer)).type == "meta":
         return
     whole = not is_quantised(layer)
-    matrix = (weight.detach() if whole else matrix_of(layer)).to("cpu", torch.float64)
+    matrix = (value_of(layer).detach() if whole else matrix_of(layer)).to("cpu", torch.float64)
     matrix = matrix.T if isinstance(layer, Conv1D) else matrix
     left, right = ((factor / math.sqrt(scale)).float() for factor in balanced(truncated(matrix, a.shape[0])))
     with torch.no_grad():
         a.copy_(right)
         b.copy_(left)
-        if whole:
+        if whole and not weight.is_meta:
             rest = matrix - scale * left.double() @ right.double()
             weight.copy_(rest.T if isinstance(layer, Conv1D) else rest)
-        else:  # W - s B0 A0 has no form of so few bits, so the layer computes s B0 A0 x beside W x, and subtracts it
-            layer.register_module(_LESS, _Less(left * scale, right, weight.device))
+        else:  # W - s B0 A0 has no form of so few bits, or no place; so the layer computes s B0 A0 x beside W x
+            layer.register_module(_LESS, _Less(left * scale, right, place))
             layer.register_forward_hook(_less)
 
 
@@ -228,7 +231,7 @@ class _Less(nn.Module):
 
 
 def _less(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    """A forward hook of a quantised layer. It finds its child by name, so that a copy of the model calls the copied child."""
+    """A forward hook of such a layer. It finds its child by name, so that a copy of the model calls the copied child."""
     rest: Tensor = output + layer.get_submodule(_LESS)(args[0]).to(output.dtype)
     return rest
 

@@ -10,14 +10,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from secure_fed.learning.models.adapters.own_tensors import EachOwn, of_each
+from secure_fed.learning.models.device_map import keep
 from secure_fed.tensors.tensors import Tensors
 
 
 def read(model: nn.Module, names: Iterable[str]) -> Tensors:
     """Copies of the named parameters, float32 on the CPU whatever the model computes in.
 
-    For a model on the meta device, which has shapes and no numbers, tensors on that device.
+    For a model on the meta device, which has shapes and no numbers, tensors on that device. Offloaded parameters are kept on
+    their device from here on (`device_map.keep`), since a run replaces them or trains them.
     """
+    names = list(names)
+    keep(model, names)
     return Tensors((name, _copied(model.get_parameter(name).detach())) for name in names)
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from secure_fed.learning.models.adapters import virtual_tokens as virtual
 from secure_fed.learning.models.adapters.virtual_tokens import Inputs, Room
+from secure_fed.learning.models.device_map import place_of, present
 
 _CHILD = "prompt"
 
@@ -61,8 +62,9 @@ class PromptTokens(_VirtualTokens):
         weight = tokens.get_parameter("weight")
         config = PromptTuningConfig(num_virtual_tokens=self.length, token_dim=weight.shape[1])
         config.num_transformer_submodules = 1
-        config.prompt_tuning_init = "RANDOM" if weight.is_meta else "SAMPLE_VOCAB"
-        return PromptEmbedding(config, tokens)
+        config.prompt_tuning_init = "RANDOM" if place_of(tokens).type == "meta" else "SAMPLE_VOCAB"
+        with present(tokens):  # some of whose rows are drawn
+            return PromptEmbedding(config, tokens)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.factorisation import factorisation
 from secure_fed.learning.models.adapters.insertion_points import attach, places
 from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
+from secure_fed.learning.models.device_map import place_of
 
 NAME = "tensor_train"
 CORE = ".core_"
@@ -146,7 +147,7 @@ class TensorTrains:
         for name, layer in dense_layers(model, head).items():
             m, n = layer.in_features, layer.out_features
             train = TensorTrainLinear(m, n, self.rank, bias=False, generator=generator, zero=True)
-            layer.register_module(NAME, train.to(layer.weight.device))
+            layer.register_module(NAME, train.to(place_of(layer)))
             layer.register_forward_hook(_added)
             added.append(f"{name}.{NAME}")
         own = [f"{module}.{name}" for module in added for name, _ in model.get_submodule(module).named_parameters()]

@@ -21,6 +21,7 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, keep_to_modules
 from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
 from secure_fed.learning.models.adapters.targets import matrix_shape
+from secure_fed.learning.models.device_map import place_of
 from secure_fed.tensors.tensors import Tensors
 
 _CHILD = "triplet"
@@ -84,12 +85,12 @@ class TripletAdapter:
             raise MethodError(f"the {type(model).__name__} already holds triplets: give a model without any")
         generator = torch.Generator().manual_seed(seed)
         for layer in targets.values():
-            weight = layer.get_parameter("weight")
+            place = place_of(layer)
             m, n = matrix_shape(layer)
             with torch.device("cpu"):  # whatever the default device is
                 a = torch.randn(self.lora.rank, n, generator=generator) * _STD
                 b = torch.randn(m, self.lora.rank, generator=generator) * _STD
-            added = TripletLayer(a.to(weight.device), b.to(weight.device), self.lora.scaling)
+            added = TripletLayer(a.to(place), b.to(place), self.lora.scaling)
             layer.register_module(_CHILD, added)
             layer.register_forward_hook(partial(_added, self.lora.dropout))
         keep_to_modules(model)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.models.architecture import positions_of
+from secure_fed.learning.models.device_map import place_of
 
 Inputs = dict[str, Any]
 
@@ -97,7 +98,7 @@ def install(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         module = make()
-    base.register_module(name, module.to(embeddings_of(base).get_parameter("weight").device))
+    base.register_module(name, module.to(place_of(embeddings_of(base))))
     own = {id(parameter) for parameter in module.parameters()}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in own]
     train_only(model, [*names, *head])

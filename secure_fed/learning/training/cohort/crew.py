@@ -112,7 +112,7 @@ def spreads(objective: Objective) -> bool:
 
 
 def _threads(objective: Objective) -> bool:
-    return objective.device.type == "cpu" and torch.get_num_threads() > 1
+    return objective.device.type == "cpu" and not objective.divided and torch.get_num_threads() > 1
 
 
 def copy_of(objective: Objective) -> Objective:

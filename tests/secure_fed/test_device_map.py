@@ -1,0 +1,372 @@
+"""Base models that are divided over devices, host memory and the disk: every method as without it, and every way in and out."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import stat
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    DebertaV2Config,
+    DebertaV2ForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from privacy.entropy import SeededEntropy
+from secure_fed.commands.cli import main
+from secure_fed.config import DataConfig, ModelConfig, RunConfig
+from secure_fed.deployment import own_settings
+from secure_fed.errors import ConfigError, MethodError, ModelError
+from secure_fed.export.adapter_folder import load_adapter
+from secure_fed.federation import Federation
+from secure_fed.learning.models import device_map, loading
+from secure_fed.learning.models.checkpointing import is_checkpointing
+from secure_fed.learning.tasks import build
+from secure_fed.methods import METHODS, card
+from secure_fed.private import Budget, wrap
+from tests.cells import chosen, every
+from tests.contracts.runs import OPTIONS, KilledAfter, KilledError
+from tests.secure_fed import small_models
+
+pytest.importorskip("accelerate")
+
+UNITS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "client": {"privacy": {"unit": "client", "noise_multiplier": 0.5, "clip_norm": 0.5, "delta": 1e-3}},
+    "example": {"privacy": {"unit": "example", "noise_multiplier": 0.5, "clip_norm": 0.5, "delta": 1e-3}},
+}
+MAPS: dict[str, dict[str, Any]] = {
+    "one device": {"device_map": "auto"},
+    "memory and disk": {"device_map": "auto", "max_memory": ["cpu=60KB"]},
+    "disk": {"device_map": "sequential", "max_memory": ["cpu=1KB"]},
+}
+MODELS = ("llama", "bert")
+CELLS = [
+    (name, unit, model, place)
+    for name in METHODS
+    for unit in ("none", "client")
+    for model in MODELS
+    for place in MAPS
+    if name != "fedft" and (unit == "none" or unit in card(name).units)
+    if (name, model)
+    not in (("bitfit", "llama"), ("head", "llama"), ("c2a", "llama"))  # no biases, no head, no classifier
+]
+QUICK = [
+    ("fedlora", "none", "llama", "memory and disk"),
+    ("federa", "client", "llama", "disk"),
+    ("prompt_tuning", "none", "llama", "disk"),
+    ("bitfit", "none", "bert", "disk"),
+    ("c2a", "client", "bert", "memory and disk"),
+    ("fedara", "none", "bert", "one device"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Path:
+    """A small Llama, whose output layer is its embedding, and a BERT without a classifier; their tokenizer, and texts."""
+    place = tmp_path_factory.mktemp("divided")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    shape |= {"pad_token_id": 0, "vocab_size": len(small_tokenizer)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        tied = LlamaConfig(num_key_value_heads=2, bos_token_id=2, eos_token_id=3, tie_word_embeddings=True, **shape)
+        LlamaForCausalLM(tied).save_pretrained(place / "llama")
+        BertForMaskedLM(BertConfig(**shape)).save_pretrained(place / "bert")
+        attention = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+        DebertaV2ForMaskedLM(DebertaV2Config(**shape, **attention)).save_pretrained(place / "deberta")
+    for name in (*MODELS, "deberta"):
+        small_tokenizer.save_pretrained(place / name)
+    words = [word for word in small_tokenizer.get_vocab() if word.isalpha()]
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("test", 6)):
+        rows = [{"text": " ".join(rng.choice(words, 4 + number % 6)), "label": number % 3} for number in range(count)]
+        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return place
+
+
+def settings(
+    folder: Path, place: str = "", method: str = "fedlora", unit: str = "none", model: str = "llama", **more: Any
+) -> RunConfig:
+    own = {"rank": 2, "bottleneck": 4, **OPTIONS.get(method, {})}
+    tables: dict[str, Any] = {
+        "model": {"name": str(folder / model), "max_length": 16} | (MAPS[place] if place else {}),
+        "data": {"task": "causal_lm" if model == "llama" else "classification"}
+        | {split: str(folder / f"{split}.jsonl") for split in ("train", "test")},
+        "federation": {"clients": 3, "cohort": 3, "rounds": 2},
+        "method": {"name": method} | {name: value for name, value in own.items() if name in card(method).options},
+        "training": {"steps": 2, "batch_size": 4},
+        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"phantoms": 0}),
+        **UNITS[unit],
+    }
+    return RunConfig.from_dict(
+        {section: tables.get(section, {}) | more.get(section, {}) for section in {**tables, **more}}
+    )
+
+
+def loaded(folder: Path, place: str = "", model: str = "llama", **more: Any) -> Any:
+    config = ModelConfig(name=str(folder / model), max_length=16, **(MAPS[place] if place else {}), **more)
+    task = build(DataConfig(task="causal_lm" if model == "llama" else "classification", train="x"))
+    return loading.load(config, task, ("calm", "wild", "other"), 0).model
+
+
+def scores(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=torch.arange(4, 14).view(1, -1)).logits
+    return found
+
+
+def away(model: nn.Module) -> set[str]:
+    return {name for name, one in model.named_parameters() if one.is_meta}
+
+
+@pytest.mark.parametrize(("name", "unit", "model", "place"), chosen(CELLS, QUICK))
+def test_a_method_ends_as_on_one_device(name: str, unit: str, model: str, place: str, folder: Path) -> None:
+    whole, divided = (
+        Federation(settings(folder, where, name, unit, model), entropy=SeededEntropy(1)) for where in ("", place)
+    )
+    assert divided.assembly.base_digest == whole.assembly.base_digest
+    offloaded = away(divided.assembly.problem.model)
+    assert len(offloaded) > 10 or place == "one device"
+    expected, found = (one.run() for one in (whole, divided))
+    for name in expected.state.tensors:
+        torch.testing.assert_close(
+            found.state.tensors.tensor(name), expected.state.tensors.tensor(name), rtol=1e-5, atol=1e-5
+        )
+    assert away(divided.assembly.problem.model) == offloaded  # nothing was left behind on the device
+    assert found.records[-1]["loss"] == pytest.approx(expected.records[-1]["loss"], abs=1e-5)
+
+
+def test_a_pass_holds_the_weights_of_one_block_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training too, since checkpointing is on without being asked for; without it, all of them."""
+    alive: list[Any] = []
+    most, read = [0], device_map._read
+
+    def counted(*given: Any) -> Any:
+        found = read(*given)
+        alive.append(weakref.ref(found))
+        most[0] = max(most[0], sum(one().numel() for one in alive if one() is not None))
+        return found
+
+    monkeypatch.setattr(device_map, "_read", counted)
+
+    def held(checkpointing: bool | str) -> int:
+        federation = Federation(settings(folder, "disk", training={"checkpointing": checkpointing}))
+        model = federation.assembly.problem.model
+        assert is_checkpointing(model) == (checkpointing == "auto")
+        alive.clear()
+        most[0] = 0
+        federation.run()
+        assert not [one for one in alive if one() is not None]
+        return most[0]
+
+    block = sum(one.numel() for one in loaded(folder).model.layers[0].parameters())
+    table = loaded(folder).lm_head.weight.numel()
+    assert held("auto") <= block + table
+    assert held(False) > 2.5 * block  # all but the norms' weights
+
+
+@pytest.mark.parametrize("place", ["memory and disk", "disk"])
+def test_weights_that_no_file_can_lend_are_in_a_private_folder_until_the_model_is_gone(
+    place: str, folder: Path, tmp_path: Path, small_tokenizer: Any
+) -> None:
+    """A file of pickled weights cannot be read in parts."""
+    expected = scores(whole := loaded(folder))
+    whole.config.save_pretrained(tmp_path / "llama")
+    torch.save(whole.state_dict(), tmp_path / "llama" / "pytorch_model.bin")
+    small_tokenizer.save_pretrained(tmp_path / "llama")
+    model = loaded(tmp_path, place)
+    held = Path(model._offload_folder.name)
+    assert len(list(held.iterdir())) > 10
+    assert stat.S_IMODE(held.stat().st_mode) == 0o700
+    assert torch.equal(scores(model), expected)
+    del model
+    gc.collect()
+    assert not held.exists()
+
+
+def test_masked_and_killed_it_ends_as_it_would_have(folder: Path, tmp_path: Path) -> None:
+    masked = settings(folder, "memory and disk").replace({("secure_aggregation", "enabled"): True})
+    whole = Federation(masked).run().state.tensors
+    with pytest.raises(KilledError):
+        Federation(masked, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
+    resumed = Federation(masked).run(tmp_path / "run", resume=True).state.tensors
+    assert resumed.to_bytes() == whole.to_bytes()
+
+
+@pytest.mark.parametrize("method", ["fedlora", "federa"])
+def test_it_is_predicted_and_exported_as_an_adapter_and_merged(
+    method: str, folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    federation = Federation(settings(folder, "memory and disk", method, training={"lr": 0.05}))
+    result = federation.run(run)
+    expected = scores(federation.load(result.state))
+    assert main(["predict", str(run), str(folder / "test.jsonl"), "--max-new-tokens", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert main(["export", str(run), str(tmp_path / "adapter")]) == 0
+    on_base = PeftModel.from_pretrained(loaded(folder), str(tmp_path / "adapter"))
+    torch.testing.assert_close(scores(on_base), expected, rtol=1e-3, atol=1e-5)
+    assert main(["export", str(run), str(tmp_path / "merged"), "--merged"]) == 0
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(scores(merged), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_an_adapter_of_our_own_format_loads_on_a_whole_model_and_on_a_divided_one(folder: Path, tmp_path: Path) -> None:
+    federation = Federation(settings(folder, "disk", "ia3", training={"lr": 0.05}))
+    result = federation.run(tmp_path / "run")
+    expected = scores(federation.load(result.state))
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "adapter")]) == 0
+    assert "device_map" not in (tmp_path / "adapter" / "secure_fed.json").read_text(encoding="utf-8")
+    whole = load_adapter(tmp_path / "adapter")
+    assert not device_map.is_divided(whole)
+    memory: Any = {"cpu": "40KB"}
+    given = AutoModelForCausalLM.from_pretrained(folder / "llama", device_map="auto", max_memory=memory)
+    divided = load_adapter(tmp_path / "adapter", given)
+    for model in (whole, divided):
+        torch.testing.assert_close(scores(model), expected, rtol=1e-5, atol=1e-6)
+
+
+def given(folder: Path, model: nn.Module, *changes: tuple[tuple[str, str], Any], method: str = "fedlora") -> Federation:
+    """A federation over a Llama that is given in Python."""
+    by_name = Federation(settings(folder, method="fedlora"))
+    problem, config, usual = by_name.assembly.problem, settings(folder, method=method).to_dict(), RunConfig().to_dict()
+    own = {
+        (section, name): value
+        for section in ("federation", "method", "training", "evaluation")
+        for name, value in config[section].items()
+        if value != usual[section][name]
+    }
+    task = build(by_name.config.data)
+    return Federation(
+        RunConfig().replace(own | dict(changes)),
+        model=model,
+        train=[list(one) for one in problem.train],
+        test=list(problem.test),
+        collate=problem.collate,
+        loss=task.loss(()),
+        metrics=task.metrics(()),
+    )
+
+
+def test_a_model_that_is_given_divided_trains_as_one_that_is_not(folder: Path) -> None:
+    memory: Any = {"cpu": "40KB"}
+    divided = AutoModelForCausalLM.from_pretrained(folder / "llama", device_map="auto", max_memory=memory)
+    assert away(divided)
+    expected, found = (given(folder, model) for model in (loaded(folder), divided))
+    assert is_checkpointing(divided)
+    assert found.assembly.base_digest == expected.assembly.base_digest
+    for name, tensor in expected.run().state.tensors.parts().items():
+        torch.testing.assert_close(found.run().state.tensors.tensor(name), tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mean_pooled_classifier_is_divided_too(folder: Path) -> None:
+    whole, divided = (
+        Federation(settings(folder, place, "head", model="bert").replace({("model", "pooling"): "mean"}))
+        for place in ("", "disk")
+    )
+    assert away(divided.assembly.problem.model)
+    expected, found = (one.run().state.tensors for one in (whole, divided))
+    assert found.to_bytes() == expected.to_bytes()
+
+
+@every(
+    ("setting", "changes"),
+    [
+        ("model.device_map", {"unit": "example"}),
+        ("model.device_map", {"method": "fedft"}),
+        ("model.device", {"model": {"device": "auto"}}),
+        ("model.max_memory", {"model": {"max_memory": ["cpu=much"]}}),
+        ("model.max_memory", {"model": {"max_memory": ["cpu=1GiB"], "device_map": ""}}),
+        ("model.device_map", {"model": {"device_map": "everywhere"}}),
+    ],
+)
+def test_settings_that_contradict_a_map_are_refused_before_anything_is_loaded(
+    setting: str, changes: dict[str, Any], folder: Path
+) -> None:
+    values = settings(folder, method=changes.get("method", "fedlora"), unit=changes.get("unit", "none")).to_dict()
+    values["model"] |= {"name": str(folder / "llama"), "device_map": "auto"} | changes.get("model", {})
+    usual = RunConfig().to_dict()
+    chosen_ones = {
+        section: {name: value for name, value in table.items() if value != usual[section][name]}
+        for section, table in values.items()
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secure_fed.learning.problem.load", None)
+        with pytest.raises(ConfigError) as refused:
+            Federation(RunConfig.from_dict(chosen_ones))
+    assert refused.value.setting == setting
+
+
+def test_without_accelerate_it_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "secure_fed.learning.models.locate.find_spec", lambda name: find(name) if name != "accelerate" else None
+    )
+    with pytest.raises(ConfigError) as refused:
+        loaded(folder, "one device")
+    assert refused.value.setting == "model.device_map"
+
+
+def test_a_model_that_reads_weights_of_a_layer_without_calling_it_is_refused(folder: Path) -> None:
+    loaded(folder, "one device", "deberta")
+    with pytest.raises(ModelError) as refused:
+        loaded(folder, "disk", "deberta")
+    assert refused.value.setting == "model.device_map"
+
+
+def test_quantised_layers_are_not_offloaded(folder: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    whole, divided = (loaded(folder, place, quantization="4bit") for place in ("", "one device"))
+    assert torch.equal(scores(whole), scores(divided))
+    with pytest.raises(ModelError):
+        loaded(folder, "disk", quantization="4bit")
+
+
+def test_a_model_that_is_given_divided_meets_the_same_refusals(folder: Path) -> None:
+    def divided() -> Any:
+        memory: Any = {"cpu": "40KB"}
+        return AutoModelForCausalLM.from_pretrained(folder / "llama", device_map="auto", max_memory=memory)
+
+    private = [(("privacy", name), value) for name, value in UNITS["example"]["privacy"].items()]
+    with pytest.raises(ConfigError) as refused:
+        given(folder, divided(), *private, (("evaluation", "phantoms"), 0))
+    assert refused.value.setting == "privacy.unit"
+    with pytest.raises(ConfigError) as refused:
+        given(folder, divided(), (("model", "device"), "auto"))
+    assert refused.value.setting == "model.device"
+    with pytest.raises(MethodError) as without:
+        given(folder, divided(), method="fedft")
+    assert without.value.setting == "method.name"
+    model = divided()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ModelError, match="divided"):
+        wrap(model, optimizer, DataLoader([{"x": 1}] * 8, 4), Budget(8.0, 1e-3, steps=1))  # type: ignore[arg-type, list-item]
+
+
+def test_a_charter_divides_nobodys_model() -> None:
+    mapped = {("model", "device_map"): "auto", ("model", "max_memory"): ("cpu=1GiB",)}
+    assert "model.device_map" in own_settings.fault(RunConfig().replace(mapped))
+    assert not own_settings.fault(RunConfig().replace(mapped | own_settings.neutral()))
+    here = own_settings.ModelHere(device_map="auto", max_memory=("cpu=1GiB",))
+    assert RunConfig().replace(here.settings).model.memory == {"cpu": "1GiB"}
+
+
+def test_parameters_without_values_are_the_meta_devices_alone() -> None:
+    with torch.device("meta"):
+        model = small_models.llama()
+    assert not device_map.is_divided(model)
+    assert all(value.is_meta for value in device_map.Values(model).values())
