@@ -106,7 +106,7 @@ class Federation:
         """
         counted = self.assembly.protection.plan is None
         pool, tail = self.assembly.pools["data"], self.assembly.server.tail
-        idle = idle_gpu(self.config.model.device)
+        idle = "" if self.config.model.device_map else idle_gpu(self.config.model.device)
         found = (
             pool.held_out(counted=counted),
             tail.said,
