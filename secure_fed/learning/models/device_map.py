@@ -135,7 +135,7 @@ def require_called(model: nn.Module, name: str, output: Callable[[], Tensor]) ->
 
 def _devices(model: nn.Module) -> Iterator[Any]:
     for layer in model.modules():
-        hook = getattr(layer, "_hf_hook", None)
+        hook: Any = layer.__dict__.get("_hf_hook")
         yield from (one.execution_device for one in getattr(hook, "hooks", (hook,)) if hook is not None)
 
 
@@ -223,7 +223,8 @@ def keep(model: nn.Module, names: Iterable[str]) -> None:
     for name in names:
         layer, own = _place(model, name)
         if (hook := _hook(layer)) is not None and (away := layer.get_parameter(own)).is_meta:
-            kept = _read(layer, hook, own).requires_grad_(away.requires_grad)
+            kept = _read(layer, hook, own)
+            kept.requires_grad = away.requires_grad
             for other in model.modules():  # tied layers too
                 other._parameters.update({one: kept for one, there in other._parameters.items() if there is away})
 
