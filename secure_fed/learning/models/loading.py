@@ -62,8 +62,8 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         if config.quantization != "none":
             chosen |= quantised.settings(config, device, _kept_whole(shapes))
         if divided:
-            new = [] if shapes is None or task.keeps_head else _modules(shapes)
-            chosen |= device_map.settings(config, None if "quantization_config" in chosen else shapes, new, folder)
+            unstored = [] if shapes is None or task.keeps_head else _modules(shapes)
+            chosen |= device_map.settings(config, None if "quantization_config" in chosen else shapes, unstored, folder)
         model, info = made.from_pretrained(
             place,
             ignore_mismatched_sizes=True,

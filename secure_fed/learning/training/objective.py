@@ -156,7 +156,7 @@ class Objective(nn.Module):
         return changed(self._checksums, self._values()) if self._checksums else []
 
     def _values(self) -> Mapping[str, Tensor]:
-        return ChainMap(scales(self.model), Values(self.model, self._named))
+        return ChainMap(scales(self.model), Values(self.model, self._named))  # type: ignore[arg-type]  # which is only read
 
     def surroundings(self, collate: Collate, replaced: Collection[str]) -> dict[str, str] | None:
         """Everything that could change a bit of a pass (`kept.surroundings`); None if results are kept in memory alone.
