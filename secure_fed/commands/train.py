@@ -1,4 +1,4 @@
-"""`secure-fed train`: run a federation, write its report, and print its result."""
+"""`secure-fed train`: run a federation, write its report, and print its result; or say what that would need (--dry-run)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secure_fed.config import RunConfig
-from secure_fed.errors import RunDirectoryError
+from secure_fed.errors import RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
     from secure_fed.federation import Federation
@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; without it, the defaults")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", help="change one setting")
+    dry = "say what the run would read, guarantee, send and need; nothing is trained, written or reserved"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out, if need be for more rounds")
 
 
 def train(chosen: argparse.Namespace) -> None:
     if chosen.out == "":
         raise RunDirectoryError("--out is empty: name a folder, or leave --out out")
+    if chosen.resume and chosen.dry_run:
+        raise UsageError(
+            "--dry-run is of a run from its beginning, and --resume goes on with one: leave one of them out"
+        )
     if chosen.resume and not chosen.out:
         raise RunDirectoryError("--resume needs --out DIR, the run directory to go on with")
     config = RunConfig.load(chosen.config, () if chosen.resume else chosen.set)
@@ -38,7 +44,21 @@ def train(chosen: argparse.Namespace) -> None:
             require_begun(Path(chosen.out))
         config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
         _require_from_files(Path(chosen.out))
+    if chosen.dry_run:
+        return _dry(config, chosen)
     run(config, chosen, config.method.name, resume=chosen.resume)
+
+
+def _dry(config: RunConfig, chosen: argparse.Namespace) -> None:
+    from secure_fed.commands import dry_run
+    from secure_fed.runs.dry_run import foreseen
+
+    _check(config, chosen.out)
+    found = foreseen(config)
+    if chosen.json:
+        print(json.dumps(found))
+    else:
+        dry_run.show(found)
 
 
 def _require_from_files(out: Path) -> None:

@@ -87,8 +87,8 @@ class Problem:
         return [len(own) for own in self.train] if self.groups is None else [len(set(own)) for own in self.groups]
 
 
-def configured(config: RunConfig) -> Problem:
-    """The problem that a configuration describes."""
+def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
+    """The problem that a configuration describes. shapes: with a model on the meta device, of shapes without numbers."""
     seed, task = config.federation.seed, tasks.build(config.data)
     private = config.privacy.unit != "none"
     found(config.model)  # refused before the data are read
@@ -106,7 +106,7 @@ def configured(config: RunConfig) -> Problem:
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
     loss, metrics = task.loss(labels), task.metrics(labels)
     data_digest = fingerprint.of_rows(source.train, source.test)
-    loaded = load(config.model, task, labels, seed)
+    loaded = load(config.model, task, labels, seed, shapes=shapes)
     tokenizer = loaded.tokenizer
     encoded, test = (tokenised(config, task, tokenizer, rows) for rows in (source.train, source.test))
     parts = [list(map(int, part)) for part in divided.parts]

@@ -100,8 +100,13 @@ def _needs_lora(config: RunConfig) -> ConfigError:
 
 
 def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Tensors) -> Objective:
-    """The loss of the method's model, on the model's device, with copies on the configuration's other devices."""
-    device = device_of(problem.model)
+    """The loss of the method's model, on the model's device, with copies on the configuration's other devices.
+
+    Of a model on the meta device, which only has shapes: as if it were on the configuration's first device.
+    """
+    device, others = device_of(problem.model), find_devices(config.model.device)
+    if device.type == "meta":
+        device, others = others[0], others[:1]
     longest = None if problem.tokenizer is None else config.model.max_length  # texts passed by the user are not cut
     training, model = config.training, problem.model
     at_once = 1 if config.privacy.unit in ("example", "group") else training.microbatch or training.batch
@@ -110,7 +115,7 @@ def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Ten
     objective = Objective(model, loss_of(method, problem.loss), device, longest=longest, checkpointing=checkpointing)
     if is_declared(problem.facts["test"]["from"]):  # else its rows are the clients' own
         objective.public = Plain(problem.test)
-    objective.beside = copies_on(objective, find_devices(config.model.device)[1:])
+    objective.beside = copies_on(objective, others[1:])
     if problem.tokenizer is not None:  # a model passed directly is its owner's, with texts of any form
         for one in (objective, *objective.beside):
             read_once(one, list(tensors), config.training.microbatch)

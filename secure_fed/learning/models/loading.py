@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,40 +39,41 @@ class Loaded:
     fixed: tuple[str, ...] = ()
 
 
-def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:
+def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int, *, shapes: bool = False) -> Loaded:
     """The model with the task's head; newly initialised parameters depend on `seed` alone.
 
     If a head was pre-trained for the task, such as a language model's, only its new parameters count as head.
+    shapes: on the meta device, which has shapes and no numbers; a folder then needs no weights.
     """
-    with activity(f"loading the model {config.name}"):
-        return _loaded(config, task, label_names, seed)
+    with activity(f"loading the model {config.name}" if not shapes else f"reading the shapes of {config.name}"):
+        return _loaded(config, task, label_names, seed, shapes=shapes)
 
 
-def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int) -> Loaded:
+def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int, *, shapes: bool) -> Loaded:
     import transformers
 
     from secure_fed.learning.models import described
     from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
     place, chosen = found(config)
-    device, divided, folder = find_devices(config.device)[0], bool(config.device_map), device_map.Folder()
+    device, divided = find_devices(config.device)[0], bool(config.device_map) and not shapes
     with quiet(), explained(config.name), seeded_weights(seed, everywhere=divided), torch.device("cpu"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **chosen)
         made = MeanPooledForSequenceClassification if config.pooling == "mean" else getattr(transformers, task.auto)
-        shapes = _without_values(made, place, chosen) if divided or config.quantization != "none" else None
+        skeleton = _without_values(made, place, chosen) if divided or config.quantization != "none" else None
         if config.quantization != "none":
-            chosen |= quantised.settings(config, device, _kept_whole(shapes))
+            chosen |= quantised.settings(config, device, _kept_whole(skeleton))
         if divided:
-            unstored = [] if shapes is None or task.keeps_head else _modules(shapes)
-            chosen |= device_map.settings(config, None if "quantization_config" in chosen else shapes, unstored, folder)
-        model, info = made.from_pretrained(
-            place,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            dtype=getattr(torch, config.dtype),
-            **chosen,
-            **task.model_settings(label_names),
-        )
+            folder = device_map.Folder()
+            unstored = [] if skeleton is None or task.keeps_head else _modules(skeleton)
+            of_values = None if "quantization_config" in chosen else skeleton
+            chosen |= device_map.settings(config, of_values, unstored, folder)
+        chosen |= {"dtype": getattr(torch, config.dtype), **task.model_settings(label_names)}
+        if shapes and _without_weights(place):
+            model, info = _of_config(made, place, chosen)
+        else:
+            chosen |= {"device_map": {"": "meta"}} if shapes else {}
+            model, info = made.from_pretrained(place, ignore_mismatched_sizes=True, output_loading_info=True, **chosen)
         if divided:
             device_map.adopt(model, folder)
             device = device_map.device_of(model)
@@ -87,12 +89,12 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         four = {"input_ids": torch.zeros(1, 4, dtype=torch.long, device=device)}
         four["attention_mask"] = torch.ones_like(four["input_ids"])
         device_map.require_called(model, type(model).__name__, lambda: model(**four)[0])
-    if task.auto == "AutoModelForCausalLM":
+    if task.auto == "AutoModelForCausalLM" and not shapes:
         _require_causal(config.name, model)
-    if config.descriptions:
+    if config.descriptions and not shapes:
         described.start_from(model, tokenizer, config, label_names)
     if config.quantization == "none" and not divided:
-        model.to(device)
+        model.to("meta" if shapes else device)
     elif config.quantization != "none" and not quantised.layers(model):
         raise ModelError(
             f"model.quantization is {config.quantization!r}, and {config.name!r} has no linear layer to quantise: leave it out"
@@ -106,6 +108,30 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     if not config.train_head:
         return Loaded(model, tokenizer, (), head_in_order)
     return Loaded(model, tokenizer, head_in_order)
+
+
+def _without_weights(place: str) -> bool:
+    """Whether this is a folder that holds no weights, only a description of the model."""
+    folder = Path(place)
+    return folder.is_dir() and not any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin"))
+
+
+def _of_config(made: Any, place: str, chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A model of the meta device by its configuration alone, whose pooler counts as new, as in a usual checkpoint."""
+    import transformers
+
+    quantization = chosen.pop("quantization_config", None)
+    own = {name: chosen.pop(name) for name in ("dtype", "trust_remote_code") if name in chosen}
+    chosen.pop("device_map", None)
+    base = transformers.AutoConfig.from_pretrained(place, trust_remote_code=own["trust_remote_code"], **chosen)
+    with torch.device("meta"):
+        model = made.from_config(base, **own)
+    if quantization is not None:
+        from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+        whole = quantization.llm_int8_skip_modules or []
+        model = replace_with_bnb_linear(model, modules_to_not_convert=whole, quantization_config=quantization)
+    return model, {"missing_keys": pooler_names(model), "mismatched_keys": (), "unexpected_keys": ()}
 
 
 def _without_values(made: Any, place: str, chosen: dict[str, Any]) -> Any:
@@ -242,14 +268,16 @@ def _inside(parameter: str, module: str) -> bool:
 def digest_of(model: nn.Module, but: Container[str]) -> str:
     """A digest by which a resumed run, and an exported adapter, recognise their base model.
 
-    SHA-256 over the name, type, shape and bits of every parameter that `but` does not name.
+    SHA-256 over the name, type, shape and bits of every parameter that `but` does not name. On the meta device
+    there are no bits.
     """
     digest = hashlib.sha256()
     values, beside = device_map.Values(model), quantised.scales(model)
     for name in sorted({*values, *beside} - {name for name in values if name in but}):
         parameter = values[name] if name in values else beside[name]
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if not parameter.is_meta:
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

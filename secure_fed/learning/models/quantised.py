@@ -79,6 +79,8 @@ def scales(model: nn.Module) -> dict[str, Tensor]:
 def _scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, layer in layers(model).items():
         weight: Any = layer.get_parameter("weight")
+        if weight.is_meta:  # of shapes without numbers
+            continue
         if (state := getattr(weight, "quant_state", None)) is not None:
             yield from ((f"{name}.weight.{part}", one) for part, one in state.as_dict(packed=True).items())
         else:

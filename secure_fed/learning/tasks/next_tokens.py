@@ -43,6 +43,7 @@ from secure_fed.learning.tasks.task import inputs_of, logits
 Read = Callable[[Tensor, Tensor], Sequence[Tensor]]
 
 _TOGETHER: ContextVar[bool] = ContextVar("rows_together", default=False)
+_DEVICE: ContextVar[str] = ContextVar("shaped_for", default="cpu")
 
 
 @contextmanager
@@ -53,6 +54,16 @@ def rows_together() -> Iterator[None]:
         yield
     finally:
         _TOGETHER.reset(before)
+
+
+@contextmanager
+def shaped_for(device: torch.device) -> Iterator[None]:
+    """Within the block, tensors of the meta device are cut into chunks as if they were on this device."""
+    before = _DEVICE.set(device.type)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(before)
 
 
 def token_losses(model: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -283,7 +294,8 @@ class _Surprise(torch.autograd.Function):
 
 def _most(tensor: Tensor) -> int:
     """The most scores in a chunk: 128 MiB in float32, and on an accelerator, where small products are slow, 512 MiB."""
-    return MOST if tensor.device.type == "cpu" else 4 * MOST
+    kind = _DEVICE.get() if tensor.is_meta else tensor.device.type
+    return MOST if kind == "cpu" else 4 * MOST
 
 
 MOST = 2**25

@@ -74,7 +74,7 @@ class Room:
         other bits, so all passes are filled up to one size, which should have room for most steps, and for little more.
         expected: the expected number of examples in a client's step, if it is public; the variance is at most as large.
         """
-        words = _words(model)
+        words = words_of(model)
         if device.type == "cpu":
             tokens = int(np.clip(_TOKENS_TIMES_MATRIX / _matrix(model), _LEAST, _MOST))
             rows, memory = 48, 2**25
@@ -176,15 +176,31 @@ class Public:
 
     def shapes(self, kind: Hashable, item: Any) -> Shapes:
         """The shapes of passes of a kind, from a comparison at their first use. item: an example, for its columns."""
-        most = self._room.of_width(kind.work if isinstance(kind, Padded) else 0)
-        alone = Shapes(self._kinds.collate, (1,))
-        if self._alone or most < _WORTH_COMPARING:
+        most, alone = self._most(kind), Shapes(self._kinds.collate, (1,))
+        if most == 1:
             return alone
         candidates = (most,) if self._room.filled else tuple(sorted({2, max(2, most // 3), most}))
         kept, key = self._objective.kept, (repr(kind), candidates, self._placed.shapes, torch.get_num_threads())
         around = partial(self._objective.surroundings, self._kinds.collate, self._placed.tensors)
         sizes = kept.sizes(key, around, lambda: self._compared(kind, item, candidates))
         return Shapes(self._kinds.together(kind), sizes) if sizes != (1,) else alone
+
+    def largest(self, items: Sequence[Any]) -> Iterator[Pack]:
+        """The largest pass of each kind of these items, whatever comparisons show; they compute such a pass too."""
+        kinds: dict[str, tuple[Hashable, Any]] = {}
+        for item in items:
+            kind = self._kinds(item)
+            if repr(kind) not in kinds or _tokens(item) > _tokens(kinds[repr(kind)][1]):
+                kinds[repr(kind)] = kind, item
+        for kind, item in kinds.values():
+            size = self._most(kind)
+            collate = self._kinds.collate if size == 1 else self._kinds.together(kind)
+            yield Pack([0] * size, [item] * size, collate, size, each=size > 1)
+
+    def _most(self, kind: Hashable) -> int:
+        """The most examples of a kind for which there is room; 1 where more are not allowed, or not worth a comparison."""
+        most = self._room.of_width(kind.work if isinstance(kind, Padded) else 0)
+        return 1 if self._alone or most < _WORTH_COMPARING else most
 
     def _compared(self, kind: Hashable, item: Any, candidates: tuple[int, ...]) -> tuple[int, ...]:
         objective, collate = self._objective, self._kinds.together(kind)
@@ -229,7 +245,7 @@ def _labelled(item: Any) -> int:
     return int((labels != IGNORED).sum()) if labels.ndim == 1 else 0
 
 
-def _words(model: nn.Module) -> int:
+def words_of(model: nn.Module) -> int:
     """The number of a token's scores, if the model scores the words of its vocabulary."""
     find = getattr(model, "get_output_embeddings", lambda: None)
     try:

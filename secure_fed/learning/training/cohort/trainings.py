@@ -30,7 +30,7 @@ from secure_fed.learning.training.cohort.crew import Alone, Crew, Told, crew_of,
 from secure_fed.learning.training.cohort.division import Entry, Packing, Public, Room, Tight, Work
 from secure_fed.learning.training.cohort.passes import Found, Places, Trial, found_in, tried
 from secure_fed.learning.training.cohort.sums import Means, NoisedSums
-from secure_fed.learning.training.local import Job, Trained, seeded, train
+from secure_fed.learning.training.local import Job, Placed, Trained, seeded, train
 from secure_fed.learning.training.made_up import short
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.schedule import optimizer_of, stepped
@@ -104,6 +104,15 @@ def train_together(
     return [done[number] for number in range(len(jobs))]
 
 
+def whole_batches(objective: Objective, jobs: Sequence[Job]) -> bool:
+    """Whether these jobs, whose clients nobody protects, are one client's and trained in passes of its whole batches.
+
+    In a large model passes of few texts, without padding, take less time.
+    """
+    room = Room.of(objective.device, objective.model, 1, public=False)
+    return len(jobs) == 1 and (room.mixes or not hasattr(jobs[0].collate, "padded_to"))
+
+
 def clients_at_once(numbers: int, device: torch.device) -> int:
     """The number of clients that may be trained together, if each of them trains `numbers` numbers.
 
@@ -130,10 +139,8 @@ def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, told: Told, 
     first, private = jobs[0], jobs[0].private is not None
     if not first.steps:
         return [job.placed(objective.device).trained(math.nan) for job in jobs]
-    if len(jobs) == 1 and not public and not private:
-        room = Room.of(objective.device, objective.model, 1, public=False)
-        if room.mixes or not hasattr(first.collate, "padded_to"):
-            return [train(objective, first)]  # else passes of few texts, without padding, take less time
+    if not public and not private and whole_batches(objective, jobs):
+        return [train(objective, first)]
     if private:
         require_uncoupled(objective, first.collate, first.placed(objective.device), Plain(first.examples))
     trial = ways.of(objective, jobs, public=public or private)
@@ -147,19 +154,30 @@ def _trained(objective: Objective, jobs: Sequence[Job], ways: Ways, told: Told, 
 
 def _on_one(objective: Objective, jobs: Sequence[Job], told: Told, *, trial: Trial, public: bool) -> list[Trained]:
     """Jobs of one kind on one device, as many at a time as its memory has room for."""
-    first, done, device = jobs[0], list[Trained](), objective.device
-    numbers = sum(math.prod(first.before[name].shape) for name in first.trainable)
-    most = clients_at_once(_held(first, numbers), device)
-    room = Room.of(device, objective.model, numbers, public=public, expected=_expected(first))
-    if first.settings.microbatch:
-        room = replace(room, rows=first.settings.microbatch)
-    packing: Packing = Tight(first.collate, room, apart=public)
-    if first.private is not None or (public and room.mixes):
-        packing = Public(objective, first.collate, room, first.placed(device), alone=bool(trial.why_not))
+    first, done = jobs[0], list[Trained]()
+    numbers = _numbers(first)
+    most = clients_at_once(_held(first, numbers), objective.device)
+    packing = packing_of(objective, first, first.placed(objective.device), trial, public=public)
     for start in range(0, len(jobs), most):
         cohort = _Cohort(objective, jobs[start : start + most], trial, packing)
         done += cohort.trained(partial(_told_after, told, start))
     return done
+
+
+def packing_of(objective: Objective, job: Job, placed: Placed, trial: Trial, *, public: bool) -> Packing:
+    """The division into passes for clients with jobs of this kind on one device. placed: the job's tensors, for comparisons."""
+    device, numbers = objective.device, _numbers(job)
+    room = Room.of(device, objective.model, numbers, public=public, expected=_expected(job))
+    if job.settings.microbatch:
+        room = replace(room, rows=job.settings.microbatch)
+    if job.private is not None or (public and room.mixes):
+        return Public(objective, job.collate, room, placed, alone=bool(trial.why_not))
+    return Tight(job.collate, room, apart=public)
+
+
+def _numbers(job: Job) -> int:
+    """The numbers that one client trains."""
+    return sum(math.prod(job.before[name].shape) for name in job.trainable)
 
 
 def _expected(job: Job) -> float:
