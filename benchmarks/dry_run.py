@@ -44,8 +44,7 @@ USUAL = {"federation.rounds": 1, "training.steps": 2, "evaluation.audit_fraction
 
 def settings_of(model: Path, data: Path, work: Path) -> dict[str, Any]:
     """The settings of a language model on the first rows of DATA."""
-    opened = gzip.open(data, "rt") if data.suffix == ".gz" else data.open(encoding="utf-8")
-    with opened as file:
+    with gzip.open(data, "rt") if data.suffix == ".gz" else data.open(encoding="utf-8") as file:
         rows = list(itertools.islice(file, 264))
     for name, part in (("train", rows[:200]), ("test", rows[200:])):
         (work / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")

@@ -46,8 +46,8 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield (
         "cut or not learned",
         (
-            f"{data['rows_at_the_limit']:,} rows reach model.max_length, {data['rows_with_nothing_to_learn']:,} have no token to "
-            f"learn, {data['held_out_for_an_audit']:,} units are held out for an audit"
+            f"{data['rows_at_the_limit']:,} rows reach model.max_length, {data['rows_with_nothing_to_learn']:,} have no "
+            f"token to learn, {data['held_out_for_an_audit']:,} units are held out for an audit"
         ),
     )
     if data["warning"]:

@@ -133,11 +133,9 @@ def _packs(assembly: Assembly, jobs: Sequence[Job]) -> Iterator[Pack]:
     if not jobs:
         return
     if _whole(assembly, jobs):
-        batches = islice(jobs[0].batches(list), _STEPS)
-        most = jobs[0].settings.microbatch or jobs[0].settings.batch
-        yield from (
-            Pack([0] * len(part), part, jobs[0].collate, len(part)) for one in batches for part in [one.inputs[:most]]
-        )
+        most = jobs[0].settings.microbatch
+        parts = [batch.inputs[:most] for batch in islice(jobs[0].batches(list), _STEPS)]
+        yield from (Pack([0] * len(part), part, jobs[0].collate, len(part)) for part in parts)
         return
     packing = packing_of(objective, jobs[0], jobs[0].placed(_META), Trial(), public=private)
     if isinstance(packing, Public):
@@ -145,8 +143,12 @@ def _packs(assembly: Assembly, jobs: Sequence[Job]) -> Iterator[Pack]:
         return
     ahead = [job.batches(list) for job in jobs]
     for _ in range(_STEPS):
-        batches = [(row, batch.inputs) for row, own in enumerate(ahead) if (batch := next(own, None)) is not None]
-        entries = [(row, item) for row, batch in batches for item in batch]
+        entries = [
+            (row, item)
+            for row, own in enumerate(ahead)
+            if (batch := next(own, None)) is not None
+            for item in batch.inputs
+        ]
         yield from (pack for pack, _ in packing.packs(entries, range(len(jobs))))
 
 

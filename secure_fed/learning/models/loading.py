@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
@@ -69,11 +69,7 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
             of_values = None if "quantization_config" in chosen else skeleton
             chosen |= device_map.settings(config, of_values, unstored, folder)
         chosen |= {"dtype": getattr(torch, config.dtype), **task.model_settings(label_names)}
-        if shapes and _without_weights(place):
-            model, info = _of_config(made, place, chosen)
-        else:
-            chosen |= {"device_map": {"": "meta"}} if shapes else {}
-            model, info = made.from_pretrained(place, ignore_mismatched_sizes=True, output_loading_info=True, **chosen)
+        model, info = _shapes(made, place, chosen) if shapes else _pretrained(made, place, chosen)
         if divided:
             device_map.adopt(model, folder)
             device = device_map.device_of(model)
@@ -110,28 +106,33 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     return Loaded(model, tokenizer, head_in_order)
 
 
-def _without_weights(place: str) -> bool:
-    """Whether this is a folder that holds no weights, only a description of the model."""
-    folder = Path(place)
-    return folder.is_dir() and not any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin"))
+def _pretrained(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    found: tuple[Any, dict[str, Any]] = made.from_pretrained(
+        place, ignore_mismatched_sizes=True, output_loading_info=True, **chosen
+    )
+    return found
 
 
-def _of_config(made: Any, place: str, chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A model of the meta device by its configuration alone, whose pooler counts as new, as in a usual checkpoint."""
+def _shapes(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The same on the meta device. In a folder without weights, what a usual checkpoint lacks counts as missing."""
     import transformers
 
-    quantization = chosen.pop("quantization_config", None)
-    own = {name: chosen.pop(name) for name in ("dtype", "trust_remote_code") if name in chosen}
-    chosen.pop("device_map", None)
-    base = transformers.AutoConfig.from_pretrained(place, trust_remote_code=own["trust_remote_code"], **chosen)
-    with torch.device("meta"):
-        model = made.from_config(base, **own)
+    quantization, folder = chosen.get("quantization_config"), Path(place)
+    chosen = {name: value for name, value in chosen.items() if name not in ("quantization_config", "device_map")}
+    if folder.is_dir() and not any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
+        own = {name: chosen.pop(name) for name in ("dtype", "trust_remote_code")}
+        base = transformers.AutoConfig.from_pretrained(place, trust_remote_code=own["trust_remote_code"], **chosen)
+        with torch.device("meta"):
+            model = made.from_config(base, **own)
+        info: dict[str, Any] = {"missing_keys": pooler_names(model), "mismatched_keys": (), "unexpected_keys": ()}
+    else:
+        model, info = _pretrained(made, place, chosen | {"device_map": {"": "meta"}})
     if quantization is not None:
         from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
         whole = quantization.llm_int8_skip_modules or []
         model = replace_with_bnb_linear(model, modules_to_not_convert=whole, quantization_config=quantization)
-    return model, {"missing_keys": pooler_names(model), "mismatched_keys": (), "unexpected_keys": ()}
+    return model, info
 
 
 def _without_values(made: Any, place: str, chosen: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,10 +84,15 @@ def weights(model: nn.Module) -> int:
 
 
 def _stored(layer: Any) -> int:
-    """The bytes of a quantised matrix: 4 bits, and 8 for the scale of 64 numbers; or 8 bits, and 32 for the scale of a row."""
+    """The bytes of a quantised matrix with its scales.
+
+    8 bits: a float32 scale a row. 4 bits: a scale of 8 bits for 64 numbers, a float32 scale for 256 of these, and two tables.
+    """
     numbers = int(layer.in_features * layer.out_features)
-    four = type(layer).__name__ == "Linear4bit"
-    return numbers // 2 + numbers // 64 if four else numbers + 4 * int(layer.out_features)
+    if type(layer).__name__ != "Linear4bit":
+        return numbers + 4 * int(layer.out_features)
+    blocks = -(-numbers // 64)
+    return -(-numbers // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
 
 
 @contextmanager
@@ -99,7 +104,7 @@ def _on_meta(
     own.device = torch.device("meta")
     model: Any = objective.model
     for layer in layers(model).values():
-        layer.forward = partial(_dequantised, layer)  # type: ignore[method-assign]
+        layer.forward = partial(_dequantised, layer)
     living = _Living([*model.parameters(), *model.buffers(), *tensors], sum(map(_labelled, items)), words_of(model))
     again = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
     hooks = [layer.register_forward_pre_hook(living.kept) for layer in again]
@@ -124,7 +129,7 @@ class _Living(TorchDispatchMode):
     """
 
     def __init__(self, there: Sequence[Tensor], labelled: int, words: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._there, self._labelled, self._words = there, labelled, words
         self._sizes = {one.untyped_storage()._cdata: ("there", 0) for one in there}
         self._now = Counter[str]()
@@ -208,4 +213,4 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, along: Tensor) -> tuple[Tensor, None]:
         matrix = along.new_empty(ctx.rows, ctx.shape[-1])
-        return cast(Tensor, along @ matrix), None
+        return along @ matrix, None
