@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from secure_fed.activity import activity
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.learning.models import quantised
-from secure_fed.learning.models.architecture import positions_of
+from secure_fed.learning.models.architecture import of_text, positions_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.locate import found
 from secure_fed.learning.models.products import hasten
@@ -50,29 +50,17 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     import transformers
 
     from secure_fed.learning.models import described
-    from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
     place, chosen = found(config)
     device = find_devices(config.device)[0]
     with quiet(), explained(config.name), torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # the weights are made on the CPU, and no other generator is touched
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **chosen)
-        made = MeanPooledForSequenceClassification if config.pooling == "mean" else getattr(transformers, task.auto)
         if config.quantization != "none":
-            chosen |= quantised.settings(config, device, _kept_whole(made, place, chosen))
-        model, info = made.from_pretrained(
-            place,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            dtype=getattr(torch, config.dtype),
-            **chosen,
-            **task.model_settings(label_names),
+            chosen |= quantised.settings(config, device, _kept_whole(_class(config, task), place, chosen))
+        model, head_in_order = _pretrained(
+            config, task, label_names, place, dtype=getattr(torch, config.dtype), **chosen
         )
-    new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
-    head = new if task.keeps_head else {*head_names(model), *new}
-    names = [name for name, _ in model.named_parameters()]
-    if head.issuperset(names):  # weights under other names than the architecture's are skipped on loading
-        raise _none_loaded(config.name, model, names, info["unexpected_keys"])
     _check_positions(config, model)
     _give_padding(model, tokenizer)
     _check_token_ids(config.name, model, tokenizer)
@@ -91,10 +79,43 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
             "eager"
         )  # the derivative of torch's fused attention takes ten times as long there
     hasten(model)
-    head_in_order = tuple(name for name in names if name in head)
     if not config.train_head:
         return Loaded(model, tokenizer, (), head_in_order)
     return Loaded(model, tokenizer, head_in_order)
+
+
+def outline(config: ModelConfig, task: Task, label_names: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+    """The configuration of the model that `load` makes, and its head's names, from the checkpoint's names and shapes alone.
+
+    Quantised layers have their usual form, so `model.quantization` needs no bitsandbytes here.
+    """
+    place, chosen = found(replace(config, quantization="none"))
+    with activity(f"reading the shapes of {config.name}"), quiet(), explained(config.name):
+        model, head = _pretrained(config, task, label_names, place, device_map="meta", **chosen)
+    return model.config, head
+
+
+def _class(config: ModelConfig, task: Task) -> Any:
+    import transformers
+
+    from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
+
+    return MeanPooledForSequenceClassification if config.pooling == "mean" else getattr(transformers, task.auto)
+
+
+def _pretrained(
+    config: ModelConfig, task: Task, label_names: Sequence[str], place: str, **chosen: Any
+) -> tuple[Any, tuple[str, ...]]:
+    """The task's model from a checkpoint, and the names of its parameters without pre-training."""
+    model, info = _class(config, task).from_pretrained(
+        place, ignore_mismatched_sizes=True, output_loading_info=True, **chosen, **task.model_settings(label_names)
+    )
+    new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    head = new if task.keeps_head else {*head_names(model), *new}
+    names = [name for name, _ in model.named_parameters()]
+    if head.issuperset(names):  # weights under other names than the architecture's are skipped on loading
+        raise _none_loaded(config.name, model, names, info["unexpected_keys"])
+    return model, tuple(name for name in names if name in head)
 
 
 def _kept_whole(made: Any, place: str, chosen: dict[str, Any]) -> list[str]:
@@ -130,6 +151,15 @@ def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable
     )
 
 
+def require_decoder(name: str, config: Any) -> None:
+    """Refuse an encoder by its configuration alone, where `_require_causal` has no weights to try."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
+    kind = of_text(config)
+    if kind.model_type in MASKED and not getattr(kind, "is_decoder", False):
+        raise _reads_later(name, f"{kind.model_type} model")
+
+
 @torch.no_grad()
 def _require_causal(name: str, model: Any) -> None:
     """Refuse an encoder: it reads the tokens that it has to predict, so its likelihoods would mean nothing."""
@@ -142,10 +172,14 @@ def _require_causal(name: str, model: Any) -> None:
     )
     rounding = 100 * torch.finfo(first.dtype).eps * float(first.abs().max())
     if float((first - second).abs().max()) > rounding:
-        raise ModelError(
-            f"model.name is {name!r}, whose {type(model).__name__} reads later tokens and so cannot predict them; "
-            "choose a decoder such as GPT-2 or LLaMA"
-        )
+        raise _reads_later(name, type(model).__name__)
+
+
+def _reads_later(name: str, kind: str) -> ModelError:
+    return ModelError(
+        f"model.name is {name!r}, whose {kind} reads later tokens and so cannot predict them; "
+        "choose a decoder such as GPT-2 or LLaMA"
+    ).about("model.name", name, "a decoder")
 
 
 def head_names(model: nn.Module) -> tuple[str, ...]:
