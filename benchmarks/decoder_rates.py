@@ -70,7 +70,9 @@ class Texts:
         """The path of a file of them, divided evenly among the clients in their order."""
         rows, place = self.rows(split)[:count], Path(self._work.name, f"{split}-{count}-{clients}.jsonl")
         if len(rows) < count:
-            raise SystemExit(f"{self._places[split]} has {len(rows)} texts of at most {self.longest} tokens, not {count}")
+            raise SystemExit(
+                f"{self._places[split]} has {len(rows)} texts of at most {self.longest} tokens, not {count}"
+            )
         owned = (
             {"text": row["text"], "answer": row["answer"], "client": f"client {at * clients // count}"}
             for at, row in enumerate(rows)
