@@ -158,7 +158,7 @@ def table(runs: Mapping[Cell, float]) -> str:
 
 def default(method: str, steps: float) -> float:
     """The rate of the grid nearest to the one that a run chooses."""
-    chosen = card(method).lr_of(WIDTH, steps)
+    chosen = card(method).lr_of(WIDTH, steps, decoder=True)
     return min(GRID, key=lambda rate: abs(math.log(rate / chosen)))
 
 

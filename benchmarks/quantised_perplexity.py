@@ -4,9 +4,9 @@
     python benchmarks/quantised_perplexity.py --docs docs                              the table, from stored runs
 
 MODEL: the folder of a causal language model, such as SmolLM2-135M-Instruct. TRAIN, TEST: files of prompts (`text`) and their
-targets (`answer`), such as gsm8k's train.jsonl.gz and test.jsonl.gz. The first texts of at most 112 tokens are used. Two
+targets (`answer`), such as gsm8k's train.jsonl.gz and test.jsonl.gz. The first texts of at most 80 tokens are used. Two
 clients of four texts take part in two rounds, each with a step on two texts. Methods have their default settings, except
-for the number of virtual tokens. The figure is the perplexity of the targets of 8 test texts.
+for the number of virtual tokens. The figure is the perplexity of the targets of 6 test texts.
 
     none       without privacy
     client     noise multiplier 0.1: a mean of two clients has little of it
@@ -43,7 +43,7 @@ from secure_fed.learning import tasks
 from secure_fed.learning.evaluation import evaluate
 from secure_fed.learning.models.loading import load
 
-CLIENTS, EACH, ROUNDS, BATCH, TESTED = 2, 4, 2, 2, 8
+CLIENTS, EACH, ROUNDS, BATCH, TESTED, LONGEST = 2, 4, 2, 2, 6, 80
 METHODS = {
     "fedlora": "averaged LoRA",
     "ffa_lora": "frozen A",
@@ -139,7 +139,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.model:
-        texts, task = Texts(given.model, given.train, given.test), tasks.build(DataConfig(task="causal_lm"))
+        texts, task = Texts(given.model, given.train, given.test, LONGEST), tasks.build(DataConfig(task="causal_lm"))
         bases = {base: load(ModelConfig(name=given.model, quantization=base), task, (), seed=0).model for base in BASES}
         cells = [("before", "none"), *itertools.product(given.methods, given.units)]
         for (method, unit), base in itertools.product(cells, BASES):

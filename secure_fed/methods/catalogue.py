@@ -166,7 +166,7 @@ def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[st
         **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact")},
         "units": ["none", *described.units],
         "refusals": dict(described.refusals),
-        "lr": described.lr_of(width),
+        "lr": described.lr_of(width, decoder=skeleton.auto == "AutoModelForCausalLM"),
         "head_factor": described.head_factor_of(width) if skeleton.head else 1.0,
     }
     try:

@@ -196,8 +196,12 @@ def task_head(model: nn.Module) -> tuple[str, ...]:
     A language model has none. The layers that score its tokens (`get_output_embeddings`) were pre-trained with it, and are as
     large as its embeddings.
     """
-    scores_tokens = getattr(model, "get_output_embeddings", lambda: None)() is not None
-    return () if scores_tokens else head_names(model) + pooler_names(model)
+    return () if scores_tokens(model) else head_names(model) + pooler_names(model)
+
+
+def scores_tokens(model: Any) -> bool:
+    """Whether this is a language model, whose output layer scores tokens."""
+    return getattr(model, "get_output_embeddings", lambda: None)() is not None
 
 
 def last_layer(model: nn.Module) -> tuple[str, ...]:

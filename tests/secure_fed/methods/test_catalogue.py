@@ -159,6 +159,7 @@ def test_a_language_model_is_counted_without_its_weights(
     assert catalogue(str(tmp_path / "bare"), [], None, "causal_lm") == rows
     linear, rank = (2 * 16 * 16, 2 * 16 * 8, 3 * 16 * 24), RunConfig().method.rank
     whole = by_name(catalogue(str(model), ["method.target_modules=all-linear"], None, "causal_lm"))
+    assert by_name(rows)["federa"]["lr"] == pytest.approx(by_name(rows)["fedlora"]["lr"] / 3)
     assert by_name(rows)["fedft"]["trainable"] == 2 * 46 * 16 + sum(linear) + 3 * 16
     assert whole["fedlora"]["trainable"] == rank * (2 * 2 * 16 + 2 * (16 + 8) + 3 * (16 + 24))
 
