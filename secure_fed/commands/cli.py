@@ -29,6 +29,7 @@ from secure_fed.commands import secagg as secagg_command
 from secure_fed.commands import train as train_command
 from secure_fed.config import commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly, reported
+from secure_fed.learning.tasks import TASKS
 
 PREPARING = "audit prepare"
 
@@ -112,9 +113,10 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
     compare_command.add_arguments(command("compare", compare_command.run, comparing))
     methods = command("methods", _methods, "list the methods: what travels, and how much")
     methods.add_argument("--model", default="builtin/tiny", metavar="NAME_OR_FOLDER", help="count for this model")
+    methods.add_argument("--task", choices=tuple(TASKS), default="classification", help="count what this task trains")
     head = "count with a head for so many classes (default: 2; builtin/tiny: as many as the built-in notes have)"
     methods.add_argument("--classes", type=int, metavar="N", help=head)
-    changes = "count with this setting, where a method reads it"
+    changes = "count with this setting, where a method reads it; model.quantization and model.pooling too"
     methods.add_argument("--set", action="append", default=[], metavar="method.key=value", help=changes)
     methods.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -161,16 +163,16 @@ def _demo(chosen: argparse.Namespace) -> None:
 
 
 def _methods(chosen: argparse.Namespace) -> None:
-    from secure_fed.methods.counted import rows, usual_classes
+    from secure_fed.methods.counted import classes_of, rows
 
-    classes = usual_classes(chosen.model) if chosen.classes is None else chosen.classes
-    found = rows(chosen.model, chosen.set, classes)
+    classes = classes_of(chosen.model, chosen.task, chosen.classes)
+    found = rows(chosen.model, chosen.set, classes, chosen.task)
     if chosen.json:
-        print(json.dumps({"model": chosen.model, "classes": classes, "methods": found}))
+        print(json.dumps({"model": chosen.model, "task": chosen.task, "classes": classes, "methods": found}))
         return
     from secure_fed.report.terminal import show_methods
 
-    show_methods(chosen.model, classes, found)
+    show_methods(chosen.model, classes, found, chosen.task)
 
 
 def _report(chosen: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from secure_fed.errors import ConfigError
 
 # The options of each unit's plan, with their defaults.
 OF_CLIENTS = {"rounds": None, "clients": None, "cohort": None, "dim": None, "model": None, "sampling": "poisson"}
-OF_CLIENTS |= {"pooling": "model", "momentum": None, "corrupt": 0.1, "dropout": 0.1}  # type: ignore[dict-item]
+OF_CLIENTS |= {"pooling": "model", "task": "classification", "momentum": None, "corrupt": 0.1, "dropout": 0.1}  # type: ignore[dict-item]
 OF_LOOPS = {"examples": None, "batch_size": None, "epochs": None, "steps": None}
 _NEEDED = {"client": ("rounds", "clients", "cohort"), "example": ("examples", "batch_size")}
 

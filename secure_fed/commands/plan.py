@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fed.commands import loop_plan
 from secure_fed.commands import ways as shown_ways
+from secure_fed.errors import ConfigError
+from secure_fed.learning.tasks import TASKS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +46,9 @@ def add_to(made: argparse.ArgumentParser) -> None:
     made.add_argument("--model", metavar="NAME", help="a model, to compare the methods by what they release on it")
     made.add_argument(
         "--pooling", choices=("model", "mean"), default="model", help="pooling of its head, as model.pooling"
+    )
+    made.add_argument(
+        "--task", choices=tuple(TASKS), default="classification", help="with --model: count what this task trains"
     )
     made.add_argument(
         "--momentum", type=float, help="server momentum, which determines the band (default: 0.5, as in a run)"
@@ -146,15 +151,14 @@ def _methods(
 ) -> list[Space]:
     """The methods on the model of --model; empty without it."""
     if chosen.model is None:
-        if chosen.pooling != "model":
-            from secure_fed.errors import ConfigError
-
-            message = f"--pooling is {chosen.pooling}, and has no effect without --model; give both"
-            raise ConfigError(message).about("--pooling", chosen.pooling, "--model")
+        for name, usual in (("pooling", "model"), ("task", "classification")):
+            if (value := getattr(chosen, name)) != usual:
+                message = f"--{name} is {value}, and has no effect without --model; give both"
+                raise ConfigError(message).about(f"--{name}", value, "--model")
         return []
     from secure_fed.commands import release_space
 
-    return list(release_space.spaces(chosen.model, chosen.pooling, setting, target, possible, say))
+    return list(release_space.spaces(chosen.model, chosen.pooling, setting, target, possible, say, chosen.task))
 
 
 def _plan_facts(made: Plan) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from secure_fed.learning.models.loading import last_layer, load
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.methods.catalogue import on
-from secure_fed.methods.counted import usual_classes
+from secure_fed.methods.counted import classes_of
 from secure_fed.methods.method import Method, State
 from secure_fed.report.terminal import NARROW, PlainConsole
 from secure_fed.rounds.open_settings import reached, unsteady
@@ -71,17 +71,21 @@ def spaces(
     target: Target,
     possible: Possible,
     say: Callable[[str], None] = lambda what: None,
+    task: str = "classification",
 ) -> Iterator[Space]:
-    """A row for each method with client-level privacy that fits the model, least noise first. pooling: as `model.pooling`."""
-    classes = usual_classes(model)
-    made = list(on(model, classes, pooling))
-    problem = _problem(model, pooling, classes, setting.clients)
+    """A row for each method with client-level privacy that fits the model, least noise first.
+
+    pooling, task: as `model.pooling` and `data.task`.
+    """
+    classes = classes_of(model, task, None)
+    made = list(on(model, classes, pooling, task))
+    problem = _problem(model, pooling, task, classes or 0, setting.clients)
     found = []
     for count, (name, method, state) in enumerate(made, 1):
         row = _space(name, method, state, setting, target, possible)
         if problem is not None:
             say(f"measuring what the noise alone does: {name}, {count} of {len(made)}")
-            config = _config(row, model, pooling, setting, target, possible)
+            config = _config(row, model, pooling, task, setting, target, possible)
             row = replace(row, noise_alone=_alone(config, method, problem))
         found.append(row)
     yield from sorted(found, key=lambda row: (row.length, row.method))
@@ -127,7 +131,9 @@ def _space(name: str, method: Method, state: State, setting: Setting, target: Ta
     return Space(name, numbers, way.noise, way.correlation, way.share(own) or 0.0, least)
 
 
-def _config(row: Space, model: str, pooling: str, setting: Setting, target: Target, possible: Possible) -> RunConfig:
+def _config(
+    row: Space, model: str, pooling: str, task: str, setting: Setting, target: Target, possible: Possible
+) -> RunConfig:
     """The settings of a run of this plan with the row's method, and the row's way to add noise."""
     name, _, sketches = row.method.partition(", ")
     tables: dict[str, dict[str, Any]] = {
@@ -142,6 +148,8 @@ def _config(row: Space, model: str, pooling: str, setting: Setting, target: Targ
         "privacy": {"unit": "client", "delta": setting.delta, "noise": row.noise, "correlation": row.correlation},
         "evaluation": {"phantoms": 0},
     }
+    if task != "classification":
+        tables["data"] = {"task": task, "train": "nobody.jsonl"}
     given = {"epsilon": target.epsilon, "noise_multiplier": target.noise_multiplier}
     tables["privacy"] |= {setting: value for setting, value in given.items() if value is not None}
     if row.noise == "distributed":
@@ -149,15 +157,20 @@ def _config(row: Space, model: str, pooling: str, setting: Setting, target: Targ
     return RunConfig.from_dict(tables)
 
 
-def _problem(model: str, pooling: str, classes: int, clients: int) -> Problem | None:
-    """A classification problem without data; None where the model has no weights here."""
-    task, labels = tasks.build(DataConfig()), [str(label) for label in range(classes)]
+def _problem(model: str, pooling: str, task_name: str, classes: int, clients: int) -> Problem | None:
+    """A problem of the task without data; None where the model has no weights here."""
+    task, labels = (
+        tasks.build(DataConfig(task=task_name, stride=_LENGTH // 4)),
+        [str(label) for label in range(classes)],
+    )
     try:
         loaded = load(ModelConfig(name=model, max_length=_LENGTH, pooling=pooling), task, labels, seed=0)
     except (ModelError, ConfigError):
         return None
     names = [f"client {number}" for number in range(clients)]
-    nobody = task.encode(loaded.tokenizer, Rows(("text",), (0,), tuple(labels)), _LENGTH)
+    second = _SECOND.get(task_name)
+    row = Rows((task.line("text"),), (task.unlabelled,), tuple(labels), None if second is None else (second,))
+    nobody = task.encode(loaded.tokenizer, row, _LENGTH)
     return Problem(
         model=loaded.model,
         head=loaded.head,
@@ -168,7 +181,7 @@ def _problem(model: str, pooling: str, classes: int, clients: int) -> Problem | 
         collate=task.collate(loaded.tokenizer),
         loss=task.loss(labels),
         metrics=task.metrics(labels),
-        confidence=confidence("classification", task.loss(labels)),
+        confidence=confidence(task_name, task.loss(labels)),
         tokenizer=loaded.tokenizer,
         facts={"task": task.title, "label_names": labels, "clients": names, "test": {"from": HELD_OUT["client"]}},
         sizes=[1] * clients,
@@ -186,3 +199,4 @@ def _alone(config: RunConfig, method: Method, problem: Problem) -> dict[str, Any
 
 
 _LENGTH = 32  # tokens of a made-up text
+_SECOND: dict[str, Any] = {"question_answering": "text", "multiple_choice": ("text", "text")}  # beside the first text

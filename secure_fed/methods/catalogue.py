@@ -6,7 +6,7 @@ Models are counted on the device "meta", which has shapes and no numbers, so a f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +14,45 @@ import torch
 from torch import nn
 
 from secure_fed.activity import activity
-from secure_fed.config import DataConfig, ModelConfig, RunConfig
+from secure_fed.config import ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning import tasks
+from secure_fed.learning.models import quantised
 from secure_fed.learning.models.architecture import width_of
 from secure_fed.learning.models.loading import (
     explained,
     head_names,
     head_of,
-    load,
+    outline,
     pooler_names,
     quiet,
+    require_decoder,
 )
-from secure_fed.learning.models.locate import locate
+from secure_fed.learning.models.locate import found as located
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import Method, RoundPlan, State
 from secure_fed.tensors.tensors import Tensors
 from secure_fed.tensors.wire_size import wire_size
 
+COUNTED = ("pooling", "quantization", "revision", "trust_remote_code")  # settings of [model] that may change a count
 _EVERYWHERE = ("modules_to_save", "personal")  # settings of [method] that every method reads
 _UNCOUNTED = ("trainable", "bytes_per_round", "bytes_up", "bytes_down")
 
 
-def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> list[dict[str, Any]]:
-    """A row for every method, with a head for `classes` classes on the named model.
+def catalogue(
+    model: str, overrides: Iterable[str] = (), classes: int | None = 2, task: str = "classification"
+) -> list[dict[str, Any]]:
+    """A row for every method, with what the task trains of the named model: a head for `classes` classes, or none.
 
-    overrides: `method.key=value`, and `model.pooling=mean`; a method that does not read a setting is counted without it.
+    overrides: `method.key=value`, and settings of [model] that `COUNTED` names; a method that does not read a setting is
+    counted without it. task: as `data.task`; classes: None for a task without classes.
     bytes_up and bytes_down are the bytes that one client sends and receives in the method's first round, unmasked, and
     bytes_per_round is their sum. For a method that does not fit this model, or not with these settings, they are None, and
     not_applicable says why. lr: the learning rate in this model where training.lr is not set; head_factor: the rate of the
     head's last layer divided by lr, without privacy.
     """
-    settings, pooling = _settings(overrides)
-    skeleton = _Skeleton.of(model, classes, pooling)
+    settings, run = _settings(_run(task, model), overrides)
+    skeleton = _Skeleton.of(run, classes)
     rows = []
     with activity("counting methods", len(METHODS)) as now:
         for name in METHODS:
@@ -55,13 +61,15 @@ def catalogue(model: str, overrides: Iterable[str] = (), classes: int = 2) -> li
     return rows
 
 
-def on(model: str, classes: int = 2, pooling: str = "model") -> Iterator[tuple[str, Method, State]]:
+def on(
+    model: str, classes: int | None = 2, pooling: str = "model", task: str = "classification"
+) -> Iterator[tuple[str, Method, State]]:
     """Every method that supports client-level privacy and fits the model, with its first state; also FRA with sketches."""
-    skeleton = _Skeleton.of(model, classes, pooling)
+    skeleton = _Skeleton.of(_run(task, model).replace({("model", "pooling"): pooling}), classes)
     variants: dict[str, tuple[str, dict[tuple[str, str], Any]]] = {name: (name, {}) for name in METHODS}
     variants["fra_lora, sketches"] = "fra_lora", {("method", "transport_form"): "sketch"}
     for shown, (name, own) in variants.items():
-        run = RunConfig().replace({("method", "name"): name, ("model", "max_length"): 2, **own})
+        run = skeleton.run.replace({("method", "name"): name, **own})
         try:
             method = build(run)
             state = _prepared(method, skeleton, run.method.modules_to_save)
@@ -71,54 +79,83 @@ def on(model: str, classes: int = 2, pooling: str = "model") -> Iterator[tuple[s
             yield shown, method, state
 
 
-def _settings(overrides: Iterable[str]) -> tuple[dict[str, Any], str]:
-    """The settings of [method] that were changed, and `model.pooling`."""
-    usual, settings = RunConfig().to_dict(), {}
-    changed = RunConfig().override(overrides)
+def _run(task: str, model: str) -> RunConfig:
+    """A run of the task, on data that nobody reads."""
+    data = {} if task == "classification" else {("data", "task"): task, ("data", "train"): "nobody.jsonl"}
+    return RunConfig().replace({("model", "name"): model, ("model", "max_length"): 2, **data})
+
+
+def _settings(run: RunConfig, overrides: Iterable[str]) -> tuple[dict[str, Any], RunConfig]:
+    """The settings of [method] that were changed, and the run with those of [model] changed."""
+    usual, settings = run.to_dict(), {}
+    changed = run.override(overrides)
     for section, table in changed.to_dict().items():
         for name in (name for name, value in table.items() if value != usual[section][name]):
             if section == "method" and name != "name":
                 settings[name] = table[name]
-            elif (section, name) != ("model", "pooling"):
-                keys = "set keys of [method], and not its name, or model.pooling"
-                raise ConfigError(f"--set {section}.{name} changes no count: {keys}")
-    return settings, changed.model.pooling
+            elif section != "model" or name not in COUNTED:
+                keys = f"set keys of [method], and not its name, or of [model] {', '.join(COUNTED)}"
+                raise ConfigError(f"--set {section}.{name} changes no count: {keys}").about(
+                    f"{section}.{name}", table[name], "left out"
+                )
+    return settings, replace(run, model=changed.model)
 
 
 @dataclass(frozen=True)
 class _Skeleton:
-    """The shapes of a classifier, and the names of its parameters that are not pre-trained."""
+    """The shapes of a task's model, and the names of its parameters that are not pre-trained.
+
+    auto: the Auto class of transformers that makes it. run: a run of the task, with `model.quantization` as the model is
+    stored.
+    """
 
     config: Any
     head: tuple[str, ...]
+    auto: str
+    run: RunConfig
 
     @classmethod
-    def of(cls, name: str, classes: int, pooling: str) -> _Skeleton:
-        """The skeleton of a named model. Without weights, its head is the parameters that a usual checkpoint lacks."""
-        folder = Path(locate(name))
-        if not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
-            labels = [str(label) for label in range(classes)]
-            settings = ModelConfig(name=name, max_length=2, pooling=pooling)
-            loaded = load(settings, tasks.build(DataConfig()), labels, seed=0)
-            return cls(loaded.model.config, loaded.head)
-        from transformers import AutoConfig
+    def of(cls, run: RunConfig, classes: int | None) -> _Skeleton:
+        """The skeleton of the run's model.
 
-        from secure_fed.learning.models.mean_pooled import MeanPooledConfig
-
-        with quiet(), explained(name):
-            base = AutoConfig.from_pretrained(str(folder), num_labels=classes)
-            if pooling == "mean" and not isinstance(base, MeanPooledConfig):
-                base = MeanPooledConfig(base, num_labels=classes)
-            found = cls(base, ())
-            model = found.model()
-        return cls(found.config, head_names(model) + pooler_names(model))
+        Without weights, and of a checkpoint that is stored quantised, its head is the parameters that a usual checkpoint lacks.
+        """
+        task, labels = tasks.build(run.data), [str(label) for label in range(classes or 0)]
+        place, chosen = located(replace(run.model, quantization="none"))
+        config = _described(run.model, place, chosen, task.model_settings(labels))
+        if task.auto == "AutoModelForCausalLM":
+            require_decoder(run.model.name, config)
+        weights = not Path(place).is_dir() or any(any(Path(place).glob(f"*.{end}")) for end in ("safetensors", "bin"))
+        if stored := quantised.stored_as(config):
+            run = run.replace({("model", "quantization"): stored})
+        elif weights:
+            return cls(*outline(run.model, task, labels), task.auto, run)
+        found = cls(config, (), task.auto, run)
+        if task.keeps_head:
+            return found
+        model = found.model()
+        return replace(found, head=head_names(model) + pooler_names(model))
 
     def model(self) -> nn.Module:
-        from transformers import AutoModelForSequenceClassification
+        import transformers
 
-        with quiet(), torch.device("meta"):
-            made: nn.Module = AutoModelForSequenceClassification.from_config(self.config, dtype=torch.float32)
+        with quiet(), explained(self.run.model.name), torch.device("meta"):
+            made: nn.Module = getattr(transformers, self.auto).from_config(
+                self.config, dtype=torch.float32, trust_remote_code=self.run.model.trust_remote_code
+            )
         return made
+
+
+def _described(settings: ModelConfig, place: str, chosen: Mapping[str, Any], outputs: Mapping[str, Any]) -> Any:
+    """The configuration of the model with these outputs."""
+    from transformers import AutoConfig
+
+    from secure_fed.learning.models.mean_pooled import MeanPooledConfig
+
+    with quiet(), explained(settings.name):
+        base = AutoConfig.from_pretrained(place, **chosen, **outputs)
+        pooled = settings.pooling == "mean" and not isinstance(base, MeanPooledConfig)
+        return MeanPooledConfig(base, **outputs) if pooled else base
 
 
 def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[str, Any]:
@@ -129,11 +166,11 @@ def _row(name: str, settings: Mapping[str, Any], skeleton: _Skeleton) -> dict[st
         **{name: getattr(described, name) for name in ("name", "paper", "travels", "mean_exact")},
         "units": ["none", *described.units],
         "refusals": dict(described.refusals),
-        "lr": described.lr_of(width),
-        "head_factor": described.head_factor_of(width),
+        "lr": described.lr_of(width, decoder=skeleton.auto == "AutoModelForCausalLM"),
+        "head_factor": described.head_factor_of(width) if skeleton.head else 1.0,
     }
     try:
-        run = RunConfig().replace({("method", "name"): name, ("model", "max_length"): 2, **own})
+        run = skeleton.run.replace({("method", "name"): name, **own})
         return row | _counted(build(run), skeleton, run.method.modules_to_save) | {"not_applicable": None}
     except (MethodError, ConfigError) as error:
         return row | dict.fromkeys(_UNCOUNTED) | {"not_applicable": str(error)}

@@ -15,6 +15,7 @@ from secure_fed.learning.data.notes_words import LABELS
 from secure_fed.methods import METHODS
 
 BUILTIN = "builtin/tiny"
+WITH_CLASSES = ("classification", "multi_label", "tokens")
 KEPT = Path(__file__).with_name("counted.json")
 
 
@@ -23,17 +24,32 @@ def usual_classes(model: str) -> int:
     return len(LABELS) if model == BUILTIN else 2
 
 
-def rows(model: str, overrides: Sequence[str], classes: int) -> list[dict[str, Any]]:
-    """A row for every method, as `catalogue` returns it."""
-    if classes < 2:
-        raise ConfigError(f"--classes is {classes}, but a head needs at least 2 classes; give 2 or more")
-    if (model, list(overrides), classes) == (BUILTIN, [], usual_classes(BUILTIN)):
+def classes_of(model: str, task: str, given: int | None) -> int | None:
+    """The number of classes to count for; None for a task without classes. given: as the user chose, or None."""
+    if task not in WITH_CLASSES:
+        if given is not None:
+            raise ConfigError(
+                f"--classes is {given}, and has no effect with --task {task}, which has no classes; leave it out"
+            ).about("--classes", given, f"left out with --task {task}")
+        return None
+    if given is not None and given < 2:
+        raise ConfigError(f"--classes is {given}, but a head needs at least 2 classes; give 2 or more").about(
+            "--classes", given, "at least 2"
+        )
+    return usual_classes(model) if given is None else given
+
+
+def rows(
+    model: str, overrides: Sequence[str], classes: int | None, task: str = "classification"
+) -> list[dict[str, Any]]:
+    """A row for every method, as `catalogue` returns it. classes: as `classes_of` returns it."""
+    if (model, list(overrides), classes, task) == (BUILTIN, [], usual_classes(BUILTIN), "classification"):
         kept: list[dict[str, Any]] = json.loads(KEPT.read_text(encoding="utf-8"))
         if [row["name"] for row in kept] == list(METHODS):
             return kept
     from secure_fed.methods.catalogue import catalogue
 
-    return catalogue(model, overrides, classes)
+    return catalogue(model, overrides, classes, task)
 
 
 if __name__ == "__main__":

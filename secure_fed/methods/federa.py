@@ -36,6 +36,7 @@ CARD = Card(
     travels="as its rule: A, B, head",
     mean_exact=False,
     options=("rank", "dropout", "target_modules", "rule", *_OF_FRA),
+    decoders=1 / 3,  # its start is large, and steps of one factor are multiplied by the other
 )
 
 _RULES: dict[str, tuple[Card, type[AveragedLora]]] = {
@@ -54,7 +55,7 @@ def build(run: RunConfig) -> AveragedLora:
     adapter = LoraAdapter(
         method.rank, alpha=method.rank, dropout=method.dropout, target_modules=method.target_modules, start="singular"
     )
-    card = replace(rule, name=CARD.name, paper=CARD.paper, options=CARD.options)
+    card = replace(rule, name=CARD.name, paper=CARD.paper, options=CARD.options, decoders=CARD.decoders)
     if issubclass(made, fra_lora.FraLora):
         return made(adapter, card, method.denoise, fra_lora.sketch_of(method), fra_lora.over_sum(method))
     return made(adapter, card)

@@ -62,6 +62,7 @@ class Card:
     several rounds cannot be used; empty where it can. needs_means: likewise, why a median of contributions, or a mean of some
     of them, cannot replace their mean. lr: see `lr_of`. head_factor: the learning rate of the head's last layer divided by the
     rest's, where `training.head_factor` is not set. reach: the least product of rate and local steps of a run, see `lr_of`.
+    decoders: the rate of a model that continues texts, divided by that of an encoder of its width.
     """
 
     name: str
@@ -76,15 +77,17 @@ class Card:
     lr: float = 5e-3
     head_factor: float = 3.0
     reach: float = 0.0
+    decoders: float = 1.0
 
-    def lr_of(self, width: int | None, steps: float | None = None) -> float:
+    def lr_of(self, width: int | None, steps: float | None = None, *, decoder: bool = False) -> float:
         """The learning rate of AdamW where `training.lr` is not set: `lr`, and lr 256 / width of a model wider than 256.
 
         A step of AdamW moves every weight by about lr, so the change of a layer's output grows with the layer's width, and in a
         run a weight moves by rate times steps at most. Where a run of so many local `steps` is too short for the method's
-        `reach`, the rate is raised to reach / steps, at most fourfold. None: an unknown number of steps.
+        `reach`, the rate is raised to reach / steps, at most fourfold. None: an unknown number of steps. decoder: whether the
+        model continues texts, with `decoders` times the rate.
         """
-        rate = self.lr * min(1.0, _NARROW / width) if width else self.lr
+        rate = self.lr * (self.decoders if decoder else 1.0) * (min(1.0, _NARROW / width) if width else 1.0)
         return min(max(rate, self.reach / steps), _MOST_RAISED * rate) if steps else rate
 
     def head_factor_of(self, width: int | None) -> float:

@@ -109,8 +109,10 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])
 
 
-def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The catalogue of methods with sizes for one model; tensors and papers where there is room.
+def show_methods(
+    model: str, classes: int | None, rows: Sequence[Mapping[str, Any]], task: str = "classification"
+) -> None:
+    """The catalogue of methods with sizes for one model and task; tensors and papers where there is room.
 
     The columns of the head's rate and of the protected units are left out if they say the same of every method.
     """
@@ -137,7 +139,8 @@ def show_methods(model: str, classes: int, rows: Sequence[Mapping[str, Any]]) ->
         *(Column(name, **_RIGHT if name in _NUMBERS else {}) for name in columns),
         **NARROW,
     )
-    console.print(f"for {model}, with a head for {classes} classes", style="italic")
+    what = f"with a head for {classes} classes" if classes else f"as {task} trains it"
+    console.print(f"for {model}, {what}", style="italic")
     for row in rows:
         table.add_row(row["name"], *(shown(row) for shown in columns.values()))
     console.print(table)

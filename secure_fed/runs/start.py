@@ -16,7 +16,7 @@ from secure_fed.learning.models.architecture import positions_of, width_of
 from secure_fed.learning.models.checkpointing import wanted
 from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.devices import find_devices
-from secure_fed.learning.models.loading import digest_of
+from secure_fed.learning.models.loading import digest_of, scores_tokens
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.read_once import read_once
 from secure_fed.learning.training.cohort.crew import copies_on
@@ -74,6 +74,7 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         sizes=[len(own) for own in whole.train] if here else None,
         personal=personal,
         scoring=scoring,
+        decoder=scores_tokens(problem.model),
     )
     return Start(
         config=config,

@@ -383,6 +383,7 @@ def test_a_plan_says_which_options_its_unit_takes(told: Told) -> None:
         ((*LOOP[:4], *LOOP[6:], "--epochs", "3"), "--batch-size is not given, and a plan with --unit example needs it"),
         ((*SMALL, "--epochs", "3"), "--epochs is 3, and has no effect with --unit client"),
         ((*SMALL, "--pooling", "mean"), "--pooling is mean, and has no effect without --model; give both"),
+        ((*SMALL, "--task", "causal_lm"), "--task is causal_lm, and has no effect without --model; give both"),
         (SMALL[:2], "--rounds is not given, and a plan with --unit client needs it"),
         ((*LOOP, "--epochs", "3", "--steps", "5"), "epochs and steps are (3, 5); give one of them"),
     ):

@@ -545,6 +545,9 @@ def test_methods(told: Told, small_model: Path) -> None:
     assert (rows["fedlora"]["mean_exact"], rows["ffa_lora"]["mean_exact"]) == (False, True)
     printed = told("methods", "--model", small_model)
     assert all(name in printed for name in rows)
+    listed = json.loads(told("methods", "--model", small_model, "--task", "regression", "--json"))
+    assert (listed["task"], listed["classes"]) == ("regression", None)
+    assert main(["methods", "--task", "regression", "--classes", "3"]) == 2
 
 
 def test_config_init(told: Told, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 from transformers import PretrainedConfig
 
 from privacy.mechanisms import Gaussian
@@ -183,6 +184,20 @@ def test_a_rate_that_is_left_open_goes_by_the_models_width(
 
     assert found() == pytest.approx(longer * lr)
     assert found(**{"training.lr": 0.3}) == 0.3
+
+
+@pytest.mark.parametrize(("method", "times"), [("federa", 1 / 3), ("fedlora", 1.0)])
+def test_a_rate_that_is_left_open_goes_by_the_kind_of_model(method: str, times: float) -> None:
+    """FeDeRA's large start needs shorter steps where a model continues texts; other methods take their usual rate."""
+
+    def found(*, decoder: bool) -> float | None:
+        model: Any = toys.Toy()
+        if decoder:
+            model.get_output_embeddings = nn.Identity
+        return settled({"method.name": method, "training.lr": None}, model=model).training.lr
+
+    assert found(decoder=False) == 5e-3
+    assert found(decoder=True) == pytest.approx(5e-3 * times)
 
 
 def test_a_contribution_may_be_as_long_as_one_step_of_adam() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,10 @@ from privacy.target import Target
 from secure_fed.commands import release_space
 from secure_fed.commands.release_space import spaces
 from secure_fed.config import RunConfig
+from secure_fed.learning.tasks import TASKS
 from secure_fed.methods import METHODS, catalogue
 from secure_fed.report.terminal import PlainConsole
-from tests.secure_fed.methods.test_catalogue import DEBERTA, described
+from tests.secure_fed.methods.test_catalogue import DEBERTA, decoder, described
 
 SETTING = Setting(clients=5000, cohort=250, rounds=20, delta=1e-5)
 
@@ -50,6 +53,29 @@ def test_release_spaces_are_counted_on_a_model(
     release_space.show(PlainConsole(), "this", rows)
     out = capsys.readouterr().out
     assert all(f"{row.numbers:,}" in out for row in rows)
+
+
+def test_the_noise_of_a_language_model_is_planned(
+    tmp_path: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No head is counted, and chance is that of its vocabulary."""
+    monkeypatch.setattr(catalogue, "METHODS", {"ffa_lora": METHODS["ffa_lora"]})
+    model = str(decoder(tmp_path / "llama", small_tokenizer))
+    (row,) = spaces(model, "model", SETTING, Target(8.0, None, 1e-5), Possible(), task="causal_lm")
+    assert row.numbers == RunConfig().method.rank * (16 + 8), "B of the projections to queries and values"
+    assert row.noise_alone is not None
+    assert row.noise_alone["chance"] == pytest.approx(math.log(len(small_tokenizer)), rel=1e-4)
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task not in ("classification", "causal_lm")])
+def test_the_noise_of_every_task_is_measured(
+    task: str, tmp_path: Path, small_model: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "METHODS", {"ffa_lora": METHODS["ffa_lora"]})
+    model = decoder(tmp_path / "llama", small_tokenizer) if task == "multiple_choice" else small_model
+    (row,) = spaces(str(model), "model", SETTING, Target(8.0, None, 1e-5), Possible(), task=task)
+    assert row.noise_alone is not None
+    assert row.noise_alone["start"] is not None
 
 
 def test_with_weights_the_harm_is_measured_in_place_of_the_length(

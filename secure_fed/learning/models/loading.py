@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from secure_fed.activity import activity
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.learning.models import device_map, quantised
-from secure_fed.learning.models.architecture import positions_of
+from secure_fed.learning.models.architecture import of_text, positions_of
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.locate import found
 from secure_fed.learning.models.products import hasten
@@ -53,13 +53,12 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     import transformers
 
     from secure_fed.learning.models import described
-    from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
     place, chosen = found(config)
     device, divided = find_devices(config.device)[0], bool(config.device_map) and not shapes
     with quiet(), explained(config.name), seeded_weights(seed, everywhere=divided), torch.device("cpu"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **chosen)
-        made = MeanPooledForSequenceClassification if config.pooling == "mean" else getattr(transformers, task.auto)
+        made = _class(config, task)
         skeleton = _without_values(made, place, chosen) if divided or config.quantization != "none" else None
         if config.quantization != "none":
             chosen |= quantised.settings(config, device, _kept_whole(skeleton))
@@ -68,16 +67,11 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
             unstored = [] if skeleton is None or task.keeps_head else _modules(skeleton)
             of_values = None if "quantization_config" in chosen else skeleton
             chosen |= device_map.settings(config, of_values, unstored, folder)
-        chosen |= {"dtype": getattr(torch, config.dtype), **task.model_settings(label_names)}
-        model, info = _shapes(made, place, chosen) if shapes else _pretrained(made, place, chosen)
+        chosen |= {"dtype": getattr(torch, config.dtype)}
+        model, head_in_order = _pretrained(config, task, label_names, place, chosen, shapes=shapes)
         if divided:
             device_map.adopt(model, folder)
             device = device_map.device_of(model)
-    new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
-    head = new if task.keeps_head else {*head_names(model), *new}
-    names = [name for name, _ in model.named_parameters()]
-    if head.issuperset(names):  # weights under other names than the architecture's are skipped on loading
-        raise _none_loaded(config.name, model, names, info["unexpected_keys"])
     _check_positions(config, model)
     _give_padding(model, tokenizer)
     _check_token_ids(config.name, model, tokenizer)
@@ -85,8 +79,8 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         four = {"input_ids": torch.zeros(1, 4, dtype=torch.long, device=device)}
         four["attention_mask"] = torch.ones_like(four["input_ids"])
         device_map.require_called(model, type(model).__name__, lambda: model(**four)[0])
-    if task.auto == "AutoModelForCausalLM" and not shapes:
-        _require_causal(config.name, model)
+    if task.auto == "AutoModelForCausalLM":
+        require_decoder(config.name, model.config) if shapes else _require_causal(config.name, model)
     if config.descriptions and not shapes:
         described.start_from(model, tokenizer, config, label_names)
     if config.quantization == "none" and not divided:
@@ -100,13 +94,45 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
             "eager"
         )  # the derivative of torch's fused attention takes ten times as long there
     hasten(model)
-    head_in_order = tuple(name for name in names if name in head)
     if not config.train_head:
         return Loaded(model, tokenizer, (), head_in_order)
     return Loaded(model, tokenizer, head_in_order)
 
 
-def _pretrained(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def outline(config: ModelConfig, task: Task, label_names: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+    """The configuration of the model that `load` makes, and its head's names, from the checkpoint's names and shapes alone.
+
+    Quantised layers have their usual form, so `model.quantization` needs no bitsandbytes here.
+    """
+    place, chosen = found(replace(config, quantization="none", device_map="", max_memory=()))
+    with activity(f"reading the shapes of {config.name}"), quiet(), explained(config.name):
+        model, head = _pretrained(config, task, label_names, place, chosen, shapes=True)
+    return model.config, head
+
+
+def _class(config: ModelConfig, task: Task) -> Any:
+    import transformers
+
+    from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
+
+    return MeanPooledForSequenceClassification if config.pooling == "mean" else getattr(transformers, task.auto)
+
+
+def _pretrained(
+    config: ModelConfig, task: Task, label_names: Sequence[str], place: str, chosen: Mapping[str, Any], *, shapes: bool
+) -> tuple[Any, tuple[str, ...]]:
+    """The task's model from a checkpoint, and the names of its parameters without pre-training. shapes: as in `load`."""
+    read = _shapes if shapes else _checkpoint
+    model, info = read(_class(config, task), place, {**chosen, **task.model_settings(label_names)})
+    new = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    head = new if task.keeps_head else {*head_names(model), *new}
+    names = [name for name, _ in model.named_parameters()]
+    if head.issuperset(names):  # weights under other names than the architecture's are skipped on loading
+        raise _none_loaded(config.name, model, names, info["unexpected_keys"])
+    return model, tuple(name for name in names if name in head)
+
+
+def _checkpoint(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     found: tuple[Any, dict[str, Any]] = made.from_pretrained(
         place, ignore_mismatched_sizes=True, output_loading_info=True, **chosen
     )
@@ -120,13 +146,13 @@ def _shapes(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict
     quantization, folder = chosen.get("quantization_config"), Path(place)
     chosen = {name: value for name, value in chosen.items() if name not in ("quantization_config", "device_map")}
     if folder.is_dir() and not any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
-        own = {name: chosen.pop(name) for name in ("dtype", "trust_remote_code")}
+        own = {name: chosen.pop(name) for name in ("dtype", "trust_remote_code") if name in chosen}
         base = transformers.AutoConfig.from_pretrained(place, trust_remote_code=own["trust_remote_code"], **chosen)
         with torch.device("meta"):
             model = made.from_config(base, **own)
         info: dict[str, Any] = {"missing_keys": pooler_names(model), "mismatched_keys": (), "unexpected_keys": ()}
     else:
-        model, info = _pretrained(made, place, chosen | {"device_map": {"": "meta"}})
+        model, info = _checkpoint(made, place, chosen | {"device_map": {"": "meta"}})
     if quantization is not None:
         from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
@@ -189,6 +215,15 @@ def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable
     )
 
 
+def require_decoder(name: str, config: Any) -> None:
+    """Refuse an encoder by its configuration alone, where `_require_causal` has no weights to try."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
+    kind = of_text(config)
+    if kind.model_type in MASKED and not getattr(kind, "is_decoder", False):
+        raise _reads_later(name, f"{kind.model_type} model")
+
+
 @torch.no_grad()
 def _require_causal(name: str, model: Any) -> None:
     """Refuse an encoder: it reads the tokens that it has to predict, so its likelihoods would mean nothing."""
@@ -201,10 +236,14 @@ def _require_causal(name: str, model: Any) -> None:
     )
     rounding = 100 * torch.finfo(first.dtype).eps * float(first.abs().max())
     if float((first - second).abs().max()) > rounding:
-        raise ModelError(
-            f"model.name is {name!r}, whose {type(model).__name__} reads later tokens and so cannot predict them; "
-            "choose a decoder such as GPT-2 or LLaMA"
-        )
+        raise _reads_later(name, type(model).__name__)
+
+
+def _reads_later(name: str, kind: str) -> ModelError:
+    return ModelError(
+        f"model.name is {name!r}, whose {kind} reads later tokens and so cannot predict them; "
+        "choose a decoder such as GPT-2 or LLaMA"
+    ).about("model.name", name, "a decoder")
 
 
 def head_names(model: nn.Module) -> tuple[str, ...]:
@@ -221,8 +260,12 @@ def task_head(model: nn.Module) -> tuple[str, ...]:
     A language model has none. The layers that score its tokens (`get_output_embeddings`) were pre-trained with it, and are as
     large as its embeddings.
     """
-    scores_tokens = getattr(model, "get_output_embeddings", lambda: None)() is not None
-    return () if scores_tokens else head_names(model) + pooler_names(model)
+    return () if scores_tokens(model) else head_names(model) + pooler_names(model)
+
+
+def scores_tokens(model: Any) -> bool:
+    """Whether this is a language model, whose output layer scores tokens."""
+    return getattr(model, "get_output_embeddings", lambda: None)() is not None
 
 
 def last_layer(model: nn.Module) -> tuple[str, ...]:

@@ -40,6 +40,13 @@ def settings(config: ModelConfig, device: torch.device, whole: list[str]) -> dic
     return {"quantization_config": made, "device_map": {"": str(device)}}
 
 
+def stored_as(config: Any) -> str:
+    """The kind of quantisation that a checkpoint's configuration declares, as `model.quantization` names it; "" for none."""
+    declared = getattr(config, "quantization_config", None) or {}
+    found = declared if isinstance(declared, dict) else declared.to_dict()
+    return next((kind for kind in ("4bit", "8bit") if found.get(f"load_in_{kind}")), "")
+
+
 def layers(model: nn.Module) -> dict[str, nn.Module]:
     """The quantised layers by name."""
     if not _kinds():  # walking a model of many modules costs more than a client's share of a round

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from secure_fed import Federation
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning import tasks
+from secure_fed.learning.models import loading
 from secure_fed.learning.models.loading import load
+from secure_fed.learning.tasks import TASKS
 from secure_fed.methods import METHODS, build, card, counted
 from secure_fed.methods.catalogue import catalogue
 from secure_fed.methods.method import State
@@ -24,6 +27,10 @@ from secure_fed.tensors.tensors import Tensors
 LLAMA_7B = {
     **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096},
+}
+DECODER = {
+    **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
 }
 DEBERTA = {
     **{"model_type": "deberta-v2", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
@@ -104,7 +111,92 @@ def test_the_head_is_counted_for_the_classes_asked_for(small_model: Path) -> Non
     two, five = (by_name(counted.rows(str(small_model), [], classes)) for classes in (2, 5))
     assert five["fedlora"]["trainable"] - two["fedlora"]["trainable"] == 3 * (16 + 1)
     with pytest.raises(ConfigError, match="--classes is 1"):
-        counted.rows(str(small_model), [], 1)
+        counted.classes_of(str(small_model), "classification", 1)
+
+
+def decoder(folder: Path, tokenizer: Any, **shape: int) -> Path:
+    """A folder with a Llama of one layer, whose output layer is its own."""
+    config = LlamaConfig(vocab_size=len(tokenizer), pad_token_id=0, tie_word_embeddings=False, **(DECODER | shape))
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_a_task_trains_is_counted(
+    task: str, small_model: Path, small_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many numbers as the model of a run of the task has for the method, with its head or without any."""
+    few = {name: METHODS[name] for name in ("fedft", "head", "fedlora", "prefix_tuning")}
+    monkeypatch.setattr("secure_fed.methods.catalogue.METHODS", few)
+    built = tasks.build(DataConfig(task=task))
+    model = decoder(tmp_path / "llama", small_tokenizer) if built.keeps_head else small_model
+    classes = counted.classes_of(str(model), task, 3 if task in counted.WITH_CLASSES else None)
+    labels = [str(label) for label in range(classes or 0)]
+    for name, row in by_name(counted.rows(str(model), [], classes, task)).items():
+        loaded = load(ModelConfig(name=str(model), max_length=2), built, labels, seed=0)
+        own = RunConfig.from_dict({"method": {"name": name}, "model": {"max_length": 2}})
+        if name == "head" and built.keeps_head:
+            assert row["trainable"] is None
+            assert "no head" in row["not_applicable"]
+            continue
+        assert row["trainable"] == build(own).prepare(loaded.model, loaded.head, seed=0).numel, name
+    assert row["head_factor"] == 1.0 or loaded.head
+
+
+def test_a_language_model_is_counted_without_its_weights(
+    small_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names in its checkpoint are read, and no number; a folder with a configuration alone counts the same."""
+    made: list[Any] = []
+    real = loading._pretrained
+    monkeypatch.setattr(loading, "_pretrained", lambda *given, **named: made.append(real(*given, **named)) or made[-1])
+    model = decoder(tmp_path / "llama", small_tokenizer)
+    rows = catalogue(str(model), [], None, "causal_lm")
+    assert {one.device.type for found, _ in made for one in found.parameters()} == {"meta"}
+    (tmp_path / "bare").mkdir()
+    shutil.copy(model / "config.json", tmp_path / "bare")
+    assert catalogue(str(tmp_path / "bare"), [], None, "causal_lm") == rows
+    linear, rank = (2 * 16 * 16, 2 * 16 * 8, 3 * 16 * 24), RunConfig().method.rank
+    whole = by_name(catalogue(str(model), ["method.target_modules=all-linear"], None, "causal_lm"))
+    assert by_name(rows)["federa"]["lr"] == pytest.approx(by_name(rows)["fedlora"]["lr"] / 3)
+    assert by_name(rows)["fedft"]["trainable"] == 2 * 46 * 16 + sum(linear) + 3 * 16
+    assert whole["fedlora"]["trainable"] == rank * (2 * 2 * 16 + 2 * (16 + 8) + 3 * (16 + 24))
+
+
+def test_quantised_models_have_the_shapes_that_they_compute_with(
+    small_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the setting, without bitsandbytes, and stored; only a method that trains the stored weights has no place."""
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    shape = {"hidden_size": 64, "intermediate_size": 128}
+    whole = decoder(tmp_path / "whole", small_tokenizer, **shape)
+    four: Any = BitsAndBytesConfig(load_in_4bit=True)  # type: ignore[no-untyped-call]
+    AutoModelForCausalLM.from_pretrained(whole, quantization_config=four, device_map={"": "cpu"}).save_pretrained(
+        tmp_path / "four"
+    )
+    usual = by_name(catalogue(str(whole), [], None, "causal_lm"))
+    monkeypatch.setattr("secure_fed.learning.models.locate.find_spec", lambda name: None)
+    asked = by_name(catalogue(str(whole), ["model.quantization=4bit"], None, "causal_lm"))
+    for found in (asked, by_name(catalogue(str(tmp_path / "four"), [], None, "causal_lm"))):
+        refused = found.pop("fedft")
+        assert (refused["trainable"], usual["fedft"]["trainable"] > 0) == (None, True)
+        assert "4bit" in refused["not_applicable"]
+        assert found == {name: row for name, row in usual.items() if name != "fedft"}
+
+
+def test_tasks_are_refused_that_a_model_or_an_option_does_not_suit(small_model: Path) -> None:
+    with pytest.raises(ModelError) as refused:
+        catalogue(str(small_model), [], None, "causal_lm")
+    assert refused.value.setting == "model.name"
+    with pytest.raises(ConfigError) as refused_classes:
+        counted.classes_of(str(small_model), "regression", 3)
+    assert refused_classes.value.setting == "--classes"
+    with pytest.raises(ConfigError) as refused_pooling:
+        catalogue(str(small_model), ["model.pooling=mean"], None, "tokens")
+    assert refused_pooling.value.setting == "model.pooling"
 
 
 def test_no_weights_are_needed(small_model: Path, tmp_path: Path) -> None:
