@@ -1,6 +1,6 @@
 """What a run needs of its machine: memory part by part, the size of a checkpoint, and the least time of a round.
 
-It follows from shapes: the model of the assembly is on the meta device (`learning/training/footprint.py`). Memory is that of
+It follows from shapes: the assembly's model is on the meta device (`learning/training/cohort/footprint.py`). Memory is that of
 the device that trains, at the run's peak; on a processor with what Python, the libraries and the data take.
 
     training     weights, the tensors, gradients and moments of the clients trained at once, and the largest pass
@@ -25,11 +25,11 @@ import torch
 from privacy.entropy import SystemEntropy
 from secure_fed.activity import activity
 from secure_fed.learning.models.checkpointing import is_checkpointing, memory
-from secure_fed.learning.training import footprint
+from secure_fed.learning.training.cohort import footprint
 from secure_fed.learning.training.cohort.division import Public
+from secure_fed.learning.training.cohort.footprint import Footprint
 from secure_fed.learning.training.cohort.passes import Pack, Places, Trial
 from secure_fed.learning.training.cohort.trainings import clients_at_once, packing_of, whole_batches
-from secure_fed.learning.training.footprint import Footprint
 from secure_fed.learning.training.local import Job
 from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.learning.training.schedule import planned_steps

@@ -25,7 +25,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.models.quantised import scales
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.next_tokens import rows_together
-from secure_fed.learning.training import footprint
+from secure_fed.learning.training.cohort import footprint
 from secure_fed.learning.training.cohort.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import Placed, losses
 from secure_fed.methods import METHODS, build, card
