@@ -8,12 +8,9 @@ import their modules when they run, so `--help` is instant.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from secure_fed import __version__
@@ -36,7 +33,6 @@ PREPARING = "audit prepare"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    _give_freed_memory_back()
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:2] == PREPARING.split():  # `audit` takes a RUN_DIR, so argparse cannot have a command below it
         given[:2] = [PREPARING]
@@ -48,21 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
 
     return reported(run)
-
-
-def _give_freed_memory_back() -> None:
-    """Make glibc return freed tensors of a mebibyte and more to the system, and take others from it in large pages.
-
-    It would keep them in its heap, with gaps that aligned tensors cannot use: a step of a language model on a processor then
-    takes up to four times the memory of its tensors. torch reads the variable at its first tensor. Settings of the user stay.
-    """
-    if sys.platform == "linux" and not {"MALLOC_MMAP_THRESHOLD_", "LD_PRELOAD"} & os.environ.keys():
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        with suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, 2**20)
-
-
-_M_MMAP_THRESHOLD = -3
 
 
 def _parser() -> argparse.ArgumentParser:
