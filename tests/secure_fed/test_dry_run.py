@@ -237,6 +237,30 @@ def test_counts_of_rows_that_are_cut_or_teach_nothing(folder: Path, tmp_path: Pa
     assert found["data"]["labels"] is None
 
 
+OF_TASKS: dict[str, dict[str, Any]] = {
+    "regression": {"text": "the cat sat", "label": 0.5},
+    "multi_label": {"text": "the cat sat", "label": ["a", "b"]},
+    "tokens": {"tokens": ["the", "cat", "sat"], "tags": ["O", "B-X", "O"]},
+    "question_answering": {
+        "question": "who sat",
+        "context": "the cat sat",
+        "answers": {"text": ["cat"], "answer_start": [4]},
+    },
+    "multiple_choice": {"text": "the cat", "choices": ["sat", "ran"], "label": 1},
+}
+
+
+@pytest.mark.parametrize("task", OF_TASKS)
+def test_every_task_has_a_dry_run(folder: Path, tmp_path: Path, task: str) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text((json.dumps(OF_TASKS[task]) + "\n") * 12, encoding="utf-8")
+    files = {f"data.{split}": str(tmp_path / f"{split}.jsonl") for split in ("train", "test")}
+    model = str(folder / "model") if task == "multiple_choice" else "builtin/tiny"
+    found = foreseen(settings(folder, task=task, **files, **{"model.name": model, "model.max_length": 96}))
+    assert found["memory"]["parts"]["activations"] > 0
+    assert found["data"]["rows"] >= 12
+
+
 def test_the_command_trains_and_writes_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
