@@ -35,7 +35,7 @@ help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
 	@echo "make dev     create .venv with everything that tests need"
 	@echo "make test    run the tests of every change"
-	@echo "make nightly run more and larger cells of the same (PART=1/6: a sixth of them, as CI does after make test)"
+	@echo "make nightly run more and larger cells of the same (PART=1/8: an eighth of them, as CI does after make test)"
 	@echo "make weekly  audits of a size that takes many minutes"
 	@echo "make bench   measure speed and growth, against other frameworks too, into docs/performance.md"
 	@echo "make lint    ruff and mypy"

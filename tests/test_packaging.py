@@ -57,7 +57,7 @@ def test_the_dependencies_are_what_the_packages_import() -> None:
     called = {"scikit-learn": "sklearn"}  # dp-accounting is dp_accounting
     named = [Requirement(line).name for line in PROJECT["dependencies"]]
     core = {called.get(name, name.replace("-", "_")) for name in named}
-    optional = {"bitsandbytes", "tensorboard", "flwr", "wandb", "mlflow"}
+    optional = {"accelerate", "bitsandbytes", "tensorboard", "flwr", "wandb", "mlflow"}
     assert imported_names() - optional == core
 
 

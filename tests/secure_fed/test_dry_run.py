@@ -294,9 +294,10 @@ def test_a_shared_ledger_stays_as_it_is_and_a_plan_beyond_it_is_refused(folder: 
     assert path.read_bytes() == before
 
 
-def test_a_folder_without_weights_is_enough(folder: Path) -> None:
-    with_weights = foreseen(settings(folder))["memory"]["parts"]
-    without = foreseen(settings(folder, **{"model.name": str(folder / "shapes")}))["memory"]["parts"]
+@pytest.mark.parametrize("own", [{}, {"task": "classification"}, {"task": "classification", "model.pooling": "mean"}])
+def test_a_folder_without_weights_is_enough(folder: Path, own: dict[str, Any]) -> None:
+    with_weights = foreseen(settings(folder, **own))["memory"]["parts"]
+    without = foreseen(settings(folder, **own, **{"model.name": str(folder / "shapes")}))["memory"]["parts"]
     assert without | {"python, libraries and data": 0} == with_weights | {"python, libraries and data": 0}
 
 

@@ -143,11 +143,16 @@ def _shapes(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict
     """The same on the meta device. In a folder without weights, what a usual checkpoint lacks counts as missing."""
     import transformers
 
+    from secure_fed.learning.models import mean_pooled
+
     quantization, folder = chosen.get("quantization_config"), Path(place)
     chosen = {name: value for name, value in chosen.items() if name not in ("quantization_config", "device_map")}
     if folder.is_dir() and not any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
         own = {name: chosen.pop(name) for name in ("dtype", "trust_remote_code") if name in chosen}
         base = transformers.AutoConfig.from_pretrained(place, trust_remote_code=own["trust_remote_code"], **chosen)
+        if made is mean_pooled.MeanPooledForSequenceClassification:
+            made, classes = transformers.AutoModelForSequenceClassification, (base.id2label, base.label2id)
+            base = mean_pooled.MeanPooledConfig(base, id2label=classes[0], label2id=classes[1])
         with torch.device("meta"):
             model = made.from_config(base, **own)
         info: dict[str, Any] = {"missing_keys": pooler_names(model), "mismatched_keys": (), "unexpected_keys": ()}

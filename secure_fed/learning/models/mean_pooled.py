@@ -93,7 +93,8 @@ class MeanPooledForSequenceClassification(PreTrainedModel):
         own.text_config, own.name_or_path = encoder.config, str(name)
         encoder.config.name_or_path = ""  # which would be saved
         model: Any = cls(own, encoder)
-        place = encoder.device if encoder.device.type != "meta" else encoder._hf_hook.execution_device  # of accelerate
+        hook = getattr(encoder, "_hf_hook", None)  # accelerate's, of an encoder whose weights are elsewhere
+        place = hook.execution_device if hook is not None and encoder.device.type == "meta" else encoder.device
         model.classifier.to(device=place, dtype=encoder.dtype)
         model.eval()
         there = {known for known, _ in model.named_parameters()}

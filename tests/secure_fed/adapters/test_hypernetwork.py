@@ -192,11 +192,15 @@ def test_a_mask_is_found_by_its_place_too() -> None:
 
 def test_a_mask_serves_one_pass_even_one_that_fails() -> None:
     model, inputs = prepared("bert"), small_models.batch()
-    logits(model, **inputs)
-    assert network_of(model).mask is None
+    network, mask = network_of(model), inputs["attention_mask"].clone()
+    mask[:, -1] = 0
+    y = torch.randn(*mask.shape, 16, generator=torch.Generator().manual_seed(0))
+    before = network.embedding(y, 0)
+    logits(model, input_ids=inputs["input_ids"], attention_mask=mask)
+    assert torch.equal(network.embedding(y, 0), before)
     with pytest.raises(IndexError):
-        model(input_ids=inputs["input_ids"] + 1000, attention_mask=inputs["attention_mask"])
-    assert network_of(model).mask is None
+        model(input_ids=inputs["input_ids"] + 1000, attention_mask=mask)
+    assert torch.equal(network.embedding(y, 0), before)
 
 
 def test_a_mask_that_says_nothing_of_tokens_is_refused() -> None:
