@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from secure_fed.learning.models import quantised
 from secure_fed.learning.models.architecture import width_of
 from secure_fed.learning.models.loading import (
     explained,
+    has_weights,
     head_names,
     head_of,
     outline,
@@ -125,10 +125,9 @@ class _Skeleton:
         config = _described(run.model, place, chosen, task.model_settings(labels))
         if task.auto == "AutoModelForCausalLM":
             require_decoder(run.model.name, config)
-        weights = not Path(place).is_dir() or any(any(Path(place).glob(f"*.{end}")) for end in ("safetensors", "bin"))
         if stored := quantised.stored_as(config):
             run = run.replace({("model", "quantization"): stored})
-        elif weights:
+        elif has_weights(place):
             return cls(*outline(run.model, task, labels), task.auto, run)
         found = cls(config, (), task.auto, run)
         if task.keeps_head:

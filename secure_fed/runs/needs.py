@@ -46,10 +46,12 @@ def needs(assembly: Assembly) -> dict[str, Any]:
     trained = 4 * sum(math.prod(state[name].shape) for name in assembly.method.plan(assembly.initial).trainable)
     moments = 2 if config.training.optimizer == "adamw" else int(config.training.momentum > 0)
     noised = 3 if assembly.protection.placement.step_noise else 0  # a sum in float64, and its noised form
-    parts = {
+    always = {
         "python, libraries and data": _resident() if device.type == "cpu" else 0,
         "weights": footprint.weights(assembly.problem.model),
         "state of the server": _STATES * 4 * state.numel,
+    }
+    parts = always | {
         "tensors of the clients trained at once": len(jobs) * trained,
         "their gradients and moments": len(jobs) * trained * (1 + moments + noised),
         "scores of tokens": passes.at_once * passes.largest.scores,
@@ -57,7 +59,7 @@ def needs(assembly: Assembly) -> dict[str, Any]:
         "activations": passes.at_once * passes.largest.rest,
     }
     training = sum(parts.values())
-    evaluation = sum(list(parts.values())[:3]) + evaluating.peak
+    evaluation = sum(always.values()) + evaluating.peak
     return {
         "memory": {
             "device": str(device),

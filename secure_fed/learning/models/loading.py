@@ -145,9 +145,9 @@ def _shapes(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict
 
     from secure_fed.learning.models import mean_pooled
 
-    quantization, folder = chosen.get("quantization_config"), Path(place)
+    quantization = chosen.get("quantization_config")
     chosen = {name: value for name, value in chosen.items() if name not in ("quantization_config", "device_map")}
-    if folder.is_dir() and not any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin")):
+    if not has_weights(place):
         own = {name: chosen.pop(name) for name in ("dtype", "trust_remote_code") if name in chosen}
         base = transformers.AutoConfig.from_pretrained(place, trust_remote_code=own["trust_remote_code"], **chosen)
         if made is mean_pooled.MeanPooledForSequenceClassification:
@@ -164,6 +164,12 @@ def _shapes(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict
         whole = quantization.llm_int8_skip_modules or []
         model = replace_with_bnb_linear(model, modules_to_not_convert=whole, quantization_config=quantization)
     return model, info
+
+
+def has_weights(place: str) -> bool:
+    """Whether weights are stored in this folder; a name on the Hub is taken to have some."""
+    folder = Path(place)
+    return not folder.is_dir() or any(any(folder.glob(f"*.{ending}")) for ending in ("safetensors", "bin"))
 
 
 def _without_values(made: Any, place: str, chosen: dict[str, Any]) -> Any:

@@ -122,7 +122,7 @@ class Tight:
             some = sorted((entries[i] for i in places), key=lambda entry: _tokens(entry[1]), reverse=True)
             room = self.room if self.apart else self.room.among(sum(_tokens(item) for _, item in some))
             while some:
-                scored = np.cumsum([room.words * _labelled(item) for _, item in some[: room.rows]])
+                scored = np.cumsum([room.words * labelled(item) for _, item in some[: room.rows]])
                 fit = min(int((scored <= room.scores).sum()), room.of_width(_tokens(some[0][1]), 0))
                 part = some[: max(1, fit)]
                 some = some[len(part) :]
@@ -240,7 +240,8 @@ def _tokens(item: Any) -> int:
     return len(item["input_ids"]) if isinstance(item, Mapping) and "input_ids" in item else 0
 
 
-def _labelled(item: Any) -> int:
+def labelled(item: Any) -> int:
+    """The tokens of a text that have a label; 0 where labels are not of tokens."""
     labels = np.asarray(item.get("labels", 0) if isinstance(item, Mapping) else 0)
     return int((labels != IGNORED).sum()) if labels.ndim == 1 else 0
 

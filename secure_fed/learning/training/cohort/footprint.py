@@ -14,13 +14,12 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,11 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from secure_fed.learning.data.encode import IGNORED
 from secure_fed.learning.models.quantised import layers
 from secure_fed.learning.tasks.next_tokens import rows_together, shaped_for
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.division import words_of
+from secure_fed.learning.training.cohort.division import labelled, words_of
 from secure_fed.learning.training.cohort.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import losses
 from secure_fed.learning.training.objective import Objective
@@ -105,7 +103,7 @@ def _on_meta(
     model: Any = objective.model
     for layer in layers(model).values():
         layer.forward = partial(_dequantised, layer)
-    living = _Living([*model.parameters(), *model.buffers(), *tensors], sum(map(_labelled, items)), words_of(model))
+    living = _Living([*model.parameters(), *model.buffers(), *tensors], sum(map(labelled, items)), words_of(model))
     again = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
     hooks = [layer.register_forward_pre_hook(living.kept) for layer in again]
     try:
@@ -114,12 +112,6 @@ def _on_meta(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _labelled(item: Any) -> int:
-    """The tokens of a text that have a label."""
-    labels = np.asarray(item.get("labels", 0) if isinstance(item, Mapping) else 0)
-    return int((labels[1:] != IGNORED).sum()) if labels.ndim == 1 else 0
 
 
 class _Living(TorchDispatchMode):
