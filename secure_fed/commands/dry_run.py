@@ -42,12 +42,14 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "labels", listed + (f", and {len(most) - _LARGE} more" if len(most) > _LARGE else "")
     if tokens := data["tokens"]:
         yield "tokens a row", f"{tokens['mean']:.1f} in the mean, {tokens['longest']:,} at most"
+    cut = "lose turns to" if data["task"] == "chat" else "reach"
     yield "test rows", f"{data['test_rows']:,} ({data['test_from']}); {data['empty_test_rows']:,} of them empty"
     yield (
         "cut or not learned",
         (
-            f"{data['rows_at_the_limit']:,} rows reach model.max_length, {data['rows_with_nothing_to_learn']:,} have no "
-            f"token to learn, {data['held_out_for_an_audit']:,} units are held out for an audit"
+            f"{data['rows_at_the_limit']:,} rows {cut} model.max_length, {data['rows_left_out']:,} are left out for want of "
+            f"room, {data['rows_with_nothing_to_learn']:,} have no token to learn, {data['held_out_for_an_audit']:,} units are "
+            "held out for an audit"
         ),
     )
     if data["warning"]:

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """A file is read before the run and torch are loaded, so that its errors are reported early; standard input after."""
+    from secure_fed.learning.data.chats import QUESTION
     from secure_fed.learning.data.texts import of_lines
     from secure_fed.learning.tasks.columns import columns
     from secure_fed.runs.directory import read_config, read_facts
@@ -50,7 +51,7 @@ def run(chosen: argparse.Namespace) -> None:
     _require_writable(chosen.out)
     new_tokens = _new_tokens(chosen, config)
     read = columns(config.data)
-    table = None if chosen.file is None else _of_file(chosen.file, read, prompts=new_tokens > 0)
+    table = None if chosen.file is None else _of_file(chosen.file, read, config.data.task, prompts=new_tokens > 0)
     if table is None and read.text_b and not new_tokens:
         raise ConfigError("this run labels pairs of texts, which lines of standard input cannot hold; name a FILE")
     from secure_fed.export import trained
@@ -58,9 +59,10 @@ def run(chosen: argparse.Namespace) -> None:
     loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
     if table is None:
         with activity("", hushed=True):  # a person may be typing
-            table = of_lines(sys.stdin.buffer if sys.stdin else (), "standard input", read.text)
+            table = of_lines(sys.stdin.buffer if sys.stdin else (), "standard input", read.text or QUESTION)
     answers = _answers(loaded, table, read, new_tokens, chosen.temperature or 0.0, chosen.seed or 0)
-    rows = [_named(table, row, read.text) | answer for row, answer in enumerate(answers)]
+    shown = _shown(table, read, config.data.task)
+    rows = [_named(table, row) | {"text": shown[row]} | answer for row, answer in enumerate(answers)]
     if chosen.out is None:
         for row in rows:
             print(json.dumps(row, default=str))
@@ -86,10 +88,14 @@ def _new_tokens(chosen: argparse.Namespace, config: RunConfig) -> int:
     return count if generates else 0
 
 
-def _of_file(file: Path, columns: Columns, *, prompts: bool) -> Table:
+def _of_file(file: Path, columns: Columns, task: str, *, prompts: bool) -> Table:
     """The columns of the task, and the columns that identify a row. prompts: whether a first text alone is enough."""
-    from secure_fed.learning.data import files, texts
+    from secure_fed.learning.data import chats, files, texts
 
+    if task == "chat":
+        if files.kind(file) == ".txt":
+            return texts.of_file(file, chats.QUESTION)
+        return files.read(file, [*chats.COLUMNS, columns.text, *_IDS], "FILE")
     pairs = columns.text_b and not prompts
     if files.kind(file) == ".txt":
         if pairs:
@@ -123,13 +129,22 @@ def _answers(
     yield from (answer | {"continuation": text} for answer, text in zip(judged, written, strict=True))
 
 
-def _named(table: Table, row: int, text: str) -> dict[str, Any]:
-    """The row's id, or its place in its file, and the beginning of its text."""
+def _named(table: Table, row: int) -> dict[str, Any]:
+    """The row's id, or its place in its file."""
     named = {name: table.columns[name][row] for name in _IDS if name in table.columns}
-    value = table.columns[text][row]
-    words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    shown = words if len(words) <= _SHOWN else words[: _SHOWN - 1] + "…"
-    return {**(named or {table.unit: table.lines[row]}), "text": shown}
+    return named or {table.unit: table.lines[row]}
+
+
+def _shown(table: Table, columns: Columns, task: str) -> list[str]:
+    """The beginning of each row's text; of a conversation, of what the assistant is asked last."""
+    from secure_fed.learning.data import chats
+
+    if task == "chat":
+        texts = [chats.asked(chat)[-1][1] for chat in chats.chats(table, columns.text)]
+    else:
+        cells = table.columns[columns.text]
+        texts = [" ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell) for cell in cells]
+    return [text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…" for text in texts]
 
 
 def _require_writable(out: Path | None) -> None:

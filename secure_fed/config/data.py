@@ -94,10 +94,13 @@ class DataConfig:
             "question_answering",
             "causal_lm",
             "multiple_choice",
+            "chat",
         ),
     )
     text: str = key(
-        "", "column of the text; empty: text (tokens: tokens, a list of words; question_answering: question)"
+        "",
+        "column of the text; empty: text (tokens: tokens, a list of words; question_answering: question; chat: messages, or "
+        "conversations, or instruction, input and output)",
     )
     text_b: str = key(
         "",
@@ -151,3 +154,11 @@ class DataConfig:
     language: str = key("", "column that names each row's language: each client gets one language (language)")
     labels_per_client: int = key(2, "number of labels among a client's examples (pathological)", at_least=1)
     matrix: str = key("", "each label's shares for the clients, such as '0.9 0.1; 0.1 0.9' (matrix)")
+    learn: str = key(
+        "all",
+        "the assistant's turns that are learned: all of them, or a conversation's last (chat)",
+        choices=("all", "last"),
+    )
+    chat_template: str = key(
+        "", "a file with a Jinja template in place of the tokenizer's own; a model without one gets ChatML (chat)"
+    )

@@ -65,10 +65,10 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("data.text", _own_data, "data of your own"),
     (
         "data.text_b",
-        lambda c: _own_data(c) and c.data.task != "tokens",
-        "data of your own and another data.task than 'tokens'",
+        lambda c: _own_data(c) and c.data.task not in ("tokens", "chat"),
+        "data of your own and another data.task than 'tokens' and 'chat'",
     ),
-    ("data.label", lambda c: _own_data(c) and c.data.task != "causal_lm", "data of your own with labels"),
+    ("data.label", lambda c: _own_data(c) and c.data.task not in ("causal_lm", "chat"), "data of your own with labels"),
     *(
         (f"data.{name}", _task(task), f"data.task = {task!r}")
         for name, task in (
@@ -78,6 +78,8 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
             ("stride", "question_answering"),
             ("unanswerable", "question_answering"),
             ("likelihood", "multiple_choice"),
+            ("learn", "chat"),
+            ("chat_template", "chat"),
         )
     ),
     (

@@ -18,6 +18,7 @@ from secure_fed.deployment.problem import of_coordinator
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
+from secure_fed.learning.data.chats import template_of
 from secure_fed.learning.models.loading import digest_of, head_of, load
 from secure_fed.methods import build
 from secure_fed.rounds.cohort import counts_on_secrecy
@@ -103,6 +104,7 @@ def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
     own = {
         **neutral(),
         ("federation", "clients"): None,
+        ("data", "chat_template"): template_of(config.data),  # its text, since a charter names no file
         ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
         **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from secure_fed.config import RunConfig
+from secure_fed.learning.data.chats import is_template
 
 MEMBERS = "the files of each member"  # data.train of a charter, which contains no path
 
@@ -44,6 +45,10 @@ def fault(config: RunConfig) -> str:
                 f"it sets {section}.{name} = {value!r:.80}, and a charter leaves this setting to each machine: found the "
                 "federation again, with `secure-fed coordinator found`"
             )
+    if config.data.chat_template and not is_template(config.data.chat_template):
+        return (
+            "it names a file in data.chat_template, and a charter holds the template itself: found the federation again"
+        )
     return ""
 
 

@@ -24,7 +24,7 @@ from secure_fed.learning.models.loading import head_of, last_layer, load
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.commonest import Commonest
 from secure_fed.learning.tasks.confidence import confidence
-from secure_fed.learning.tokenised import encoded
+from secure_fed.learning.tokenised import encoded, with_room
 
 _UNKNOWN = 1  # units of a member that declares none; not counted where units are clients
 
@@ -34,10 +34,12 @@ def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Pa
     group = config.privacy.group_column
     task = tasks.build(config.data)
     rows = sources.of_known_classes(task, train, _classes(charter), "data.train", group)
-    _require_declared(charter, config, number, rows)
-    _require_weight(charter, config, number, rows)
     problem = _without_examples(charter, config)
     own = encoded(task, problem.tokenizer, rows, config.model.max_length)
+    room = with_room(own)
+    rows, own = rows.take(room), own.take(room)
+    _require_declared(charter, config, number, rows)
+    _require_weight(charter, config, number, rows)
     everybody: list[Sequence[Any]] = [() for _ in charter.members]
     everybody[number] = own
     groups = None
@@ -59,7 +61,8 @@ def of_coordinator(charter: Charter, config: RunConfig, test: Sequence[Path]) ->
     rows = sources.of_known_classes(task, test, _classes(charter), "data.test")
     problem = _without_examples(charter, config)
     examples = encoded(task, problem.tokenizer, rows, config.model.max_length)
-    tested = {"from": sources.FILES, "rows": len(rows)}
+    examples = examples.take(with_room(examples))
+    tested = {"from": sources.FILES, "rows": len(examples)}
     common = Commonest.among(task.counted(rows))
     return replace(problem, test=examples, facts={**problem.facts, "test": tested}, commonest=common)
 
@@ -117,8 +120,8 @@ def _require_declared(charter: Charter, config: RunConfig, number: int, rows: Ro
     found = len(rows) if unit == "example" else len(set(rows.group or ()))
     if found != declared:
         raise DataError(
-            f"this node's card declares {declared} units ({unit}s) and its data has {found}: the guarantee is computed for the "
-            "declared number, so write a new card with the right one, or correct data.train"
+            f"this node's card declares {declared} units ({unit}s) and its data has {found} with room: the guarantee is "
+            "computed for the declared number, so write a new card with the right one, or correct data.train"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -99,7 +100,7 @@ class Trained:
     def predict(self, texts: Sequence[Any], pairs: Sequence[Any] | None = None) -> Iterator[Answer]:
         """The task's answer for each text (or pair), in order: for classification {"label", "probability"}."""
         task, settings = tasks.build(self.config.data), self.config.evaluation
-        _require_texts("texts", texts, words=self.config.data.task == "tokens")
+        _require_texts("texts", texts, words=self.config.data.task in ("tokens", "chat"))
         if pairs is None and task.columns.text_b:
             raise ConfigError(
                 f"this run judges {task.columns.text!r} and {task.columns.text_b!r} together, but only the first was given: "
@@ -112,15 +113,16 @@ class Trained:
         device = device_of(self.model)
         found: dict[int, Answer] = {}
         self.model.eval()
-        read = batches(encoded, settings.batch_size, task.collate(self.tokenizer), None)
-        with activity("labelling texts in batches", -(-len(lines) // settings.batch_size)) as now:
+        there = np.flatnonzero(encoded.lengths)  # others have no room, or nothing to judge
+        read = batches(encoded.take(there), settings.batch_size, task.collate(self.tokenizer), None)
+        with activity("labelling texts in batches", -(-len(there) // settings.batch_size)) as now:
             for batch in read:
                 now.step()
                 with rows_together():
                     answers = task.answers(self.model, to_device(batch.inputs, device), self.label_names)
-                found.update(zip(batch.indices.tolist(), answers, strict=True))
+                found.update(zip(there[batch.indices].tolist(), answers, strict=True))
         for index in range(len(lines)):
-            yield found[index]
+            yield found.get(index, {})
 
     def generate(
         self, prompts: Sequence[str], max_new_tokens: int = 32, *, temperature: float = 0.0, seed: int = 0

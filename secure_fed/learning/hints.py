@@ -13,6 +13,7 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.on_disk import in_parts
 from secure_fed.learning.models.architecture import means_tokens, reads_the_mean
+from secure_fed.learning.tasks.item_extras import ASIDE
 
 _MANY_UNKNOWN, _MANY_CUT = 0.2, 0.02
 
@@ -21,6 +22,18 @@ def _share(encoded: Encoded, token: int) -> float:
     """The share of all tokens that are this one."""
     found = sum(int((np.concatenate(part) == token).sum()) for part in in_parts(encoded.input_ids))
     return found / int(encoded.lengths.sum())
+
+
+def _of_chats(encoded: Encoded, which: str, most: int) -> Iterator[str]:
+    """Conversations that lose turns, and those that are left out."""
+    left = int((encoded.lengths == 0).sum())
+    if cut := sum(map(bool, encoded.columns[ASIDE])) - left:
+        yield f"{cut:,} of {len(encoded):,} {which} conversations lose their oldest turns to model.max_length = {most}"
+    if left:
+        yield (
+            f"{left:,} of {len(encoded):,} {which} conversations are left out, since not even their last exchange fits "
+            f"model.max_length = {most}; raise it if they matter"
+        )
 
 
 def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, model: nn.Module) -> Iterator[str]:
@@ -36,7 +49,9 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, mo
         tokens_of = f"tokens are unknown to the tokenizer of {config.model.name}"
         yield f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
     most = config.model.max_length
-    cut = float((encoded.lengths >= most).mean()) if config.data.task != "question_answering" else 0.0  # has windows
+    if config.data.task == "chat":
+        yield from _of_chats(encoded, which, most)
+    cut = float((encoded.lengths >= most).mean()) if config.data.task not in ("question_answering", "chat") else 0.0
     if cut >= _MANY_CUT:
         yield f"{cut:.0%} of the {which} texts reach model.max_length = {most} and are cut there; raise it if their ends matter"
     of_whole_texts = tasks.build(config.data).auto == "AutoModelForSequenceClassification"

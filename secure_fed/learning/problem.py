@@ -17,6 +17,7 @@ from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data import division, fingerprint, partition, sources
+from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.named_files import of_both
 from secure_fed.learning.hints import warnings
@@ -25,7 +26,7 @@ from secure_fed.learning.models.locate import found
 from secure_fed.learning.tasks.commonest import Commonest
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics
-from secure_fed.learning.tokenised import tokenised
+from secure_fed.learning.tokenised import tokenised, with_room
 
 MANY = 10_000  # clients; with fewer, all examples are read before training starts
 
@@ -42,7 +43,8 @@ class Problem:
     warning: a warning to show before training starts, or empty. sizes: the number of each client's units, where most clients'
     examples are on other machines and not in `train`. commonest: the most frequent label of the test set, if accuracy counts
     labels and the test rows were not held out of private rows. note: a sentence on the objects that a user gave, or empty.
-    non_members: examples that a user named as trained on by no client; empty if there are none.
+    non_members: examples that a user named as trained on by no client; empty if there are none. left_out: training examples
+    that have no room in `model.max_length` tokens.
     """
 
     model: nn.Module
@@ -66,6 +68,7 @@ class Problem:
     commonest: Commonest | None = None
     fixed: tuple[str, ...] = ()
     non_members: Sequence[Any] = ()
+    left_out: int = 0
 
     @property
     def lazy(self) -> bool:
@@ -109,6 +112,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
     loaded = load(config.model, task, labels, seed, shapes=shapes)
     tokenizer = loaded.tokenizer
     encoded, test = (tokenised(config, task, tokenizer, rows) for rows in (source.train, source.test))
+    divided, room = division.among(divided, with_room(encoded)), with_room(test)
     parts = [list(map(int, part)) for part in divided.parts]
     skew = {
         "kind": division.kind(config, source),
@@ -121,19 +125,21 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         last=last_layer(loaded.model),
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
-        test=test,
-        non_members=() if source.others is None else tokenised(config, task, tokenizer, source.others),
+        test=test.take(room),
+        non_members=() if source.others is None else _fitting(tokenised(config, task, tokenizer, source.others)),
         collate=task.collate(tokenizer),
         loss=loss,
         metrics=metrics,
         confidence=confidence(config.data.task, loss),
         tokenizer=tokenizer,
         groups=division.groups(source, divided) if config.privacy.unit == "group" else None,
-        facts=facts_of(config, task.title, labels, divided.names, parts, (source.tested, len(test)), skew)
+        facts=facts_of(config, task.title, labels, divided.names, parts, (source.tested, len(room)), skew)
         | {"data_digest": data_digest},
         data_digest=fingerprint.of_rows(source.whole, *([source.test] if is_declared(source.tested) else [])),
         unit_digest=fingerprint.of_units(*division.units(config, source, divided)) if private else "",
         commonest=Commonest.among(task.counted(source.test)) if is_declared(source.tested) or not private else None,
+        note=f"The data are {task.title}s: {source.form}." if source.form else "",
+        left_out=len(source.train) - sum(map(len, parts)),
         warning="; and ".join(
             [
                 *of_both(config.data),
@@ -143,6 +149,10 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
             ]
         ),
     )
+
+
+def _fitting(items: Encoded) -> Encoded:
+    return items.take(with_room(items))
 
 
 def facts_of(

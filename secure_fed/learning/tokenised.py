@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
+from secure_fed.errors import DataError
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.named_files import generated
 from secure_fed.learning.data.on_disk import Column
@@ -37,6 +41,16 @@ def tokenised(config: RunConfig, task: Task, tokenizer: Any, rows: Rows) -> Enco
     while len(_kept) > _SPLITS:
         _kept.popitem(last=False)
     return _kept[key]
+
+
+def with_room(items: Encoded) -> NDArray[np.int64]:
+    """The places of the examples that the task does not leave out for want of room. DataError if none is left."""
+    found = np.flatnonzero(items.lengths)
+    if len(items) and not len(found):
+        raise DataError(
+            f"model.max_length leaves no room for any of {len(items)} examples: raise it, or shorten the rows"
+        ).about("model.max_length", len(items), "room for an example")
+    return found
 
 
 def encoded(task: Task, tokenizer: Any, rows: Rows, length: int) -> Encoded:

@@ -8,7 +8,7 @@ for each example i, a and b being two passes through the model, and p the predic
     multi_label         for each label, its presence; the divergence is the mean over labels, like the loss
     regression          a normal of variance one around the prediction: half of the squared difference
     tokens              over the tags, the mean over words that have one
-    causal_lm           over the next token, the mean over tokens that are learned; multiple_choice too, on the right choice
+    causal_lm, chat     over the next token, the mean over tokens that are learned; multiple_choice too, on the right choice
     question_answering  over the positions of the start and of the end, the sum of both
 
 Deviation: the paper has classification and text generation; the other tasks are ours.
@@ -82,6 +82,7 @@ DIVERGENCES: dict[str, Callable[[Any, Any, Any], Tensor]] = {
     "tokens": of_tags,
     "question_answering": of_spans,
     "causal_lm": of_next_tokens,
+    "chat": of_next_tokens,
     "multiple_choice": of_next_tokens,
 }
 

@@ -16,6 +16,7 @@ import numpy as np
 from secure_fed.config import RunConfig
 from secure_fed.learning.data.encode import IGNORED
 from secure_fed.learning.problem import Problem, configured
+from secure_fed.learning.tasks.item_extras import ASIDE
 from secure_fed.methods import build
 from secure_fed.runs import guarantee
 from secure_fed.runs.assembly import Assembly, assemble
@@ -56,6 +57,7 @@ def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:
     names, most = problem.facts["label_names"], config.model.max_length
     lengths = np.array([len(item["input_ids"]) for item in here])
     held_out = assembly.pools["data"].units
+    cut = sum(1 for item in here if (item[ASIDE] if config.data.task == "chat" else len(item["input_ids"]) >= most))
     return {
         "task": problem.facts["task"],
         "clients": len(problem.names),
@@ -67,7 +69,8 @@ def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:
         "test_from": problem.facts["test"]["from"],
         "held_out_for_an_audit": len(held_out),
         "labels": _labels(here, names),
-        "rows_at_the_limit": int((lengths >= most).sum()),
+        "rows_at_the_limit": cut,
+        "rows_left_out": whole.left_out,
         "rows_with_nothing_to_learn": sum(map(_learns_nothing, here)),
         "empty_test_rows": sum(1 for item in problem.test if len(item["input_ids"]) <= _special(problem.tokenizer)),
         "tokens": {"mean": float(lengths.mean()), "longest": int(lengths.max())} if len(lengths) else None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.data import sources
@@ -55,6 +56,11 @@ def divide(config: RunConfig, source: sources.Source) -> Partition:
 def _usual_clients(examples: int) -> int:
     """The default number of clients: one for every hundred examples, at least 2 and at most 200."""
     return max(min(2, examples), min(examples // 100, _MOST_CLIENTS))
+
+
+def among(divided: Partition, places: NDArray[np.int64]) -> Partition:
+    """The same division of the rows at `places` alone."""
+    return Partition(divided.names, [part[np.isin(part, places)] for part in divided.parts])
 
 
 def groups(source: sources.Source, divided: Partition) -> list[list[str]]:

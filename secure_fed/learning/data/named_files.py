@@ -11,7 +11,7 @@ from pathlib import Path
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, plainly
-from secure_fed.learning.data import files, hub, revisions
+from secure_fed.learning.data import chats, files, hub, revisions
 from secure_fed.learning.data.rows import Columns
 
 TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the test data
@@ -66,6 +66,8 @@ def require_columns(data: DataConfig, columns: Columns, group: str = "", non_mem
     ):
         for path in paths:
             head = files.head(path, [name for name in needed.values() if name], setting)
+            if data.task == "chat":
+                chats.form(head.present, head.source, columns.text)
             for chosen_by, name in needed.items():
                 if name:
                     head.column(name, chosen_by)

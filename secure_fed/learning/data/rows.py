@@ -83,6 +83,9 @@ class Reads(Protocol):
     def learned(self) -> tuple[str, ...]:
         """The columns of which a training row needs at least one with text."""
 
+    def form(self, tables: Sequence[Table]) -> str:
+        """The form in which the tables have their inputs, for the user; empty where there is only one."""
+
     def texts(self, tables: Sequence[Table]) -> Texts:
         """The inputs of the tables' rows, without labels."""
 

@@ -33,6 +33,7 @@ class Source:
     tested: the origin of the test rows
     languages: the language of each training row, if the partition uses it
     others: the rows of `evaluation.non_members`, if there are any
+    form: the form of the inputs, where there are several
     """
 
     train: Rows
@@ -42,6 +43,7 @@ class Source:
     tested: str = GENERATED
     languages: tuple[str, ...] | None = None
     others: Rows | None = None
+    form: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def load(
         others = task.rows(found, task.classes(tables.train))
         require_apart(others, source.train)
         source = replace(source, others=others)
+    source = replace(source, form=task.form(tables.train))
     return replace(source, tested=FILES) if data.test else source
 
 

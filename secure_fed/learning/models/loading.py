@@ -75,6 +75,7 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     _check_positions(config, model)
     _give_padding(model, tokenizer)
     _check_token_ids(config.name, model, tokenizer)
+    task.prepare(tokenizer)
     if divided:
         four = {"input_ids": torch.zeros(1, 4, dtype=torch.long, device=device)}
         four["attention_mask"] = torch.ones_like(four["input_ids"])

@@ -19,6 +19,7 @@ TASKS: dict[str, str] = {
     "tokens": "secure_fed.learning.tasks.tokens",
     "question_answering": "secure_fed.learning.tasks.question_answering",
     "causal_lm": "secure_fed.learning.tasks.causal_lm",
+    "chat": "secure_fed.learning.tasks.chat",
     "multiple_choice": "secure_fed.learning.tasks.multiple_choice",
 }
 

@@ -14,6 +14,7 @@ _OWN = {
     "tokens": Columns("tokens", "", "tags"),
     "question_answering": Columns("question", "context", "answers"),
     "causal_lm": Columns("text"),
+    "chat": Columns(""),  # one of several forms, which `data/chats.py` recognises by their columns
     "multiple_choice": Columns("text", "choices", "label"),
 }
 

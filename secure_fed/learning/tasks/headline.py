@@ -8,6 +8,7 @@ _FIRST = {
     "tokens": ("f1",),
     "question_answering": ("f1",),
     "causal_lm": ("perplexity",),
+    "chat": ("perplexity",),
     "multiple_choice": (),
 }
 # The titles, in results, of the tasks that are called tokens and question_answering.

@@ -70,6 +70,13 @@ class Task(ABC):
         """A sentence on how to compute an answer from the model's scores, if they are not the answer."""
         return ""
 
+    def form(self, tables: Sequence[Table]) -> str:
+        """The form in which the tables have their inputs, for the user; empty where there is only one."""
+        return ""
+
+    def prepare(self, tokenizer: Any) -> None:  # noqa: B027 - most tasks need nothing
+        """Give a tokenizer what the task needs of it."""
+
     def texts(self, tables: Sequence[Table]) -> Texts:
         """The inputs of the tables' rows, without labels, as `kept` has them."""
         return texts.plain(tables, self.columns.text, self.columns.text_b)
@@ -106,7 +113,10 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
-        """One item for each example, however many inputs of the model it needs: example-level privacy protects an item."""
+        """One item for each example, however many inputs of the model it needs: example-level privacy protects an item.
+
+        An example that has no room in `max_length` tokens may have an item without tokens: then it is left out.
+        """
 
     @abstractmethod
     def collate(self, tokenizer: Any) -> Collate: ...

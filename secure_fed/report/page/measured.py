@@ -16,6 +16,7 @@ _SENTENCES = {
     "tokens": "finds the entities of the test texts with an F1 of {f1} (it tags {accuracy} of the words correctly)",
     "question_answering": "answers {accuracy} of the test questions exactly (F1 of the words {f1})",
     "causal_lm": "predicts {accuracy} of the next tokens of the test texts (perplexity {perplexity})",
+    "chat": "predicts {accuracy} of the assistant's next tokens in the test conversations (perplexity {perplexity})",
     "multiple_choice": "chooses correctly in {accuracy} of the test examples",
 }
 

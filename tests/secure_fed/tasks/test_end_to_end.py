@@ -122,6 +122,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tokens": {"entities": list},
     "question_answering": {"answer": str, "start": int, "score": float},
     "causal_lm": {"log_likelihood": float, "tokens": int, "perplexity": float, "continuation": str},
+    "chat": {"log_likelihood": float, "tokens": int, "perplexity": float, "continuation": str},
     "multiple_choice": {"label": int, "choice": str, "likelihoods": list},
 }
 

@@ -65,6 +65,12 @@ def _text(index: int) -> Row:
     return {"text": " ".join(f"word{(index + place) % 8}" for place in range(4 + index % 5))}
 
 
+def _chat(index: int) -> Row:
+    answer = ("calm", "wild")[index % 2]
+    turns = [("user", f"word{index % 2} word3"), ("assistant", answer), ("user", "word9"), ("assistant", answer)]
+    return {"messages": [{"role": role, "content": said} for role, said in turns]}
+
+
 def _choice(index: int) -> Row:
     right = index % 2
     return {
@@ -80,6 +86,7 @@ _ROWS = {
     "tokens": _tokens,
     "question_answering": _question,
     "causal_lm": _text,
+    "chat": _chat,
     "multiple_choice": _choice,
 }
 
@@ -91,6 +98,7 @@ TOYS = {
         Toy("tokens", ("precision", "recall", "f1")),
         Toy("question_answering", ("exact_match", "f1"), settings={"stride": 4}),
         Toy("causal_lm", ("perplexity",), decoder=True),
+        Toy("chat", ("perplexity",), decoder=True),
         Toy("multiple_choice", (), decoder=True),
     )
 }

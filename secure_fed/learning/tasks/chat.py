@@ -1,0 +1,88 @@
+"""Chats: the assistant's turns of conversations are learned, with the end of each turn; system, user and tool turns never are.
+
+A row is a conversation, and so is the example that privacy protects. The loss is the mean over its learned tokens, whatever
+its number of turns. A conversation of more than `model.max_length` tokens loses whole exchanges, the oldest first; its system
+turn stays. One whose last exchange has no room is left out: this depends on the row alone. Texts are private, and the
+template (`tasks/chat_template.py`) is public.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from secure_fed.config import DataConfig
+from secure_fed.learning.data import chats
+from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.on_disk import kept
+from secure_fed.learning.data.rows import Rows, Texts
+from secure_fed.learning.data.table import Table
+from secure_fed.learning.tasks.causal_lm import CausalLM
+from secure_fed.learning.tasks.chat_template import ChatTemplate, chatml, without_turn_marks
+from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.item_extras import ASIDE, Aside
+
+
+@dataclass(frozen=True)
+class Chats(CausalLM):
+    """`Rows.text` is a conversation: its turns, each a role and a text.
+
+    last: whether only the last turn of the assistant is learned. template: a template in place of the tokenizer's own.
+    """
+
+    last: bool = False
+    template: str = ""
+
+    title = "chat"
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        return ("system",) if self.columns.text else chats.COLUMNS
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        return ()
+
+    def form(self, tables: Sequence[Table]) -> str:
+        forms = (chats.form(table.present, table.source, self.columns.text) for table in tables)
+        return "; ".join(f"{kind}, in the column {column!r}" for kind, column in dict.fromkeys(forms))
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        return kept(*(chats.chats(table, self.columns.text) for table in tables)), None
+
+    def line(self, text: Any) -> Any:
+        return chats.of_line(text)
+
+    def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
+        for table in tables:
+            chats.require_answers(table, self.columns.text)
+        return super().rows(tables, classes)
+
+    def prepare(self, tokenizer: Any) -> None:
+        """Give the tokenizer the chosen template, or ChatML where it has none."""
+        if self.template:
+            tokenizer.chat_template = self.template
+        elif not tokenizer.chat_template:
+            tokenizer.chat_template = chatml(tokenizer)
+
+    def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
+        """A conversation without room has no tokens. Beside each: the number of turns that it loses."""
+        every = [self._plain(chats.answered(chat), tokenizer) for chat in rows.text]
+        fitted = list(ChatTemplate.of(tokenizer).fitted(every, max_length, last=self.last))
+        columns: dict[str, Sequence[Any]] = {"input_ids": tuple(one.ids for one in fitted)}
+        columns["labels"] = tuple(one.labels for one in fitted)
+        return Encoded(columns | {ASIDE: tuple(one.dropped for one in fitted)})
+
+    def collate(self, tokenizer: Any) -> Aside:  # type: ignore[override]
+        return Aside(Collate(pad_id(tokenizer), per_token))
+
+    @staticmethod
+    def _plain(chat: chats.Chat, tokenizer: Any) -> chats.Chat:
+        own = tokenizer.chat_template == chatml(tokenizer)
+        return without_turn_marks(chat, tokenizer) if own else chat
+
+
+def build(data: DataConfig) -> Chats:
+    return Chats(columns(data), False, data.learn == "last", chats.template_of(data))
