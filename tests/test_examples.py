@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -60,6 +61,8 @@ def test_every_example_is_run_here() -> None:
         "load_tickets.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
+    chat = {"clinics.py", "smollm2.py", "ask.py", "run.py", "chat.toml"}
+    assert {path.name for path in (EXAMPLES / "chat").iterdir() if path.is_file()} == chat
     deployment = {"notes.py", "run.toml", "loopback.sh"}  # what they set up runs in tests/secure_fed/flower
     told = {"secure-fed-agent.service", "secure-fed-supernode.service", "secure-fed-superlink.service", "compose.yaml"}
     assert {path.name for path in (EXAMPLES / "deployment").iterdir()} == deployment | told
@@ -240,6 +243,24 @@ def test_compare_methods() -> None:
 def test_every_command_of_the_first_hour_works() -> None:
     """`first_hour.py` runs tickets.py and load_tickets.py too."""
     run(EXAMPLES / "first_hour.py", EXAMPLES.parent / "docs" / "first_hour.md", "--check")
+
+
+@pytest.mark.nightly
+def test_the_chat_of_eight_clinics_with_a_small_model(tmp_path: Path, chatty: Path) -> None:
+    """Every command of the first chat, with a model of sixteen hidden units in SmolLM2's place."""
+    clinics = runpy.run_path(str(EXAMPLES / "chat" / "clinics.py"))
+    few = [row for row, _ in zip(clinics["conversations"](0), range(50), strict=False)]
+    for row in few:
+        assert clinics["is_right"](row, row["messages"][2]["content"])
+        wrong = {**row, "day": next(day for day in clinics["DAYS"] if day != row["day"])}
+        assert not clinics["is_right"](wrong, row["messages"][2]["content"])
+    shutil.copytree(chatty, tmp_path / "smollm2")  # there already, so nothing is downloaded
+    small = ["federation.rounds=1", "training.steps=1", "evaluation.phantoms=0", "model.max_length=256"]
+    said = run(EXAMPLES / "chat" / "run.py", tmp_path, *(part for one in small for part in ("--set", one)))
+    assert "0 of 80 answers name" in said
+    assert '"continuation"' in said
+    assert (tmp_path / "merged" / "model.safetensors").exists()
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
 SMALL = {

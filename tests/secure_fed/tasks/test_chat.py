@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from privacy.entropy import SeededEntropy
 from secure_fed import Federation, RunConfig
@@ -19,23 +17,11 @@ from secure_fed.runs.dry_run import foreseen
 from tests.secure_fed import toys
 from tests.secure_fed.deployment.parties import founded
 from tests.secure_fed.tasks.conftest import Write
-from tests.secure_fed.tasks.test_chat_template import CHATML, tokenizer
+from tests.secure_fed.tasks.test_chat_template import CHATML
 from tests.secure_fed.tasks.toy_tasks import TOYS
 
 ROWS = [{**row, "site": f"s{at % 4}"} for at, row in enumerate(TOYS["chat"].rows(24))]
 ROOM = 64  # tokens of the rows above, of the small tokenizer
-
-
-@pytest.fixture(scope="module")
-def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small Llama, whose tokenizer has a template."""
-    folder, own = tmp_path_factory.mktemp("chatty"), tokenizer("byte-level BPE", CHATML)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        LlamaForCausalLM(LlamaConfig(vocab_size=len(own), max_position_embeddings=256, **shape)).save_pretrained(folder)
-    own.save_pretrained(folder)
-    return folder
 
 
 def config(model: Path, train: Path, test: Path, **settings: Any) -> RunConfig:
