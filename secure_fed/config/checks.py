@@ -19,6 +19,7 @@ def together(config: Sections) -> None:
     _partition(config)
     _diagnostics(config)
     _device_map(config)
+    _ranks(config)
     if config.training.lr_warmup >= config.federation.rounds:
         message = (
             f"training.lr_warmup is {config.training.lr_warmup}, not below federation.rounds = {config.federation.rounds}: "
@@ -120,6 +121,25 @@ def _device_map(config: Sections) -> None:
             "model.quantization, or protect clients"
         )
         refuse(config, "model.device_map", f"privacy.unit = {config.privacy.unit!r}", why)
+
+
+def _ranks(config: Sections) -> None:
+    """Refuse ranks of clients that cannot be read, or that the global adapter does not have."""
+    method, limit = (
+        config.method,
+        f"NAME=RANK once for each client, with ranks from 1 to method.rank = {config.method.rank}",
+    )
+    try:
+        wrong_ranks = [f"{name}={rank}" for name, rank in method.ranks_by_name.items() if not 1 <= rank <= method.rank]
+    except ValueError as error:
+        wrong_ranks = list(error.args)
+    if wrong_ranks:
+        wrong(
+            config, "method.ranks", limit, f"method.ranks has the entry {wrong_ranks[0]!r:.80}, but it must be {limit}"
+        )
+    if method.ranks and method.double_rank:
+        why = "double_rank compares methods at equal trained size; leave it out, and set method.rank"
+        refuse(config, "method.ranks", "method.double_rank = true", why)
 
 
 def _diagnostics(config: Sections) -> None:
