@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secure_fed.errors import ConfigError, SecureFedError
+from secure_fed.errors import ConfigError, ModelError, SecureFedError
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.learning.training.cohort.trainings import train_together
 from secure_fed.learning.training.local import Job
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.private_steps import PrivateSteps
+from secure_fed.methods.catalogue import catalogue
 from secure_fed.methods.method import State
 from secure_fed.rounds.transport import Recording, Reply
 from secure_fed.tensors.layout import Layout
@@ -245,7 +247,7 @@ def test_no_client_moves_a_sum_by_more_than_the_clip_norm(method: str) -> None:
 
 PER_EXAMPLE = {
     **{"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.clip_norm": C, "privacy.delta": 1e-3},
-    **{"training.optimizer": "sgd", "training.batch_size": 4, "evaluation.phantoms": 20},
+    **{"training.optimizer": "sgd", "training.batch_size": 3, "evaluation.phantoms": 20},
 }
 
 
@@ -273,30 +275,37 @@ class Stepping:
         phantoms = [one for unit in assembly.pools["phantoms"].units if unit.client == name for one in unit.examples]
         return cls(job, assembly.objective, examples, phantoms)
 
-    def sum(self, present: Sequence[int], phantoms: Sequence[Any] = ()) -> dict[str, Tensor]:
+    def sum(self, present: Sequence[int], **steps_: Any) -> dict[str, Tensor]:
         """The sum of a step that draws the units, and the phantoms, of these numbers; before noise."""
         noted = Noted(1.0)
-        steps = PrivateSteps(noted, C, 1, Landing(present), phantoms=phantoms)
+        steps = PrivateSteps(noted, C, 1, Landing(present), **steps_)
         train_together(self.objective, [replace(self.job, private=steps)])
         return noted.sums[0]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_example_is_clipped_over_the_numbers_that_its_client_trains(method: str) -> None:
+def test_a_unit_is_clipped_over_the_numbers_that_its_client_trains(method: str) -> None:
+    """A unit is one example, or a person's two."""
     for number, rank in enumerate(RANKS):
         stepping = Stepping.of(method, number)
-        job, alone = stepping.job, [stepping.sum([unit]) for unit in range(3)]
-        for unit, found in enumerate(alone):
-            parts = {name: job.before.tensor(name).clone().requires_grad_() for name in job.before}
-            loss(parts, [stepping.examples[unit]], ALPHA / RANK).backward()  # type: ignore[no-untyped-call]
-            gradient = {name: one.grad for name, one in parts.items() if name in job.trainable and one.grad is not None}
-            assert {name: part.shape[0 if "_A" in name else 1] for name, part in found.items() if "lora" in name} == {
-                name: rank for name in gradient if "lora" in name
-            }
-            assert norm(gradient) > C
-            clipped = {name: part * (C / norm(gradient)) for name, part in gradient.items()}
-            assert norm(less(found, clipped)) < 1e-5 * C
-            assert norm(found) <= C
+        job = stepping.job
+
+        def gradient(examples: Sequence[toys.Item], stepping: Stepping = stepping) -> dict[str, Tensor]:
+            start, trained = stepping.job.before, stepping.job.trainable
+            parts = {name: start.tensor(name).clone().requires_grad_(name in trained) for name in start}
+            loss(parts, examples, ALPHA / RANK).backward()  # type: ignore[no-untyped-call]
+            return {name: one.grad for name, one in parts.items() if one.grad is not None}
+
+        persons = [0, 0, *range(1, SIZES[number] - 1)]
+        alone = [stepping.sum([unit]) for unit in range(3)]
+        found = [*alone, stepping.sum([0], groups=persons)]
+        whole = [gradient([one]) for one in stepping.examples[:3]] + [gradient(stepping.examples[:2])]
+        for sum_, own in zip(found, whole, strict=True):
+            assert {name: part.shape for name, part in sum_.items()} == {name: part.shape for name, part in own.items()}
+            assert norm(own) > C
+            assert norm(sum_) <= C
+            assert norm(less(sum_, {name: part * (C / norm(own)) for name, part in own.items()})) < 1e-5 * C
+        assert {job.before[pair.a].shape[0] for pair in pairs(job.before)} == {rank}
         both = stepping.sum([0, 1])
         assert max(norm(less(both, alone[0])), norm(less(both, alone[1]))) <= C * (1 + 1e-12)
 
@@ -305,7 +314,7 @@ def test_a_phantom_pulls_by_the_clip_norm_along_its_part_of_a_direction() -> Non
     for number, rank in enumerate(RANKS):
         stepping = Stepping.of("fedlora", number)
         phantom = stepping.phantoms[0]
-        pulled = less(stepping.sum([0], [phantom]), stepping.sum([0]))
+        pulled = less(stepping.sum([0], phantoms=[phantom]), stepping.sum([0]))
         assert norm(pulled) == pytest.approx(C, rel=1e-4)
         trained = toys.federation(of("fedlora")).assembly.initial.tensors
         along = direction(phantom.unit, phantom.seed, Layout.of(trained)).parts()
@@ -389,6 +398,29 @@ def test_impossible_ranks_are_refused(ranks: list[str], more: Mapping[str, Any],
     with pytest.raises(ConfigError) as caught:
         toys.federation(of("fedlora", {"method.ranks": ranks}, more))
     assert (caught.value.setting, caught.value.exit_code) == (setting, 2)
+
+
+class CoupledAtRankOne(toys.Toy):
+    """A model whose loss of an example depends on its batch at one rank alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0) if len(self.query.lora_A["default"].weight) == 1 else x)  # type: ignore[index]
+
+
+def test_a_trial_at_every_rank_comes_before_anything_is_charged(tmp_path: Path) -> None:
+    for ranks, refused in ((RANKS, True), ((2, 2, 4), False)):
+        model, named = CoupledAtRankOne(), [f"client-{client}={rank}" for client, rank in enumerate(ranks)]
+        model.load_state_dict(toys.model().state_dict())
+        built = private_toys.federation(of("fedlora", PER_EXAMPLE, {"method.ranks": named}), 3, model=model)
+        with pytest.raises(ModelError) if refused else nullcontext():
+            built.run(tmp_path / f"run {refused}")
+    assert [path.name for path in tmp_path.iterdir()] == ["run False"]
+
+
+def test_a_table_of_methods_has_no_clients() -> None:
+    with pytest.raises(ConfigError) as caught:
+        catalogue("builtin/tiny", ["method.ranks=client-0=1"])
+    assert caught.value.setting == "method.ranks"
 
 
 def test_a_personal_head_is_kept_at_every_rank() -> None:
