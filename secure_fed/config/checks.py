@@ -86,6 +86,11 @@ def _robust(config: Sections) -> None:
         ),
         ("evaluation.phantoms", bool(config.evaluation.phantoms), "phantoms are scored by sums; use 'mean'"),
         (
+            "method.ranks",
+            bool(config.method.ranks),
+            "a rank that fewer than half of the clients train would have a median of zero, and never learn; use 'mean'",
+        ),
+        (
             "a cohort of fewer than 3 clients",
             min(config.federation.cohort or 3, config.federation.clients or 3) < 3,
             "of two changes neither can be identified as the outlier; raise federation.cohort",

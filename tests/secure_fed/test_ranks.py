@@ -391,6 +391,7 @@ def test_diagnostics_compare_clients_of_unequal_ranks() -> None:
         (UNEQUAL["method.ranks"], {"method.name": "ffa_lora", "method.double_rank": True}, "method.ranks"),
         (UNEQUAL["method.ranks"], {"method.name": "rolora"}, "method.ranks"),
         (UNEQUAL["method.ranks"], {"method.name": "fra_then_ffa"}, "method.ranks"),
+        (UNEQUAL["method.ranks"], {"federation.aggregate": "median"}, "federation.aggregate"),
         (UNEQUAL["method.ranks"], {"method.personal": ["*.lora_B.*"]}, "method.personal"),
     ],
 )
