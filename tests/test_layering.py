@@ -125,6 +125,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.diagnostics",
             "rounds.noise",
             "rounds.personal",
+            "rounds.ranks",
             "rounds.record",
             "rounds.running_sum",
             "rounds.tail",

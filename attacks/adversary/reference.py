@@ -243,4 +243,5 @@ def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetu
         allowance=_Allowance(math.inf if plan is None or plan.participations is None else plan.participations),
         train=desk.train,
         last=assembly.problem.last,
+        ranks=config.method.ranks_by_name,
     )

@@ -19,6 +19,7 @@ def together(config: Sections) -> None:
     _partition(config)
     _diagnostics(config)
     _device_map(config)
+    _ranks(config)
     if config.training.lr_warmup >= config.federation.rounds:
         message = (
             f"training.lr_warmup is {config.training.lr_warmup}, not below federation.rounds = {config.federation.rounds}: "
@@ -85,6 +86,11 @@ def _robust(config: Sections) -> None:
         ),
         ("evaluation.phantoms", bool(config.evaluation.phantoms), "phantoms are scored by sums; use 'mean'"),
         (
+            "method.ranks",
+            bool(config.method.ranks),
+            "a rank that fewer than half of the clients train would have a median of zero, and never learn; use 'mean'",
+        ),
+        (
             "a cohort of fewer than 3 clients",
             min(config.federation.cohort or 3, config.federation.clients or 3) < 3,
             "of two changes neither can be identified as the outlier; raise federation.cohort",
@@ -120,6 +126,25 @@ def _device_map(config: Sections) -> None:
             "model.quantization, or protect clients"
         )
         refuse(config, "model.device_map", f"privacy.unit = {config.privacy.unit!r}", why)
+
+
+def _ranks(config: Sections) -> None:
+    """Refuse ranks of clients that cannot be read, or that the global adapter does not have."""
+    method, limit = (
+        config.method,
+        f"NAME=RANK once for each client, with ranks from 1 to method.rank = {config.method.rank}",
+    )
+    try:
+        wrong_ranks = [f"{name}={rank}" for name, rank in method.ranks_by_name.items() if not 1 <= rank <= method.rank]
+    except ValueError as error:
+        wrong_ranks = list(error.args)
+    if wrong_ranks:
+        wrong(
+            config, "method.ranks", limit, f"method.ranks has the entry {wrong_ranks[0]!r:.80}, but it must be {limit}"
+        )
+    if method.ranks and method.double_rank:
+        why = "double_rank compares methods at equal trained size; leave it out, and set method.rank"
+        refuse(config, "method.ranks", "method.double_rank = true", why)
 
 
 def _diagnostics(config: Sections) -> None:

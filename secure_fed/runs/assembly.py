@@ -31,6 +31,7 @@ from secure_fed.rounds.open_settings import reached
 from secure_fed.rounds.phantoms.clients import Phantom
 from secure_fed.rounds.protect import protect, require_by_trials, require_protectable, require_steady
 from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.ranks import part
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.step_lengths import paced, unhurt
 from secure_fed.rounds.transport import Transport
@@ -90,17 +91,12 @@ class Assembly:
         Trials take time. So they come after everything that can be refused at once, and before budget is reserved: a run that
         a trial refuses has spent nothing.
         """
-        problem, plan = self.problem, self.method.plan(self.initial)
+        problem, plan, whole = self.problem, self.method.plan(self.initial), self.initial.tensors
+        ranks = sorted(set(self.config.method.ranks_by_name.values()))
         if self.protection.placement.private:
             self.objective.kept.files = [file for file in [user_file()] if file is not None]
-        require_by_trials(
-            self.protection,
-            self.objective,
-            problem.here,
-            problem.collate,
-            plan,
-            self.initial.tensors,
-        )
+        for tensors in [part(whole, rank) for rank in ranks] or [whole]:
+            require_by_trials(self.protection, self.objective, problem.here, problem.collate, plan, tensors)
 
 
 def assemble(

@@ -120,6 +120,7 @@ def _setup(
         attendance=attendance,
         acceptable=Acceptable.of(config, start.method, start.tensors, start.personal),
         last=problem.last,
+        ranks=config.method.ranks_by_name,
     )
 
 

@@ -25,6 +25,7 @@ from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.open_settings import settled
 from secure_fed.rounds.personal import personal_names
+from secure_fed.rounds.ranks import require_ranks, require_shared_factors
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -53,6 +54,7 @@ class Start:
 
 def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> Start:
     """The start over a problem, whose model the method changes. whole: with everybody's examples. own: see `settled`."""
+    require_ranks(config, whole.names)
     held_out, problem = hold_out(config, whole)
     if problem.fixed and not isinstance(method, LoraShaped):
         raise _needs_lora(config)
@@ -60,6 +62,7 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         base_digest = digest_of(problem.model, (*problem.head, *problem.fixed))  # before the method changes any of it
         tensors = method.prepare(problem.model, problem.head, config.federation.seed)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
+    require_shared_factors(config, tensors, personal)
     plan = method.plan(State(tensors))
     width = width_of(getattr(problem.model, "config", None))
     scoring = any(name in problem.last for name in plan.trainable)
