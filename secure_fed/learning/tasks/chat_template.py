@@ -8,8 +8,9 @@ applied, and its text is tokenised in the parts between the marks, so that the c
 
 Learned are the texts of assistant turns with the end of the turn. They are found from outside: what two answers have in
 common before they differ is the turn's header, and what the template writes without later turns ends with the turn's end. A
-template that writes earlier turns in another way when later ones follow (some drop old reasoning) has no such places, and
-needs `{% generation %}` around what is learned, or is refused.
+token that joins the header's end and the text's beginning is learned. A template that writes earlier turns in another way when
+later ones follow (some drop old reasoning) has no such places, and needs `{% generation %}` around what is learned, or is
+refused.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ class ChatTemplate:
             tokenizer.eos_token_id,
         }  # of any unknown character
         return cls(tokenizer, source, control - unknown, made.marks_answers)
+
+    @property
+    def divides_by_tokens(self) -> bool:
+        """Whether control tokens divide the turns; plain text, such as `### Answer:`, may stand in a text of the data as well."""
+        turns = _PROBE[1:]
+        return len(self._of_these_roles(turns, prompt=False)) >= len(turns) - 1
 
     def fitted(self, chats: Sequence[Chat], max_length: int, *, last: bool = False) -> Iterator[Fitted]:
         """Each conversation with its learned turns, or with `last` its last one alone, in at most `max_length` tokens.
