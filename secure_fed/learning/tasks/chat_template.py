@@ -91,7 +91,7 @@ class ChatTemplate:
 
     @property
     def divides_by_tokens(self) -> bool:
-        """Whether control tokens divide the turns; plain text, such as `### Answer:`, may stand in a text of the data as well."""
+        """Whether control tokens divide the turns. Plain text, such as `### Answer:`, may stand in a text of the data too."""
         turns = _PROBE[1:]
         return len(self._of_these_roles(turns, prompt=False)) >= len(turns) - 1
 
