@@ -9,6 +9,7 @@ from secure_fed.config.setting import key
 from secure_fed.errors import ConfigError
 
 _MEMORY = re.compile(r"(\d+|cpu|mps)=(\d+(?:\.\d+)?[KMG]i?B)")
+WRITE = ("causal_lm",)  # tasks whose models write texts
 _NOTES = 10_000_000  # record numbers are distinct up to here
 
 
@@ -151,3 +152,13 @@ class DataConfig:
     language: str = key("", "column that names each row's language: each client gets one language (language)")
     labels_per_client: int = key(2, "number of labels among a client's examples (pathological)", at_least=1)
     matrix: str = key("", "each label's shares for the clients, such as '0.9 0.1; 0.1 0.9' (matrix)")
+    metric: str = key(
+        "",
+        "how written answers are compared with targets: exact_match, f1 of words, or rouge_l (with evaluation.generate)",
+        choices=("", "exact_match", "f1", "rouge_l"),
+    )
+    answer_pattern: str = key(
+        "",
+        "regular expression whose first group, or else whole match, exact_match compares, such as '#### (.*)'; empty: all of "
+        "both texts",
+    )

@@ -16,6 +16,7 @@ from torch import nn
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
+from secure_fed.learning.answers import Asked, asked
 from secure_fed.learning.data import division, fingerprint, partition, sources
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.named_files import of_both
@@ -42,7 +43,8 @@ class Problem:
     warning: a warning to show before training starts, or empty. sizes: the number of each client's units, where most clients'
     examples are on other machines and not in `train`. commonest: the most frequent label of the test set, if accuracy counts
     labels and the test rows were not held out of private rows. note: a sentence on the objects that a user gave, or empty.
-    non_members: examples that a user named as trained on by no client; empty if there are none.
+    non_members: examples that a user named as trained on by no client; empty if there are none. asked: the test rows to which
+    evaluations write answers, or None.
     """
 
     model: nn.Module
@@ -66,6 +68,7 @@ class Problem:
     commonest: Commonest | None = None
     fixed: tuple[str, ...] = ()
     non_members: Sequence[Any] = ()
+    asked: Asked | None = None
 
     @property
     def lazy(self) -> bool:
@@ -101,6 +104,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
             unit=config.privacy.unit,
             non_members=config.evaluation.non_members,
         )
+    questions = asked(config, task, source.test)
     labels = source.train.label_names
     strata = tuple(task.strata(source.train, seed))
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
@@ -122,6 +126,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
         test=test,
+        asked=questions,
         non_members=() if source.others is None else tokenised(config, task, tokenizer, source.others),
         collate=task.collate(tokenizer),
         loss=loss,
