@@ -51,7 +51,7 @@ def generated(
     by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))  # too little memory shows at once
     written: list[list[int]] = [[] for _ in prompts]
     model.eval()
-    with activity("") as now:
+    with activity("writing texts") as now:
         write = _with_cache if prompts and max_new_tokens and keeps_cache(model) else _without_cache
         for start in range(0, len(prompts), batch_size):
             some = by_length[start : start + batch_size]
