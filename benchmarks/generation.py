@@ -1,6 +1,6 @@
 """Time of greedy generation, without a cache of keys and values and with one (`learning/generation.py`).
 
-    python benchmarks/generation.py MODEL_FOLDER [--repeats 2]
+    python benchmarks/generation.py MODEL_FOLDER [--repeats 1]
 
 Prints processor seconds, for one thread and a model with LoRA (rank 8 on all linear layers), of
 
@@ -57,7 +57,7 @@ def loop(model: Any, prompts: Sequence[list[int]], count: int) -> list[list[int]
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("folder", metavar="MODEL_FOLDER")
-    arguments.add_argument("--repeats", type=int, default=2)
+    arguments.add_argument("--repeats", type=int, default=1)
     given = arguments.parse_args()
     torch.set_num_threads(1)
     print(machine("torch", "transformers") + "; one thread", flush=True)
