@@ -109,6 +109,8 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("learning.data",),
         ("learning.tasks",),
         ("learning.models",),
+        ("learning.generation",),
+        ("learning.answers",),
         ("learning.training",),
         ("learning.training.cohort",),
         ("learning.read_once",),

@@ -1,6 +1,9 @@
-"""Settings that require or exclude others, outside privacy: federation, partition of the data, diagnostics, phantoms."""
+"""Settings that require or exclude others, outside privacy: federation, partition of the data, answers, diagnostics,
+phantoms."""
 
 from __future__ import annotations
+
+import re
 
 from secure_fed.config import privacy_checks
 from secure_fed.config.evaluation import DIAGNOSTICS, LOCAL_DIAGNOSTICS
@@ -17,6 +20,7 @@ def together(config: Sections) -> None:
         why = "a phantom has no examples to be weighted by; set federation.weighting = 'uniform'"
         refuse(config, "evaluation.phantoms", "federation.weighting = 'examples'", why)
     _partition(config)
+    _answers(config)
     _diagnostics(config)
     _device_map(config)
     _ranks(config)
@@ -116,6 +120,22 @@ def _partition(config: Sections) -> None:
         if data.partition == kind and not there:
             message = f"data.partition is {kind!r}, but data.{setting} {missing}"
             wrong(config, f"data.{setting}", f"set with data.partition = {kind!r}", message)
+
+
+def _answers(config: Sections) -> None:
+    """Refuse answers without a metric, and a pattern that is no regular expression."""
+    data = config.data
+    if config.evaluation.generate and not data.metric:
+        message = (
+            f"evaluation.generate is {config.evaluation.generate}, but data.metric names no way to compare answers: set it to "
+            "'exact_match', 'f1' or 'rouge_l'"
+        )
+        wrong(config, "data.metric", "set with evaluation.generate", message)
+    try:
+        re.compile(data.answer_pattern)
+    except re.error as error:
+        message = f"data.answer_pattern is {data.answer_pattern!r}, which is no regular expression: {error}; correct it"
+        wrong(config, "data.answer_pattern", "a regular expression", message)
 
 
 def _device_map(config: Sections) -> None:

@@ -54,8 +54,8 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, mo
         yield from _of_chats(encoded, which, most)
         if not ChatTemplate.of(tokenizer).divides_by_tokens:
             yield (
-                f"the chat template divides turns by plain text, for which the tokenizer of {config.model.name} has no tokens, so "
-                "a text of the data can fake a turn: set data.chat_template to one with control tokens"
+                f"the chat template divides turns by plain text, for which the tokenizer of {config.model.name} has no tokens, "
+                "so a text of the data can fake a turn: set data.chat_template to one with control tokens"
             )
     cut = float((encoded.lengths >= most).mean()) if config.data.task not in ("question_answering", "chat") else 0.0
     if cut >= _MANY_CUT:

@@ -61,6 +61,8 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
     with activity(f"preparing the tensors of {config.method.name}"):
         base_digest = digest_of(problem.model, (*problem.head, *problem.fixed))  # before the method changes any of it
         tensors = method.prepare(problem.model, problem.head, config.federation.seed)
+    if problem.asked is not None:
+        problem.asked.room(problem.model)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
     require_shared_factors(config, tensors, personal)
     plan = method.plan(State(tensors))

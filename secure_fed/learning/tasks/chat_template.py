@@ -37,6 +37,7 @@ _CHATML = (
 )
 _TURN_MARKS = ("<|im_start|>", "<|im_end|>")
 _MARKS = tuple(map(chr, range(0xE000, 0xE100)))  # of Unicode's private use: no text of the row has the chosen one
+_MANY = 2**31  # tokens
 _PROBE: Chat = ((SYSTEM, "x"), (USER, "x"), (ASSISTANT, "x"), (USER, "x"), (ASSISTANT, "x"))
 
 
@@ -118,16 +119,20 @@ class ChatTemplate:
         yield from found
 
     def asked(self, chats: Sequence[Chat], max_length: int) -> Iterator[NDArray[np.int32]]:
-        """The ids after which the assistant answers each conversation, without oldest turns if they are too many; empty if not
-        even the last question has room."""
+        """The ids after which the assistant answers each conversation. Too many lose the oldest exchanges; of a question that
+        has no room alone, the last ones stay."""
         for chat in chats:
             going: Chat | None = chat
             while going:
                 ids, _ = next(self._ids([going], [self._prompt(going)], prompt=True))
-                if len(ids) <= max_length:
-                    break
-                going = _without_oldest(going)
-            yield ids if going else ids[:0]
+                going = _without_oldest(going) if len(ids) > max_length else None
+            yield ids[-max_length:]
+
+    @property
+    def ends(self) -> list[int]:
+        """The control tokens that end the assistant's turn."""
+        (probe,) = self.fitted([_PROBE[1:3]], _MANY)
+        return self._controls(probe.ids[probe.labels >= 0])
 
     def _text(self, chat: Chat, *, prompt: bool = False) -> str:
         messages = [{"role": role, "content": said} for role, said in chat]

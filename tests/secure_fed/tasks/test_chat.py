@@ -117,3 +117,15 @@ def test_an_export_keeps_the_template(gpt2: Path, write: Write, tmp_path: Path) 
     found = list(run.predict([json.loads(json.dumps(ROWS[0]["messages"])), "word1"]))
     assert found[0]["tokens"] > 0
     assert found[1] == {}
+
+
+def test_answers_are_measured_and_written(chatty: Path, write: Write, tmp_path: Path) -> None:
+    """A conversation that ends with an answer is answered anew, from what stands before it."""
+    rows = write("rows", ROWS)
+    asked = {"evaluation__generate": 4, "evaluation__max_new_tokens": 4, "data__metric": "f1", "federation__rounds": 1}
+    result = Federation(config(chatty, rows, rows, **asked)).run(tmp_path / "run")
+    assert 0 <= result.records[-1]["f1"] <= 1
+    run, talk = load_run(tmp_path / "run"), ROWS[0]["messages"]
+    first, again, question, whole = run.generate([talk, talk[:-1], "word1", [{"role": "user", "content": "word1"}]], 4)
+    assert first == again
+    assert question == whole
