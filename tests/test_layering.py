@@ -123,6 +123,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.charges",
             "rounds.cohort",
             "rounds.diagnostics",
+            "rounds.local_function",
             "rounds.noise",
             "rounds.personal",
             "rounds.record",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,6 @@ class ClientSetup:
     def job(self, before: Tensors, request: Request, examples: Sequence[Any], rng: np.random.Generator) -> Job:
         """The local training that a request asks for."""
         falling = Falling(self.training, request.round, self.rounds)
-        trainable = request.plan.trainable
-        return Job(
-            before, trainable, examples, self.collate, self.training, request.lr, rng, last=self.last, falling=falling
-        )
+        trainable, round_ = request.plan.trainable, request.round
+        made = Job(before, trainable, examples, self.collate, self.training, request.lr, rng, round=round_)
+        return replace(made, last=self.last, falling=falling)
