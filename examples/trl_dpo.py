@@ -28,6 +28,7 @@ from trl import DPOConfig, DPOTrainer
 from secure_fed import Federation, RunConfig, heartbeat
 from secure_fed.learning.data import notes
 
+ROUNDS, STEPS = 3, 4
 Pair = Mapping[str, str]  # "prompt", "chosen", "rejected"
 
 
@@ -45,7 +46,7 @@ def main() -> None:
             ref_model=reference,
             args=DPOConfig(
                 folder / "trainer",
-                max_steps=4,
+                max_steps=STEPS,
                 learning_rate=1e-2,
                 save_strategy="no",
                 report_to=[],
@@ -72,7 +73,7 @@ def main() -> None:
 
     federation = Federation(
         RunConfig.from_dict(
-            {"method": {"name": "fedlora", "target_modules": "all-linear"}, "federation": {"rounds": 3}}
+            {"method": {"name": "fedlora", "target_modules": "all-linear"}, "federation": {"rounds": ROUNDS}}
         ),
         model=AutoModelForCausalLM.from_pretrained(folder),
         train=[rows[:40], rows[40:80], rows[80:120]],

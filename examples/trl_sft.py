@@ -26,6 +26,7 @@ from trl import SFTConfig, SFTTrainer
 from secure_fed import Federation, RunConfig, heartbeat
 from secure_fed.learning.data import notes
 
+CLINICS, ROUNDS, STEPS = 4, 3, 5
 FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
 
 
@@ -35,7 +36,7 @@ def fine_tune(model: PreTrainedModel, examples: Sequence[Any], round: int) -> fl
         model,
         args=SFTConfig(
             FOLDER / "trainer",
-            max_steps=5,
+            max_steps=STEPS,
             per_device_train_batch_size=16,
             learning_rate=1e-2 / round,
             save_strategy="no",
@@ -65,13 +66,13 @@ def write_clinics(clients: int, each: int) -> list[str]:
 
 
 def main() -> None:
-    *clinics, test = write_clinics(4, 64)
+    *clinics, test = write_clinics(CLINICS, 64)
     config = RunConfig.from_dict(
         {
             "model": {"name": str(FOLDER / "model")},
             "data": {"task": "causal_lm", "train": clinics, "test": test, "text": "note", "text_b": "ward"},
             "method": {"name": "fedlora", "target_modules": "all-linear"},
-            "federation": {"rounds": 3},
+            "federation": {"rounds": ROUNDS},
             "secure_aggregation": {"enabled": True},
         }
     )
