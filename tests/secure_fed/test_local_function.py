@@ -117,12 +117,18 @@ def test_masked_clients_sum_to_the_same() -> None:
 
 def test_a_function_that_trains_nothing_changes_nothing_in_bfloat16_too() -> None:
     """float32 tensors are rounded on their way into the model, and this rounding must not be sent as a change."""
+
+    def once(model: nn.Module, examples: Sequence[Any], round: int) -> None:
+        if round == 1:
+            moved(0.01 * len(examples))(model, examples, round)
+
     train = [runs.examples(seed + 1, size) for seed, size in enumerate(runs.SIZES)]
-    made = {"train": train, "test": runs.examples(99, 12), "local": lambda model, examples, round: None}
-    built = Federation(settings(), model=runs.model().to(torch.bfloat16), **made)
-    before = built.assembly.initial.tensors.dense().parts()
-    after = built.run().state.tensors.dense().parts()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    states = runs.States()
+    own = {"train": train, "test": runs.examples(99, 12), "local": once, "callbacks": [states]}
+    Federation(settings(), model=runs.model().to(torch.bfloat16), **own).run()
+    first, second = (state.tensors.dense().parts() for state in states.after)
+    assert any(not torch.equal(one, one.bfloat16().float()) for one in first.values())
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_long_change_is_clipped() -> None:
