@@ -38,6 +38,7 @@ from secure_fed.learning.training.local import Job, Train, Trained, seeded, trai
 from secure_fed.learning.training.objective import Objective
 from secure_fed.tensors.tensors import Tensors
 
+_MARK = "_hf_peft_config_loaded"  # transformers' own, as `add_adapter` sets it
 LocalFunction = Callable[[nn.Module, Sequence[Any], int], float | None]
 
 
@@ -83,7 +84,11 @@ class ByFunction:
 
 
 def _copy(objective: Objective, job: Job) -> nn.Module:
-    """The model with the job's tensors in place, in training mode; only the storage of frozen weights is the objective's."""
+    """The model with the job's tensors in place, in training mode; only the storage of frozen weights is the objective's.
+
+    A transformers model with PEFT's layers is marked as one that has adapters. Otherwise the Trainer of transformers refuses it
+    on a quantised base, and writes all of it into its checkpoints.
+    """
     objective.begin()
 
     def own(name: str, parameter: nn.Parameter) -> nn.Parameter:
@@ -96,12 +101,15 @@ def _copy(objective: Objective, job: Job) -> nn.Module:
 
     model, memo = objective.model, {id(one): own(name, one) for name, one in objective.model.named_parameters()}
     try:
-        return copy.deepcopy(model, dict[int, Any](memo))
+        made = copy.deepcopy(model, dict[int, Any](memo))
     except (TypeError, RuntimeError, copy.Error) as error:
         raise ModelError(
             f"local trains a copy of the model for each client, and this {type(model).__name__} cannot be copied ({error}); "
             "give a model that copy.deepcopy can copy"
         ) from error
+    if hasattr(made, _MARK) and hasattr(made, "peft_config"):
+        setattr(made, _MARK, True)
+    return made
 
 
 def _left(model: nn.Module, given: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
