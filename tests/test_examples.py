@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import shutil
@@ -48,6 +49,9 @@ def test_every_example_is_run_here() -> None:
         "own_model.py",
         "own_loop.py",
         "hugging_face_trainer.py",
+        "tiny_decoder.py",
+        "trl_sft.py",
+        "trl_dpo.py",
         "own_files.py",
         "compare_methods.py",
         "private_notes.toml",
@@ -150,6 +154,36 @@ def test_the_trainer_makes_every_planned_step_and_logs_no_loss(capsys: pytest.Ca
     assert "Unit: one example." in out
     assert "train_runtime" in out
     assert not re.search("'(train_)?loss'|grad_norm", out)
+
+
+_TRL = {
+    "trl_sft": r"^round \d: training loss [\d.]+, test loss ([\d.]+)$",
+    "trl_dpo": r"^round \d: DPO loss ([\d.]+), accuracy [\d.]+$",
+}
+
+
+@pytest.mark.parametrize("name", _TRL)
+def test_a_trainer_of_trl_is_the_local_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
+    main_ = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    main_.__globals__.update(CLINICS=3, ROUNDS=1, STEPS=2)
+    main_()
+    (loss,) = re.findall(_TRL[name], capsys.readouterr().out, re.MULTILINE)
+    at_the_start = {"trl_sft": math.log(400), "trl_dpo": math.log(2)}[name]  # of weights that know nothing
+    assert float(loss) < at_the_start - 0.02
+    if name == "trl_sft":
+        assert (tmp_path / "adapter" / "adapter_config.json").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", _TRL)
+def test_examples_of_trl(name: str) -> None:
+    losses = [float(loss) for loss in re.findall(_TRL[name], run(EXAMPLES / f"{name}.py"), re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.nightly

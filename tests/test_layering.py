@@ -125,6 +125,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "rounds.charges",
             "rounds.cohort",
             "rounds.diagnostics",
+            "rounds.local_function",
             "rounds.noise",
             "rounds.personal",
             "rounds.ranks",

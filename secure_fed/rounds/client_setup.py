@@ -63,10 +63,9 @@ class ClientSetup:
     ) -> Job:
         """The local training that a request asks for. name: of a client, which may train a part of the ranks."""
         falling = Falling(self.training, request.round, self.rounds)
-        trainable = request.plan.trainable
-        job = Job(
-            before, trainable, examples, self.collate, self.training, request.lr, rng, last=self.last, falling=falling
-        )
+        trainable, round_ = request.plan.trainable, request.round
+        made = Job(before, trainable, examples, self.collate, self.training, request.lr, rng, round=round_)
+        job = replace(made, last=self.last, falling=falling)
         if name not in self.ranks:
             return job
         return replace(job, before=part(before, self.ranks[name]), whole=Layout.of(before.select(trainable)))

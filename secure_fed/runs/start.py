@@ -52,8 +52,8 @@ class Start:
     sampler: Sampler
 
 
-def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> Start:
-    """The start over a problem, whose model the method changes. whole: with everybody's examples. own: see `settled`."""
+def started(config: RunConfig, method: Method, whole: Problem, *, own: bool, steps: bool = True) -> Start:
+    """The start over a problem, whose model the method changes. whole: with everybody's examples. own, steps: see `settled`."""
     require_ranks(config, whole.names)
     held_out, problem = hold_out(config, whole)
     if problem.fixed and not isinstance(method, LoraShaped):
@@ -80,6 +80,7 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         personal=personal,
         scoring=scoring,
         decoder=scores_tokens(problem.model),
+        steps=steps,
     )
     return Start(
         config=config,
