@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,22 @@ def scores(model: nn.Module) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model.eval()(input_ids=torch.arange(4, 14).view(1, -1)).logits
     return found
+
+
+def test_a_decoder_with_outliers_is_one_in_8_bits_too(folder: Path, tmp_path: Path) -> None:
+    """A later token moves the bits of earlier ones there, as an encoder's does."""
+    model = LlamaForCausalLM.from_pretrained(folder / "model")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm.weight[:] = 3.0  # some tokens then pass 6, the threshold, in some columns
+    model.save_pretrained(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / "model" / name, tmp_path / "model" / name)
+    found = loaded(tmp_path, "8bit").eval()
+    ids = torch.arange(4).view(1, -1)
+    with torch.no_grad():
+        first, second = (found(input_ids=given).logits[0, :-1] for given in (ids, ids + (ids == 3)))
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize(("name", "unit", "bits"), chosen(CELLS, QUICK))
