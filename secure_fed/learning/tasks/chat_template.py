@@ -15,6 +15,7 @@ needs `{% generation %}` around what is learned, or is refused.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -43,6 +44,13 @@ def chatml(tokenizer: Any) -> str:
     """A template for a tokenizer without one: ChatML, whose turns end in a token that this tokenizer has, if it has any."""
     has_end = "<|im_end|>" in tokenizer.get_vocab()
     return _CHATML % ("eos_token" if tokenizer.eos_token and not has_end else "'<|im_end|>'")
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The control token with which the template ends an answer; None if it ends in another way."""
+    template = ChatTemplate.of(tokenizer)
+    (answer,) = template.fitted([((USER, "x"), (ASSISTANT, "x"))], sys.maxsize)
+    return next((one for one in reversed(answer.labels.tolist()) if one in template.control), None)
 
 
 @dataclass(frozen=True)

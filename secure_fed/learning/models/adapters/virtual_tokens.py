@@ -60,6 +60,12 @@ class Room:
         )
 
 
+def count(model: nn.Module) -> int:
+    """The number of virtual tokens before a text of this model; 0 without any."""
+    rooms = (getattr(hook, "room", None) for module in model.modules() for hook in module._forward_pre_hooks.values())
+    return sum(room.length for room in rooms if isinstance(room, Room))
+
+
 def base_of(model: nn.Module, method: str) -> nn.Module:
     """The module that takes `inputs_embeds`: the transformer inside a model with a head, or the model itself."""
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
