@@ -23,7 +23,7 @@ from attacks.any_model.signals import Floats
 from attacks.extraction.likelihood import log_likelihoods
 from attacks.extraction.similarity import NEAR, similarity
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.tasks.next_tokens import last_scores
+from secure_fed.learning.generation import generated
 
 _TOGETHER = 32
 _ANY = "a"
@@ -72,29 +72,18 @@ def continued(model: Any, ids: Tensor, prefix: int, before: Sequence[int] = ()) 
 
     before: tokens that the model reads before each row (`leading`).
     """
-    written: list[list[int]] = []
     found: list[Floats] = []
     device = next(model.parameters()).device
     ids, prefix = torch.cat([ids.new_tensor(list(before)).expand(len(ids), -1), ids], 1), prefix + len(before)
     for start in range(0, len(ids), _TOGETHER):
         some = ids[start : start + _TOGETHER].to(device)
-        written += _greedy(model, some[:, :prefix], some.shape[1] - prefix)
         labels = some.clone()
         labels[:, :prefix] = IGNORED
         found.append(log_likelihoods(model, some, labels))
-    own = ids[:, prefix:].tolist()
-    near = np.array([similarity(*pair) for pair in zip(written, own, strict=True)])
     log_probability = np.concatenate(found) if found else np.zeros(0)
     require_numbers(log_probability)
+    # Without stops: an end token is a token like any other.
+    written = generated(model, ids[:, :prefix].tolist(), ids.shape[1] - prefix, batch_size=_TOGETHER)
+    own = ids[:, prefix:].tolist()
+    near = np.array([similarity(*pair) for pair in zip(written, own, strict=True)])
     return Continued(written, near, log_probability)
-
-
-@torch.no_grad()
-def _greedy(model: Any, ids: Tensor, count: int) -> list[list[int]]:
-    """Greedy continuations of each row by `count` tokens; an end token is a token like any other."""
-    begun = ids.shape[1]
-    for _ in range(count):
-        best = last_scores(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}).argmax(1)
-        ids = torch.cat([ids, best[:, None]], 1)
-    rows: list[list[int]] = ids[:, begun:].tolist()
-    return rows

@@ -28,7 +28,7 @@ from secure_fed.export.model_card import LABELS, Kind, ModelCard
 from secure_fed.learning.models import quantised
 from secure_fed.learning.models.adapters.lora import LoraForm
 from secure_fed.learning.models.loading import quiet
-from secure_fed.learning.tasks.chat_template import end_of_turn
+from secure_fed.learning.tasks.chat_template import ChatTemplate
 from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.tensors.tensors import Tensors
 
@@ -125,10 +125,10 @@ def _end_with_turns(model: Any, tokenizer: Any) -> None:
     The run trained every answer to end with this token. A base model that was no chat model stops at the end of a text alone,
     and would go on with the user's next turn.
     """
-    settings, end = model.generation_config, end_of_turn(tokenizer)
+    settings = model.generation_config
     listed = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
-    if end is not None and end not in listed:
-        settings.eos_token_id = [one for one in (*listed, end) if one is not None]
+    if new := [one for one in ChatTemplate.of(tokenizer).ends if one not in listed]:
+        settings.eos_token_id = [one for one in (*listed, *new) if one is not None]
         settings._from_model_config = False  # else transformers would make it again from config.json
 
 

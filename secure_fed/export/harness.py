@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from logging import ERROR, getLogger
+from numbers import Real
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,9 +27,9 @@ from unittest.mock import patch
 from torch import nn
 
 from secure_fed.activity import Activity, activity
-from secure_fed.errors import DataError, ModelError, UsageError
-from secure_fed.learning.models.adapters import virtual_tokens
-from secure_fed.learning.models.architecture import positions_of
+from secure_fed.errors import DataError, ModelError, SecureFedError, UsageError
+from secure_fed.learning.generation import keeps_cache
+from secure_fed.learning.models.adapters.virtual_tokens import positions_left
 from secure_fed.learning.models.loading import quiet
 
 _NEEDED = ("lm_eval", "accelerate")
@@ -55,8 +57,8 @@ class Tasks:
 class Figures:
     """Rows of {task, metric, filter, value, stderr, n, higher_is_better, num_fewshot, version}, in lm-eval's order.
 
-    stderr: None where lm-eval has none. n: the number of the task's documents. shortened: the number of prompts that lost their
-    beginning, because prompt and answer need more than `room` positions, the model's.
+    value, stderr: None where lm-eval has no finite number. n: the number of documents. shortened: the number of prompts that
+    lost their beginning, because prompt and answer need more than `room` positions, the model's.
     """
 
     rows: Sequence[dict[str, Any]]
@@ -133,12 +135,9 @@ def measured(
                 log_samples=False,
                 batch_size=batch_size,
             )
-        except (
-            AssertionError,
-            KeyError,
-            TypeError,
-            ValueError,
-        ) as error:  # refusals of lm-eval, or of code in a task's file
+        except (SecureFedError, RuntimeError, MemoryError):  # no fault of the tasks
+            raise
+        except Exception as error:  # of any kind, from lm-eval or from a task's file
             raise ModelError(
                 f"lm-eval stopped in {names} ({_first_line(error)}): correct the task's file, or leave the task out"
             ) from error
@@ -173,7 +172,7 @@ def _require_possible(tasks: Mapping[str, Any], num_fewshot: int | None) -> None
                 raise UsageError(
                     f"the task {name!r} {what}, which is not done here: export the run, and use lm-eval's own command"
                 ).about("--tasks", name, "tasks of text")
-        if num_fewshot is not None and task.get_config("num_fewshot") == 0:
+        if num_fewshot and task.get_config("num_fewshot") == 0:
             raise UsageError(
                 f"--num-fewshot {num_fewshot} has no effect on {name!r}, whose file sets num_fewshot: 0; leave it out"
             ).about("--num-fewshot", num_fewshot, "unset for this task")
@@ -185,18 +184,21 @@ def _rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             metric, _, chosen = key.partition(",")
             if not chosen or metric.endswith("_stderr"):
                 continue
-            error = figures.get(f"{metric}_stderr,{chosen}")
             yield {
                 "task": task,
                 "metric": metric,
                 "filter": chosen,
-                "value": float(value),
-                "stderr": float(error) if isinstance(error, int | float) else None,
+                "value": _finite(value),
+                "stderr": _finite(figures.get(f"{metric}_stderr,{chosen}")),
                 "n": figures["sample_len"],
                 "higher_is_better": found["higher_is_better"].get(task, {}).get(metric),
                 "num_fewshot": found["n-shot"].get(task),
                 "version": found["versions"].get(task),
             }
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, Real) and math.isfinite(value) else None
 
 
 def _wrapper() -> type[Any]:
@@ -207,11 +209,10 @@ def _wrapper() -> type[Any]:
 
     class Shown(HFLM):  # type: ignore[misc]
         def __init__(self, model: nn.Module, tokenizer: Any, batch_size: int, stops: Sequence[int]) -> None:
-            before, limit = virtual_tokens.count(model), positions_of(model)
-            room = None if limit is None else limit - before  # None: lm-eval's own limit
+            room = positions_left(model)  # None: lm-eval's own limit
             super().__init__(model, tokenizer=tokenizer, batch_size=batch_size, max_length=room, backend="causal")
             self.shortened = 0
-            self._caches, self._now = not before, Activity("")
+            self._caches, self._now = keeps_cache(model), Activity("")
             own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
             listed = own if isinstance(own, list) else [own]
             self._stops = sorted({one for one in (*listed, tokenizer.eos_token_id, *stops) if one is not None})

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from secure_fed import Federation, RunConfig
+from secure_fed.activity import shown_by
 from secure_fed.commands.cli import main
 from secure_fed.export import harness, trained
 from tests.secure_fed import small_causal
@@ -287,6 +288,22 @@ def _only_own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     whole = tasks.TaskManager
     monkeypatch.setattr(tasks, "TaskManager", lambda **named: whole(**named | {"include_defaults": False}))
+
+
+def test_a_task_file_that_fails_later_is_named(run: Run, own_tasks: Path, tmp_path: Path, capsys: Any) -> None:
+    wrong = CHOICES.replace("FILE", str(own_tasks / "rows.jsonl")).replace("{{question}}", "{{quest.ion}}")
+    (tmp_path / "wrong.yaml").write_text(wrong)
+    capsys.readouterr()
+    assert main(["evaluate", str(run()), "--tasks", "toy_choice", "--include-path", str(tmp_path)]) == 2
+    assert "toy_choice" in capsys.readouterr().err
+
+
+def test_what_is_going_on_is_said(run: Run, own_tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str | None] = []
+    with shown_by(lambda what, began: said.append(what)):
+        evaluated(capsys, run(), "--tasks", "toy_choice", "toy_written", "--include-path", own_tasks, "--batch-size", 4)
+    parts = {part for what in said for part in (what or "").split(", ")}
+    assert {"scoring answers in batches: 2 of 6", "generating answers in batches: 2 of 2"} <= parts
 
 
 def test_runs_without_a_language_model_or_with_one_of_a_program_are_refused(

@@ -19,6 +19,7 @@ from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
 from secure_fed.learning import read_once
+from secure_fed.learning.generation import generated, keeps_cache
 from secure_fed.learning.models import loading, quantised
 from secure_fed.learning.models.supported import couples_examples
 from secure_fed.learning.tasks import build
@@ -251,3 +252,17 @@ def test_what_cannot_be_quantised_is_refused(folder: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError) as refused:
         loaded(folder, "4bit")
     assert refused.value.setting == "model.quantization"
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_a_quantised_model_writes_with_a_cache_what_it_writes_without(bits: str, folder: Path) -> None:
+    model, prompts = loaded(folder, bits).eval(), [[5, 9, 11, 6], [7], [12, 8]]
+    assert keeps_cache(model)
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            for _ in range(5):
+                ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        expected.append(ids[0, len(prompt) :].tolist())
+    assert generated(model, prompts, 5) == expected

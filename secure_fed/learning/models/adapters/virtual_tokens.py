@@ -60,10 +60,12 @@ class Room:
         )
 
 
-def count(model: nn.Module) -> int:
-    """The number of virtual tokens before a text of this model; 0 without any."""
+def positions_left(model: nn.Module) -> int | None:
+    """The number of tokens of a text that the model has positions for, behind its virtual tokens; None if there is no limit."""
     rooms = (getattr(hook, "room", None) for module in model.modules() for hook in module._forward_pre_hooks.values())
-    return sum(room.length for room in rooms if isinstance(room, Room))
+    taken = sum(room.length for room in rooms if isinstance(room, Room))
+    limit = positions_of(model)
+    return limit and limit - taken
 
 
 def base_of(model: nn.Module, method: str) -> nn.Module:
