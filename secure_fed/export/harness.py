@@ -11,6 +11,7 @@ that is deleted with the tasks; data sets of the Hub stay in the user's cache, s
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.metadata
 import math
 import tempfile
@@ -86,6 +87,8 @@ def loaded(names: Sequence[str], include_path: Path | None, num_fewshot: int | N
 
     Local data are read through a temporary folder, which lasts as long as the block.
     """
+    with activity("loading lm-eval"):
+        importlib.import_module("lm_eval.tasks")
     with tempfile.TemporaryDirectory(prefix="secure-fed-tasks-") as copies, _quietly(), _apart(copies):
         manager = _manager(names, include_path)
         with activity(f"reading the data of {', '.join(names)}"):
@@ -122,7 +125,7 @@ def measured(
     from lm_eval import evaluator
 
     names = ", ".join(tasks.leaves)
-    with _quietly(), patch.multiple(evaluator, **_UNASKED), activity(f"preparing {names}"):
+    with _quietly(), patch.multiple(evaluator, **_UNASKED), activity("evaluating"):
         wrapped = _wrapper()(model, tokenizer, batch_size, stops)
         try:
             found = evaluator.simple_evaluate(
