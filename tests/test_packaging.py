@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("secure_fed", "privacy", "protocols", "attacks")
-EXTRAS = {"flower", "quantized", "tensorboard", "wandb", "mlflow", "trl", "bench", "dev"}
+EXTRAS = {"evaluate", "flower", "quantized", "tensorboard", "wandb", "mlflow", "trl", "bench", "dev"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
@@ -57,7 +57,7 @@ def test_the_dependencies_are_what_the_packages_import() -> None:
     called = {"scikit-learn": "sklearn"}  # dp-accounting is dp_accounting
     named = [Requirement(line).name for line in PROJECT["dependencies"]]
     core = {called.get(name, name.replace("-", "_")) for name in named}
-    optional = {"accelerate", "bitsandbytes", "tensorboard", "flwr", "wandb", "mlflow"}
+    optional = {"accelerate", "bitsandbytes", "tensorboard", "flwr", "lm_eval", "wandb", "mlflow"}
     assert imported_names() - optional == core
 
 

@@ -18,6 +18,7 @@ from secure_fed.activity import heartbeat
 from secure_fed.commands import budget as budget_commands
 from secure_fed.commands import compare as compare_command
 from secure_fed.commands import coordinator as coordinator_commands
+from secure_fed.commands import evaluate as evaluate_command
 from secure_fed.commands import export as export_command
 from secure_fed.commands import flower as flower_commands
 from secure_fed.commands import node as node_commands
@@ -115,11 +116,14 @@ def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     export = command("export", export_command.run, "write the trained adapter as a folder")
     answer = "label texts with a trained run, or continue them: one JSON object a line"
     predict = command("predict", predict_command.run, answer)
-    for using in (report, export, predict):
+    compared = "measure a run's language model on tasks of lm-eval, alone or beside its base model"
+    evaluate = command("evaluate", evaluate_command.run, compared)
+    for using in (report, export, predict, evaluate):
         using.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     export_command.add_arguments(export)
     predict_command.add_arguments(predict)
-    for using in (export, predict):
+    evaluate_command.add_arguments(evaluate)
+    for using in (export, predict, evaluate):
         using.add_argument("--client", metavar="NAME", help="whose model, for a run with method.personal")
         using.add_argument(
             "--best", action="store_true", help="of the best evaluation, for a run with evaluation.keep_best"

@@ -28,6 +28,7 @@ from secure_fed.export.model_card import LABELS, Kind, ModelCard
 from secure_fed.learning.models import quantised
 from secure_fed.learning.models.adapters.lora import LoraForm
 from secure_fed.learning.models.loading import quiet
+from secure_fed.learning.tasks.chat_template import ChatTemplate
 from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.tensors.tensors import Tensors
 
@@ -81,17 +82,29 @@ def write_adapter(out_dir: Path, adapted: Adapted) -> None:
 
 
 def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
-    """Write the whole model as a folder for `from_pretrained`.
-
-    base: the original base model, except for the head's values; it is changed in place and then saved. Refuses a method whose
-    layers are no change of the base model's own weights.
-    """
+    """Write the whole model as a folder for `from_pretrained`. base: as for `merge`; it is saved."""
     save = getattr(base, "save_pretrained", None)
     if save is None:
         raise ModelError(
             f"a merged export needs a transformers model, and {type(base).__name__} has no save_pretrained: "
             "export the adapter"
         )
+    merge(adapted, base)
+    if (scale := label_scale.of(adapted.config.data)) is not None:
+        base.config.update(scale.to_dict())  # type: ignore[union-attr, operator]
+    if adapted.config.data.task == "chat" and adapted.tokenizer is not None:
+        _end_with_turns(base, adapted.tokenizer)
+    with _appearing(out_dir) as folder, quiet():
+        save(folder)
+        _finish(folder, adapted.card.text("merged"), adapted.tokenizer)
+
+
+def merge(adapted: Adapted, base: nn.Module) -> None:
+    """Put the trained change into the weights of `base`, in place.
+
+    base: the original base model, except for the head's values. Refuses a method whose layers are no change of the base model's
+    own weights.
+    """
     method, tensors = adapted.method, adapted.state.tensors
     quantised.restore(base)
     if isinstance(method, LoraShaped):
@@ -104,11 +117,19 @@ def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
             f"{method.card.name} puts layers into the model that cannot be merged into its weights: export the "
             "adapter, without --merged, and load it with secure_fed.load_adapter"
         )
-    if (scale := label_scale.of(adapted.config.data)) is not None:
-        base.config.update(scale.to_dict())  # type: ignore[union-attr, operator]
-    with _appearing(out_dir) as folder, quiet():
-        save(folder)
-        _finish(folder, adapted.card.text("merged"), adapted.tokenizer)
+
+
+def _end_with_turns(model: Any, tokenizer: Any) -> None:
+    """Let `generate` stop at the end of the assistant's turn, besides where the base model stops.
+
+    The run trained every answer to end with this token. A base model that was no chat model stops at the end of a text alone,
+    and would go on with the user's next turn.
+    """
+    settings = model.generation_config
+    listed = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+    if new := [one for one in ChatTemplate.of(tokenizer).ends if one not in listed]:
+        settings.eos_token_id = [one for one in (*listed, *new) if one is not None]
+        settings._from_model_config = False  # else transformers would make it again from config.json
 
 
 @torch.no_grad()

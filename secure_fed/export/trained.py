@@ -17,7 +17,7 @@ from secure_fed.config import RunConfig
 from secure_fed.config.data import WRITE
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.export.adapter_folder import base_model
-from secure_fed.export.export import Adapted, write_adapter, write_merged
+from secure_fed.export.export import Adapted, merge, write_adapter, write_merged
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.learning import tasks
 from secure_fed.learning.answers import answers
@@ -30,6 +30,7 @@ from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.tasks.chat_template import ChatTemplate
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Answer, Writes
 from secure_fed.learning.training.objective import Objective, to_device
@@ -159,16 +160,33 @@ class Trained:
     def export(self, out_dir: str | Path, *, merged: bool = False) -> Path:
         """Write the adapter, or with `merged` the whole model; refuses a folder that is not empty."""
         out_dir = Path(out_dir)
-        adapted = Adapted(
+        if merged:
+            write_merged(out_dir, self._adapted, self._undivided_base())
+        else:
+            write_adapter(out_dir, self._adapted)
+        return out_dir
+
+    def merged(self) -> nn.Module:
+        """The model that `export` writes with `merged`, in memory."""
+        whole = self._undivided_base()
+        merge(self._adapted, whole)
+        return whole.eval()
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The tokens that end an answer of a language model by its chat template, if it has one."""
+        return tuple(ChatTemplate.of(self.tokenizer).ends) if self.tokenizer.chat_template else ()
+
+    @property
+    def _adapted(self) -> Adapted:
+        return Adapted(
             self.config, self.method, self.model, self.head, self.initial, self.state, self.card, self.tokenizer
         )
-        if merged:
-            whole = replace(self.config.model, device_map="", max_memory=())  # whose weights are written
-            fresh = base_model(whole, self.config.data, self.label_names, self.config.federation.seed)
-            write_merged(out_dir, adapted, fresh)
-        else:
-            write_adapter(out_dir, adapted)
-        return out_dir
+
+    def _undivided_base(self) -> nn.Module:
+        """The base model on one device, since its weights change."""
+        whole = replace(self.config.model, device_map="", max_memory=())
+        return base_model(whole, self.config.data, self.label_names, self.config.federation.seed)
 
 
 def _require_texts(name: str, texts: Sequence[Any], *, words: bool = False) -> None:
@@ -228,6 +246,13 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
         noise_alone=facts.get("noise_alone"),
         membership=None if best else (published.result or {}).get("membership"),
     )
+
+
+def require_trained(run_dir: str | Path, *, best: bool = False) -> None:
+    """Refuse a run without a state that `load_run` could read, before a model is loaded."""
+    _last(Published(Path(run_dir)))
+    if best:
+        _best(Path(run_dir))
 
 
 def stated(published: Published) -> str:

@@ -152,6 +152,24 @@ def show_methods(
             console.print(f"{row['name']}: {row['not_applicable']}")
 
 
+def show_figures(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
+    """The figures of a language model on tasks, with those of its base model where rows have them, and sentences below."""
+    console = PlainConsole()
+    shown = {"value": "value", "stderr": "stderr"}
+    if any("base" in row for row in rows):
+        shown |= {"base": "base", "base_stderr": "stderr"}
+    table = Table(
+        Column("task"), Column("metric"), *(Column(name, **_RIGHT) for name in (*shown.values(), "n")), **NARROW
+    )
+    for row in rows:
+        metric = row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})"
+        numbers = ("-" if row[name] is None else f"{row[name]:.4f}" for name in shown)
+        table.add_row(row["task"], metric, *numbers, f"{row['n']:,}")
+    console.print(table)
+    for note in notes:
+        console.print(note)
+
+
 def _protected(row: Mapping[str, Any]) -> str:
     """The units that differential privacy can protect."""
     units = [unit for unit in row["units"] if unit != "none"]
