@@ -4,9 +4,9 @@
 
 MODEL: the folder of a causal language model. Each way loads it in a process of its own, after the imports and after a small
 model has been loaded. Printed, in MiB: the bytes of the weights (with their scales, where they are quantised); the anonymous
-memory that loading adds at its peak, read every few milliseconds (RssAnon: without pages of the file, which the system drops
-when it needs them); and what stays. Then one forward and backward pass over `--rows` texts of 128 tokens by LoRA of rank 8: the
-same peak.
+memory that loading adds at its peak, read every few milliseconds, without the tokenizer's (RssAnon: without pages of the file,
+which the system drops when it needs them); and what stays. Then one forward and backward pass over `--rows` texts of 128 tokens
+by LoRA of rank 8: the same peak.
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ def child(model: str, whose: str, dtype: str, bits: str, rows: int) -> dict[str,
     transformers.LlamaForCausalLM(small)(input_ids=torch.zeros(1, 4, dtype=torch.long))
     if bits != "none":
         import bitsandbytes  # noqa: F401
-    before, peaks = anonymous(), list[float]()
+    held = [transformers.AutoTokenizer.from_pretrained(model)]  # with the modules that the first one imports
+    bare = anonymous()
+    held.append(transformers.AutoTokenizer.from_pretrained(model))
+    of_tokenizer = anonymous() - bare if whose == "ours" else 0.0  # which loads another one beside the model
+    before, peaks = anonymous() + of_tokenizer, list[float]()
     with watched(peaks):
         if whose == "ours":
             loaded: Any = loading.load(config, task, (), 0).model
@@ -82,6 +86,7 @@ def child(model: str, whose: str, dtype: str, bits: str, rows: int) -> dict[str,
     stays = anonymous()
     tensors = [*loaded.parameters(), *quantised.scales(loaded).values()]
     weights = sum(one.numel() * one.element_size() for one in tensors) / 2**20
+    held.clear()
     LoraAdapter(target_modules="all-linear").inject(loaded, (), 0)
     with watched(peaks):
         ids = torch.randint(0, 1000, (rows, 128))

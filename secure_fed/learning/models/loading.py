@@ -92,6 +92,8 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         raise ModelError(
             f"model.quantization is {config.quantization!r}, and {config.name!r} has no linear layer to quantise: leave it out"
         ).about("model.quantization", config.quantization, "none for this model")
+    if config.quantization != "none" and not shapes and not divided:
+        quantised.leave_the_file(model)
     if device.type == "cpu" and config.dtype == "bfloat16":
         model.set_attn_implementation(
             "eager"

@@ -54,6 +54,15 @@ def layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: layer for name, layer in model.named_modules() if is_quantised(layer)}
 
 
+@torch.no_grad()
+def leave_the_file(model: nn.Module) -> None:
+    """Copy the other tensors, in place: as views of a mapped file they would keep all its pages in memory."""
+    stored = {id(one) for layer in layers(model).values() for one in layer.parameters()}
+    for one in (*model.parameters(), *model.buffers()):
+        if id(one) not in stored:
+            one.data = one.data.clone()
+
+
 def is_quantised(layer: nn.Module) -> bool:
     return isinstance(layer, _kinds())
 
