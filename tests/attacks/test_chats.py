@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attacks.adversary.shadows import lots
 from attacks.any_model import neighbours
 from attacks.any_model.subject import Asked, opened
 from attacks.extraction.conversations import conversation_windows
@@ -23,6 +25,8 @@ from secure_fed.config import DataConfig, RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.audit_pool.canaries import planted
 from secure_fed.learning.audit_pool.canary_context import CanaryContext
+from secure_fed.learning.audit_pool.hold_out import pool
+from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.chats import Chat, chat_of, rewritten
 from secure_fed.learning.data.encode import IGNORED
@@ -30,6 +34,7 @@ from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.chat import Chats
 from secure_fed.learning.tasks.chat_template import ChatTemplate, template_tokens
+from secure_fed.learning.tasks.item_extras import ASIDE
 from tests.attacks.small_chat import TEMPLATE, chats, memorised, row, tokenizer_of_chats
 from tests.attacks.small_lm import saved, untrained
 from tests.cells import every
@@ -217,6 +222,28 @@ def test_members_of_any_form_are_told_by_every_signal(
     assert word in (tmp_path / "shown/audit.html").read_text()
 
 
+@pytest.mark.nightly
+def test_shadows_train_on_conversations_of_two_forms(
+    place: Path, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.toml").write_text(
+        f"""
+        model = {{name = "{saved(untrained(tokenizer), tokenizer, tmp_path / "base")}", max_length = 96}}
+        data = {{task = "chat", train = "x"}}
+        federation = {{clients = 1, cohort = 1, rounds = 2}}
+        secure_aggregation = {{enabled = false}}
+        method = {{name = "fedlora"}}
+        training = {{lr = 0.02}}
+        """
+    )
+    command = audit(place, "--shadows", "4", "--config", str(tmp_path / "c.toml"), "--json")
+    at = command.index("--task")
+    assert main(command[:at] + command[at + 4 :]) == 0
+    found = {one["signal"]: one["auc"] for one in json.loads(capsys.readouterr().out)["signals"]}
+    assert found["LiRA"] > 0.8
+    assert found["RMIA"] > 0.8
+
+
 def test_equal_conversations_are_found_by_their_turns(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,6 +288,25 @@ def test_rare_tokens_are_planted_in_answers_alone(tokenizer: Any) -> None:
         assert len(changed)
         assert set(turns[changed]) == {1}
         assert (np.array(new["labels"])[changed] != IGNORED).all()
+
+
+def test_conversations_that_train_alike_share_their_coins(tokenizer: Any) -> None:
+    """They lose other numbers of turns, and have the same tokens left: one that trained would be a copy of one held out."""
+    older = (("user", "amber " * 20), ("assistant", "birch " * 20))
+    some = [*(older * lost + chat for lost in (1, 2) for chat in SEEN), *UNSEEN]
+    encoded = TASK.encode(tokenizer, rows(some), 60)
+    assert len(set(encoded.columns[ASIDE])) == 3
+    items = [encoded[at] for at in range(len(encoded))]
+    config = RunConfig().replace({("evaluation", "audit_fraction"): 0.99})
+    found = pool(config, Problem(**{**_blank(), "train": [items], "names": ["client-0"]}))
+    times = Counter(item["input_ids"].tobytes() for item in items)
+    assert found.units
+    assert {times[unit.examples[0]["input_ids"].tobytes()] for unit in found.units} == {1}
+    every = lots(
+        AuditPool("example", ("client-0",), (), units=tuple(Unit(str(at), "c", (one,)) for at, one in enumerate(items)))
+    )
+    assert every[:12] == every[12:24]
+    assert len(set(every)) == 24
 
 
 def _blank() -> dict[str, Any]:
@@ -346,6 +392,30 @@ def test_the_template_of_a_training_can_be_named(
     assert auc[0] == auc[2]
 
 
+def test_the_template_beside_an_adapter_is_that_of_its_training(
+    place: Path, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    bare, adapter = shutil.copytree(place / "tuned", tmp_path / "bare"), tmp_path / "adapter"
+    (bare / "chat_template.jinja").unlink()
+    (tmp_path / "own.jinja").write_text(TEMPLATE)
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], init_lora_weights=False)
+    get_peft_model(untrained(tokenizer), config).save_pretrained(adapter)
+    scores = []
+    for more in ([], ["--chat-template", str(tmp_path / "own.jinja")], None):
+        if more is None:
+            tokenizer.save_pretrained(adapter)
+        command = audit(
+            place, "--adapter", str(adapter), "--json", "--scores", str(tmp_path / "scores.csv"), *(more or [])
+        )
+        command[2] = str(bare)
+        assert main(command) == 0
+        scores.append((tmp_path / "scores.csv").read_text())
+    assert scores[0] != scores[1] == scores[2]
+    assert "by the chat template in" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -377,3 +447,39 @@ def test_a_candidate_without_room_is_refused(place: Path, tmp_path: Path, capsys
     labels = ["audit", "prepare", str(place / "seen.jsonl"), "--task", "chat", "--canaries", "labels"]
     assert main([*labels, "--out", str(tmp_path / "labels")]) == 2
     assert "--canaries labels is for --task classification" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_an_audit_of_a_run_counts_no_token_of_the_template(
+    tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every token of the client's texts is to be recovered from its update, and none that the template writes."""
+    saved(untrained(tokenizer), tokenizer, tmp_path / "base")
+    settings = {
+        "model.name": tmp_path / "base",
+        "model.max_length": 96,
+        "data.task": "chat",
+        "data.train": written(tmp_path / "train.jsonl", map(row, ELSEWHERE)),
+        "data.test": written(tmp_path / "test.jsonl", map(row, SEEN)),
+        "federation.clients": 1,
+        "federation.cohort": 1,
+        "federation.rounds": 3,
+        "method.name": "fedlora",
+        "training.lr": 0.02,
+        "secure_aggregation.enabled": "false",
+        "evaluation.audit_fraction": 0,
+        "evaluation.record": "updates",
+    }
+    run = str(tmp_path / "run")
+    assert (
+        main(["train", "--out", run, *(part for one in settings.items() for part in ("--set", "{}={}".format(*one)))])
+        == 0
+    )
+    capsys.readouterr()
+    assert main(["audit", run, "--attack", "gradient_inversion", "--json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    update, *_ = next(one["measured"] for one in cells if one["applicable"])["per_update"]
+    counted = template_tokens(tokenizer) | set(tokenizer.all_special_ids)
+    ids = TASK.encode(tokenizer, rows(ELSEWHERE), 96).input_ids
+    pairs = {(place, int(token)) for own in ids for place, token in enumerate(own)}
+    assert update["true"] == len({pair for pair in pairs if pair[1] not in counted}) < len(pairs)

@@ -86,6 +86,10 @@ def chat_of(question: str, answer: str) -> Chat:
     return ((USER, question), (ASSISTANT, answer))
 
 
+def as_messages(chat: Chat) -> list[dict[str, str]]:
+    return [{"role": role, "content": said} for role, said in chat]
+
+
 def rewritten(row: Mapping[str, Any], chosen: str, chat: Chat) -> dict[str, Any]:
     """A row with another conversation, of a question and its answer, as its own is written: the same columns, names of roles,
     and further entries; a system turn stays.
