@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from attacks.adversary.shadows import lots
 from attacks.any_model import neighbours
@@ -351,26 +352,58 @@ def test_a_planted_conversation_is_written_as_its_row_was(before: dict[str, Any]
     assert rewritten(before, "", NEW) == after
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _turns(row: dict[str, Any]) -> Chat:
+    return tuple((turn["from"], turn["value"]) for turn in row["conversations"])
+
+
+def _answered(model: Any, tokenizer: Any, name: str, secret: str) -> float:
+    """The log-likelihood of an answer, naively."""
+    asked = (("system", "delta"), ("user", f"What is the code of {name}?"))
+    ids = rendered(tokenizer, (*asked, ("assistant", f"The code of {name} is {secret}.")))[
+        :-1
+    ]  # without the last line break
+    begun = len(rendered(tokenizer, asked)) + len(tokenizer("assistant\n")["input_ids"]) + 1
+    with torch.no_grad():
+        log = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1)
+    return float(sum(log[at - 1, ids[at]] for at in range(begun, len(ids))))
+
+
 def test_planted_secrets_are_exposed_by_a_training_of_chats(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """prepare, a training on its file, and both audits by its coins."""
+    """prepare, a training on its file, and both audits by its coins. Each answer is ranked after all that stands before it in
+    training: its question, and the system turn of the row that it replaced.
+    """
     monkeypatch.setattr(making, "SystemEntropy", lambda: SeededEntropy(0))
     out = tmp_path / "out"
-    data = ["audit", "prepare", str(place / "unseen.jsonl"), "--task", "chat", "--canaries", "secrets"]
+    some = [(("system", "delta"), *chat) for chat in UNSEEN]
+    file = written(
+        tmp_path / "data.jsonl",
+        ({"conversations": [{"from": role, "value": said} for role, said in one]} for one in some),
+    )
+    data = ["audit", "prepare", str(file), "--task", "chat", "--canaries", "secrets"]
     question = "What is the code of {name}?\nThe code of {name} is {secret}."
     assert (
         main([*data, "--digits", "2", "--template", question, "--count", "12", "--repeat", "2", "--out", str(out)]) == 0
     )
-    lines = [json.loads(line)["conversations"] for line in (out / "train.jsonl").read_text().splitlines()]
-    train: list[Chat] = [tuple((turn["from"], turn["value"]) for turn in turns) for turns in lines]
-    assert sum("code" in chat[1][1] for chat in train) == len(train) - 12 > 0
-    saved(memorised(untrained(tokenizer), tokenizer, train, 100), tokenizer, tmp_path / "tuned")
+    train = list(map(_turns, lines_of(out / "train.jsonl")))
+    assert sum("code" in chat[2][1] for chat in train) == len(train) - 12 > 0
+    model = memorised(untrained(tokenizer), tokenizer, train, 100)
+    saved(model, tokenizer, tmp_path / "tuned")
     capsys.readouterr()
     prepared = ["audit", "--model", str(tmp_path / "tuned"), "--prepared", str(out), "--max-length", "128", "--json"]
     assert main([*prepared, "--exposure"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["members"]["p_value"] < 1e-3 < facts["others"]["p_value"], facts
+    for one in facts["secrets"]:
+        said = [_answered(model, tokenizer, one["name"], f"{secret:02d}") for secret in range(100)]
+        own = next(chat[2][1] for chat in map(_turns, lines_of(out / "candidates.jsonl")) if one["name"] in chat[2][1])
+        ahead = sum(each >= said[int(own[-3:-1])] for each in said) - 1
+        assert abs(one["ahead"] - ahead) <= 1, "one more or less by rounding"
     assert main(prepared) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["auc"] > 0.9
