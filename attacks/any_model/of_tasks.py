@@ -25,7 +25,9 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         "--unanswerable", action="store_true", default=None, help="as data.unanswerable (question_answering)"
     )
     group.add_argument(
-        "--chat-template", metavar="FILE", help="as data.chat_template (chat; default: the tokenizer's own)"
+        "--chat-template",
+        metavar="FILE",
+        help="as data.chat_template (chat; default: that of the adapter's tokenizer, or the model's)",
     )
     scale = "that the model learned as {} (regression; default: as its export states, else {:g})"
     group.add_argument("--label-centre", type=float, metavar="X", help=f"label {scale.format(0, 0)}")

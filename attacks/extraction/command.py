@@ -94,11 +94,12 @@ def _show(facts: dict[str, Any]) -> None:
         f"{facts['model']}{adapter}: {facts['only_by_the_model']} of {facts['tried']} texts came back", style="bold"
     )
     controls = any(one["never_saw"] for one in facts["readers"])
-    begun, texts = f"Given its first {facts['prefix']} tokens", "of its texts" if facts["task"] == "chat" else ""
+    of_texts = " of its texts" if facts["task"] == "chat" else ""
+    begun = f"its first {facts['prefix']} tokens{of_texts}"
     if facts["prefix"] is None:
-        begun = "Given everything before its last answer"
+        begun = "everything before its last answer"
     console.print(
-        f"{' '.join((begun, texts)).strip()}, each of these was continued by its own next {facts['suffix']}, verbatim or "
+        f"Given {begun}, each of these was continued by its own next {facts['suffix']}, verbatim or "
         f"nearly (at most {1 - facts['near_from']:.0%} of the tokens edited)"
         + (
             ", and by no model that never saw it."
