@@ -29,10 +29,11 @@ DEV_READY := $(VENV)/dev-installed
 # Tests start many processes, and each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help dev demo test nightly weekly bench lint format clean
+.PHONY: help dev demo chat test nightly weekly bench lint format clean
 
 help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
+	@echo "make chat    fine-tune a small chat model on the conversations of eight made-up clinics, privately"
 	@echo "make dev     create .venv with everything that tests need"
 	@echo "make test    run the tests of every change"
 	@echo "make nightly run more and larger cells of the same (PART=1/8: an eighth of them, as CI does after make test)"
@@ -46,6 +47,11 @@ dev: $(DEV_READY)
 
 demo: $(RUN_READY)
 	$(BIN)/secure-fed demo
+
+# gguf reads the weights of the chat model that examples/chat/smollm2.py downloads.
+chat: $(RUN_READY)
+	$(INSTALL) --quiet gguf
+	$(BIN)/python examples/chat/run.py runs/chat
 
 test: $(DEV_READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

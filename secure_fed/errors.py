@@ -84,7 +84,7 @@ class MethodError(UsageError):
 
 
 class OwnLoopError(UsageError):
-    """A training loop of the user's own breaks a condition of its guarantee; nothing is released."""
+    """A training loop of the user's own breaks a condition of its guarantee; nothing of that step is released."""
 
 
 class RunDirectoryError(UsageError):

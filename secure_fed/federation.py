@@ -22,9 +22,11 @@ from secure_fed.learning.given import given
 from secure_fed.learning.models.devices import idle_gpu
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
+from secure_fed.learning.training.local_function import LocalFunction
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result
+from secure_fed.rounds.local_function import require_function, require_read, require_trainable
 from secure_fed.runs import guarantee, recording, traffic
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.run import run
@@ -54,6 +56,8 @@ class Federation:
     entropy: the source of noise and secret coins, by default the operating system. A run with any other source is not private,
     and its result says so.
     mechanism: a privacy mechanism of yours, as a function of its noise multiplier (docs/adding_a_mechanism.md).
+    local(model, examples, round) -> loss or None: trains the model in place on a client's examples, in round 1, 2, ..., instead
+    of the steps of [training]; any trainer will do, such as TRL's (docs/own_loops.md).
 
     `assembly` holds its parties and their terms.
     """
@@ -72,6 +76,7 @@ class Federation:
         callbacks: Sequence[Any] = (),
         entropy: Entropy | None = None,
         mechanism: Callable[[float], Mechanism] | None = None,
+        local: LocalFunction | None = None,
     ) -> None:
         if not isinstance(config, RunConfig | None):
             message = f"config is a {type(config).__name__}; make a RunConfig, with RunConfig.from_dict or .load"
@@ -86,9 +91,13 @@ class Federation:
             raise ConfigError(message).about("callbacks", deaf[0], "one of these methods")
         self.config = with_absolute_paths(config or RunConfig())
         method = build(self.config)  # first, so that a wrong name fails before anything is loaded
+        if local is not None:
+            require_function(local)
+            require_trainable(self.config, method)
+            require_read(self.config)
         own = (model, train, test, collate, loss, metrics, non_members)
         problem = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
-        self.assembly = assemble(self.config, method, problem, entropy, mechanism)
+        self.assembly = assemble(self.config, method, problem, entropy, mechanism, local=local)
         self.config = self.assembly.config
         self.callbacks = list(callbacks)
         self._result: Result | None = None

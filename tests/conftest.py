@@ -107,6 +107,24 @@ def small_tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small Llama, whose tokenizer has a template."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.secure_fed.tasks.test_chat_template import CHATML, tokenizer
+
+    folder, own = tmp_path_factory.mktemp("chatty"), tokenizer("byte-level BPE", CHATML)
+    own.pad_token = "</s>"
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(vocab_size=len(own), max_position_embeddings=256, **shape)).save_pretrained(folder)
+    own.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Path:
     """A folder with a BERT of one layer and 16 hidden units, without a classifier, as after pre-training."""
     import torch

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -47,6 +49,9 @@ def test_every_example_is_run_here() -> None:
         "own_model.py",
         "own_loop.py",
         "hugging_face_trainer.py",
+        "tiny_decoder.py",
+        "trl_sft.py",
+        "trl_dpo.py",
         "own_files.py",
         "compare_methods.py",
         "private_notes.toml",
@@ -60,6 +65,8 @@ def test_every_example_is_run_here() -> None:
         "load_tickets.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
+    chat = {"clinics.py", "smollm2.py", "ask.py", "run.py", "chat.toml"}
+    assert {path.name for path in (EXAMPLES / "chat").iterdir() if path.is_file()} == chat
     deployment = {"notes.py", "run.toml", "loopback.sh"}  # what they set up runs in tests/secure_fed/flower
     told = {"secure-fed-agent.service", "secure-fed-supernode.service", "secure-fed-superlink.service", "compose.yaml"}
     assert {path.name for path in (EXAMPLES / "deployment").iterdir()} == deployment | told
@@ -147,6 +154,36 @@ def test_the_trainer_makes_every_planned_step_and_logs_no_loss(capsys: pytest.Ca
     assert "Unit: one example." in out
     assert "train_runtime" in out
     assert not re.search("'(train_)?loss'|grad_norm", out)
+
+
+_TRL = {
+    "trl_sft": r"^round \d: training loss [\d.]+, test loss ([\d.]+)$",
+    "trl_dpo": r"^round \d: DPO loss ([\d.]+), accuracy [\d.]+$",
+}
+
+
+@pytest.mark.parametrize("name", _TRL)
+def test_a_trainer_of_trl_is_the_local_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
+    main_ = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    main_.__globals__.update(CLINICS=3, ROUNDS=1, STEPS=2)
+    main_()
+    (loss,) = re.findall(_TRL[name], capsys.readouterr().out, re.MULTILINE)
+    at_the_start = {"trl_sft": math.log(400), "trl_dpo": math.log(2)}[name]  # of weights that know nothing
+    assert float(loss) < at_the_start - 0.02
+    if name == "trl_sft":
+        assert (tmp_path / "adapter" / "adapter_config.json").exists()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", _TRL)
+def test_examples_of_trl(name: str) -> None:
+    losses = [float(loss) for loss in re.findall(_TRL[name], run(EXAMPLES / f"{name}.py"), re.MULTILINE)]
+    assert len(losses) == 3
+    assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.nightly
@@ -240,6 +277,24 @@ def test_compare_methods() -> None:
 def test_every_command_of_the_first_hour_works() -> None:
     """`first_hour.py` runs tickets.py and load_tickets.py too."""
     run(EXAMPLES / "first_hour.py", EXAMPLES.parent / "docs" / "first_hour.md", "--check")
+
+
+@pytest.mark.nightly
+def test_the_chat_of_eight_clinics_with_a_small_model(tmp_path: Path, chatty: Path) -> None:
+    """Every command of the first chat, with a model of sixteen hidden units in SmolLM2's place."""
+    clinics = runpy.run_path(str(EXAMPLES / "chat" / "clinics.py"))
+    few = [row for row, _ in zip(clinics["conversations"](0), range(50), strict=False)]
+    for row in few:
+        assert clinics["is_right"](row, row["messages"][2]["content"])
+        wrong = {**row, "day": next(day for day in clinics["DAYS"] if day != row["day"])}
+        assert not clinics["is_right"](wrong, row["messages"][2]["content"])
+    shutil.copytree(chatty, tmp_path / "smollm2")  # there already, so nothing is downloaded
+    small = ["federation.rounds=1", "training.steps=1", "evaluation.phantoms=0", "model.max_length=256"]
+    said = run(EXAMPLES / "chat" / "run.py", tmp_path, *(part for one in small for part in ("--set", one)))
+    assert "0 of 80 answers name" in said
+    assert '"continuation"' in said
+    assert (tmp_path / "merged" / "model.safetensors").exists()
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
 SMALL = {

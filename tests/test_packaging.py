@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("secure_fed", "privacy", "protocols", "attacks")
-EXTRAS = {"flower", "quantized", "tensorboard", "wandb", "mlflow", "bench", "dev"}
+EXTRAS = {"flower", "quantized", "tensorboard", "wandb", "mlflow", "trl", "bench", "dev"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 

@@ -23,7 +23,8 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
 from secure_fed.errors import UsageError
-from secure_fed.learning.training.local import Job, Train, Trained, train
+from secure_fed.learning.training.local import Job, Train, Trained
+from secure_fed.learning.training.local_function import trainer_of
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import State
 from secure_fed.rounds.canary_clients import canary_setups
@@ -56,7 +57,7 @@ class Reference:
     @classmethod
     def of(cls, assembly: Assembly, inside: NDArray[np.bool_], seed: int) -> Reference:
         """A reference whose members are the units `inside`; noise and secret coins come from `seed`."""
-        desk, data, phantoms = Desk(), assembly.pools["data"], assembly.pools["phantoms"]
+        desk, data, phantoms = Desk(trainer_of(assembly.local)), assembly.pools["data"], assembly.pools["phantoms"]
         of_data = assembly.audit_pool.of == "data"
         dealt = data.split(inside if of_data else data.members)
         beside = phantoms.members if of_data else inside
@@ -115,7 +116,8 @@ class Reference:
 class Desk:
     """Replaces the clients' training function: it notes the job, or returns the job's known result, or trains at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, by: Train) -> None:
+        self._by = by
         self.noted: list[Job] = []
         self._notes = False
         self._ready: deque[tuple[Job, Trained]] | None = None
@@ -131,12 +133,12 @@ class Desk:
         self.noted = []
 
     def train(self, objective: Objective, job: Job) -> Trained:
-        """Local training as `local.train` does it: noted, returned, or done."""
+        """Local training: noted, returned, or done."""
         if self._notes:
             self.noted.append(job)
             raise _NotedError
         if self._ready is None:
-            return train(objective, job)
+            return self._by(objective, job)
         noted, trained = self._ready.popleft()
         if noted.examples is not job.examples:
             raise RuntimeError("the second computation of a reference's round used other clients than the first")
@@ -243,4 +245,5 @@ def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetu
         allowance=_Allowance(math.inf if plan is None or plan.participations is None else plan.participations),
         train=desk.train,
         last=assembly.problem.last,
+        ranks=config.method.ranks_by_name,
     )

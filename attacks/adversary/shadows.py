@@ -20,7 +20,7 @@ Differences from the run:
 References train in lockstep: the clients of all references that train in a round share passes over the base model (module
 `cohort`). For that, a round is computed twice: first up to each client's training, to collect the training jobs, then in full
 with their results. Both draw the same, because all randomness comes from seeds. Where training steps have noise (privacy for
-examples or groups), every client trains by itself.
+examples or groups), and where a function of the user's trains, every client trains by itself.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def trained(
     """A reference for each row of `inside`, trained in lockstep or, without `common`, each client by itself."""
     planned, done = assembly.config.federation.rounds, 0
     rounds = planned if rounds is None else rounds
-    common = common and not assembly.protection.placement.step_noise
+    common = common and not assembly.protection.placement.step_noise and assembly.local is None
     states: list[Tensors] = []
     ways = Ways()
     together = _in_lockstep(assembly) if common else 1

@@ -26,7 +26,7 @@ from attacks.any_model.signals import Floats
 from attacks.extraction.likelihood import log_likelihoods
 from attacks.extraction.similarity import NEAR, similarity
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.tasks.next_tokens import last_scores
+from secure_fed.learning.generation import generated
 
 _TOGETHER = 32
 _ANY = "a"
@@ -104,40 +104,40 @@ def continued(model: Any, given: Windows, before: Sequence[int] = ()) -> Continu
 
     before: tokens that the model reads before each text (`leading`).
     """
-    written: list[list[int]] = []
     found: list[Floats] = []
-    near: list[float] = []
     device = next(model.parameters()).device
-    starts, ends = given.starts, given.ends
-    for first in range(0, len(given.ids), _TOGETHER):
-        some = slice(first, first + _TOGETHER)
-        ids, asked = given.ids[some].to(device), given.asked[some].to(device)
-        ids = torch.cat([ids.new_tensor(list(before)).expand(len(ids), -1), ids], 1)
-        asked = torch.cat([asked.new_zeros(len(ids), len(before)), asked], 1)
-        made = _greedy(model, ids, asked)
-        found.append(log_likelihoods(model, ids, ids.masked_fill(~asked, IGNORED)))
-        pairs = ((one[own].tolist(), true[own].tolist()) for one, true, own in zip(made, ids, asked, strict=True))
-        near += [similarity(*pair) for pair in pairs]
-        written += [
-            row[len(before) + start : len(before) + end]
-            for row, start, end in zip(made.tolist(), starts[some], ends[some], strict=True)
-        ]
+    ids = torch.cat([given.ids.new_tensor(list(before)).expand(len(given.ids), -1), given.ids], 1)
+    asked = torch.cat([given.asked.new_zeros(len(ids), len(before)), given.asked], 1)
+    for start in range(0, len(ids), _TOGETHER):
+        some, looked_for = (part[start : start + _TOGETHER].to(device) for part in (ids, asked))
+        found.append(log_likelihoods(model, some, some.masked_fill(~looked_for, IGNORED)))
     log_probability = np.concatenate(found) if found else np.zeros(0)
     require_numbers(log_probability)
-    return Continued(written, np.array(near), log_probability)
+    made = _greedy(model, ids.tolist(), list(map(_runs, asked.tolist())))
+    both = torch.tensor(made, dtype=ids.dtype).view_as(ids), ids
+    pairs = (tuple(part[row][own].tolist() for part in both) for row, own in enumerate(asked))
+    written = [
+        row[len(before) + start : len(before) + end]
+        for row, start, end in zip(made, given.starts, given.ends, strict=True)
+    ]
+    return Continued(written, np.array([similarity(*pair) for pair in pairs]), log_probability)
 
 
-@torch.no_grad()
-def _greedy(model: Any, ids: Tensor, asked: Tensor) -> Tensor:
-    """The rows with the most likely token at every place that is asked, one after the other; an end token is a token like any
-    other.
-    """
-    made = ids.masked_fill(asked, 0)
-    for at in range(ids.shape[1]):
-        rows = asked[:, at].nonzero()[:, 0]
-        if len(rows):
-            before = made[rows, :at]
-            made[rows, at] = last_scores(
-                model, {"input_ids": before, "attention_mask": torch.ones_like(before)}
-            ).argmax(1)
+def _greedy(model: Any, ids: list[list[int]], runs: Sequence[Sequence[tuple[int, int]]]) -> list[list[int]]:
+    """Each row with the most likely tokens in its runs, one run after the other. Runs of one length share a call."""
+    made = [list(row) for row in ids]
+    for number in range(max(map(len, runs), default=0)):
+        own = {row: several[number] for row, several in enumerate(runs) if number < len(several)}
+        for length in sorted({end - start for start, end in own.values()}):
+            some = [row for row, (start, end) in own.items() if end - start == length]
+            prompts = [made[row][: own[row][0]] for row in some]
+            # Without stops: an end token is a token like any other.
+            for row, new in zip(some, generated(model, prompts, length, batch_size=_TOGETHER), strict=True):
+                made[row][slice(*own[row])] = new
     return made
+
+
+def _runs(asked: Sequence[bool]) -> list[tuple[int, int]]:
+    """The first place of every run of tokens that are asked, and the place behind it."""
+    ends = np.flatnonzero(np.diff([False, *asked, False]))
+    return list(zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True))

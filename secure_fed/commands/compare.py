@@ -120,7 +120,7 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     print(f"secure-fed: {place}, run directory {job.run_dir}", file=sys.stderr, flush=True)
     checkpoint = read_checkpoint(job.run_dir)
     done = read_records(job.run_dir, checkpoint.state.round) if checkpoint else []
-    with ConsoleProgress(job.config.federation.rounds, done, job.config.data.task) as progress:
+    with ConsoleProgress(job.config.federation.rounds, done, job.config.data.task, job.config.data.metric) as progress:
 
         def on_begin(federation: Federation) -> None:
             _warn(federation)

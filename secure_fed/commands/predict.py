@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
+from secure_fed.config.data import WRITE
 from secure_fed.errors import ConfigError, DataError, StorageError, UsageError, plainly
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     read = "as for training, or .txt, one text a line; default: lines of stdin"
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help=read)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write .jsonl or .csv, instead of printing JSON lines")
-    new = f"tokens to write after a text (causal_lm; default: {_NEW_TOKENS}; 0: none)"
+    new = f"tokens to write after a text ({'|'.join(WRITE)}; default: {_NEW_TOKENS}; 0: none)"
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help=new)
     temperature = "draw tokens at this temperature (default: the most likely token)"
     parser.add_argument("--temperature", type=float, metavar="T", help=temperature)
@@ -72,11 +73,13 @@ def run(chosen: argparse.Namespace) -> None:
 
 def _new_tokens(chosen: argparse.Namespace, config: RunConfig) -> int:
     """The number of tokens to generate after each text. --max-new-tokens and --temperature need a task that generates."""
-    generates = config.data.task == "causal_lm"
+    generates = config.data.task in WRITE
     count = _NEW_TOKENS if chosen.max_new_tokens is None else int(chosen.max_new_tokens)
     for option, value in (("--max-new-tokens", chosen.max_new_tokens), ("--temperature", chosen.temperature)):
         if value is not None and not generates:
-            raise ConfigError(f"{option} has no effect: this run's data.task is {config.data.task!r}, not 'causal_lm'")
+            raise ConfigError(
+                f"{option} has no effect: this run's data.task is {config.data.task!r}, which writes no texts"
+            )
     if count < 0:
         raise ConfigError(f"--max-new-tokens is {count}, but it must be at least 0")
     if chosen.temperature is not None and not 0 < chosen.temperature < math.inf:
@@ -118,13 +121,15 @@ def _answers(
     from secure_fed.learning import tasks
     from secure_fed.learning.data.texts import column
 
-    judged: Iterator[dict[str, Any]] = iter([{}] * len(table))
-    if not columns.text_b or columns.text_b in table.columns:
-        judged = run.predict(*tasks.build(run.config.data).texts([table]))
+    task, judged = tasks.build(run.config.data), iter([dict[str, Any]()] * len(table))
+    pairs = not columns.text_b or columns.text_b in table.columns
+    texts = task.texts([table]) if pairs else (column(table, columns.text, "data.text"), None)
+    if pairs:
+        judged = run.predict(*texts)
     if not new_tokens:
         yield from judged
         return
-    prompts = column(table, columns.text, "data.text")
+    prompts = texts[0]
     written = run.generate(prompts, new_tokens, temperature=temperature, seed=seed)
     yield from (answer | {"continuation": text} for answer, text in zip(judged, written, strict=True))
 

@@ -113,7 +113,9 @@ def _ran(config: RunConfig, asked: str | None, name: str, *, resume: bool) -> tu
         print(f"secure-fed: {config.method.name} of {config.model.name}, run directory {out}", file=sys.stderr)
         checkpoint = read_checkpoint(out)
         done = read_records(out, checkpoint.state.round) if checkpoint else []
-        progress = stack.enter_context(ConsoleProgress(config.federation.rounds, done, config.data.task))
+        progress = stack.enter_context(
+            ConsoleProgress(config.federation.rounds, done, config.data.task, config.data.metric)
+        )
         federation = Federation(config)
         _tell(federation)
         federation.callbacks += [*asked_for(config, out, len(done)), progress]

@@ -1,6 +1,9 @@
-"""Settings that require or exclude others, outside privacy: federation, partition of the data, diagnostics, phantoms."""
+"""Settings that require or exclude others, outside privacy: federation, partition of the data, answers, diagnostics,
+phantoms."""
 
 from __future__ import annotations
+
+import re
 
 from secure_fed.config import privacy_checks
 from secure_fed.config.evaluation import DIAGNOSTICS, LOCAL_DIAGNOSTICS
@@ -17,8 +20,10 @@ def together(config: Sections) -> None:
         why = "a phantom has no examples to be weighted by; set federation.weighting = 'uniform'"
         refuse(config, "evaluation.phantoms", "federation.weighting = 'examples'", why)
     _partition(config)
+    _answers(config)
     _diagnostics(config)
     _device_map(config)
+    _ranks(config)
     if config.training.lr_warmup >= config.federation.rounds:
         message = (
             f"training.lr_warmup is {config.training.lr_warmup}, not below federation.rounds = {config.federation.rounds}: "
@@ -85,6 +90,11 @@ def _robust(config: Sections) -> None:
         ),
         ("evaluation.phantoms", bool(config.evaluation.phantoms), "phantoms are scored by sums; use 'mean'"),
         (
+            "method.ranks",
+            bool(config.method.ranks),
+            "a rank that fewer than half of the clients train would have a median of zero, and never learn; use 'mean'",
+        ),
+        (
             "a cohort of fewer than 3 clients",
             min(config.federation.cohort or 3, config.federation.clients or 3) < 3,
             "of two changes neither can be identified as the outlier; raise federation.cohort",
@@ -112,6 +122,22 @@ def _partition(config: Sections) -> None:
             wrong(config, f"data.{setting}", f"set with data.partition = {kind!r}", message)
 
 
+def _answers(config: Sections) -> None:
+    """Refuse answers without a metric, and a pattern that is no regular expression."""
+    data = config.data
+    if config.evaluation.generate and not data.metric:
+        message = (
+            f"evaluation.generate is {config.evaluation.generate}, but data.metric names no way to compare answers: set it to "
+            "'exact_match', 'f1' or 'rouge_l'"
+        )
+        wrong(config, "data.metric", "set with evaluation.generate", message)
+    try:
+        re.compile(data.answer_pattern)
+    except re.error as error:
+        message = f"data.answer_pattern is {data.answer_pattern!r}, which is no regular expression: {error}; correct it"
+        wrong(config, "data.answer_pattern", "a regular expression", message)
+
+
 def _device_map(config: Sections) -> None:
     """Refuse a divided model under privacy of examples, and a memory that cannot be read."""
     if config.model.memory is not None and config.model.device_map and config.privacy.unit in ("example", "group"):
@@ -120,6 +146,25 @@ def _device_map(config: Sections) -> None:
             "model.quantization, or protect clients"
         )
         refuse(config, "model.device_map", f"privacy.unit = {config.privacy.unit!r}", why)
+
+
+def _ranks(config: Sections) -> None:
+    """Refuse ranks of clients that cannot be read, or that the global adapter does not have."""
+    method, limit = (
+        config.method,
+        f"NAME=RANK once for each client, with ranks from 1 to method.rank = {config.method.rank}",
+    )
+    try:
+        wrong_ranks = [f"{name}={rank}" for name, rank in method.ranks_by_name.items() if not 1 <= rank <= method.rank]
+    except ValueError as error:
+        wrong_ranks = list(error.args)
+    if wrong_ranks:
+        wrong(
+            config, "method.ranks", limit, f"method.ranks has the entry {wrong_ranks[0]!r:.80}, but it must be {limit}"
+        )
+    if method.ranks and method.double_rank:
+        why = "double_rank compares methods at equal trained size; leave it out, and set method.rank"
+        refuse(config, "method.ranks", "method.double_rank = true", why)
 
 
 def _diagnostics(config: Sections) -> None:

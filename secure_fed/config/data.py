@@ -9,6 +9,7 @@ from secure_fed.config.setting import key
 from secure_fed.errors import ConfigError
 
 _MEMORY = re.compile(r"(\d+|cpu|mps)=(\d+(?:\.\d+)?[KMG]i?B)")
+WRITE = ("causal_lm", "chat")  # tasks whose models write texts
 _NOTES = 10_000_000  # record numbers are distinct up to here
 
 
@@ -161,4 +162,14 @@ class DataConfig:
     )
     chat_template: str = key(
         "", "a file with a Jinja template in place of the tokenizer's own; a model without one gets ChatML (chat)"
+    )
+    metric: str = key(
+        "",
+        "how written answers are compared with targets: exact_match, f1 of words, or rouge_l (with evaluation.generate)",
+        choices=("", "exact_match", "f1", "rouge_l"),
+    )
+    answer_pattern: str = key(
+        "",
+        "regular expression whose first group, or else whole match, exact_match compares, such as '#### (.*)'; empty: all of "
+        "both texts",
     )

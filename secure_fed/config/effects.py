@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from secure_fed.config.data import WRITE
 from secure_fed.config.sections import Sections
 
 
@@ -115,6 +116,14 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.privacy.unit != "none" or c.evaluation.audit_unit == "client",
         "privacy.unit to be set, or evaluation.audit_unit = 'client': without privacy there are no per-example gradients",
     ),
+    (
+        "evaluation.generate",
+        lambda c: c.data.task in WRITE and (c.data.task != "causal_lm" or bool(c.data.text_b)),
+        "data.task = 'chat', or 'causal_lm' and data.text_b, the column of the right answers",
+    ),
+    ("evaluation.max_new_tokens", lambda c: c.evaluation.generate > 0, "evaluation.generate above 0"),
+    ("data.metric", lambda c: c.evaluation.generate > 0, "evaluation.generate above 0"),
+    ("data.answer_pattern", lambda c: c.data.metric == "exact_match", "data.metric = 'exact_match'"),
     ("evaluation.non_members", _own_data, "data of your own: the built-in notes have test rows of the same kind"),
     ("evaluation.canaries", lambda c: c.audit_fraction > 0, "evaluation.audit_fraction above 0"),
     ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),

@@ -90,3 +90,7 @@ class EvaluationConfig:
     bandwidth: float | None = key(
         None, "a client's bandwidth in megabytes a second: report how long the run would take", above=0.0, optional=1.0
     )
+    generate: int = key(
+        0, "test rows to which an evaluation writes answers, compared by data.metric; 0: none", at_least=0
+    )
+    max_new_tokens: int = key(64, "the most tokens of such an answer", at_least=1)

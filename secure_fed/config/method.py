@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 
 from secure_fed.config.setting import key
@@ -94,6 +95,22 @@ class MethodConfig:
         "global with privacy.unit = client, where votes would need noise of their own",
         choices=("auto", "votes", "global"),
     )
+    ranks: tuple[str, ...] = key(
+        (),
+        "ranks that clients of unlike machines train, NAME=RANK for every client, each at most method.rank (fedlora, ffa_lora, "
+        "fra_lora); empty: all train method.rank",
+    )
+
+    @property
+    def ranks_by_name(self) -> dict[str, int]:
+        """`ranks` by client; empty if it is not set. ValueError for an entry of another form than NAME=RANK."""
+        found = {}
+        for entry in self.ranks:
+            read = re.fullmatch("(.+)=([0-9]{1,6})", entry, re.DOTALL | re.ASCII)
+            if read is None or read[1] in found:
+                raise ValueError(entry)
+            found[read[1]] = int(read[2])
+        return found
 
     def left_alone(self, option: str) -> bool:
         """Whether the setting `option` has its default, or its default of an earlier version.

@@ -152,6 +152,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         {
             ("model", "name"): _absolute(config.model.name, Path.is_dir),
             ("data", "name"): _absolute(data.name, Path.is_dir),
+            ("data", "chat_template"): _absolute(data.chat_template),
             **{("privacy", name): _made_absolute(getattr(config.privacy, name)) for name in ("ledger", "ledger_heads")},
             **{("data", name): _each_absolute(getattr(data, name)) for name in ("train", "test")},
             ("evaluation", "non_members"): _each_absolute(config.evaluation.non_members),

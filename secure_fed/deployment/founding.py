@@ -24,6 +24,7 @@ from secure_fed.methods import build
 from secure_fed.rounds.cohort import counts_on_secrecy
 from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
+from secure_fed.rounds.ranks import require_ranks
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.durable import atomic_write
 from secure_fed.runs.ledger_heads import require_made
@@ -116,6 +117,7 @@ def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
         raise ConfigError(f"{one.setting} = {one.value!r} {one.why}: set it to {one.limit}").about(
             one.setting, one.value, one.limit
         )
+    require_ranks(config, [member.name for member in members])
     unit, clients = config.privacy.unit, config.federation.clients
     if clients not in (None, len(members)):
         message = f"federation.clients = {clients} differs from the number of cards, {len(members)}: leave it out"

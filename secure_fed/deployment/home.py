@@ -65,11 +65,14 @@ class NodeSection:
     device_map: str = key("", "as model.device_map: auto, balanced or sequential; empty: all of the model on device")
     max_memory: tuple[str, ...] = key((), "as model.max_memory: the most of the model on each device")
     units: int = key(0, "how many examples or persons the data have, for federations that protect these", at_least=0)
+    local: str = key(
+        "", "FILE.py:NAME of a function of yours that trains here in place of the charter's steps; no charter names one"
+    )
 
 
 @dataclass(frozen=True)
 class Home:
-    """A node's folder, read and checked. train: its files."""
+    """A node's folder, read and checked. train: its files. local: the name of the owner's function, "" without one."""
 
     folder: Path
     identity: Identity
@@ -78,6 +81,7 @@ class Home:
     policy: Policy
     model: ModelHere
     units: int = 0
+    local: str = ""
 
     @classmethod
     def load(cls, folder: Path) -> Home:
@@ -95,7 +99,7 @@ class Home:
         model = ModelHere.of(node)
         if node.model and not node.model.startswith("builtin/") and (folder / node.model).is_dir():
             model = replace(model, folder=str((folder / node.model).absolute()))
-        return cls(folder, identity, node.name, train, policy, model, node.units)
+        return cls(folder, identity, node.name, train, policy, model, node.units, node.local)
 
     def federation(self, digest: bytes) -> Path:
         """The folder of this node's state in the federation whose charter has this digest."""

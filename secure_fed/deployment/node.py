@@ -26,6 +26,7 @@ from secure_fed.deployment.home import Home
 from secure_fed.deployment.journal import Journal
 from secure_fed.deployment.memberships import closed
 from secure_fed.deployment.message_kinds import End, Ended, Left, Message, Offer, Refusal
+from secure_fed.deployment.own_function import function_in
 from secure_fed.deployment.own_ledger import OwnLedger
 from secure_fed.deployment.party import Own, Party
 from secure_fed.deployment.policy import PolicyError, named, require
@@ -52,6 +53,7 @@ class Node:
 
     def __init__(self, folder: Path, entropy: Entropy | None = None) -> None:
         self.home = Home.load(folder)
+        self._local = function_in(folder, self.home.local) if self.home.local else None
         self._journal = Journal(folder)
         self._entropy = entropy
         self._joined: _Joined | None = None
@@ -99,7 +101,7 @@ class Node:
         if (name := charter.members[number].name) != self.home.name:
             raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")
         home = self.home
-        own = Own(home.identity, home.train, OwnLedger.of(home), home.model)
+        own = Own(home.identity, home.train, OwnLedger.of(home), home.model, self._local)
         party = Party(charter, own, self.home.federation(charter.digest), self._entropy)
         self.close()
         self._joined = _Joined(charter, party)

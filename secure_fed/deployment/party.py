@@ -32,7 +32,9 @@ from secure_fed.deployment.own_settings import ModelHere
 from secure_fed.deployment.problem import of_node
 from secure_fed.errors import ModelError
 from secure_fed.learning.models.kept import PASS_SIZES
+from secure_fed.learning.training.local_function import LocalFunction
 from secure_fed.methods import build
+from secure_fed.rounds.local_function import require_trainable
 from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.transport import Participant, Reply, Request, Stage, Staged
@@ -44,12 +46,16 @@ from secure_fed.runs.parties import rounds_paid
 
 @dataclass(frozen=True)
 class Own:
-    """A member's own settings: its key, its data, their ledger over all federations, and the base model on this machine."""
+    """A member's own settings: its key, its data, their ledger over all federations, and the base model on this machine.
+
+    local: the owner's function, which trains in place of the charter's steps; the charter's parties neither choose nor see it.
+    """
 
     identity: Identity
     train: tuple[Path, ...]
     ledger: OwnLedger
     model: ModelHere
+    local: LocalFunction | None = None
 
 
 class Party:
@@ -61,11 +67,14 @@ class Party:
         self._own, self._folder = own, folder
         self._budget: RunBudget | None = None
         config = _here(charter.config, own)
+        method = build(config)
+        if own.local is not None:
+            require_trainable(config, method)
         problem = of_node(charter, config, self.number, own.train)
         registry = Registry(len(charter.members), charter.identities, {self.number: own.identity})
         players = OneClient(OnDisk(folder / "sessions"))
         elsewhere = Elsewhere(charter.run, registry, players)
-        self.assembly = assemble(config, build(config), problem, entropy, elsewhere=elsewhere)
+        self.assembly = assemble(config, method, problem, entropy, elsewhere=elsewhere, local=own.local)
         _require_same_model(charter, self.assembly)
         self.room = self._room()
         self.assembly.require_by_trials()

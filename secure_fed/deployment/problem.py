@@ -16,6 +16,7 @@ from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter
 from secure_fed.errors import DataError
 from secure_fed.learning import tasks
+from secure_fed.learning.answers import asked
 from secure_fed.learning.data import fingerprint, sources
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.labels import Vocabulary
@@ -59,12 +60,14 @@ def of_coordinator(charter: Charter, config: RunConfig, test: Sequence[Path]) ->
     """The problem with the coordinator's test set, and nobody's training examples."""
     task = tasks.build(config.data)
     rows = sources.of_known_classes(task, test, _classes(charter), "data.test")
+    questions = asked(config, task, rows)
     problem = _without_examples(charter, config)
     examples = encoded(task, problem.tokenizer, rows, config.model.max_length)
     examples = examples.take(with_room(examples))
     tested = {"from": sources.FILES, "rows": len(examples)}
     common = Commonest.among(task.counted(rows))
-    return replace(problem, test=examples, facts={**problem.facts, "test": tested}, commonest=common)
+    facts = {**problem.facts, "test": tested}
+    return replace(problem, test=examples, facts=facts, commonest=common, asked=questions)
 
 
 def _without_examples(charter: Charter, config: RunConfig) -> Problem:

@@ -18,7 +18,15 @@ from secure_fed.deployment.envelope import EnvelopeError
 from secure_fed.deployment.message_kinds import Refusal
 from secure_fed.deployment.policy import PolicyError
 from secure_fed.deployment.seal import Forged
-from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RequestError, SecureFedError
+from secure_fed.errors import (
+    ConfigError,
+    DataError,
+    MethodError,
+    ModelError,
+    OwnLoopError,
+    RequestError,
+    SecureFedError,
+)
 
 Expected = SecureFedError | PrivacyError | protocol.ProtocolError
 
@@ -52,6 +60,7 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (LedgerError, "the ledger of its budget cannot be used for this charter ([privacy])"),
     (PrivacyError, "it cannot give the guarantee of this charter ([privacy])"),
     (DataError, "its data do not fit the charter ([data]), or not the number of units on its card"),
+    (OwnLoopError, "its owner's function for the local step broke a condition"),
     (ModelError, "its base model cannot be used, or is another: take the same model on all machines (model.name)"),
     (MethodError, "it cannot train with the charter's method ([method])"),
     (ConfigError, "it cannot use a setting of the charter"),

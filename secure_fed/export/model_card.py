@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from secure_fed.config import RunConfig
+from secure_fed.config import DataConfig, RunConfig
 from secure_fed.export.peft_folder import POOLED
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.methods.method import Card
@@ -169,7 +169,7 @@ def run_facts(
     facts = {
         "method": f"{method.name} ({method.paper})",
         "rounds": f"{rounds}{_averaged(config, rounds)}",
-        **(_NOT_TOLD if measured is None else _measured(config.data.task, measured)),
+        **(_NOT_TOLD if measured is None else _measured(config.data, measured)),
         **_membership(membership or {}),
     }
     if noise_alone:
@@ -193,10 +193,10 @@ def _averaged(config: RunConfig, rounds: int) -> str:
     )
 
 
-def _measured(task: str, found: Mapping[str, float]) -> dict[str, str]:
+def _measured(data: DataConfig, found: Mapping[str, float]) -> dict[str, str]:
     """The first metrics of a task on the test set; if the task has an accuracy, its row is there even without a value."""
     rows: dict[str, str] = {}
-    names = ("accuracy", *first_metrics(task))
+    task, names = data.task, ("accuracy", *first_metrics(data.task, data.metric))
     for name in reversed(names) if leads(task) else names:
         if isinstance(value := found.get(name), int | float):
             rows[f"{spoken(name)} on the test set"] = f"{value:.4f}"

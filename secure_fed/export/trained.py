@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,22 +14,24 @@ from torch import nn
 
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
+from secure_fed.config.data import WRITE
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.export.adapter_folder import base_model
 from secure_fed.export.export import Adapted, write_adapter, write_merged
-from secure_fed.export.generation import chooser, continued
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.learning import tasks
+from secure_fed.learning.answers import answers
 from secure_fed.learning.data.encode import batches, pad_id
 from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.generation import prompt_room
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.next_tokens import rows_together
-from secure_fed.learning.tasks.task import Answer
+from secure_fed.learning.tasks.task import Answer, Writes
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State, fits
@@ -125,20 +127,34 @@ class Trained:
             yield found.get(index, {})
 
     def generate(
-        self, prompts: Sequence[str], max_new_tokens: int = 32, *, temperature: float = 0.0, seed: int = 0
-    ) -> Iterator[str]:
-        """A language model's continuation of each prompt, in order: up to `max_new_tokens` tokens, or up to its end token.
+        self, prompts: Sequence[Any], max_new_tokens: int = 32, *, temperature: float = 0.0, seed: int = 0
+    ) -> list[str]:
+        """What a language model writes after each prompt, in order: up to `max_new_tokens` tokens, or up to its end token.
 
-        temperature: at 0 the most likely token is taken; above 0 tokens are drawn, by `seed`.
+        prompts: texts; of a chat model questions, or lists of {role, content}, whose last answer is left out.
+
+        temperature: at 0 the most likely token is taken; above 0 tokens are drawn, by `seed`. Of a long prompt the model reads
+        the last `model.max_length` tokens, or fewer if prompt and answer would need more positions than the model has.
         """
-        _require_texts("prompts", prompts)
-        if self.config.data.task != "causal_lm":
-            task = self.config.data.task
-            message = f"this run's data.task is {task!r}, and only 'causal_lm' writes texts"
-            raise ConfigError(message).about("data.task", task, "'causal_lm'")
-        choose, settings = chooser(temperature, seed), self.config.evaluation
-        length = self.config.model.max_length
-        return continued(self.model, self.tokenizer, prompts, length, max_new_tokens, choose, settings.batch_size)
+        name = self.config.data.task
+        _require_texts("prompts", prompts, words=name == "chat")
+        if name not in WRITE:
+            message = f"this run's data.task is {name!r}, whose models write no texts"
+            raise ConfigError(message).about("data.task", name, f"one of {', '.join(WRITE)}")
+        task, model = tasks.build(self.config.data), self.model
+        rows = Rows(tuple(map(task.line, prompts)), (None,) * len(prompts), ())
+        room = prompt_room(model, self.config.model.max_length, max_new_tokens, "--max-new-tokens")
+        return answers(
+            cast(Writes, task),
+            model,
+            self.tokenizer,
+            rows,
+            room,
+            max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            batch_size=self.config.evaluation.batch_size,
+        )
 
     def export(self, out_dir: str | Path, *, merged: bool = False) -> Path:
         """Write the adapter, or with `merged` the whole model; refuses a folder that is not empty."""

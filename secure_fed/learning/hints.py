@@ -13,6 +13,7 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.on_disk import in_parts
 from secure_fed.learning.models.architecture import means_tokens, reads_the_mean
+from secure_fed.learning.tasks.chat_template import ChatTemplate
 from secure_fed.learning.tasks.item_extras import ASIDE
 
 _MANY_UNKNOWN, _MANY_CUT = 0.2, 0.02
@@ -51,6 +52,11 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, mo
     most = config.model.max_length
     if config.data.task == "chat":
         yield from _of_chats(encoded, which, most)
+        if not ChatTemplate.of(tokenizer).divides_by_tokens:
+            yield (
+                f"the chat template divides turns by plain text, for which the tokenizer of {config.model.name} has no tokens, "
+                "so a text of the data can fake a turn: set data.chat_template to one with control tokens"
+            )
     cut = float((encoded.lengths >= most).mean()) if config.data.task not in ("question_answering", "chat") else 0.0
     if cut >= _MANY_CUT:
         yield f"{cut:.0%} of the {which} texts reach model.max_length = {most} and are cut there; raise it if their ends matter"

@@ -16,6 +16,7 @@ from torch import nn
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
+from secure_fed.learning.answers import Asked, asked
 from secure_fed.learning.data import division, fingerprint, partition, sources
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.holdout import is_declared
@@ -44,7 +45,7 @@ class Problem:
     examples are on other machines and not in `train`. commonest: the most frequent label of the test set, if accuracy counts
     labels and the test rows were not held out of private rows. note: a sentence on the objects that a user gave, or empty.
     non_members: examples that a user named as trained on by no client; empty if there are none. left_out: training examples
-    that have no room in `model.max_length` tokens.
+    that have no room in `model.max_length` tokens. asked: the test rows to which evaluations write answers, or None.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class Problem:
     fixed: tuple[str, ...] = ()
     non_members: Sequence[Any] = ()
     left_out: int = 0
+    asked: Asked | None = None
 
     @property
     def lazy(self) -> bool:
@@ -104,6 +106,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
             unit=config.privacy.unit,
             non_members=config.evaluation.non_members,
         )
+    questions = asked(config, task, source.test)
     labels = source.train.label_names
     strata = tuple(task.strata(source.train, seed))
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
@@ -126,6 +129,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
         test=test.take(room),
+        asked=questions,
         non_members=() if source.others is None else _fitting(tokenised(config, task, tokenizer, source.others)),
         collate=task.collate(tokenizer),
         loss=loss,

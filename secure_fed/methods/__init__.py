@@ -86,7 +86,7 @@ def _require_read(config: MethodConfig, chosen: Card) -> None:
             raise ConfigError(
                 f"method.{option} = {getattr(config, option)!r} has no effect with method.name = {config.name!r}: "
                 f"leave it out, or use {named}, which read it"
-            )
+            ).about(f"method.{option}", getattr(config, option), f"unset with method.name = {config.name!r}")
 
 
 def require_known(name: str) -> None:

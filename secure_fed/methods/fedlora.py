@@ -23,7 +23,7 @@ CARD = Card(
     paper="Trautmann et al., 2025, section III.A; FedLR in Yan et al., arXiv 2404.18848",
     travels="A, B, head",
     mean_exact=False,
-    options=LORA_OPTIONS,
+    options=(*LORA_OPTIONS, "ranks"),
 )
 
 

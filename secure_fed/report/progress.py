@@ -32,9 +32,12 @@ class ConsoleProgress:
 
     Without a terminal it is a plain line after every round, and within a round one every quarter of a minute. A resumed run
     starts after the rounds that are `done`. A display that fails stops no run. task: its headline metric is shown first.
+    of_answers: the metric of written answers, which is shown too.
     """
 
-    def __init__(self, rounds: int, done: Sequence[Record] = (), task: str = "classification") -> None:
+    def __init__(
+        self, rounds: int, done: Sequence[Record] = (), task: str = "classification", of_answers: str = ""
+    ) -> None:
         self._console = PlainConsole(stderr=True)
         self._bar = Progress(
             TextColumn("round"),
@@ -47,7 +50,7 @@ class ConsoleProgress:
             expand=True,
         )
         self._rounds, self._begun, self._finished = rounds, len(done), len(done)
-        self._metrics = tuple(dict.fromkeys((headline(task), "accuracy", *_BESIDE)))
+        self._metrics = tuple(dict.fromkeys((headline(task), "accuracy", *_BESIDE, of_answers)))
         self._plan: Plan | None = None
         self._charges: Charges | None = None
         self._epsilon = ""

@@ -19,6 +19,7 @@ from secure_fed.learning.training.trial import parameters_stay
 from secure_fed.methods.method import Contextual, RoundPlan, State
 from secure_fed.rounds.client_setup import ClientSetup
 from secure_fed.rounds.clipped import clipped
+from secure_fed.rounds.ranks import whole
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.tensors.layout import Layout, LayoutError
 from secure_fed.tensors.tensors import Tensors
@@ -186,12 +187,13 @@ class Client:
         setup = self._setup
         self._before = self._start(request)
         trained = self._trained(request)
-        latest = self.personal | trained.after
+        after = whole(trained.after, self._before)
+        latest = self.personal | after
         # Copies, since other clients have views of the same tensors.
         own = Tensors((name, latest.tensor(name).clone()) for name in setup.personal)
         if own.is_finite():  # tensors that diverged are not kept for the next round
             self.kept = own
-        self._after = trained.after.without(setup.personal)
+        self._after = after.without(setup.personal)
         self._loss = float("nan") if setup.protection.placement.private else trained.loss
         if setup.watch is not None:
             setup.watch(self._before, self._after, self._weight)
@@ -201,7 +203,7 @@ class Client:
         return self._setup.initial | request.tensors | self.personal | self._context
 
     def _job(self, start: Tensors, request: Request) -> Job:
-        return self._setup.job(start, request, self.examples, self._rng(request.round))
+        return self._setup.job(start, request, self.examples, self._rng(request.round), self.name)
 
     def _charged(self, job: Job, request: Request) -> Job:
         """The job with private steps, as many as the client's budget has left."""

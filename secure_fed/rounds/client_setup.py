@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ from secure_fed.learning.training.schedule import Falling
 from secure_fed.methods.method import Method
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.ranks import part
 from secure_fed.rounds.transport import Request
+from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -32,7 +34,8 @@ class ClientSetup:
     watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
     train: local training without noise in its steps, `local.train` or an equivalent. ways: the measured facts about common
     passes. attendance: the rounds that clients took part in, where a public order fixes their turns. acceptable: the bounds on
-    requests. last: the names of the head's last layer. rounds: of the run.
+    requests. last: the names of the head's last layer. rounds: of the run. ranks: by the name of a client, the number of ranks
+    that it trains, if it may not be all.
     """
 
     objective: Objective
@@ -53,11 +56,16 @@ class ClientSetup:
     attendance: Attendance | None = None
     acceptable: Acceptable | None = None
     last: tuple[str, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
-    def job(self, before: Tensors, request: Request, examples: Sequence[Any], rng: np.random.Generator) -> Job:
-        """The local training that a request asks for."""
+    def job(
+        self, before: Tensors, request: Request, examples: Sequence[Any], rng: np.random.Generator, name: str = ""
+    ) -> Job:
+        """The local training that a request asks for. name: of a client, which may train a part of the ranks."""
         falling = Falling(self.training, request.round, self.rounds)
-        trainable = request.plan.trainable
-        return Job(
-            before, trainable, examples, self.collate, self.training, request.lr, rng, last=self.last, falling=falling
-        )
+        trainable, round_ = request.plan.trainable, request.round
+        made = Job(before, trainable, examples, self.collate, self.training, request.lr, rng, round=round_)
+        job = replace(made, last=self.last, falling=falling)
+        if name not in self.ranks:
+            return job
+        return replace(job, before=part(before, self.ranks[name]), whole=Layout.of(before.select(trainable)))

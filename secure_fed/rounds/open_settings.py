@@ -39,13 +39,14 @@ def settled(
     personal: Collection[str] = (),
     scoring: bool,
     decoder: bool = False,
+    steps: bool = True,
 ) -> RunConfig:
     """The configuration without `auto` in the settings of clients' protection, and with steps that suit the protection.
 
     clients: their number. own: the mechanism is the user's, which noises only unmasked sums over secret coins. width: of the
     model's hidden states, where the model has one. sizes: the numbers of the clients' examples, where they are known.
     personal: tensors that are never sent. scoring: whether a last layer of a head trains.
-    decoder: whether the model continues texts.
+    decoder: whether the model continues texts. steps: whether clients train by the steps of [training].
     """
     privacy, federation = config.privacy, config.federation
     if not scoring and config.training.head_factor not in (None, 1.0):
@@ -55,9 +56,10 @@ def settled(
         ).about("training.head_factor", config.training.head_factor, "1")
     trained = initial.tensors.select(method.plan(initial).trainable).without(personal).numel
     usual = method.card.head_factor_of(width) if scoring else 1.0
-    steps = step_lengths.local_steps(config, sizes) if privacy.unit == "none" else None
-    rate = method.card.lr_of(width, steps, decoder=decoder)
-    config = config.replace(step_lengths.of_clients(config, rate, usual, trained, own=own))
+    if steps:
+        planned = step_lengths.local_steps(config, sizes) if privacy.unit == "none" else None
+        rate = method.card.lr_of(width, planned, decoder=decoder)
+        config = config.replace(step_lengths.of_clients(config, rate, usual, trained, own=own))
     config = config.replace(step_lengths.of_server(config, method, own=own))
     if isinstance(method, Settling):
         config = config.replace({("method", name): value for name, value in method.settings(federation.rounds).items()})

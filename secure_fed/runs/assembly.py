@@ -20,17 +20,20 @@ from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.models.kept import user_file
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort.trainings import Ways
+from secure_fed.learning.training.local_function import LocalFunction, trainer_of
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import Method, State
 from secure_fed.rounds.charges import Charges
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import with_phantoms
 from secure_fed.rounds.diagnostics.watch import Watch, watch
+from secure_fed.rounds.local_function import require_function, require_trainable, require_undivided
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, allowed, behind_masks, in_process
 from secure_fed.rounds.open_settings import reached
 from secure_fed.rounds.phantoms.clients import Phantom
 from secure_fed.rounds.protect import protect, require_by_trials, require_protectable, require_steady
 from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.ranks import part
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.step_lengths import paced, unhurt
 from secure_fed.rounds.transport import Transport
@@ -47,7 +50,8 @@ class Assembly:
     train: units held out of the "data", and "phantoms", which are nobody's data. initial: the state before the first round.
     base_digest: of the model before the method changed it. phantoms: clients without data, indexed after `clients`. masks: both
     sides of secure aggregation, if it is enabled. ways: how clients train in common passes. usual_rate: the server's learning
-    rate without regard to the noise. everybody_here: whether all clients are in this process.
+    rate without regard to the noise. everybody_here: whether all clients are in this process. local: the function by which
+    they train, if it is the user's.
     """
 
     config: RunConfig
@@ -70,6 +74,7 @@ class Assembly:
     ways: Ways
     usual_rate: float
     everybody_here: bool
+    local: LocalFunction | None
 
     @property
     def audit_pool(self) -> AuditPool:
@@ -88,19 +93,16 @@ class Assembly:
         """Refuse, by trials on examples, a model or a loss for which the guarantee would not hold.
 
         Trials take time. So they come after everything that can be refused at once, and before budget is reserved: a run that
-        a trial refuses has spent nothing.
+        a trial refuses has spent nothing. A function of the user's is not tried: each of its calls is checked.
         """
-        problem, plan = self.problem, self.method.plan(self.initial)
+        if self.local is not None:
+            return
+        problem, plan, whole = self.problem, self.method.plan(self.initial), self.initial.tensors
+        ranks = sorted(set(self.config.method.ranks_by_name.values()))
         if self.protection.placement.private:
             self.objective.kept.files = [file for file in [user_file()] if file is not None]
-        require_by_trials(
-            self.protection,
-            self.objective,
-            problem.here,
-            problem.collate,
-            plan,
-            self.initial.tensors,
-        )
+        for tensors in [part(whole, rank) for rank in ranks] or [whole]:
+            require_by_trials(self.protection, self.objective, problem.here, problem.collate, plan, tensors)
 
 
 def assemble(
@@ -112,20 +114,26 @@ def assemble(
     elsewhere: Elsewhere | None = None,
     *,
     masked: bool = True,
+    local: LocalFunction | None = None,
 ) -> Assembly:
     """The federation of a configuration over a problem, `whole` with everybody's examples. Refuses impossible settings, except
     what only trials can show (`Assembly.require_by_trials`).
 
     mechanism: makes the user's own mechanism from a noise multiplier. elsewhere: for a federation whose clients are on separate
     machines; the problem then has this machine's examples. masked: False leaves out the masks of secure aggregation, for a plan
-    of the noise alone.
+    of the noise alone. local: the function by which the clients here train, in place of the steps of [training].
     """
     require_choosable(config, whole.facts)
-    start, protection, pool, usual_rate = _protected(config, method, whole, entropy, mechanism)
+    if local is not None:
+        require_function(local)
+        require_trainable(config, method)
+        require_undivided(config, whole.model)
+    steps = local is None or elsewhere is not None  # other machines have steps on whose rate all parties agree
+    start, protection, pool, usual_rate = _protected(config, method, whole, entropy, mechanism, steps=steps)
     config, problem, tensors, objective = start.config, start.problem, start.tensors, start.objective
     initial = State(tensors, clip_norm=protection.clip_norm)
     watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
-    parties = parties_of(start, protection, pool, watched)
+    parties = parties_of(start, protection, pool, watched, trainer_of(local))
     masks = _masks(start, parties, elsewhere) if masked else None
     server = replace(parties.server, summing=masks.sums) if masks else parties.server
     _require_precise(masks, server, initial, config.federation.rounds)
@@ -150,6 +158,7 @@ def assemble(
         ways=parties.setup.ways,
         usual_rate=usual_rate,
         everybody_here=elsewhere is None,
+        local=local,
     )
 
 
@@ -159,12 +168,14 @@ def _protected(
     whole: Problem,
     entropy: Entropy | None,
     mechanism: Callable[[float], Mechanism] | None,
+    *,
+    steps: bool,
 ) -> tuple[Start, Protection, AuditPool, float]:
     """The start, its protection, the phantoms, and the server's rate without noise; the start's server steps suit the noise.
 
-    Refuses what cannot be protected.
+    Refuses what cannot be protected. steps: see `settled`.
     """
-    start = started(config, method, whole, own=mechanism is not None)
+    start = started(config, method, whole, own=mechanism is not None, steps=steps)
     config, problem, plan = start.config, start.problem, start.plan
     names, units, passes = problem.names, problem.units, len(plan.passes)
     bearable = partial(allowed, config, start.sampler, len(names))

@@ -176,7 +176,7 @@ def is_deployed(facts: Mapping[str, Any]) -> bool:
 
 def is_given(facts: Mapping[str, Any]) -> bool:
     """Whether a program gave the run objects of its own, which only that program can make."""
-    return facts.get("task") == GIVEN or "given" in facts.get("privacy", {})
+    return facts.get("task") == GIVEN or "given" in facts.get("privacy", {}) or facts.get("local") is not None
 
 
 def read_object(path: Path, name: str) -> dict[str, Any]:

@@ -22,9 +22,10 @@ from secure_fed.tensors.tensors import Tensors
 
 
 def evaluated(assembly: Assembly, state: State) -> Record:
-    """Metrics of a state on the test set and, with `evaluation.per_client`, of each client's model on its own examples.
+    """Metrics of a state on the test set, also of the answers that it writes (`evaluation.generate`).
 
-    Clients are compared by the task's headline metric, recorded as `clients_accuracy` whatever it is.
+    With `evaluation.per_client` also metrics of each client's model on its own examples. Clients are compared by the task's
+    headline metric, recorded as `clients_accuracy` whatever it is.
     """
     settings, problem, objective = assembly.config.evaluation, assembly.problem, assembly.objective
 
@@ -33,8 +34,12 @@ def evaluated(assembly: Assembly, state: State) -> Record:
         with objective.reading:
             return evaluate(model, examples, problem.collate, problem.metrics, settings.batch_size, objective.device)
 
+    def tested(tensors: Tensors) -> dict[str, float]:
+        written = problem.asked.measured(objective.load(tensors), problem.tokenizer) if problem.asked else {}
+        return measure(tensors, problem.test) | written
+
     task = assembly.config.data.task
-    record: Record = _mean([measure(tensors, problem.test) for tensors in _measured(assembly, state)])
+    record: Record = _mean([tested(tensors) for tensors in _measured(assembly, state)])
     if settings.target_accuracy is not None:
         require_headline(record, settings.target_accuracy, task)
     if settings.per_client:

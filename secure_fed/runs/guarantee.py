@@ -131,6 +131,7 @@ def of(assembly: Assembly, releases: int) -> Statement:
             *held_out,
             *_uncovered(protection, plan),
             *(_GIVEN if protection.given else ()),
+            *(_LOCAL if assembly.local is not None and assembly.everybody_here else ()),
             *kept,
             *_TESTED.get(tested, ()),
         ),
@@ -203,6 +204,10 @@ _TESTED = {
     )
 }
 _GIVEN = ("a mechanism that adds less noise than it states, or noise of another law: secure-fed does not check this",)
+_LOCAL = (
+    "what the function that trains (local) keeps outside its model for another client's call, as in a global variable or a "
+    "file: secure-fed does not see it",
+)
 _PERSONAL = ("a client's personal tensors, which have no noise: nothing protects the client's data once they leave it",)
 _UNITS = {
     "client": "a client with everything it has",

@@ -14,6 +14,7 @@ from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort.trainings import clients_at_once
+from secure_fed.learning.training.local import Train, train
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import Charges, charges_nothing
@@ -56,11 +57,11 @@ class Parties:
         return [*self.clients, *self.phantoms]
 
 
-def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: Watch | None) -> Parties:
-    """The parties over a start. pool: the phantoms, as units. watched: observes clients' training."""
+def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: Watch | None, train: Train) -> Parties:
+    """The parties over a start. pool: the phantoms, as units. watched: observes clients' training. train: local training."""
     config, problem, charges = start.config, start.problem, Charges()
     attendance = _attendance(config, protection, start.sampler)
-    setup = _setup(start, protection, charges, watched, attendance)
+    setup = replace(_setup(start, protection, charges, watched, attendance), train=train)
     clients = _clients(start, pool, setup)
     server = _server(config, problem, pool, start.sampler, charges, setup)
     turns = _turns(problem.names, pool, server, len(start.plan.passes))
@@ -72,12 +73,14 @@ def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: W
 def trainer(config: RunConfig, setup: ClientSetup, numbers: int) -> tuple[Together | None, int]:
     """The trainer of common passes, if clients share any, and the number of clients at once. numbers: that each client trains.
 
+    Clients that train by a function of the user's share none.
+
     Where memory decides, the number is at least two: a client that trains alone for lack of memory also uses passes of public
     shapes.
     """
     at_once = config.training.together or max(2, clients_at_once(numbers, setup.objective.device))
     together = Together(setup.objective, setup.protection.placement.private, setup.ways)
-    return (together if at_once > 1 else None), at_once
+    return (together if at_once > 1 and setup.train is train else None), at_once
 
 
 def _attendance(config: RunConfig, protection: Protection, sampler: Sampler) -> Attendance | None:
@@ -120,6 +123,7 @@ def _setup(
         attendance=attendance,
         acceptable=Acceptable.of(config, start.method, start.tensors, start.personal),
         last=problem.last,
+        ranks=config.method.ranks_by_name,
     )
 
 

@@ -49,6 +49,12 @@ AT_CHANCE, KNOWING = 0.9, 0.5  # of the loss of equal scores
 LOUD = 30.0
 
 
+_CANNOT = (ModelError, MethodError, DataError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+_ROWS, _TOKENS, _AT_ONCE = 64, 30, 16
+_FACTOR, _MOST_TIMES, _HALVINGS = 4.0, 4.0**6, 3
+_FEWEST, _WORK = 8, 1e11  # rows; tokens times the model's numbers
+
+
 @dataclass(frozen=True)
 class Probe:
     """The figures of a probe. A loss that is no finite number is infinite.
@@ -188,22 +194,25 @@ class _Losses:
             return math.inf
 
     def of_equal_scores(self) -> float | None:
-        """The mean loss of a model whose scores are all zero; None where the model's output has no scores."""
+        """The mean loss of a model whose scores are all zero; None where the model's output has no scores.
+
+        Row by row, since a language model called with a hook has the scores of all tokens in memory.
+        """
         try:
             with _equal_scores(self._assembly.problem.model) as changed:
-                found = self._mean()
+                found = self._mean(at_once=1)
         except _CANNOT:
             return None
         return found if changed and math.isfinite(found) else None
 
     @torch.no_grad()
-    def _mean(self) -> float:
+    def _mean(self, at_once: int = _AT_ONCE) -> float:
         problem, objective = self._assembly.problem, self._assembly.objective
         problem.model.eval()
         with objective.reading, rows_together():
             found = [
                 problem.loss(problem.model, to_device(batch.inputs, objective.device)).double().cpu().reshape(-1)
-                for batch in batches(self.rows, _AT_ONCE, problem.collate, None)
+                for batch in batches(self.rows, at_once, problem.collate, None)
             ]
         return float(torch.cat(found).mean())
 
@@ -269,9 +278,3 @@ def _equal_scores(model: nn.Module) -> Iterator[list[str]]:
         yield found
     finally:
         handle.remove()
-
-
-_CANNOT = (ModelError, MethodError, DataError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-_ROWS, _TOKENS, _AT_ONCE = 64, 30, 16
-_FACTOR, _MOST_TIMES, _HALVINGS = 4.0, 4.0**6, 3
-_FEWEST, _WORK = 8, 1e11  # rows; tokens times the model's numbers

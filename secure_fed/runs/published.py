@@ -47,6 +47,7 @@ FACTS: Table = {
     "noise_alone": TEST,
     "phantoms": SETTINGS,
     "charter": SETTINGS,
+    "local": SETTINGS,
     "model_digest": SETTINGS,
     "versions": SETTINGS,
     **dict.fromkeys(("data_digest", "examples_digest"), WITHHELD),

@@ -173,13 +173,16 @@ class _Run:
         return ""
 
     def _end_of_round(self, state: State, record: Record) -> None:
-        """Save a round, then send its notifications."""
+        """Save a round, then send its notifications. Where clients train by a function, the rate of [training] is nobody's."""
+        lr = record["lr"]
+        if self.assembly.local is not None:
+            record["lr"] = None
         if self.assembly.watch:
             record |= self.assembly.watch.entries(self.state, state, record)
         self.state = state
         self.records.append(record)
         self._keep_best()
-        self.recorder.end_of_round(state, record["lr"])
+        self.recorder.end_of_round(state, lr)
         public, withheld = self._cut(record)
         self.public_records.append(public)
         if self.store:
@@ -309,8 +312,13 @@ def _start(
 
 def _facts(assembly: Assembly) -> dict[str, Any]:
     """The facts that a run notes at its start, and by which a resumed run is recognised."""
-    noted = {"model_digest": assembly.base_digest, "versions": versions()}
+    noted = {"model_digest": assembly.base_digest, "versions": versions(), "local": _name_of(assembly.local)}
     return {**assembly.problem.facts, **guarantee.planned(assembly), **noted}
+
+
+def _name_of(local: object) -> str | None:
+    """The name of the user's function, by which a resumed run is recognised; its content is nobody's to compare."""
+    return None if local is None else str(getattr(local, "__qualname__", type(local).__name__))
 
 
 def _admits(assembly: Assembly) -> Callable[[State], bool]:

@@ -61,6 +61,11 @@ def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
             raise RunDirectoryError(
                 f"{path} was started with another guarantee: privacy in {name} differs; resume without that change"
             )
+        if differing[0] == "local":
+            raise RunDirectoryError(
+                f"{path} was started with another local step: local in {name} differs; resume with the same function, or "
+                "without one if the run had none"
+            )
         raise RunDirectoryError(
             f"{path} was started with other data: {differing[0]} in {name} differs; resume with the training and test rows of "
             "that run and the same division, or start a new run"

@@ -25,6 +25,7 @@ from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.open_settings import settled
 from secure_fed.rounds.personal import personal_names
+from secure_fed.rounds.ranks import require_ranks, require_shared_factors
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -51,15 +52,19 @@ class Start:
     sampler: Sampler
 
 
-def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> Start:
-    """The start over a problem, whose model the method changes. whole: with everybody's examples. own: see `settled`."""
+def started(config: RunConfig, method: Method, whole: Problem, *, own: bool, steps: bool = True) -> Start:
+    """The start over a problem, whose model the method changes. whole: with everybody's examples. own, steps: see `settled`."""
+    require_ranks(config, whole.names)
     held_out, problem = hold_out(config, whole)
     if problem.fixed and not isinstance(method, LoraShaped):
         raise _needs_lora(config)
     with activity(f"preparing the tensors of {config.method.name}"):
         base_digest = digest_of(problem.model, (*problem.head, *problem.fixed))  # before the method changes any of it
         tensors = method.prepare(problem.model, problem.head, config.federation.seed)
+    if problem.asked is not None:
+        problem.asked.room(problem.model)
     personal = personal_names(method, tensors, config.method.personal, config.federation.rounds)
+    require_shared_factors(config, tensors, personal)
     plan = method.plan(State(tensors))
     width = width_of(getattr(problem.model, "config", None))
     scoring = any(name in problem.last for name in plan.trainable)
@@ -75,6 +80,7 @@ def started(config: RunConfig, method: Method, whole: Problem, *, own: bool) -> 
         personal=personal,
         scoring=scoring,
         decoder=scores_tokens(problem.model),
+        steps=steps,
     )
     return Start(
         config=config,

@@ -193,11 +193,13 @@ def require_same_start(
     admits: whether a state can be one of this run.
     """
     shown, own = published.of_facts(facts, private=config.privacy.unit != "none")
+    described = (path / FACTS).exists()
+    if described:  # before the settings, some of which another local step would leave open
+        require_same_data(FACTS, path, differing({"local": facts.get("local")}, read_facts(path)))
     if (path / CONFIG).exists():
         require_same(path, config, read_config(path))
     else:
         require_unused(path)
-    described = (path / FACTS).exists()
     if described:
         require_same_data(FACTS, path, differing(shown, read_facts(path)))
     if described or (private_part(path) / OWN_FACTS).exists():

@@ -151,6 +151,14 @@ def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, An
     assert not same(found.states[1], run)
 
 
+def test_the_clients_of_a_reference_have_their_ranks() -> None:
+    ranks = {"method.rank": 3, "method.ranks": [f"client-{client}={1 + client % 3}" for client in range(4)]}
+    federation = few("fedlora", **ranks, **{"training.together": 1})
+    members = federation.assembly.audit_pool.members
+    run = federation.run().state.tensors
+    assert same(trained(federation.assembly, members[None], 1, common=False).states[0], run)
+
+
 NOISED: list[dict[str, Any]] = [
     {"privacy.noise": "central", "evaluation.canaries": "direction"},
     {"privacy.noise": "local", "privacy.participations": 1},

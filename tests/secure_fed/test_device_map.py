@@ -33,6 +33,7 @@ from secure_fed.deployment import own_settings
 from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.export.adapter_folder import load_adapter
 from secure_fed.federation import Federation
+from secure_fed.learning.generation import generated, keeps_cache
 from secure_fed.learning.models import device_map, loading
 from secure_fed.learning.models.checkpointing import is_checkpointing
 from secure_fed.learning.tasks import build
@@ -370,3 +371,11 @@ def test_parameters_without_values_are_the_meta_devices_alone() -> None:
         model = small_models.llama()
     assert not device_map.is_divided(model)
     assert all(value.is_meta for value in device_map.Values(model).values())
+
+
+@pytest.mark.parametrize("place", chosen(MAPS, ["disk"]))
+def test_a_divided_model_writes_with_a_cache_what_the_whole_one_writes(place: str, folder: Path) -> None:
+    prompts = [[5, 9, 11, 6], [7], [12, 8]]
+    whole, divided = loaded(folder), loaded(folder, place)
+    assert keeps_cache(divided)
+    assert generated(divided, prompts, 5) == generated(whole, prompts, 5)

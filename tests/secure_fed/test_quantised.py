@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
 from secure_fed.learning import read_once
+from secure_fed.learning.generation import generated, keeps_cache
 from secure_fed.learning.models import loading, quantised
 from secure_fed.learning.models.supported import couples_examples
 from secure_fed.learning.tasks import build
@@ -90,6 +92,22 @@ def scores(model: nn.Module) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model.eval()(input_ids=torch.arange(4, 14).view(1, -1)).logits
     return found
+
+
+def test_a_decoder_with_outliers_is_one_in_8_bits_too(folder: Path, tmp_path: Path) -> None:
+    """A later token moves the bits of earlier ones there, as an encoder's does."""
+    model = LlamaForCausalLM.from_pretrained(folder / "model")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.input_layernorm.weight[:] = 3.0  # some tokens then pass 6, the threshold, in some columns
+    model.save_pretrained(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / "model" / name, tmp_path / "model" / name)
+    found = loaded(tmp_path, "8bit").eval()
+    ids = torch.arange(4).view(1, -1)
+    with torch.no_grad():
+        first, second = (found(input_ids=given).logits[0, :-1] for given in (ids, ids + (ids == 3)))
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize(("name", "unit", "bits"), chosen(CELLS, QUICK))
@@ -251,3 +269,17 @@ def test_what_cannot_be_quantised_is_refused(folder: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError) as refused:
         loaded(folder, "4bit")
     assert refused.value.setting == "model.quantization"
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+def test_a_quantised_model_writes_with_a_cache_what_it_writes_without(bits: str, folder: Path) -> None:
+    model, prompts = loaded(folder, bits).eval(), [[5, 9, 11, 6], [7], [12, 8]]
+    assert keeps_cache(model)
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            for _ in range(5):
+                ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        expected.append(ids[0, len(prompt) :].tolist())
+    assert generated(model, prompts, 5) == expected

@@ -82,6 +82,7 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     records = list(runs.values())
     results = [record.result or {} for record in records]
     settings = records[0].config
+    data = settings.data
     target = _target(settings, target)
     measured = headline(settings.data.task)
     reached = [] if target is None else _reached(records, target, measured)
@@ -106,7 +107,7 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         accuracy=accuracy,
         commonest=common.share if common else None,
         no_better=no_better(accuracy.mean if accuracy else None, common),
-        metrics={name: spread_of(results, partial(_metric, name)) for name in first_metrics(settings.data.task)},
+        metrics={name: spread_of(results, partial(_metric, name)) for name in first_metrics(data.task, data.metric)},
         bytes_up=mean("bytes_up"),
         bytes_down=mean("bytes_down"),
         seconds=mean("seconds"),

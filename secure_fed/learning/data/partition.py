@@ -133,7 +133,7 @@ def jensen_shannon(labels: Sequence[int], parts: Sequence[Indices], classes: int
         parts = [parts[i] for i in np.linspace(0, len(parts) - 1, _PAIRED_CLIENTS).astype(int)]
     array = np.asarray(labels)
     counts = np.array([np.bincount(array[part], minlength=classes) for part in parts], dtype=np.float64)
-    shares = counts / counts.sum(axis=1, keepdims=True)  # (clients, classes)
+    shares = counts / counts.sum(axis=1, keepdims=True).clip(1)  # (clients, classes)
     entropy = _entropy(shares)
     total = 0.0
     for i in range(len(parts) - 1):

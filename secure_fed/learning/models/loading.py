@@ -81,7 +81,9 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         four["attention_mask"] = torch.ones_like(four["input_ids"])
         device_map.require_called(model, type(model).__name__, lambda: model(**four)[0])
     if task.auto == "AutoModelForCausalLM":
-        require_decoder(config.name, model.config) if shapes else _require_causal(config.name, model)
+        # A column that is an outlier in a later token has another precision in the earlier ones too.
+        tried = not shapes and not quantised.couples_rows(model)
+        _require_causal(config.name, model) if tried else require_decoder(config.name, model.config)
     if config.descriptions and not shapes:
         described.start_from(model, tokenizer, config, label_names)
     if config.quantization == "none" and not divided:
@@ -228,7 +230,7 @@ def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable
 
 
 def require_decoder(name: str, config: Any) -> None:
-    """Refuse an encoder by its configuration alone, where `_require_causal` has no weights to try."""
+    """Refuse an encoder by its configuration alone, where `_require_causal` cannot try it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
     kind = of_text(config)

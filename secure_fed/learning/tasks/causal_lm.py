@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
+from secure_fed.learning.data.alignment import aligned
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
@@ -90,6 +92,28 @@ class CausalLM(Task):
             continuations(tokenizer, prompts, targets, max_length, ends=prompted, learn_prompt=self.learn_prompt)
         )
         return Encoded({name: tuple(item[name] for item in items) for name in ("input_ids", "labels")})
+
+    def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> list[list[int]]:
+        """Each text without the special tokens that end it; an empty one becomes the token that begins a text.
+
+        Of a text that is too long the last tokens stay, and the special tokens that begin it.
+        """
+        begins = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+        start = [one for one in begins if one is not None][:1]
+        found = []
+        for ids, spans in aligned(tokenizer, rows.text):
+            text = np.flatnonzero(spans[:, 1] > spans[:, 0])
+            lead, end = (int(text[0]), int(text[-1]) + 1) if len(text) else (0, 1)
+            dropped = min(max(0, end - max_length), end - lead)
+            found.append([*ids[:lead].tolist(), *ids[lead + dropped : end].tolist()] or start)
+        return found
+
+    def references(self, rows: Rows) -> Sequence[str]:
+        """The targets."""
+        return rows.text_b or ()
+
+    def stops(self, tokenizer: Any) -> list[int]:
+        return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
     def collate(self, tokenizer: Any) -> Collate:
         return Collate(pad_id(tokenizer), per_token)

@@ -9,7 +9,7 @@ template (`tasks/chat_template.py`) is public.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from secure_fed.config import DataConfig
@@ -56,9 +56,11 @@ class Chats(CausalLM):
         return chats.of_line(text)
 
     def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
+        """Without turns after the assistant's last, which teach nothing."""
         for table in tables:
             chats.require_answers(table, self.columns.text)
-        return super().rows(tables, classes)
+        read = super().rows(tables, classes)
+        return replace(read, text=kept(map(chats.answered, read.text)))
 
     def prepare(self, tokenizer: Any) -> None:
         """Give the tokenizer the chosen template, or ChatML where it has none."""
@@ -84,6 +86,19 @@ class Chats(CausalLM):
             left = chats.without_oldest(self._plain(chats.answered(chat), tokenizer), lost) if length else ()
             ids, turns = (part.tolist() for part in template.turns(left)) if left else ([], [])
             yield left, ids, turns
+
+    def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> list[list[int]]:
+        """What stands before the assistant's next turn, or before its last one where it ends the conversation."""
+        every = [self._plain(chats.asked(chat), tokenizer) for chat in rows.text]
+        return [ids.tolist() for ids in ChatTemplate.of(tokenizer).asked(every, max_length)]
+
+    def references(self, rows: Rows) -> list[str]:
+        """The assistant's last turns."""
+        return [chat[-1][1] for chat in rows.text]
+
+    def stops(self, tokenizer: Any) -> list[int]:
+        """The end of a turn, and of a text."""
+        return sorted({*ChatTemplate.of(tokenizer).ends, *super().stops(tokenizer)})
 
     def collate(self, tokenizer: Any) -> Aside:  # type: ignore[override]
         return Aside(Collate(pad_id(tokenizer), per_token))

@@ -8,8 +8,9 @@ applied, and its text is tokenised in the parts between the marks, so that the c
 
 Learned are the texts of assistant turns with the end of the turn. They are found from outside: what two answers have in
 common before they differ is the turn's header, and what the template writes without later turns ends with the turn's end. A
-template that writes earlier turns in another way when later ones follow (some drop old reasoning) has no such places, and
-needs `{% generation %}` around what is learned, or is refused.
+token that joins the header's end and the text's beginning is learned. A template that writes earlier turns in another way when
+later ones follow (some drop old reasoning) has no such places, and needs `{% generation %}` around what is learned, or is
+refused.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _CHATML = (
 )
 _TURN_MARKS = ("<|im_start|>", "<|im_end|>")
 _MARKS = tuple(map(chr, range(0xE000, 0xE100)))  # of Unicode's private use: no text of the row has the chosen one
+_MANY = 2**31  # tokens
 _PROBE: Chat = ((SYSTEM, "x"), (USER, "x"), (ASSISTANT, "x"), (USER, "x"), (ASSISTANT, "x"))
 
 
@@ -89,6 +91,12 @@ class ChatTemplate:
         }  # of any unknown character
         return cls(tokenizer, source, control - unknown, made.marks_answers)
 
+    @property
+    def divides_by_tokens(self) -> bool:
+        """Whether control tokens divide the turns. Plain text, such as `### Answer:`, may stand in a text of the data too."""
+        turns = _PROBE[1:]
+        return len(self._of_these_roles(turns, prompt=False)) >= len(turns) - 1
+
     def fitted(self, chats: Sequence[Chat], max_length: int, *, last: bool = False) -> Iterator[Fitted]:
         """Each conversation with its learned turns, or with `last` its last one alone, in at most `max_length` tokens.
 
@@ -112,16 +120,20 @@ class ChatTemplate:
         yield from found
 
     def asked(self, chats: Sequence[Chat], max_length: int) -> Iterator[NDArray[np.int32]]:
-        """The ids after which the assistant answers each conversation, without oldest turns if they are too many; empty if not
-        even the last question has room."""
+        """The ids after which the assistant answers each conversation. Too many lose the oldest exchanges; of a question that
+        has no room alone, the last ones stay."""
         for chat in chats:
             going: Chat | None = chat
             while going:
                 ids, _ = next(self._ids([going], [self._prompt(going)], prompt=True))
-                if len(ids) <= max_length:
-                    break
-                going = _without_oldest(going)
-            yield ids if going else ids[:0]
+                going = _without_oldest(going) if len(ids) > max_length else None
+            yield ids[-max_length:]
+
+    @property
+    def ends(self) -> list[int]:
+        """The control tokens that end the assistant's turn."""
+        (probe,) = self.fitted([_PROBE[1:3]], _MANY)
+        return self._controls(probe.ids[probe.labels >= 0])
 
     def turns(self, chat: Chat) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The ids of a conversation, and for each the number of the turn whose text it holds, in part at least; -1 where the

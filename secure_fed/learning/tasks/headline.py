@@ -14,12 +14,19 @@ _FIRST = {
 # The titles, in results, of the tasks that are called tokens and question_answering.
 ENTITIES, QUESTIONS = "recognition of entities", "extractive question answering"
 _HEADLINE = dict.fromkeys(("tokens", ENTITIES, "question_answering", QUESTIONS), "f1")
-_NAMES = {"macro_f1": "macro-F1", "micro_f1": "micro-F1", "f1": "F1", "rmse": "RMSE", "pearson": "Pearson's r"}
+_NAMES = {
+    "macro_f1": "macro-F1",
+    "micro_f1": "micro-F1",
+    "f1": "F1",
+    "rmse": "RMSE",
+    "pearson": "Pearson's r",
+    "rouge_l": "ROUGE-L",
+}
 
 
-def first_metrics(task: str) -> tuple[str, ...]:
-    """The names of these metrics in records and results."""
-    return _FIRST.get(task, ("macro_f1",))
+def first_metrics(task: str, of_answers: str = "") -> tuple[str, ...]:
+    """The names of these metrics in records and results. of_answers: the metric of written answers, if there is one."""
+    return (*_FIRST.get(task, ("macro_f1",)), *filter(None, [of_answers]))
 
 
 def headline(task: str) -> str:
@@ -33,9 +40,9 @@ def headline(task: str) -> str:
     return _HEADLINE.get(task, "accuracy")
 
 
-def scores(task: str) -> tuple[str, str]:
-    """The two scores between 0 and 1 that are shown by round, the headline first."""
-    return ("accuracy", "macro_f1") if headline(task) == "accuracy" else (headline(task), "accuracy")
+def scores(task: str, of_answers: str = "") -> tuple[str, str]:
+    """The two scores between 0 and 1 that are shown by round, the headline first. of_answers: see `first_metrics`."""
+    return ("accuracy", of_answers or "macro_f1") if headline(task) == "accuracy" else (headline(task), "accuracy")
 
 
 def leads(task: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -133,6 +133,19 @@ class Task(ABC):
     @abstractmethod
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
         """The answer to print for each example of a batch."""
+
+
+class Writes(Protocol):
+    """The part of a task whose models write texts (`secure_fed.config.data.WRITE` has their names)."""
+
+    def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> Sequence[Sequence[int]]:
+        """The token ids, from 1 to `max_length`, after which the model writes its answer to each row."""
+
+    def references(self, rows: Rows) -> Sequence[str]:
+        """The right answer to each row, as text."""
+
+    def stops(self, tokenizer: Any) -> Sequence[int]:
+        """The tokens that end an answer."""
 
 
 def outputs_named(label_names: Sequence[str]) -> dict[str, Any]:

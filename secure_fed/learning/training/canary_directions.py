@@ -37,6 +37,19 @@ def direction(unit: str, seed: int, layout: Layout) -> Tensors:
     return layout.unflatten(torch.from_numpy(normal / length).to(torch.float32))
 
 
+def direction_of(job: Job, unit: str, seed: int) -> Tensors:
+    """The direction of a unit over the tensors that the job trains, of unit norm.
+
+    At a client of few ranks it is its part of the direction over all ranks, by which scores are computed.
+    """
+    layout = layout_of(job.before, job.trainable)
+    if job.whole is None:
+        return direction(unit, seed, layout)
+    full = direction(unit, seed, job.whole)
+    found = Tensors((name, full.tensor(name)[tuple(map(slice, shape))]) for name, shape in layout.entries)
+    return found * (1 / found.norm())
+
+
 def layout_of(tensors: Tensors, trained: Sequence[str]) -> Layout:
     """The layout of a direction: the tensors that train, in the order of their names."""
     return Layout.of(tensors.select(trained))
@@ -52,7 +65,7 @@ def trains_towards(unit: str, seed: int, length: float | None = None) -> Train:
         layout = layout_of(job.before, job.trainable)
         far = length_of_steps(layout, job.last, len(job.examples), job.settings, job.lr) if length is None else length
         start = job.before.select(job.trainable).dense()
-        return Trained(start + direction(unit, seed, layout) * far, math.nan)
+        return Trained(start + direction_of(job, unit, seed) * far, math.nan)
 
     return towards
 

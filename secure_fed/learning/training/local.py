@@ -73,7 +73,8 @@ class Job:
     size and the number of steps. lr: the learning rate of the first step. falling: its decay from there; None for a constant
     rate. rng: the source of the order of examples, and of dropout. private: the parameters of private steps, if they are
     private; rng, which also chooses the examples of a group, is then as secret as the coins, since its draw for one unit
-    depends on the number of units before.
+    depends on the number of units before. whole: the layout of the trained tensors at all ranks, where this client has
+    only the first ones (`rounds.ranks`). round: the finished rounds of the run.
     """
 
     before: Tensors
@@ -86,6 +87,8 @@ class Job:
     private: PrivateSteps | None = None
     last: tuple[str, ...] = ()
     falling: Falling | None = None
+    whole: Layout | None = None
+    round: int = 0
 
     @property
     def scoring(self) -> list[str]:

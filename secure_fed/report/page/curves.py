@@ -41,7 +41,7 @@ def traffic(record: RunRecord) -> str:
 
 
 def _accuracy(record: RunRecord) -> str:
-    names = scores(record.config.data.task)
+    names = scores(record.config.data.task, record.config.data.metric)
     series = tuple(Series(spoken(name), record.series(name)) for name in names)
     courses = (
         _course(_capital(one.label), one.points, percent if name == "accuracy" else number)

@@ -45,7 +45,7 @@ def rounds(record: RunRecord) -> str:
     expected = ("clients (expected)", "up (expected)", "down (expected)")
     sent = expected if record.hides_cohort else ("clients", "up", "down")
     more = _more(record)
-    names = scores(record.config.data.task)
+    names = scores(record.config.data.task, record.config.data.metric)
     head = ("round", *map(spoken, names), "test loss", "train loss", *sent, *more, "lr")
     rows = (
         (

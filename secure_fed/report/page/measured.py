@@ -29,7 +29,7 @@ _WITHHELD = (
 
 def keys(record: RunRecord) -> tuple[str, ...]:
     """The task's own metrics, beside accuracy."""
-    return first_metrics(record.config.data.task)
+    return first_metrics(record.config.data.task, record.config.data.metric)
 
 
 def key_numbers(record: RunRecord) -> list[tuple[str, str]]:
@@ -62,6 +62,14 @@ def noise_alone(record: RunRecord) -> str:
     return " ".join(f"{one[0].upper()}{one[1:]}." for one in said if one)
 
 
+def _written(record: RunRecord) -> str:
+    """The agreement of written answers with the test rows' targets, as a sentence behind another; empty without any."""
+    metric, rows = record.config.data.metric, record.config.evaluation.generate
+    return (
+        f" Its answers to up to {rows} test rows have {spoken(metric)} {number(record.last(metric))}." if metric else ""
+    )
+
+
 def _evaluated(record: RunRecord) -> str:
     config, accuracy, loss = record.config, record.last("accuracy"), record.last("loss")
     task, model = config.data.task, measured_model(bool(config.method.personal), config.privacy.unit)
@@ -69,7 +77,7 @@ def _evaluated(record: RunRecord) -> str:
         return "The shared model has not been evaluated on test examples."
     if task in _SENTENCES and (accuracy is not None or not has_accuracy(task)):
         values = {key: number(record.last(key)) for key in keys(record)}
-        return f"{model} {_SENTENCES[task].format(accuracy=percent(accuracy), **values)}."
+        return f"{model} {_SENTENCES[task].format(accuracy=percent(accuracy), **values)}.{_written(record)}"
     if accuracy is None:
         return f"{model} has a loss of {number(loss)} on the test examples."
     labels = len(record.facts["label_names"])

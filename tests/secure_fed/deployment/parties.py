@@ -81,9 +81,11 @@ def founded(
     config: RunConfig,
     parts: list[list[dict[str, Any]]],
     entropy: Callable[[int], Entropy | None],
+    tested: list[dict[str, Any]] | None = None,
     **own: Any,
 ) -> Deployed:
-    """A federation of a node for each part, under policies that admit everything, and a coordinator with 40 test notes.
+    """A federation of a node for each part, under policies that admit everything, and a coordinator with the rows `tested`, or
+    40 test notes.
 
     own: settings of [policy] that differ from these.
     """
@@ -108,7 +110,7 @@ def founded(
         (place / home.NODE).write_text("\n".join(lines) + "\n", encoding="utf-8")
         (place / home.CARD).write_text(home.Home.load(place).card, encoding="utf-8")
         homes.append(place)
-    test = written(tmp / "test.jsonl", rows_of(40, 5, "test"))
+    test = written(tmp / "test.jsonl", rows_of(40, 5, "test") if tested is None else tested)
     small = {("privacy", "even_if_hopeless"): True} if config.privacy.unit != "none" else {}
     whole = config.replace({("data", "test"): str(test), **small})
     charter = found(folder, whole, [home.read_card(place / home.CARD) for place in homes], "hospitals")

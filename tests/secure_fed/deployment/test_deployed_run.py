@@ -93,13 +93,23 @@ ACTIVE = {"secure_aggregation": {"enabled": True, "active": True, "dropout": 0.0
     [
         (SHARES,),
         (),
+        (MASKED, {"method": {"name": "fedlora", "ranks": ["c0=1", "c1=2", "c2=8", "c3=8"]}}),
         pytest.param((MASKED, FIXED_HEAD), marks=pytest.mark.nightly),
         pytest.param((SHARES, {"federation": {"sampling": "schedule"}}), marks=pytest.mark.nightly),
         pytest.param((ACTIVE, EXAMPLE, SKETCHED), marks=pytest.mark.nightly),
         pytest.param((ACTIVE, {"federation": {"weighting": "examples"}}), marks=pytest.mark.nightly),
         pytest.param(({"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local"}},), marks=pytest.mark.nightly),
     ],
-    ids=["shares", "open", "masked, fixed head", "in turn", "example, active, sketched", "weighted, active", "local"],
+    ids=[
+        "shares",
+        "open",
+        "masked, ranks",
+        "masked, fixed head",
+        "in turn",
+        "example, active, sketched",
+        "weighted, active",
+        "local",
+    ],
 )
 def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, tables: Any) -> None:
     party = deployed(tmp_path, *tables, seed=5)

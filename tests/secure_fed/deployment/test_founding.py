@@ -64,6 +64,7 @@ def test_a_named_budget_stays_on_the_coordinators_machine(tmp_path: Path, monkey
         {"evaluation": {"canaries": "mislabelled"}},
         {"evaluation": {"diagnostics": ["drift"]}},
         {"method": {"name": "fedlora", "personal": ["lora_A"]}},
+        {"method": {"name": "fedlora", "ranks": [f"clinic {number}=2" for number in range(3)]}},
         {"privacy": {"unit": "example", "epsilon": 8.0}},
         {"federation": {"sampling": "fixed", "cohort": 2}, "privacy": {"unit": "client", "epsilon": 8.0}},
     ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from secure_fed.deployment.problem import of_node
+from secure_fed.deployment.problem import of_coordinator, of_node
 from secure_fed.errors import DataError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, sources
@@ -43,3 +46,18 @@ def test_a_node_with_more_examples_than_it_may_count_as_does_not_take_part(tmp_p
     few = tuple(replace(one, examples=7) for one in party.charter.members)
     with pytest.raises(DataError, match=r"declares 7 units and its data has 8 examples.*write a new card"):
         of_node(replace(party.charter, members=few), party.charter.config, 0, [party.homes[0] / "train.jsonl"])
+
+
+def test_a_coordinator_asks_its_own_test_rows(tmp_path: Path, small_tokenizer: Any) -> None:
+    charter = founded(tmp_path / "parties", config_of({}), [rows_of(8, 1)] * 2, lambda number: None).charter
+    shape: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": len(small_tokenizer)}
+    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path / "gpt2")
+    small_tokenizer.save_pretrained(tmp_path / "gpt2")
+    file = tmp_path / "test.jsonl"
+    file.write_text("".join(json.dumps({"text": f"word{n}", "target": "calm"}) + "\n" for n in range(9)))
+    changed = {"data.task": "causal_lm", "data.text_b": "target", "data.metric": "f1", "evaluation.generate": 3}
+    named: dict[str, Any] = {"model.name": str(tmp_path / "gpt2"), **changed}
+    config = charter.config.replace({(one.split(".")[0], one.split(".")[1]): value for one, value in named.items()})
+    asked = of_coordinator(charter, config, [file]).asked
+    assert asked is not None
+    assert list(asked.rows.text) == ["word0", "word3", "word6"]

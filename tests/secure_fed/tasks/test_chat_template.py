@@ -192,7 +192,11 @@ def test_the_oldest_exchanges_go_and_the_system_turn_stays() -> None:
         assert found.ids.tolist() == ids_of(own, shorter)
         assert found.dropped == dropped
     assert len(fitted(own, long, room - 1).ids) == 0
-    assert next(ChatTemplate.of(own).asked([long[:-1]], room - 3)).tolist()[:4] == ids_of(own, long)[:4]
+    template = ChatTemplate.of(own)
+    asked = [next(template.asked([long[:-1]], most)) for most in (10_000, room, 5)]
+    assert [len(ids) for ids in asked[1:]] == [len(next(template.asked([(long[0], *long[5:-1])], 10_000))), 5]
+    assert asked[0][-5:].tolist() == asked[1][-5:].tolist() == asked[2].tolist()
+    assert template.ends == [own.convert_tokens_to_ids("<|im_end|>")]
 
 
 def test_a_template_that_forgets_is_refused_or_says_what_is_learned() -> None:

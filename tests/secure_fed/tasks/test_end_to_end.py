@@ -164,7 +164,13 @@ def test_a_run_on_entities_goes_on_where_it_was_stopped(configured: Configured, 
 @pytest.mark.parametrize(
     ("task", "unit"),
     chosen(
-        [("tokens", "client"), ("tokens", "example"), ("question_answering", "example"), ("multiple_choice", "client")],
+        [
+            ("tokens", "client"),
+            ("tokens", "example"),
+            ("question_answering", "example"),
+            ("multiple_choice", "client"),
+            ("chat", "example"),
+        ],
         [("multiple_choice", "client")],
     ),
 )

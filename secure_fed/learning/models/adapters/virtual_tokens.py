@@ -60,6 +60,14 @@ class Room:
         )
 
 
+def positions_left(model: nn.Module) -> int | None:
+    """The number of tokens of a text that the model has positions for, behind its virtual tokens; None if there is no limit."""
+    rooms = (getattr(hook, "room", None) for module in model.modules() for hook in module._forward_pre_hooks.values())
+    taken = sum(room.length for room in rooms if isinstance(room, Room))
+    limit = positions_of(model)
+    return limit and limit - taken
+
+
 def base_of(model: nn.Module, method: str) -> nn.Module:
     """The module that takes `inputs_embeds`: the transformer inside a model with a head, or the model itself."""
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)

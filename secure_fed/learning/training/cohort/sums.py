@@ -35,7 +35,7 @@ from torch import Tensor
 from privacy.sampling import Poisson
 from secure_fed.learning.data.pointing import Pointing
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.canary_directions import direction, layout_of
+from secure_fed.learning.training.canary_directions import direction_of
 from secure_fed.learning.training.cohort.division import Passes, Public, Room
 from secure_fed.learning.training.cohort.passes import Flat, Places, found_in
 from secure_fed.learning.training.local import Job, Placed
@@ -126,7 +126,7 @@ class NoisedSums:
     def __init__(self, jobs: Sequence[Job], flat: Flat, device: torch.device) -> None:
         self._device = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
         self._drawings = [Drawing(row, job, job.private) for row, job in enumerate(jobs) if job.private is not None]
-        self._flat, self._layout = flat, layout_of(jobs[0].before, jobs[0].trainable)
+        self._flat, self._first = flat, jobs[0]
 
     def gradients(self, passes: Passes, active: int) -> Tensor:
         """(active, P) the first clients' gradients: each client's noised sum divided by its expected number of units."""
@@ -141,7 +141,10 @@ class NoisedSums:
             sums.add(numbers, one.gradients)
         for number, item in entries:
             if isinstance(item, Pointing):  # the gradient of an example of direction u is -2 C u
-                along, length = direction(item.unit, item.seed, self._layout), 2 * steps[units[number].owner].clip_norm
+                along, length = (
+                    direction_of(self._first, item.unit, item.seed),
+                    2 * steps[units[number].owner].clip_norm,
+                )
                 sums.add([number], {name: -length * part[None] for name, part in along.parts().items()})
         total = sums.total.cpu()
         return torch.cat([self._noised(drawing, total[row, None]) for row, drawing in enumerate(drawings)])

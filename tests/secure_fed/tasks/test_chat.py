@@ -1,0 +1,131 @@
+"""Runs on conversations: what has no room is left out and counted, and deployed runs are the simulated ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privacy.entropy import SeededEntropy
+from secure_fed import Federation, RunConfig
+from secure_fed.errors import DataError
+from secure_fed.export.trained import load_run
+from secure_fed.runs.dry_run import foreseen
+from tests.secure_fed import toys
+from tests.secure_fed.deployment.parties import founded
+from tests.secure_fed.tasks.conftest import Write
+from tests.secure_fed.tasks.test_chat_template import CHATML
+from tests.secure_fed.tasks.toy_tasks import TOYS
+
+ROWS = [{**row, "site": f"s{at % 4}"} for at, row in enumerate(TOYS["chat"].rows(24))]
+ROOM = 64  # tokens of the rows above, of the small tokenizer
+
+
+def config(model: Path, train: Path, test: Path, **settings: Any) -> RunConfig:
+    usual = {
+        "model.name": str(model),
+        "model.max_length": ROOM,
+        "data.task": "chat",
+        "data.train": str(train),
+        "data.test": str(test),
+        "data.client": "site",
+        "federation.rounds": 2,
+        "federation.cohort": 4,
+        "method.name": "fedlora",
+        "training.batch_size": 4,
+        "evaluation.audit_fraction": 0.0,
+    }
+    chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
+    return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+
+
+def long(row: dict[str, Any], *, all_of_it: bool) -> dict[str, Any]:
+    """The row with a first question that has no room, or with a last one."""
+    turns = [dict(turn) for turn in row["messages"]]
+    turns[2 if all_of_it else 0]["content"] = "word1 " * 100
+    return {**row, "messages": turns}
+
+
+@pytest.mark.parametrize("unit", ["none", "example", pytest.param("client", marks=pytest.mark.nightly)])
+def test_rows_without_room_are_left_out_and_counted(unit: str, chatty: Path, write: Write, tmp_path: Path) -> None:
+    """They change nothing: the run is that of the other rows, and a client may have none left."""
+    changed = [long(row, all_of_it=at < 6) if at in (3, 4, 5, 9, 10) else row for at, row in enumerate(ROWS)]
+    shorter = [{**row, "messages": row["messages"][2:]} if at in (9, 10) else row for at, row in enumerate(ROWS)]
+    own: dict[str, Any] = {"privacy__unit": unit, "federation__sampling": "fixed" if unit != "client" else "auto"}
+    if unit != "none":
+        own |= {"privacy__noise_multiplier": 1.0, "evaluation__phantoms": 0, "federation__clients": None}
+    test = write("test", ROWS[:8])
+    runs = [
+        config(chatty, write("changed", changed), test, **own),
+        config(chatty, write("others", [row for at, row in enumerate(shorter) if at not in (3, 4, 5)]), test, **own),
+    ]
+    finals = [Federation(one, entropy=SeededEntropy(0)).run() for one in runs]
+    if unit == "none":
+        found = foreseen(runs[0])["data"]
+        assert (found["rows"], found["rows_left_out"], found["rows_at_the_limit"]) == (21, 3, 2)
+        assert toys.same(finals[0].state.tensors, finals[1].state.tensors)
+        assert "3 of 24 training conversations are left out" in " ".join(Federation(runs[0]).warnings)
+    assert finals[0].records[-1]["loss"] == pytest.approx(finals[1].records[-1]["loss"], rel=1e-5)
+
+
+def test_a_client_whose_rows_have_no_room_takes_part_with_nothing(chatty: Path, write: Write) -> None:
+    changed = [long(row, all_of_it=True) if row["site"] == "s1" else row for row in ROWS]
+    test = write("test", ROWS[:8])
+    for own in ({}, {"privacy__unit": "example", "privacy__noise_multiplier": 1.0, "evaluation__phantoms": 0}):
+        result = Federation(config(chatty, write("train", changed), test, **own)).run()
+        assert result.state.round == 2
+    with pytest.raises(DataError) as refused:
+        Federation(config(chatty, write("train", [long(row, all_of_it=True) for row in ROWS]), test))
+    assert refused.value.setting == "model.max_length"
+
+
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_deployed_run_on_chats_is_the_simulated_one(masked: bool, chatty: Path, write: Write, tmp_path: Path) -> None:
+    """The charter holds the template, not the path of its file."""
+    own = tmp_path / "own.jinja"
+    own.write_text(CHATML.replace("assistant\n", "assistant\n "), encoding="utf-8")
+    parts = [[row for row in ROWS if row["site"] == f"s{number}"] for number in range(4)]
+    parts[1][0] = long(parts[1][0], all_of_it=False)
+    tables: dict[str, Any] = {
+        "data__chat_template": str(own),
+        "data__client": "",
+        "federation__sampling": "fixed",
+        "secure_aggregation__enabled": masked,
+    }
+    whole = config(chatty, tmp_path / "none.jsonl", write("test", ROWS[:8]), **tables)
+    party = founded(tmp_path, whole, parts, lambda number: SeededEntropy(5), tested=ROWS[:8])
+    assert party.charter.config.data.chat_template == own.read_text(encoding="utf-8")
+    result = party.conduct()
+    files = [str(shutil.copy(tmp_path / f"node-{n}" / "train.jsonl", tmp_path / f"c{n}.jsonl")) for n in range(4)]
+    simulated = whole.replace({("data", "train"): files, ("training", "together"): 1})
+    state = Federation(simulated, entropy=SeededEntropy(5)).run().state
+    assert toys.same(result.state.tensors, state.tensors)
+
+
+def test_an_export_keeps_the_template(gpt2: Path, write: Write, tmp_path: Path) -> None:
+    """Also ChatML's, of a model that has none."""
+    rows = write("rows", ROWS)
+    Federation(config(gpt2, rows, rows, federation__rounds=1, model__max_length=100)).run(tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    for merged in (False, True):
+        folder = run.export(tmp_path / f"export-{merged}", merged=merged)
+        kept = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        assert "<|im_start|>assistant" in kept
+    found = list(run.predict([json.loads(json.dumps(ROWS[0]["messages"])), "word1"]))
+    assert found[0]["tokens"] > 0
+    assert found[1] == {}
+
+
+def test_answers_are_measured_and_written(chatty: Path, write: Write, tmp_path: Path) -> None:
+    """A conversation that ends with an answer is answered anew, from what stands before it."""
+    rows = write("rows", ROWS)
+    asked = {"evaluation__generate": 4, "evaluation__max_new_tokens": 4, "data__metric": "f1", "federation__rounds": 1}
+    result = Federation(config(chatty, rows, rows, **asked)).run(tmp_path / "run")
+    assert 0 <= result.records[-1]["f1"] <= 1
+    run, talk = load_run(tmp_path / "run"), ROWS[0]["messages"]
+    first, again, question, whole = run.generate([talk, talk[:-1], "word1", [{"role": "user", "content": "word1"}]], 4)
+    assert first == again
+    assert question == whole
