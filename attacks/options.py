@@ -8,14 +8,15 @@ from secure_fed.errors import UsageError
 
 _MODEL = "model adapter device"
 _TEXTS = "members non_members task text text_b label labels max_length"
-_OF_TASKS = "stride unanswerable label_centre label_scale"
+_OF_TASKS = "stride unanswerable label_centre label_scale chat_template"
 _PREPARED = f"{_MODEL} prepared max_length fail_above"
 READ = {
     "--lying": "lying trials attack fail_above",
     "--attribute": f"attribute {_MODEL} {_TEXTS} fail_above",
     "--share": "share fail_above",
-    "--extract": f"extract {_MODEL} reference task text text_b prefix suffix show_texts fail_above",
-    "--exposure": f"exposure {_PREPARED} secrets_tried",
+    "--extract": f"extract {_MODEL} reference task text text_b prefix suffix answers max_length chat_template show_texts "
+    "fail_above",
+    "--exposure": f"exposure {_PREPARED} secrets_tried chat_template",
     "--prepared": f"{_PREPARED} {_OF_TASKS} reference labels delta",
     "a plain --model": f"{_MODEL} {_TEXTS} {_OF_TASKS} reference shadows config recall neighbours neighbour_model date "
     "scores out show_texts attack fail_above",

@@ -38,6 +38,7 @@ from secure_fed.errors import UsageError
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.pointing import plain
+from secure_fed.learning.tasks.item_extras import without_aside
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.runs.assembly import Assembly
@@ -93,7 +94,9 @@ def lots(held: AuditPool) -> list[int]:
     """(units,) numbers from 0, equal exactly for equal examples, so that copies of a held-out example are held out too."""
     numbers: dict[bytes, int] = {}
     contents = [
-        content(plain(unit.examples[0])) if held.of == "data" and held.kind == "example" else unit.name.encode()
+        content(without_aside(plain(unit.examples[0])))
+        if held.of == "data" and held.kind == "example"
+        else unit.name.encode()
         for unit in held.units
     ]
     return [numbers.setdefault(one, len(numbers)) for one in contents]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.texts import normal
 from secure_fed.learning.models.locate import locate
 
 
@@ -50,9 +49,3 @@ def _plain(rows: Rows) -> list[tuple[str, str]]:
     """Each row's texts, as `normal` writes them."""
     seconds = rows.text_b or ("",) * len(rows)
     return [(normal(one), normal(two)) for one, two in zip(rows.text, seconds, strict=True)]
-
-
-def normal(text: Any) -> str:
-    """A text, or its words, without what a copy may change: white space, capitals, and ways to write a character."""
-    written = text if isinstance(text, str) else " ".join(map(str, text))
-    return " ".join(unicodedata.normalize("NFKC", written).casefold().split())

@@ -106,7 +106,7 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
         scores |= _beside(subject, losses, subject.reference_losses())
     if subject.language_model:
         tokens = subject.tokens()
-        scores["loss by zlib"] = signals.per_zlib(tokens, subject.texts.plain)
+        scores["loss by zlib"] = signals.per_zlib(tokens, subject.texts.learned)
         scores["Min-K %"] = signals.min_k(tokens)
         scores["Min-K %++"] = signals.min_k_plus(tokens)
         if asked.recall is not None:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from attacks.any_model.subject import Asked
     from secure_fed.config import RunConfig
 
-LENGTH = 128  # tokens
-_TASKS = ("classification", "multi_label", "regression", "tokens", "question_answering", "causal_lm")
+LENGTH, OF_CHATS = 128, 1024  # tokens
+_TASKS = ("classification", "multi_label", "regression", "tokens", "question_answering", "causal_lm", "chat")
+_LANGUAGE_MODELS = ("causal_lm", "chat")
 _NEEDED = {"members": "--members", "non_members": "--non-members"}
 
 
@@ -55,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--label", metavar="COLUMN", help="as data.label")
     own.add_argument("--date", metavar="COLUMN", help="the date of a text: members and others must not differ by it")
     own.add_argument("--labels", metavar="A,B,...", help="the classes in the order of the model's outputs")
-    own.add_argument("--max-length", type=int, metavar="TOKENS", help=f"longer texts are cut (default: {LENGTH})")
+    own.add_argument(
+        "--max-length", type=int, metavar="TOKENS", help=f"longer texts are cut (default: {LENGTH}; chats: {OF_CHATS})"
+    )
     of_tasks.add_arguments(own)
     own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
     own.add_argument("--scores", type=Path, metavar="FILE.csv", help="also write every text's scores")
@@ -95,7 +98,7 @@ def run(chosen: argparse.Namespace) -> int:
     from attacks.any_model.terminal import show
 
     asked = _asked(chosen)
-    if asked.recall is not None and asked.data.task != "causal_lm":
+    if asked.recall is not None and asked.data.task not in _LANGUAGE_MODELS:
         raise UsageError(f"--recall is for language models, and the task is {asked.data.task}: leave it out")
     if asked.config is not None:  # before anything is loaded
         require_fits(asked.config, asked, asked.shadows)
@@ -133,6 +136,7 @@ def _asked(chosen: argparse.Namespace) -> Asked:
     columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
     config = _config(chosen)
     task = chosen.task or "classification"
+    of_tasks.require_columns(task, chosen.text_b, chosen.label)
     settings = {} if config is not None else of_tasks.chosen_settings(chosen, task)
     data = DataConfig(train="of the user", task=task, **columns, **settings)
     return Asked(
@@ -143,7 +147,7 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         chosen.adapter,
         tuple(chosen.reference),
         tuple(chosen.labels.split(",")) if chosen.labels else (),
-        longest(chosen) if config is None else config.model.max_length,
+        longest(chosen, task) if config is None else config.model.max_length,
         chosen.device,
         date=chosen.date or "",
         shadows=chosen.shadows or 0,
@@ -156,9 +160,9 @@ def _asked(chosen: argparse.Namespace) -> Asked:
     )
 
 
-def longest(chosen: argparse.Namespace) -> int:
+def longest(chosen: argparse.Namespace, task: str) -> int:
     """The maximum number of tokens read from a text."""
-    length = LENGTH if chosen.max_length is None else int(chosen.max_length)
+    length = (OF_CHATS if task == "chat" else LENGTH) if chosen.max_length is None else int(chosen.max_length)
     if length < 1:
         raise ConfigError(f"--max-length is {length}; it must be at least 1, with room for the tokenizer's own tokens")
     return length

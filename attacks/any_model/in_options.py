@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from secure_fed.errors import ConfigError, DataError, ModelError
 
 _OF_MODEL = r"model\.(?:name|device)"
-_OF_TEXTS = r"data\.(?:text_b|text|label_centre|label_scale|label|stride|unanswerable)|model\.max_length"
+_OF_TEXTS = r"data\.(?:chat_template|text_b|text|label_centre|label_scale|label|stride|unanswerable)|model\.max_length"
 _VALUE = r"( = (?:true\b)?)?"
 
 

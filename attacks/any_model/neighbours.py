@@ -3,7 +3,7 @@
     score(x) = mean over neighbours n of loss(n) - loss(x)                    (Mattern et al. 2023, arXiv 2305.18462)
 
 A masked language model proposes words for each place; the most probable whole words are taken. Without such a model a neighbour
-lacks one word, which is a cruder change.
+lacks one word, which is a cruder change. Of a conversation the words of the assistant's turns are changed, which are learned.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.texts import Texts
 from secure_fed.errors import ModelError, UsageError
+from secure_fed.learning.data.chats import ASSISTANT, Chat
 from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
+from secure_fed.learning.tasks.chat import Chats
+from secure_fed.learning.tasks.item_extras import ASIDE
 
 _WORD = re.compile(r"\w+")
+_MARKS = tuple(map(chr, range(0xE000, 0xE100)))  # of Unicode's private use, and part of no word; one between answers
 _CANDIDATES = 10  # words proposed for a place; those equal to the text's own are dropped
-_TASKS = ("classification", "multi_label", "regression", "causal_lm")
+_TASKS = ("classification", "multi_label", "regression", "causal_lm", "chat")
 
 
 def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
@@ -38,10 +42,35 @@ def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
         raise UsageError(
             f"--neighbours changes words, and the labels of {subject.task.title} belong to single words: leave it out"
         )
-    field = "text_b" if subject.language_model and subject.texts.rows.text_b is not None else "text"
-    texts = [_read(text, subject) for text in getattr(subject.texts.rows, field)]
+    task, rows = subject.task, subject.texts.rows
+    if isinstance(task, Chats):
+        chats = [left for left, _, _ in task.turns(subject.tokenizer, rows, subject.asked.max_length)]
+        marks = [next(one for one in _MARKS if all(one not in said for _, said in chat)) for chat in chats]
+        texts = [mark.join(_answers(chat)) for mark, chat in zip(marks, chats, strict=True)]
+    else:
+        field = "text_b" if subject.language_model and rows.text_b is not None else "text"
+        texts = [_read(text, subject) for text in getattr(rows, field)]
     made = _swapped(texts, count, masked) if masked else [dropped(text, count) for text in texts]
-    return [_losses(subject, field, tuple(of_text[number] for of_text in made)) for number in range(count)]
+    near = [[of_text[number] for of_text in made] for number in range(count)]
+    if isinstance(task, Chats):
+        parts = [[text.split(mark) for text, mark in zip(some, marks, strict=True)] for some in near]
+        return [_losses(subject, "text", _in_room(subject, chats, some)) for some in parts]
+    return [_losses(subject, field, some) for some in near]
+
+
+def _answers(chat: Chat) -> list[str]:
+    return [said for role, said in chat if role == ASSISTANT]
+
+
+def _in_room(subject: Subject, chats: Sequence[Chat], answers: Sequence[Sequence[str]]) -> list[Chat]:
+    """The conversations with these answers; a conversation itself where with them it would lose a turn to `--max-length`."""
+    changed: list[Chat] = []
+    for chat, said in zip(chats, answers, strict=True):
+        left = iter(said)
+        changed.append(tuple((role, next(left) if role == ASSISTANT else text) for role, text in chat))
+    rows = replace(subject.texts.rows, text=changed)
+    lost = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length).columns[ASIDE]
+    return [chat if gone else new for chat, new, gone in zip(chats, changed, lost, strict=True)]
 
 
 def dropped(text: str, count: int) -> list[str]:
@@ -61,9 +90,9 @@ def _read(text: str, subject: Subject) -> str:
     return text[: max((int(end) for _, end in read["offset_mapping"]), default=0)]
 
 
-def _losses(subject: Subject, field: str, texts: tuple[str, ...]) -> Floats:
+def _losses(subject: Subject, field: str, texts: Sequence[Any]) -> Floats:
     own = subject.texts
-    rows = replace(own.rows, **{field: texts})
+    rows = replace(own.rows, **{field: tuple(texts)})
     encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
     return replace(subject, texts=Texts(rows, own.members, encoded)).losses()
 

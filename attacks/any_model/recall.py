@@ -39,7 +39,8 @@ def conditional(subject: Subject, file: Path) -> Floats:
         prefix = _prefix(subject, file)
     given = [_after(prefix, *own, subject.tokenizer.bos_token_id) for own in _columns(subject.texts.examples)]
     columns = {"input_ids": tuple(ids for ids, _ in given), "labels": tuple(labels for _, labels in given)}
-    found = tokens_of(subject.model, subject.task, subject.tokenizer, Encoded(columns), _BATCH)
+    examples = Encoded({**subject.texts.examples.columns, **columns})
+    found = tokens_of(subject.model, subject.task, subject.tokenizer, examples, _BATCH)
     return np.array([one.said.sum() for one in found])
 
 
@@ -68,7 +69,7 @@ def _prefix(subject: Subject, file: Path) -> Ids:
     encoded = subject.task.encode(subject.tokenizer, rows.take(range(min(_SHOTS, len(rows)))), limit)
     found: list[Ids] = []
     for ids in encoded.input_ids:
-        if sum(len(one) for one in found) + len(ids) <= room:
+        if len(ids) and sum(len(one) for one in found) + len(ids) <= room:
             found.append(ids)
     if not found:
         raise UsageError(

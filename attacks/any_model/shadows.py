@@ -32,8 +32,11 @@ from secure_fed.federation import Federation
 from secure_fed.learning import tasks
 from secure_fed.learning.audit_pool.hold_out import everything
 from secure_fed.learning.data import sources
+from secure_fed.learning.data.chats import as_messages
 from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.tasks.chat import Chats
 from secure_fed.learning.tasks.confidence import confidence
+from secure_fed.learning.tasks.item_extras import without_aside
 from secure_fed.learning.tokenised import tokenised
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership.measured import confidences
@@ -90,7 +93,7 @@ def made(
 
 
 def _rows(asked: Asked, config: RunConfig, kept: Kept | None) -> list[dict[str, Any]]:
-    """The kept texts with the columns that the configuration reads, members first."""
+    """The kept texts with the columns that the configuration reads, members first; all conversations in one form."""
     task, others = tasks.build(config.data), (config.data.client, config.data.language, config.privacy.group_column)
     rows = []
     for number, (path, option) in enumerate(((asked.members, "--members"), (asked.others, "--non-members"))):
@@ -98,6 +101,12 @@ def _rows(asked: Asked, config: RunConfig, kept: Kept | None) -> list[dict[str, 
         whole = [
             {name: column[row] for name, column in one.columns.items()} for one in tables for row in range(len(one))
         ]
+        if isinstance(task, Chats):
+            chats, _ = task.texts(tables)
+            whole = [
+                {name: row[name] for name in others if name} | {_TURNS: as_messages(chat)}
+                for row, chat in zip(whole, chats, strict=True)
+            ]
         rows += whole if kept is None else [whole[row] for row in kept[number]]
     return rows
 
@@ -106,6 +115,8 @@ def _of_texts(config: RunConfig, file: Path) -> RunConfig:
     """The configuration with these texts as its data, none held out, without audits of its own, and charging nothing."""
     usual, replaced = DataConfig(), ("name", "examples", "test_examples", "test_fraction")
     changed = {name: getattr(usual, name) for name in replaced} | {"train": str(file), "test": str(file)}
+    if config.data.task == "chat":
+        changed["text"] = _TURNS
     phantoms = None if config.privacy.unit == "none" else 0
     silent = {"audit_fraction": 0.0, "audit_unit": "auto", "phantoms": phantoms, "canaries": "none"}
     return config.replace(
@@ -135,9 +146,9 @@ def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: 
     numbers = lots(pool)
     inside = coins(count, numbers, np.random.default_rng([seed, _COINS]))
     unit_of = {
-        content(unit.examples[0]): number for number, unit in enumerate(pool.units)
+        content(without_aside(unit.examples[0])): number for number, unit in enumerate(pool.units)
     }  # equal texts share their coins
-    units = [unit_of[content(examples[row])] for row in range(len(examples))]
+    units = [unit_of[content(without_aside(examples[row]))] for row in range(len(examples))]
     assembly = replace(assembly, pools={**assembly.pools, "data": pool})
     states = trained(assembly, inside, seed, progress).states
     device, batch = assembly.objective.device, assembly.config.evaluation.batch_size
@@ -149,4 +160,5 @@ def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: 
 
 
 _BATCH = 16
+_TURNS = "turns"
 _COINS = 2

@@ -6,8 +6,9 @@ off, is a reference without further cost.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ def opened(asked: Asked) -> Subject:
     require_different(asked.model, asked.references)
     with in_options(texts=asked.config is None):
         asked, notes = _scaled(asked)
+        asked, of_template = _templated(asked)
         task = tasks.build(asked.data)
         require_adapter(asked.adapter) if asked.adapter is not None else require_head(asked.model, task, ())
         parts = _parts(asked, task)
@@ -143,7 +145,7 @@ def opened(asked: Asked) -> Subject:
         rows = joined(*parts)
         model, tokenizer, base = _loaded(asked, task, rows.label_names)
         texts = Texts(rows, len(parts[0]), task.encode(tokenizer, rows, asked.max_length))
-    subject = Subject(asked, task, tokenizer, model.eval(), texts, base, dates, kept, notes)
+    subject = Subject(asked, task, tokenizer, model.eval(), texts, base, dates, kept, notes + of_template)
     return subject if asked.others is None else _with_predictions(subject)
 
 
@@ -183,6 +185,27 @@ def _scaled(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
         scale if is_given else None, by=by, model=asked.model, adapter=asked.adapter, whole=asked.config is not None
     )
     return replace(asked, data=replace(data, label_centre=found.centre, label_scale=found.scale)), (note,)
+
+
+def _templated(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
+    """The request with the chat template beside the adapter, by which its training wrote conversations, and a note on it."""
+    data, adapter = asked.data, asked.adapter
+    if data.task != "chat" or data.chat_template or adapter is None or asked.config is not None:
+        return asked, ()
+    if not (template := _template_beside(adapter)):
+        return asked, ()
+    note = f"Conversations are written by the chat template in {adapter}."
+    return replace(asked, data=replace(data, chat_template=template)), (note,)
+
+
+def _template_beside(adapter: Path) -> str:
+    """The chat template of the tokenizer that is saved in an adapter's folder; empty without one."""
+    with suppress(OSError):
+        return (adapter / "chat_template.jinja").read_text(encoding="utf-8")
+    with suppress(OSError, ValueError):
+        found = json.loads((adapter / "tokenizer_config.json").read_text(encoding="utf-8")).get("chat_template")
+        return found if isinstance(found, str) else ""
+    return ""
 
 
 def _loaded(asked: Asked, task: Task, names: Sequence[str]) -> tuple[Any, Any, Switch | None]:

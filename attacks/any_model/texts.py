@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from secure_fed.learning.data.chats import ASSISTANT
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.texts import is_chat
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,21 @@ class Texts:
     examples: Encoded
 
     @property
+    def learned(self) -> list[str]:
+        """The text of each that a training learns, as far as its turns say so: the assistant's, of a conversation."""
+        if any(map(is_chat, self.rows.text)):
+            return ["\n".join(said for role, said in chat if role == ASSISTANT) for chat in self.rows.text]
+        return self.plain
+
+    @property
     def plain(self) -> list[str]:
         return plain_of(self.rows)
 
 
 def plain_of(rows: Rows) -> list[str]:
-    """The text of each row; a second text is appended to the first."""
+    """The text of each row; a second text is appended to the first. A conversation is its turns, each with its role."""
+    if any(map(is_chat, rows.text)):
+        return ["\n".join(f"{role}: {said}" for role, said in chat) for chat in rows.text]
     seconds = rows.text_b or ("",) * len(rows)
     return [f"{one} {two}".strip() for one, two in zip(rows.text, seconds, strict=True)]
 

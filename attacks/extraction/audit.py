@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from attacks.any_model.subject import Subject
+from attacks.extraction.conversations import conversation_windows
 from attacks.extraction.personal import Item, found
-from attacks.extraction.prefix import Continued, continued, leading, windows
+from attacks.extraction.prefix import Continued, Windows, continued, leading, windows
 from attacks.extraction.similarity import NEAR
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.architecture import positions_of
+from secure_fed.learning.tasks.chat import Chats
 
 DRAWS = 100  # hypothetical continuations sampled for each text
 _SHOWN = 20
@@ -44,31 +44,39 @@ class Reader:
         }
 
 
-def extracted(subject: Subject, prefix: int, suffix: int, say: Say, *, show_texts: bool) -> dict[str, Any]:
+def extracted(subject: Subject, prefix: int | None, suffix: int, say: Say, *, show_texts: bool) -> dict[str, Any]:
     """Continue the first `prefix` tokens of every text by `suffix` tokens, with the model and with each of its references.
 
-    A text that a reference also reproduces says little about the training: it is common, or follows from its beginning. So the
-    counts are reported side by side, with a separate count of the texts that only the model reproduces.
+    prefix: None gives a conversation up to its last answer. A text that a reference also reproduces says little about the
+    training: it is common, or follows from its beginning. So the counts are reported side by side, with a separate count of the
+    texts that only the model reproduces.
     """
-    numbers, ids = windows(subject.tokenizer, subject.texts.plain, prefix, suffix)
-    if not numbers:
+    given, is_chat = _windows(subject, prefix, suffix), isinstance(subject.task, Chats)
+    if not given.numbers:
+        wanted = f"{suffix} in its last answer" if prefix is None else f"{prefix} + {suffix}"
+        among, more = "", ""
+        if is_chat:
+            among = f" of its turns' texts, among the {subject.asked.max_length} tokens that are read"
+            more = ", or a larger --max-length"
         raise UsageError(
-            f"none of the {len(subject.texts.rows)} texts has {prefix} + {suffix} tokens: give longer ones, or a smaller "
-            "--prefix or --suffix"
+            f"none of the {len(subject.texts.rows)} texts has {wanted} tokens{among}: give longer ones, or a smaller "
+            f"{'' if prefix is None else '--prefix or '}--suffix{more}"
         )
-    there = list(_personal(subject.tokenizer, ids[:, prefix:].tolist(), ids, prefix))
+    ids = given.ids.tolist()
+    rests = [row[start:end] for row, start, end in zip(ids, given.starts, given.ends, strict=True)]
+    there = list(_personal(subject.tokenizer, rests, given))
     readers = []
     for name, control, model, tokenizer in _models(subject):
         say(f"continuing {len(ids)} texts with {name}")
-        before = leading(tokenizer)
-        _require_positions(name, model, len(before), prefix, suffix)
-        made = continued(model, ids, prefix, before)
-        back = list(_personal(subject.tokenizer, made.written, ids, prefix))
+        before = [] if is_chat else leading(tokenizer)
+        _require_positions(name, model, len(before), given)
+        made = continued(model, given, before)
+        back = list(_personal(subject.tokenizer, made.written, given))
         readers.append(Reader(name, control, made, [own & items for own, items in zip(there, back, strict=True)]))
     own, controls = readers[0], readers[1:]
     only = [
         index
-        for index in range(len(ids))
+        for index in range(len(given.numbers))
         if own.continued.similarity[index] >= NEAR and all(one.continued.similarity[index] < NEAR for one in controls)
     ]
     only.sort(key=lambda index: -own.continued.similarity[index])
@@ -76,8 +84,9 @@ def extracted(subject: Subject, prefix: int, suffix: int, say: Say, *, show_text
         "schema": 1,
         "model": subject.asked.model,
         "adapter": None if subject.asked.adapter is None else str(subject.asked.adapter),
+        "task": subject.asked.data.task,
         "texts": len(subject.texts.rows),
-        "tried": len(numbers),
+        "tried": len(given.numbers),
         "prefix": prefix,
         "suffix": suffix,
         "near_from": NEAR,
@@ -85,16 +94,24 @@ def extracted(subject: Subject, prefix: int, suffix: int, say: Say, *, show_text
         "readers": [one.to_dict() for one in readers],
         "only_by_the_model": len(only),
         "personal_in_texts": dict(Counter(item.kind for items in there for item in items)),
-        "returned": [_shown(subject, own, numbers, ids, index, prefix, show_texts) for index in only[:_SHOWN]],
+        "returned": [_shown(subject, own, given, index, show_texts) for index in only[:_SHOWN]],
     }
 
 
-def _require_positions(name: str, model: Any, special: int, prefix: int, suffix: int) -> None:
-    limit = positions_of(model)
-    if limit is not None and special + prefix + suffix > limit:
+def _windows(subject: Subject, prefix: int | None, suffix: int) -> Windows:
+    if isinstance(subject.task, Chats):
+        return conversation_windows(
+            subject.task, subject.tokenizer, subject.texts.rows, prefix, suffix, subject.asked.max_length
+        )
+    return windows(subject.tokenizer, subject.texts.plain, prefix or 0, suffix)
+
+
+def _require_positions(name: str, model: Any, special: int, given: Windows) -> None:
+    limit, length = positions_of(model), given.ids.shape[1]
+    if limit is not None and special + length > limit:
         raise UsageError(
-            f"{name} has {limit} positions, and {prefix} + {suffix} tokens with {special} special tokens before them take "
-            f"{special + prefix + suffix}: give a smaller --prefix or --suffix"
+            f"{name} has {limit} positions, and texts with their continuations take up to {length} tokens, with {special} "
+            f"special tokens before them {special + length}: give a smaller --prefix or --suffix"
         )
 
 
@@ -116,17 +133,16 @@ def _models(subject: Subject) -> Iterator[tuple[str, bool, Any, Any]]:
         yield name, True, loaded.model.eval(), loaded.tokenizer
 
 
-def _personal(tokenizer: Any, rests: list[list[int]], ids: Tensor, prefix: int) -> Iterator[set[Item]]:
+def _personal(tokenizer: Any, rests: list[list[int]], given: Windows) -> Iterator[set[Item]]:
     """For each text, the items in its beginning joined with this continuation, without those of the beginning alone."""
-    for row, rest in zip(ids[:, :prefix].tolist(), rests, strict=True):
-        yield found(tokenizer.decode([*row, *rest])) - found(tokenizer.decode(row))
+    for row, start, rest in zip(given.ids.tolist(), given.starts, rests, strict=True):
+        yield found(tokenizer.decode([*row[:start], *rest])) - found(tokenizer.decode(row[:start]))
 
 
-def _shown(
-    subject: Subject, own: Reader, numbers: list[int], ids: Tensor, index: int, prefix: int, show_texts: bool
-) -> dict[str, Any]:
+def _shown(subject: Subject, own: Reader, given: Windows, index: int, show_texts: bool) -> dict[str, Any]:
     decode = subject.tokenizer.decode
-    line = {"text": numbers[index], "similarity": float(own.continued.similarity[index])}
+    line = {"text": subject.places[given.numbers[index]], "similarity": float(own.continued.similarity[index])}
     if not show_texts:
         return line
-    return {**line, "beginning": decode(ids[index, :prefix].tolist()), "written": decode(own.continued.written[index])}
+    beginning = given.ids[index, : given.starts[index]].tolist()
+    return {**line, "beginning": decode(beginning), "written": decode(own.continued.written[index])}

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attacks.any_model import of_tasks
+from attacks.any_model.command import longest
 from attacks.limits import ABOVE_LIMIT, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 PREFIX = SUFFIX = 32
-_TASK = "causal_lm"
+_TASKS = ("causal_lm", "chat")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--extract", type=Path, metavar="FILE", help="texts that were in the training; the model gets their beginnings"
     )
+    answers = "give a conversation up to the assistant's last answer, in the place of --prefix (--task chat)"
+    own.add_argument("--answers", action="store_true", help=answers)
     own.add_argument("--prefix", type=int, metavar="TOKENS", help=f"length of the beginning (default: {PREFIX})")
     own.add_argument(
         "--suffix", type=int, metavar="TOKENS", help=f"length of the continuation to look for (default: {SUFFIX})"
@@ -31,23 +36,31 @@ def run(chosen: argparse.Namespace) -> int:
     """Make the extraction and print it; the exit status shows whether more texts were reproduced than the limit."""
     if chosen.model is None or chosen.run_dir is not None:
         raise UsageError("--extract is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
-    if chosen.task not in (None, _TASK):
-        raise UsageError(f"--extract is for language models, and --task is {chosen.task}: leave it out")
+    task = chosen.task or _TASKS[0]
+    if task not in _TASKS:
+        raise UsageError(f"--extract is for language models ({', '.join(_TASKS)}), and --task is {task}: leave it out")
+    if chosen.answers and (task != "chat" or chosen.prefix is not None):
+        raise UsageError("--answers is for --task chat, and in the place of --prefix: leave it out, or --prefix")
+    if task != "chat" and chosen.max_length is not None:
+        raise UsageError("--max-length is for --task chat: of a text, --prefix and --suffix say how much is read")
     limit, prefix, suffix = (
         limit_of(
             chosen.fail_above,
             "extracted",
             "with --extract give extracted= and a share of the texts, such as extracted=0.01",
         ),
-        _length(chosen, "prefix", PREFIX),
+        None if chosen.answers else _length(chosen, "prefix", PREFIX),
         _length(chosen, "suffix", SUFFIX),
     )
     from attacks.any_model.subject import Asked, opened
     from attacks.extraction.audit import extracted
     from secure_fed.config import DataConfig
 
-    data = DataConfig("", "of the user", "", _TASK, chosen.text or "", chosen.text_b or "")
-    of_model = chosen.adapter, tuple(chosen.reference), (), prefix + suffix, chosen.device
+    of_tasks.require_columns(task, chosen.text_b, None)
+    settings = of_tasks.chosen_settings(chosen, task)
+    data = replace(DataConfig("", "of the user", "", task, chosen.text or "", chosen.text_b or ""), **settings)
+    most = longest(chosen, task) if task == "chat" else (prefix or 0) + suffix
+    of_model = chosen.adapter, tuple(chosen.reference), (), most, chosen.device
     subject = opened(Asked(chosen.model, chosen.extract, None, data, *of_model, all_in="--extract"))
     facts = extracted(
         subject,
@@ -81,8 +94,12 @@ def _show(facts: dict[str, Any]) -> None:
         f"{facts['model']}{adapter}: {facts['only_by_the_model']} of {facts['tried']} texts came back", style="bold"
     )
     controls = any(one["never_saw"] for one in facts["readers"])
+    of_texts = " of its texts" if facts["task"] == "chat" else ""
+    begun = f"its first {facts['prefix']} tokens{of_texts}"
+    if facts["prefix"] is None:
+        begun = "everything before its last answer"
     console.print(
-        f"Given its first {facts['prefix']} tokens, each of these was continued by its own next {facts['suffix']}, verbatim or "
+        f"Given {begun}, each of these was continued by its own next {facts['suffix']}, verbatim or "
         f"nearly (at most {1 - facts['near_from']:.0%} of the tokens edited)"
         + (
             ", and by no model that never saw it."
@@ -90,6 +107,9 @@ def _show(facts: dict[str, Any]) -> None:
             else ". There is no reference that never saw them: add --reference."
         )
     )
+    if facts["returned"]:
+        rows = ", ".join(str(one["text"]) for one in facts["returned"])
+        console.print(f"The closest, by their rows in the file, from 0: {rows}.")
     if facts["tried"] < facts["texts"]:
         console.print(f"{facts['texts'] - facts['tried']} of {facts['texts']} texts are too short to be tried.")
     heads = ("verbatim", "nearly", f"expected in {facts['draws']} draws", "personal data")

@@ -13,15 +13,17 @@ model learned them in training (`chance`). Equal perplexities count as smaller o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from attacks.any_model.signals import Floats
-from attacks.extraction.likelihood import of_targets, of_texts
+from attacks.extraction.likelihood import of_chats, of_targets, of_texts
 from attacks.extraction.template import Planted, Template
+from secure_fed.learning.data.chats import Chat, chat_of
+from secure_fed.learning.tasks.chat import Chats
 from secure_fed.runs.membership.roc_interval import exact_limits
 
 SAMPLES = 1000
@@ -104,15 +106,22 @@ def exposures(
     seed: int = 0,
     *,
     prompted: bool = False,
+    task: Chats | None = None,
+    before: Mapping[Planted, Chat] | None = None,
 ) -> list[Exposure]:
     """The exposure of each canary: exact if the template has at most `samples` secrets, else from a sample of that size.
 
     seed: chooses the sampled secrets, and need not be secret. prompted: whether the secret begins the target of a prompt; then
-    the target alone is scored, since a training learns nothing else.
+    the target alone is scored, since a training learns nothing else. task: of chats; then a canary is a question and its
+    answer, which alone is scored, with the end of its turn. before: the turns before a canary's question.
     """
     rng = np.random.default_rng(seed)
 
     def of(one: Planted, secrets: Sequence[int | None]) -> Floats:
+        if task is not None:
+            lead = (before or {}).get(one, ())
+            chats = [(*lead, *chat_of(*template.turns(one, secret))) for secret in secrets]
+            return -of_chats(model, tokenizer, task, chats)
         if prompted:
             return -of_targets(model, tokenizer, [template.pair(one, secret) for secret in secrets])
         return -of_texts(model, tokenizer, [template.written(one, secret) for secret in secrets])

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from attacks.any_model.likelihood import require_numbers
 from attacks.any_model.signals import Floats
+from secure_fed.learning.data.chats import Chat
 from secure_fed.learning.data.encode import IGNORED, pad_id
+from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.tasks.chat import Chats
 from secure_fed.learning.tasks.continuation import continuations
 from secure_fed.learning.tasks.next_tokens import rows_together, token_losses
 
@@ -42,6 +45,12 @@ def of_targets(model: Any, tokenizer: Any, rows: Sequence[tuple[str, str]]) -> F
     prompts, targets = zip(*rows, strict=True)
     items = list(continuations(tokenizer, prompts, targets, _UNCUT, ends=True))
     return _of_items(model, tokenizer, *([one[part].tolist() for one in items] for part in ("input_ids", "labels")))
+
+
+def of_chats(model: Any, tokenizer: Any, task: Chats, chats: Sequence[Chat]) -> Floats:
+    """(chats,) the log-likelihood of the assistant's turns, in nats, as a training learns them."""
+    found = task.encode(tokenizer, Rows(chats, (None,) * len(chats), ()), _UNCUT).columns
+    return _of_items(model, tokenizer, *([own.tolist() for own in found[part]] for part in ("input_ids", "labels")))
 
 
 def _of_items(model: Any, tokenizer: Any, ids: Sequence[list[int]], labels: Sequence[list[int]]) -> Floats:

@@ -5,18 +5,21 @@ Quantifying Memorization, section 3), or nearly so (`similarity`). A continuatio
 with the model's probability p of the rest, and at least one of n samples is with probability 1 - (1 - p)^n (Hayes et al. 2024,
 section 3). These numbers are exact without any sampling.
 
-The model reads the special tokens that its tokenizer puts before a text, as in its training; k does not count them.
+The model reads the special tokens that its tokenizer puts before a text, as in its training; k does not count them. Of a
+conversation neither k nor l counts the tokens of the chat template, which are the same for all: they are given, and nothing is
+compared there (`conversations`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from attacks.any_model.likelihood import require_numbers
 from attacks.any_model.signals import Floats
@@ -30,9 +33,38 @@ _ANY = "a"
 
 
 @dataclass(frozen=True, eq=False)
+class Windows:
+    """numbers: the indices of the texts that are long enough. ids: (texts, L) their tokens, padded at the end. asked: (texts,
+    L) bool, the tokens that a continuation has to give back. All others are given: those before the first, and the chat
+    template's among them.
+    """
+
+    numbers: list[int]
+    ids: Tensor
+    asked: Tensor
+
+    @classmethod
+    def of(cls, found: Mapping[int, tuple[Sequence[int], Sequence[bool]]]) -> Windows:
+        """From the tokens of each text, up to the last that is asked, and whether each is asked."""
+        ids, asked = ([torch.tensor(one[part]) for one in found.values()] for part in (0, 1))
+        padded = (pad_sequence(part, batch_first=True) if part else torch.empty(0, 0) for part in (ids, asked))
+        return cls(list(found), *padded)
+
+    @property
+    def starts(self) -> list[int]:
+        """(texts,) the number of tokens before the first that is asked."""
+        return self.asked.int().argmax(1).tolist() if len(self.asked) else []
+
+    @property
+    def ends(self) -> list[int]:
+        """(texts,) the number of tokens up to the last that is asked."""
+        return (self.asked.shape[1] - self.asked.flip(1).int().argmax(1)).tolist() if len(self.asked) else []
+
+
+@dataclass(frozen=True, eq=False)
 class Continued:
-    """written: (texts, l) tokens of the most likely continuations. similarity: (texts,) to the texts' own rests.
-    log_probability: (texts,) of these rests.
+    """written: (texts,) the most likely continuations, with the tokens given among them. similarity: (texts,) of the tokens
+    that are asked to the texts' own. log_probability: (texts,) of these tokens.
     """
 
     written: list[list[int]]
@@ -54,11 +86,11 @@ class Continued:
         return float((-np.expm1(missed)).sum())
 
 
-def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> tuple[list[int], Tensor]:
-    """The indices of the texts that are long enough, and (texts, prefix + suffix) their first tokens, without special ones."""
-    read = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    long = [index for index, ids in enumerate(read) if len(ids) >= prefix + suffix]
-    return long, torch.tensor([read[index][: prefix + suffix] for index in long], dtype=torch.long)
+def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> Windows:
+    """The first `prefix` + `suffix` tokens of every text that is long enough, without special ones; the last are asked."""
+    read = [tokenizer(text, add_special_tokens=False)["input_ids"][: prefix + suffix] for text in texts]
+    asked = [False] * prefix + [True] * suffix
+    return Windows.of({index: (ids, asked) for index, ids in enumerate(read) if len(ids) == len(asked)})
 
 
 def leading(tokenizer: Any) -> list[int]:
@@ -67,23 +99,45 @@ def leading(tokenizer: Any) -> list[int]:
     return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
 
-def continued(model: Any, ids: Tensor, prefix: int, before: Sequence[int] = ()) -> Continued:
-    """The model's continuations of the first `prefix` tokens of each row of ids (texts, prefix + suffix).
+def continued(model: Any, given: Windows, before: Sequence[int] = ()) -> Continued:
+    """The model's continuations of each text, from the first token that is asked to the last.
 
-    before: tokens that the model reads before each row (`leading`).
+    before: tokens that the model reads before each text (`leading`).
     """
     found: list[Floats] = []
     device = next(model.parameters()).device
-    ids, prefix = torch.cat([ids.new_tensor(list(before)).expand(len(ids), -1), ids], 1), prefix + len(before)
+    ids = torch.cat([given.ids.new_tensor(list(before)).expand(len(given.ids), -1), given.ids], 1)
+    asked = torch.cat([given.asked.new_zeros(len(ids), len(before)), given.asked], 1)
     for start in range(0, len(ids), _TOGETHER):
-        some = ids[start : start + _TOGETHER].to(device)
-        labels = some.clone()
-        labels[:, :prefix] = IGNORED
-        found.append(log_likelihoods(model, some, labels))
+        some, looked_for = (part[start : start + _TOGETHER].to(device) for part in (ids, asked))
+        found.append(log_likelihoods(model, some, some.masked_fill(~looked_for, IGNORED)))
     log_probability = np.concatenate(found) if found else np.zeros(0)
     require_numbers(log_probability)
-    # Without stops: an end token is a token like any other.
-    written = generated(model, ids[:, :prefix].tolist(), ids.shape[1] - prefix, batch_size=_TOGETHER)
-    own = ids[:, prefix:].tolist()
-    near = np.array([similarity(*pair) for pair in zip(written, own, strict=True)])
-    return Continued(written, near, log_probability)
+    made = _greedy(model, ids.tolist(), list(map(_runs, asked.tolist())))
+    both = torch.tensor(made, dtype=ids.dtype).view_as(ids), ids
+    pairs = (tuple(part[row][own].tolist() for part in both) for row, own in enumerate(asked))
+    written = [
+        row[len(before) + start : len(before) + end]
+        for row, start, end in zip(made, given.starts, given.ends, strict=True)
+    ]
+    return Continued(written, np.array([similarity(*pair) for pair in pairs]), log_probability)
+
+
+def _greedy(model: Any, ids: list[list[int]], runs: Sequence[Sequence[tuple[int, int]]]) -> list[list[int]]:
+    """Each row with the most likely tokens in its runs, one run after the other. Runs of one length share a call."""
+    made = [list(row) for row in ids]
+    for number in range(max(map(len, runs), default=0)):
+        own = {row: several[number] for row, several in enumerate(runs) if number < len(several)}
+        for length in sorted({end - start for start, end in own.values()}):
+            some = [row for row, (start, end) in own.items() if end - start == length]
+            prompts = [made[row][: own[row][0]] for row in some]
+            # Without stops: an end token is a token like any other.
+            for row, new in zip(some, generated(model, prompts, length, batch_size=_TOGETHER), strict=True):
+                made[row][slice(*own[row])] = new
+    return made
+
+
+def _runs(asked: Sequence[bool]) -> list[tuple[int, int]]:
+    """The first place of every run of tokens that are asked, and the place behind it."""
+    ends = np.flatnonzero(np.diff([False, *asked, False]))
+    return list(zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True))

@@ -1,7 +1,8 @@
 """Canaries for language models: a sentence with a random secret (Carlini et al. 2019, The Secret Sharer, section 4).
 
 A template is a text with the placeholder `{secret}`, and optionally `{name}`, so that no two canaries are equal texts. A secret
-consists of decimal digits, all values equally likely.
+consists of decimal digits, all values equally likely. For chats a canary is a question and its answer: a line each of the
+template, or the text before the secret and the text from it on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from privacy.entropy import Stream
 from secure_fed.errors import ConfigError
 
 USUAL = "The access code of {name} is {secret}."
+USUAL_CHAT = "What is the access code of {name}?\nThe access code of {name} is {secret}."
 DIGITS = 6
 _SECRET, _NAME = "{secret}", "{name}"
 _LETTERS, _LENGTH = "abcdefghijklmnopqrstuvwxyz", 6
@@ -36,8 +38,11 @@ class Template:
     digits: int = DIGITS
 
     def __post_init__(self) -> None:
-        if self.text.count(_SECRET) != 1 or self.text.count(_NAME) > 1:
-            raise ConfigError(f"the template is {self.text!r:.80}: it needs {{secret}} once, and {{name}} at most once")
+        lines = self.text.splitlines()
+        if self.text.count(_SECRET) != 1 or any(line.count(_NAME) > 1 for line in lines):
+            raise ConfigError(
+                f"the template is {self.text!r:.80}: it needs {{secret}} once, and {{name}} at most once in a line"
+            )
         if not 1 <= self.digits <= _MOST_DIGITS:
             raise ConfigError(f"--digits is {self.digits}: a secret has from 1 to {_MOST_DIGITS} digits")
 
@@ -60,6 +65,11 @@ class Template:
         """The same as a prompt and its target, which a training joins by a space."""
         before, after = self.split(one, secret)
         return before.rstrip(), after
+
+    def turns(self, one: Planted, secret: int | None = None) -> tuple[str, str]:
+        """The same as a question and its answer: the first line, and the rest; of a single line, prompt and target."""
+        question, _, answer = self.written(one, secret).partition("\n")
+        return (question, answer) if answer else self.pair(one, secret)
 
     def written(self, one: Planted, secret: int | None = None) -> str:
         return "".join(self.split(one, secret))

@@ -33,7 +33,7 @@ def run(chosen: argparse.Namespace) -> int:
     task = chosen.task or "classification"
     if task not in _TASKS:
         raise UsageError(
-            f"--task is {task}, whose tags or answers belong to places in a text, and --attribute changes the text: it is for "
+            f"--task is {task}, and --attribute changes a text as a whole, without tags, answers or turns in it: it is for "
             f"{', '.join(_TASKS)}"
         )
     limit = limit_of(chosen.fail_above, "advantage", "with --attribute give advantage= and a number from 0 to 1")
@@ -44,7 +44,7 @@ def run(chosen: argparse.Namespace) -> int:
     columns = chosen.text or "", chosen.text_b or "", chosen.label or ""
     data = DataConfig("", "of the user", "", task, *columns)
     labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
-    of_model = chosen.adapter, (), labels, longest(chosen), chosen.device
+    of_model = chosen.adapter, (), labels, longest(chosen, task), chosen.device
     subject = opened(Asked(chosen.model, chosen.members, chosen.non_members, data, *of_model))
     found = attribute(subject, chosen.attribute)
     facts = audited(subject, found, lambda what: print(f"secure-fed: {what}", file=sys.stderr))

@@ -13,12 +13,12 @@ from attacks.any_model.subject import Subject
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.prepared.coins import Bools
 from attacks.prepared.folder import Manifest, truth_of
-from secure_fed.errors import DataError
+from secure_fed.errors import DataError, UsageError
 from secure_fed.runs.membership.roc import Ranking, rank, to_dict
 
 SIGNIFICANCE = 0.05
 DELTA = 1e-5
-_UNITS = {"none": "one row", "labels": "one row with a wrong label", "secrets": "one planted sentence"}
+_UNITS = {"none": "one row", "labels": "one row with a wrong label", "secrets": "one planted secret"}
 ASSUMES = (
     "the parties that trained or chose the score knew nothing of the coins beyond the training file",
     "the model was trained on train.jsonl, and on nothing else that depends on the coins",
@@ -67,8 +67,18 @@ def judged(scores: Floats, members: Bools, manifest: Manifest, delta: float) -> 
     return Judged(bound, rank(scores[members], scores[~members]), delta, unit)
 
 
+def require_room(subject: Subject) -> None:
+    """Refuse conversations without room: they would have no score, and each has a coin."""
+    if short := int((subject.texts.examples.lengths == 0).sum()):
+        raise UsageError(
+            f"{short} of {len(subject.texts.rows)} candidates have no room in {subject.asked.max_length} tokens: raise "
+            "--max-length"
+        )
+
+
 def scored(subject: Subject, say: Say) -> tuple[str, Floats]:
     """The name of the single score, chosen by the available inputs and not by results, and its (candidates,) values."""
+    require_room(subject)
     say("reading the candidates with the model")
     losses = subject.losses()
     if not (subject.base or subject.asked.references):

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from attacks.prepared.folder import Manifest
 
 
+_TEMPLATE = (
+    "the sentence of secrets, with {secret} and perhaps {name}; for chats a line each of a question and its answer"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
     own = parser.add_argument_group("a training that was prepared by `secure-fed audit prepare`")
@@ -47,7 +52,7 @@ def add_preparing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="how often a planted candidate is in the file"
     )
-    parser.add_argument("--template", metavar="TEXT", help="the sentence of secrets, with {secret} and perhaps {name}")
+    parser.add_argument("--template", metavar="TEXT", help=_TEMPLATE)
     parser.add_argument("--digits", type=int, metavar="N", help="digits of a secret (default: 6)")
     parser.add_argument("--json", action="store_true", help="print prepared.json")
 
@@ -56,16 +61,19 @@ def prepare(chosen: argparse.Namespace) -> None:
     """Prepare the folder, and print who gets which of its files."""
     from dataclasses import asdict
 
-    from attacks.extraction.template import DIGITS, USUAL, Template
+    from attacks.extraction.template import DIGITS, USUAL, USUAL_CHAT, Template
     from attacks.prepared.making import Wish
     from attacks.prepared.making import prepare as made
     from secure_fed.config import DataConfig
 
     if chosen.canaries != "secrets" and (chosen.template is not None or chosen.digits is not None):
         raise ConfigError("--template and --digits are for --canaries secrets: leave them out")
+    usual = USUAL_CHAT if chosen.task == "chat" else USUAL
     template = Template(
-        USUAL if chosen.template is None else chosen.template, DIGITS if chosen.digits is None else chosen.digits
+        usual if chosen.template is None else chosen.template,
+        DIGITS if chosen.digits is None else chosen.digits,
     )
+    of_tasks.require_columns(chosen.task, chosen.text_b, chosen.label)
     data = DataConfig("", "of the user", "", chosen.task, chosen.text, chosen.text_b, chosen.label)
     manifest = made(Wish(chosen.data, data, chosen.canaries, chosen.count, chosen.repeat, template), chosen.out)
     if chosen.json:
@@ -168,7 +176,7 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
         chosen.adapter,
         tuple(chosen.reference),
         labels,
-        longest(chosen),
+        longest(chosen, manifest.task),
         chosen.device,
         manifest.classes,
         scale_given=of_tasks.gives_scale(settings),

@@ -12,6 +12,7 @@ import numpy as np
 from attacks.any_model.subject import Subject
 from attacks.extraction.exposure import BY_CHANCE, SAMPLES, Exposure, chance, exposures
 from attacks.prepared.folder import Manifest, planted_in, truth_of
+from secure_fed.learning.tasks.chat import Chats
 
 ALPHA = 0.05
 Say = Callable[[str], None]
@@ -21,8 +22,12 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
     """The exposure of every planted secret, and summaries with p-values for members and for others."""
     template, planted = planted_in(folder, manifest)
     say(f"ranking {len(planted)} secrets of {template.space:,}")
-    prompted = bool(manifest.text_b)
-    found = exposures(subject.model, subject.tokenizer, template, planted, samples or SAMPLES, prompted=prompted)
+    given = subject.model, subject.tokenizer, template, planted, samples or SAMPLES
+    if isinstance(subject.task, Chats):
+        before = {one: chat[:-2] for one, chat in zip(planted, subject.texts.rows.text, strict=True)}
+        found = exposures(*given, task=subject.task, before=before)
+    else:
+        found = exposures(*given, prompted=bool(manifest.text_b))
     members = truth_of(folder, manifest).members.tolist()
     groups = {"members": True, "others": False}
     by_group = {

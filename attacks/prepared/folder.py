@@ -115,7 +115,8 @@ def planted_in(folder: Path, manifest: Manifest) -> tuple[Template, list[Planted
     """The template, and the canary of each candidate. DataError for a folder without planted sentences."""
     if manifest.template is None:
         raise DataError(
-            f"{folder} has no planted secrets: prepare it with `secure-fed audit prepare --task causal_lm --canaries secrets`"
+            f"{folder} has no planted secrets: prepare it with `secure-fed audit prepare --canaries secrets`, for --task "
+            "causal_lm or chat"
         )
     lines = _content(folder / SECRETS).decode().splitlines()
     return Template(*manifest.template), [Planted(**json.loads(line)) for line in lines]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attacks.any_model.apart import normal
 from attacks.extraction.template import Planted, Template, order, uniform
 from attacks.prepared import planted
 from attacks.prepared.coins import Truth, tossed
@@ -20,14 +19,16 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, UsageError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
+from secure_fed.learning.data.chats import ASSISTANT
 from secure_fed.learning.data.formats import text_lines
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.texts import is_blank, is_chat, normal
 from secure_fed.learning.tasks.task import Task
 
 FEWEST, USUAL = 10, 1000
 _LONGEST_TOKEN = 16  # characters of a word that tokenizers may have whole
-_ALONE = {"labels": "classification", "secrets": "causal_lm"}
+_ALONE = {"labels": ("classification",), "secrets": ("causal_lm", "chat")}
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,10 @@ def prepare(wish: Wish, out: Path, entropy: Entropy | None = None) -> Manifest:
 
 def _require(wish: Wish) -> None:
     needed = _ALONE.get(wish.kind)
-    if needed and wish.data.task != needed:
-        raise ConfigError(f"--canaries {wish.kind} is for --task {needed}, and the task is {wish.data.task}")
+    if needed and wish.data.task not in needed:
+        raise ConfigError(
+            f"--canaries {wish.kind} is for --task {' or '.join(needed)}, and the task is {wish.data.task}"
+        )
     if wish.repeat < 1 or (wish.repeat > 1 and wish.kind == "none"):
         raise ConfigError(
             f"--repeat is {wish.repeat}; it must be at least 1, and above 1 only for planted candidates (--canaries)"
@@ -90,7 +93,7 @@ def _read(wish: Wish) -> _Data:
     first, second = task.texts([table])
     texts = [_key(*pair) for pair in zip(first, second or [None] * len(first), strict=True)]
     seen = Counter(texts)
-    short = [_single(wish) and _one_token(text) for text in first]
+    short = [_nothing_to_predict(wish, text) for text in first]
     alone = [index for index, text in enumerate(texts) if seen[text] == 1 and not short[index]]
     return _Data(task, rows, task.classes([table]), alone)
 
@@ -102,6 +105,12 @@ def _key(first: Any, second: Any) -> str:
 def _single(wish: Wish) -> bool:
     """Whether a language model learns texts, and not targets of prompts."""
     return wish.data.task == "causal_lm" and not wish.data.text_b
+
+
+def _nothing_to_predict(wish: Wish, text: Any) -> bool:
+    if is_chat(text):
+        return all(is_blank(said) for role, said in text if role == ASSISTANT)
+    return _single(wish) and _one_token(text)
 
 
 def _one_token(text: str) -> bool:
@@ -122,6 +131,7 @@ def _count(wish: Wish, data: _Data) -> int:
     count = min(USUAL, len(data.alone) // 2) if wish.count is None else wish.count
     if not FEWEST <= count <= len(data.alone):
         words = " and has two words or more" if _single(wish) else ""
+        words = " and has an answer" if wish.data.task == "chat" else words
         raise UsageError(
             f"{count} candidates cannot be drawn from the {len(data.alone)} rows of {wish.source} whose text occurs only once"
             f"{words}: give --count from {FEWEST} to as many, or more rows"
@@ -134,6 +144,8 @@ def _candidates(wish: Wish, data: _Data, rows: Sequence[Row], entropy: Entropy) 
     if wish.kind == "labels":
         return planted.wrong_labels(rows, columns.label, data.classes, stream), []
     if wish.kind == "secrets":
+        if wish.data.task == "chat":
+            return planted.secret_chats(rows, columns.text, wish.template, stream)
         return planted.secrets(rows, columns, wish.template, stream)
     return list(rows), []
 

@@ -2,9 +2,10 @@
 
     labels    a row of the data with a wrong label, drawn uniformly from the other classes: a model that has not memorised it
               has no reason to predict it (Steinke, Nasr and Jagielski 2023, section 6)
-    secrets   a sentence with a random secret (Carlini et al. 2019, section 4.1), for language models
+    secrets   a sentence with a random secret (Carlini et al. 2019, section 4.1), for language models; for chats a question and
+              an answer that holds the secret
 
-Each is a copy of a row of the data with its text or label replaced, so that all other columns look usual.
+Each is a copy of a row of the data with its text, conversation or label replaced, so that all other columns look usual.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from attacks.extraction.template import Planted, Template, uniform
 from privacy.entropy import Stream
 from secure_fed.errors import ConfigError
+from secure_fed.learning.data.chats import chat_of, rewritten
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Columns
 
@@ -67,4 +69,21 @@ def secrets(
             made.append({**row, columns.text: before, columns.text_b: after})
         else:
             made.append({**row, columns.text: template.written(one)})
+    return made, canaries
+
+
+def secret_chats(
+    rows: Sequence[Row], column: str, template: Template, stream: Stream
+) -> tuple[list[Row], list[Planted]]:
+    """Every row with its conversation replaced by a question and its answer, which holds the secret. column: "" or the column
+    of the turns.
+    """
+    canaries, made = template.drawn(len(rows), stream), []
+    for row, one in zip(rows, canaries, strict=True):
+        question, answer = template.turns(one)
+        if not question.strip():
+            raise ConfigError(
+                f"the template {template.text!r:.80} has no question: put a line with it before that of {{secret}}"
+            )
+        made.append(rewritten(row, column, chat_of(question, answer)))
     return made, canaries

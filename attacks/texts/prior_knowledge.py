@@ -15,6 +15,7 @@ from attacks.texts.recovery import Recovery, recover
 from attacks.texts.span import Key
 from attacks.texts.token_scores import CERTAIN, Common, known_tokens, score, texts_of, truth_of
 from secure_fed.learning.models.adapters.lora import scaling_of
+from secure_fed.learning.tasks.chat_template import template_tokens
 from secure_fed.learning.training.private_steps import batch_sampler
 from secure_fed.learning.training.schedule import Falling, planned_steps
 from secure_fed.rounds.masked.encoding import Rounded
@@ -99,6 +100,8 @@ def prior_knowledge(case: Case) -> PriorKnowledge:
     except NoFirstLayerError as error:
         raise Inapplicable(f"inverting updates is not possible here: {error}") from error
     special = frozenset(getattr(assembly.problem.tokenizer, "all_special_ids", ()))
+    if assembly.config.data.task == "chat":
+        special |= template_tokens(assembly.problem.tokenizer)
     return PriorKnowledge(
         case,
         first,

@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: 
         (audit(place, "fresh", "--attribute", "city"), "has no column 'city'"),
         (
             audit(place, "fresh", "--task", "tokens"),
-            "--task is tokens, whose tags or answers belong to places in a text",
+            "--task is tokens, and --attribute changes a text as a whole",
         ),
         (audit(place, "fresh", "--task", "question_answering"), "it is for classification, multi_label"),
         (

@@ -168,29 +168,30 @@ def test_similarity_counts_edits() -> None:
 
 
 def test_texts_learned_by_heart_come_back_and_others_do_not(model: Any, tokenizer: Any) -> None:
-    long, ids = windows(tokenizer, [*texts(), "short"], 8, 8)
-    assert long == list(range(10))
-    made = continued(model, ids, 8)
+    given = windows(tokenizer, [*texts(), "short"], 8, 8)
+    assert given.numbers == list(range(10))
+    made = continued(model, given)
     assert made.verbatim >= 5
     assert (made.similarity[6:] < 0.75).all()
     assert made.near == (made.similarity >= 0.75).sum()
-    assert continued(untrained(tokenizer), ids, 8).near == 0
+    assert continued(untrained(tokenizer), given).near == 0
 
 
 def test_a_continuation_is_the_most_likely_one(model: Any, tokenizer: Any) -> None:
-    _, ids = windows(tokenizer, texts(), 8, 8)
+    given = windows(tokenizer, texts(), 8, 8)
+    begun = given.ids[:, :8]
     theirs = model.generate(
-        input_ids=ids[:, :8], attention_mask=torch.ones(10, 8), max_new_tokens=8, do_sample=False, eos_token_id=None
+        input_ids=begun, attention_mask=torch.ones(10, 8), max_new_tokens=8, do_sample=False, eos_token_id=None
     )
-    assert continued(model, ids, 8).written == theirs[:, 8:].tolist()
+    assert continued(model, given).written == theirs[:, 8:].tolist()
 
 
 def test_the_chance_of_a_text_in_draws_is_that_of_drawing(model: Any, tokenizer: Any) -> None:
-    _, ids = windows(tokenizer, texts()[6:], 8, 1)
-    made = continued(model, ids, 8)
+    given = windows(tokenizer, texts()[6:], 8, 1)
+    made = continued(model, given)
     with torch.no_grad():
-        law = model(input_ids=ids[:, :8]).logits[:, -1].softmax(1)
-    own = law.gather(1, ids[:, 8:])[:, 0].double().numpy()
+        law = model(input_ids=given.ids[:, :8]).logits[:, -1].softmax(1)
+    own = law.gather(1, given.ids[:, 8:])[:, 0].double().numpy()
     assert np.exp(made.log_probability) == pytest.approx(own, rel=1e-4)
     assert made.expected(7) == pytest.approx(float((1 - (1 - own) ** 7).sum()), rel=1e-4)
     sure = Continued([], np.ones(1), np.zeros(1))
@@ -211,7 +212,7 @@ def test_a_begin_token_is_read_before_a_text_and_not_counted(
     beginning = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", pad_token="<end>", bos_token="<s>")
     assert leading(beginning) == [begin]
     assert leading(tokenizer) == []
-    assert windows(beginning, texts(), 8, 8)[1].tolist() == windows(tokenizer, texts(), 8, 8)[1].tolist()
+    assert windows(beginning, texts(), 8, 8).ids.tolist() == windows(tokenizer, texts(), 8, 8).ids.tolist()
     saved(learned(untrained(beginning), beginning, texts()[:6], 120), beginning, tmp_path / "tuned")
     written(tmp_path)
     assert main(extract(tmp_path, "tuned", "--json")) == 0
@@ -226,7 +227,7 @@ def test_a_model_that_gives_no_number_is_refused(tokenizer: Any) -> None:
     with pytest.raises(ModelError, match="a loss that is not a number"):
         exposures(broken, tokenizer, TEMPLATE, canaries()[:1])
     with pytest.raises(ModelError, match="a loss that is not a number"):
-        continued(broken, windows(tokenizer, texts(), 8, 8)[1], 8)
+        continued(broken, windows(tokenizer, texts(), 8, 8))
 
 
 def test_a_secret_in_a_target_is_ranked_as_it_is_trained(model: Any, tokenizer: Any) -> None:

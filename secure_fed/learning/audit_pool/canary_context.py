@@ -13,6 +13,7 @@ import numpy as np
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.problem import Problem
+from secure_fed.learning.tasks.chat_template import template_tokens
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class CanaryContext:
         if problem.tokenizer is not None:
             classes = len(problem.facts["label_names"]) if config.data.task == "classification" else None
             vocabulary, special = len(problem.tokenizer), frozenset(map(int, problem.tokenizer.all_special_ids))
+            if config.data.task == "chat":
+                special |= template_tokens(problem.tokenizer)
         else:
             classes = _classes_among(problem, getattr(settings, "num_labels", None))
             vocabulary = getattr(settings, "vocab_size", None)

@@ -11,8 +11,8 @@ seed. So
   changes p a little, and may move another unit into the pool or out of it. The guarantee therefore takes the number of units as
   public, and the privacy statement says so; given this number, the guarantee for a unit is the same with and without the
   holding out, since whether a unit trains is a function of that unit alone;
-- equal examples have the same lot, at every client: no held-out example is a copy of a training example. They also have the
-  same coin, so they are left out of the audit: only an example that occurs once is a unit of the pool;
+- examples that train alike have the same lot, at every client: no held-out example is a copy of a training example. They also
+  have the same coin, so they are left out of the audit: only an example that occurs once is a unit of the pool;
 - a resumed run, and an audit years later, find the same members.
 The coins are not secret: the seed is public, so anybody who knows a unit can compute its coin. This weakens no guarantee, for
 the reason above, and no audit, as long as no score of an attack reads the coins: of the code that computes or judges scores,
@@ -40,6 +40,7 @@ from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.pointing import reading
 from secure_fed.learning.problem import Problem
+from secure_fed.learning.tasks.item_extras import without_aside
 
 FEWEST = 10  # units in the pool, on average: fewer would cost data and show nothing
 _EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are in a pool
@@ -151,7 +152,9 @@ def _candidates(held: AuditPool) -> list[tuple[Place, str, bytes]]:
                 for number, (group, at) in enumerate(members.items())
             ]
         else:
-            found += [(Place(client, np.array([i])), f"{name}/{i}", content(own[i])) for i in range(len(own))]
+            found += [
+                (Place(client, np.array([i])), f"{name}/{i}", content(without_aside(own[i]))) for i in range(len(own))
+            ]
     return found
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, plainly
 from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import is_blank, is_text
+from secure_fed.learning.data.texts import is_blank, is_chat, is_text
 
 Turn = tuple[str, str]  # the role, and what it says
 Chat = tuple[Turn, ...]
@@ -77,9 +77,38 @@ def of_line(text: Any) -> Chat:
     """An input of `predict`: a question, a list of {role, content}, or a conversation as it is here."""
     if isinstance(text, str):
         return ((USER, text),)
-    if isinstance(text, tuple) and all(isinstance(turn, tuple) for turn in text):
-        return text
+    if is_chat(text):
+        return tuple(text)
     return _ordered(list(_turns(text, "the conversation", "its list")), "the conversation", "its list")
+
+
+def chat_of(question: str, answer: str) -> Chat:
+    return ((USER, question), (ASSISTANT, answer))
+
+
+def as_messages(chat: Chat) -> list[dict[str, str]]:
+    return [{"role": role, "content": said} for role, said in chat]
+
+
+def rewritten(row: Mapping[str, Any], chosen: str, chat: Chat) -> dict[str, Any]:
+    """A row with another conversation, of a question and its answer, as its own is written: the same columns, names of roles,
+    and further entries; a system turn stays.
+    """
+    kind, column = form(row, "the row", chosen)
+    (_, question), (_, answer) = chat
+    if kind == "Alpaca":
+        return {**row, "instruction": question, "output": answer, **({"input": ""} if row.get("input") else {})}
+    cell: Any = row[column]
+    turns = json.loads(cell) if isinstance(cell, str) else cell
+    name, said = ("role", "content") if "role" in turns[0] else ("from", "value")
+    own: dict[str, Any] = {}
+    for turn in turns:
+        own.setdefault(_ROLES[str(turn[name]).lower()], turn)
+    made = [own[SYSTEM]] if SYSTEM in own else []
+    for role, text in chat:
+        content = [{"type": "text", "text": text}] if isinstance(own[role][said], list | tuple) else text
+        made.append({**own[role], said: content})
+    return {**row, column: json.dumps(made, ensure_ascii=False) if isinstance(cell, str) else made}
 
 
 def asked(chat: Chat) -> Chat:
@@ -91,6 +120,12 @@ def answered(chat: Chat) -> Chat:
     """The conversation up to the last turn of the assistant; empty without one."""
     last = max((at + 1 for at, (role, _) in enumerate(chat) if role == ASSISTANT), default=0)
     return chat[:last]
+
+
+def without_oldest(chat: Chat, count: int) -> Chat:
+    """The conversation without its `count` oldest turns; its system turn stays."""
+    lead = int(chat[:1] != () and chat[0][0] == SYSTEM)
+    return (*chat[:lead], *chat[lead + count :])
 
 
 def require_answers(table: Table, chosen: str = "") -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import fingerprint
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.texts import normal
 
 
 def require_apart(rows: Rows, trained: Rows) -> None:
@@ -38,10 +38,4 @@ def _refused(count: int, first: int, compared: str) -> DataError:
 
 def _plain(rows: Rows) -> list[tuple[str, str]]:
     seconds = rows.text_b or ("",) * len(rows)
-    return [(_normal(one), _normal(two)) for one, two in zip(rows.text, seconds, strict=True)]
-
-
-def _normal(text: Any) -> str:
-    """A text, or its words, without what a copy may change: white space, capitals, and ways to write a character."""
-    written = text if isinstance(text, str) else " ".join(map(str, text))
-    return " ".join(unicodedata.normalize("NFKC", written).casefold().split())
+    return [(normal(one), normal(two)) for one, two in zip(rows.text, seconds, strict=True)]

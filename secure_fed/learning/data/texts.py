@@ -6,7 +6,7 @@ import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data.formats import decoded, text_lines
@@ -89,6 +89,19 @@ def is_blank(cell: object) -> bool:
 
 
 _INVISIBLE = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # controls, joiners and marks of byte order, spaces and breaks
+
+
+def is_chat(text: Any) -> bool:
+    """Whether an input is a conversation: its turns, each a role and a text."""
+    return isinstance(text, tuple) and bool(text) and all(isinstance(turn, tuple) for turn in text)
+
+
+def normal(text: Any) -> str:
+    """A text, its words, or its turns, without what a copy may change: white space, capitals, and ways to write a character."""
+    if is_chat(text):
+        return "\n".join(f"{role} {normal(said)}" for role, said in text)
+    written = text if isinstance(text, str) else " ".join(map(str, text))
+    return " ".join(unicodedata.normalize("NFKC", written).casefold().split())
 
 
 def is_text(value: object) -> bool:

@@ -8,7 +8,7 @@ template (`tasks/chat_template.py`) is public.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,6 +76,16 @@ class Chats(CausalLM):
         columns: dict[str, Sequence[Any]] = {"input_ids": tuple(one.ids for one in fitted)}
         columns["labels"] = tuple(one.labels for one in fitted)
         return Encoded(columns | {ASIDE: tuple(one.dropped for one in fitted)})
+
+    def turns(self, tokenizer: Any, rows: Rows, max_length: int) -> Iterator[tuple[chats.Chat, list[int], list[int]]]:
+        """What stays of each conversation in `max_length` tokens, its ids, as `encode` has them, and for each id the number of
+        its turn, -1 for the template's own. Empty for a conversation without room.
+        """
+        template, encoded = ChatTemplate.of(tokenizer), self.encode(tokenizer, rows, max_length)
+        for chat, lost, length in zip(rows.text, encoded.columns[ASIDE], encoded.lengths, strict=True):
+            left = chats.without_oldest(self._plain(chats.answered(chat), tokenizer), lost) if length else ()
+            ids, turns = (part.tolist() for part in template.turns(left)) if left else ([], [])
+            yield left, ids, turns
 
     def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> list[list[int]]:
         """What stands before the assistant's next turn, or before its last one where it ends the conversation."""

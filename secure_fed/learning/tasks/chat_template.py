@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -133,6 +134,26 @@ class ChatTemplate:
         """The control tokens that end the assistant's turn."""
         (probe,) = self.fitted([_PROBE[1:3]], _MANY)
         return self._controls(probe.ids[probe.labels >= 0])
+
+    def turns(self, chat: Chat) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The ids of a conversation, and for each the number of the turn whose text it holds, in part at least; -1 where the
+        template alone wrote it, as for every conversation of these roles.
+        """
+        text = self._text(chat)
+        mark = next(one for one in _MARKS if one not in text)
+        parts = self._text(tuple((role, _between(said, mark)) for role, said in chat)).split(mark)
+        texts = [at for at, (_, said) in enumerate(chat) if said.strip()]
+        if "".join(parts) != text or len(parts) != 2 * len(texts) + 1:
+            raise ModelError(
+                "the chat template changes the texts of a conversation, so that they cannot be told from its own words: set "
+                "data.chat_template to a template that writes them as they are"
+            ).about("data.chat_template", "", "a template that leaves texts as they are")
+        ids, places = next(self._ids([chat], [text]))
+        found = np.full(len(ids), -1)
+        starts = list(accumulate(map(len, parts[:-1]), initial=0))
+        for turn, start, end in zip(texts, starts[1::2], starts[2::2], strict=True):
+            found[_within_spans(places, [(start, end)])] = turn
+        return ids, found
 
     def _text(self, chat: Chat, *, prompt: bool = False) -> str:
         messages = [{"role": role, "content": said} for role, said in chat]
@@ -259,6 +280,16 @@ class ChatTemplate:
             yield from self._parts(said[start:end])
 
 
+def template_tokens(tokenizer: Any) -> frozenset[int]:
+    """The ids that a tokenizer's template writes whatever is said: the headers of turns, their ends, perhaps a system turn."""
+    template, found = ChatTemplate.of(tokenizer), set[int]()
+    for probe in (_PROBE, _PROBE[1:]):
+        with suppress(DataError):  # many templates refuse a system turn
+            ids, turns = template.turns(probe)
+            found.update(ids[turns < 0].tolist())
+    return frozenset(found)
+
+
 def without_turn_marks(chat: Chat, tokenizer: Any) -> Chat:
     """The conversation with a space inside ChatML's marks where they are plain text, for want of a token."""
     plain = [mark for mark in _TURN_MARKS if mark not in tokenizer.added_tokens_encoder]
@@ -274,9 +305,20 @@ def _without_oldest(chat: Chat) -> Chat | None:
     return (*chat[:lead], *chat[later[0] :]) if later else None
 
 
+def _between(said: str, mark: str) -> str:
+    """The text with a mark at either end, inside the white space around it, which a template may drop."""
+    core = said.strip()
+    return said.replace(core, f"{mark}{core}{mark}", 1) if core else said
+
+
 def _labels(ids: NDArray[np.int32], places: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
     """The ids of tokens that lie in one of the spans, also in part."""
-    learned = np.zeros(len(ids), dtype=bool)
+    return np.where(_within_spans(places, spans), ids, IGNORED).astype(np.int64)
+
+
+def _within_spans(places: NDArray[np.int64], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Which of the places lie in one of the spans, also in part."""
+    inside = np.zeros(len(places), dtype=bool)
     for start, end in spans:
-        learned |= (places[:, 0] < end) & (places[:, 1] > start) & (places[:, 1] > places[:, 0])
-    return np.where(learned, ids, IGNORED).astype(np.int64)
+        inside |= (places[:, 0] < end) & (places[:, 1] > start) & (places[:, 1] > places[:, 0])
+    return inside

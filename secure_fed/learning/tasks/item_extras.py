@@ -7,7 +7,7 @@ example-level privacy protects an item, and a part alone is not an example.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,11 @@ import torch
 from secure_fed.learning.data.encode import Collate, Item
 
 ASIDE, PARTS = "aside", "parts"
+
+
+def without_aside(item: Any) -> Any:
+    """What a model may train on of an item: items that differ in their asides alone train alike."""
+    return {name: value for name, value in item.items() if name != ASIDE} if isinstance(item, Mapping) else item
 
 
 @dataclass(frozen=True, slots=True)
