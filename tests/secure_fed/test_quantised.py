@@ -15,6 +15,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
@@ -28,6 +29,8 @@ from secure_fed.learning.training.comparison import agreeing_sizes
 from secure_fed.methods import METHODS, card
 from tests.cells import chosen
 from tests.contracts.runs import OPTIONS, KilledAfter, KilledError
+from tests.secure_fed import toys
+from tests.secure_fed.deployment.parties import founded
 
 pytest.importorskip("bitsandbytes")
 
@@ -283,3 +286,23 @@ def test_a_quantised_model_writes_with_a_cache_what_it_writes_without(bits: str,
                 ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
         expected.append(ids[0, len(prompt) :].tolist())
     assert generated(model, prompts, 5) == expected
+
+
+def test_a_deployed_run_in_4_bits_is_the_simulated_one(folder: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    parts = [rows[at::3] for at in range(3)]
+    config = settings(folder, "4bit", federation={"sampling": "fixed", "clients": None})
+    config = config.replace({("data", "train"): "of each member"})
+    tested = [json.loads(line) for line in (folder / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+    party = founded(tmp_path, config, parts, lambda number: SeededEntropy(5), tested=tested)
+    result = party.conduct()
+    files = [str(shutil.copy(tmp_path / f"node-{n}" / "train.jsonl", tmp_path / f"c{n}.jsonl")) for n in range(3)]
+    own = {("data", "train"): files, ("training", "together"): 1}
+    state = Federation(config.replace(own), entropy=SeededEntropy(5)).run().state
+    assert toys.same(result.state.tensors, state.tensors)
+
+
+def test_a_run_in_4_bits_is_audited(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Federation(settings(folder, "4bit", evaluation={"audit_fraction": 0.5})).run(tmp_path / "run")
+    assert main(["audit", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["text"]
