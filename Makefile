@@ -36,7 +36,7 @@ help:
 	@echo "make chat    fine-tune a small chat model on the conversations of eight made-up clinics, privately"
 	@echo "make dev     create .venv with everything that tests need"
 	@echo "make test    run the tests of every change"
-	@echo "make nightly run more and larger cells of the same (PART=1/8: an eighth of them, as CI does after make test)"
+	@echo "make nightly run more and larger cells of the same (PART=1/20: a twentieth of them, as CI does after make test)"
 	@echo "make weekly  audits of a size that takes many minutes"
 	@echo "make bench   measure speed and growth, against other frameworks too, into docs/performance.md"
 	@echo "make lint    ruff and mypy"
