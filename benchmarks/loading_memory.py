@@ -1,12 +1,12 @@
 """Host memory of loading a language model, in each type and number of bits, beside plain transformers.
 
-    python benchmarks/loading_memory.py MODEL [--rows 4]
+    python benchmarks/loading_memory.py MODEL [--rows 4] [--only float32]
 
 MODEL: the folder of a causal language model. Each way loads it in a process of its own, after the imports and after a small
 model has been loaded. Printed, in MiB: the bytes of the weights (with their scales, where they are quantised); the anonymous
 memory that loading adds at its peak, read every few milliseconds, without the tokenizer's (RssAnon: without pages of the file,
 which the system drops when it needs them); and what stays. Then one forward and backward pass over `--rows` texts of 128 tokens
-by LoRA of rank 8: the same peak.
+by LoRA of rank 8: the same peak (0 rows: no pass, which takes minutes in bfloat16 on a processor without units for it).
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ def child(model: str, whose: str, dtype: str, bits: str, rows: int) -> dict[str,
     held.clear()
     LoraAdapter(target_modules="all-linear").inject(loaded, (), 0)
     with watched(peaks):
-        ids = torch.randint(0, 1000, (rows, 128))
-        loaded.train()(input_ids=ids, labels=ids).loss.backward()
+        if rows:
+            ids = torch.randint(0, 1000, (rows, 128))
+            loaded.train()(input_ids=ids, labels=ids).loss.backward()
     return {"weights": weights, "loading": peaks[0] - before, "stays": stays - before, "step": peaks[1] - before}
 
 
@@ -98,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--only", choices=("float32", "bfloat16"), help="the ways of this type alone")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
@@ -107,7 +109,7 @@ def main() -> None:
     print(f"{'MiB':24}{'weights':>10}{'loading':>10}{'stays':>10}{'step':>10}")
     limits: list[Limit] = []
     settings = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    for dtype, bits in WAYS:
+    for dtype, bits in [way for way in WAYS if given.only in (None, way[0])]:
         for whose in ("ours", "plain"):
             command = [
                 sys.executable,

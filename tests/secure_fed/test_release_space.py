@@ -72,7 +72,8 @@ def test_the_noise_of_every_task_is_measured(
     task: str, tmp_path: Path, small_model: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "METHODS", {"ffa_lora": METHODS["ffa_lora"]})
-    model = decoder(tmp_path / "llama", small_tokenizer) if task == "multiple_choice" else small_model
+    decodes = task in ("multiple_choice", "chat")
+    model = decoder(tmp_path / "llama", small_tokenizer) if decodes else small_model
     (row,) = spaces(str(model), "model", SETTING, Target(8.0, None, 1e-5), Possible(), task=task)
     assert row.noise_alone is not None
     assert row.noise_alone["start"] is not None

@@ -28,6 +28,7 @@ MEASURED = {
     ),
     "question_answering": ({"f1": 0.3}, "answers 25.0 % of the test questions exactly (F1 of the words 0.300)"),
     "causal_lm": ({"perplexity": 33.0}, "predicts 25.0 % of the next tokens of the test texts (perplexity 33.000)"),
+    "chat": ({"perplexity": 33.0}, "assistant's next tokens in the test conversations (perplexity 33.000)"),
     "multiple_choice": ({}, "chooses correctly in 25.0 % of the test examples."),
 }
 
