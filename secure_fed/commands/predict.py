@@ -145,7 +145,7 @@ def _shown(table: Table, columns: Columns, task: str) -> list[str]:
     from secure_fed.learning.data import chats
 
     if task == "chat":
-        texts = [chats.asked(chat)[-1][1] for chat in chats.chats(table, columns.text)]
+        texts = [chats.unanswered(chat)[-1][1] for chat in chats.chats(table, columns.text)]
     else:
         cells = table.columns[columns.text]
         texts = [" ".join(map(str, cell)) if isinstance(cell, list | tuple) else str(cell) for cell in cells]

@@ -306,3 +306,10 @@ def test_a_run_in_4_bits_is_audited(folder: Path, tmp_path: Path, capsys: pytest
     Federation(settings(folder, "4bit", evaluation={"audit_fraction": 0.5})).run(tmp_path / "run")
     assert main(["audit", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"]["text"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the system does not list mapped files")
+def test_the_file_of_the_full_weights_is_not_kept_mapped(folder: Path) -> None:
+    kept = loaded(folder, "4bit")
+    assert quantised.layers(kept)
+    assert str(folder / "model") not in Path("/proc/self/maps").read_text(encoding="utf-8")

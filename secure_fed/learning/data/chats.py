@@ -111,7 +111,7 @@ def rewritten(row: Mapping[str, Any], chosen: str, chat: Chat) -> dict[str, Any]
     return {**row, column: json.dumps(made, ensure_ascii=False) if isinstance(cell, str) else made}
 
 
-def asked(chat: Chat) -> Chat:
+def unanswered(chat: Chat) -> Chat:
     """The conversation up to the assistant's last answer, if it ends with one: what there is to answer."""
     return chat[:-1] if chat and chat[-1][0] == ASSISTANT else chat
 
@@ -128,18 +128,20 @@ def without_oldest(chat: Chat, count: int) -> Chat:
     return (*chat[:lead], *chat[lead + count :])
 
 
-def require_answers(table: Table, chosen: str = "") -> None:
-    """Refuse a conversation in which the assistant says nothing: there is nothing to learn from it."""
+def require_answers(tables: Sequence[Table], conversations: Sequence[Chat], chosen: str = "") -> None:
+    """Refuse a conversation of the tables' rows in which the assistant says nothing: there is nothing to learn from it."""
+    places = ((table, row) for table in tables for row in range(len(table)))
     silent = [
-        row
-        for row, chat in enumerate(chats(table, chosen))
+        place
+        for place, chat in zip(places, conversations, strict=True)
         if all(is_blank(said) for role, said in chat if role == ASSISTANT)
     ]
     if silent:
+        table, row = silent[0]
         column = form(table.present, table.source, chosen)[1]
-        others = f", as in {len(silent) - 1} more of {len(table)} rows" if len(silent) > 1 else ""
+        others = f", as in {len(silent) - 1} more of {len(conversations)} rows" if len(silent) > 1 else ""
         raise DataError(
-            f"{table.place(silent[0])}: {column!r} has no turn of the assistant with text{others}, so there is nothing to "
+            f"{table.place(row)}: {column!r} has no turn of the assistant with text{others}, so there is nothing to "
             "learn from; add the answer, or remove the row"
         ).about("data.text", column, "conversations with a turn of the assistant")
 

@@ -57,9 +57,8 @@ class Chats(CausalLM):
 
     def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
         """Without turns after the assistant's last, which teach nothing."""
-        for table in tables:
-            chats.require_answers(table, self.columns.text)
         read = super().rows(tables, classes)
+        chats.require_answers(tables, read.text, self.columns.text)
         return replace(read, text=kept(map(chats.answered, read.text)))
 
     def prepare(self, tokenizer: Any) -> None:
@@ -89,8 +88,8 @@ class Chats(CausalLM):
 
     def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> list[list[int]]:
         """What stands before the assistant's next turn, or before its last one where it ends the conversation."""
-        every = [self._plain(chats.asked(chat), tokenizer) for chat in rows.text]
-        return [ids.tolist() for ids in ChatTemplate.of(tokenizer).asked(every, max_length)]
+        every = [self._plain(chats.unanswered(chat), tokenizer) for chat in rows.text]
+        return [ids.tolist() for ids in ChatTemplate.of(tokenizer).prompts(every, max_length)]
 
     def references(self, rows: Rows) -> list[str]:
         """The assistant's last turns."""

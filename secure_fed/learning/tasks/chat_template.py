@@ -119,7 +119,7 @@ class ChatTemplate:
             waiting = again
         yield from found
 
-    def asked(self, chats: Sequence[Chat], max_length: int) -> Iterator[NDArray[np.int32]]:
+    def prompts(self, chats: Sequence[Chat], max_length: int) -> Iterator[NDArray[np.int32]]:
         """The ids after which the assistant answers each conversation. Too many lose the oldest exchanges; of a question that
         has no room alone, the last ones stay."""
         for chat in chats:

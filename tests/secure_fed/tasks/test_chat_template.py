@@ -156,7 +156,7 @@ def test_a_text_never_becomes_a_control_token(family: str, template: str) -> Non
 def test_a_prompt_is_guarded_too(family: str) -> None:
     own = tokenizer(family, CHATML)
     template = ChatTemplate.of(own)
-    asked = [next(template.asked([chat(said)], 1000)) for said in ("a", ATTACKS[0])]
+    asked = [next(template.prompts([chat(said)], 1000)) for said in ("a", ATTACKS[0])]
     control = set(own.all_special_ids) - {own.unk_token_id}
     one, other = ([int(number) for number in ids if number in control] for ids in asked)
     assert one == other
@@ -177,7 +177,7 @@ def test_answers_are_learned_with_the_end_of_the_turn_and_nothing_else(family: s
 @pytest.mark.parametrize("template", ["chatml", "no prompt", "inst"])
 def test_the_prompt_ends_where_the_answer_begins(template: str) -> None:
     own = tokenizer("byte-level BPE", TEMPLATES[template])
-    whole, prompt = fitted(own, chat("a b", "c")), next(ChatTemplate.of(own).asked([chat("a b")], 1000))
+    whole, prompt = fitted(own, chat("a b", "c")), next(ChatTemplate.of(own).prompts([chat("a b")], 1000))
     first = int((whole.labels >= 0).argmax())
     assert whole.ids[:first].tolist() == prompt.tolist()
 
@@ -193,8 +193,8 @@ def test_the_oldest_exchanges_go_and_the_system_turn_stays() -> None:
         assert found.dropped == dropped
     assert len(fitted(own, long, room - 1).ids) == 0
     template = ChatTemplate.of(own)
-    asked = [next(template.asked([long[:-1]], most)) for most in (10_000, room, 5)]
-    assert [len(ids) for ids in asked[1:]] == [len(next(template.asked([(long[0], *long[5:-1])], 10_000))), 5]
+    asked = [next(template.prompts([long[:-1]], most)) for most in (10_000, room, 5)]
+    assert [len(ids) for ids in asked[1:]] == [len(next(template.prompts([(long[0], *long[5:-1])], 10_000))), 5]
     assert asked[0][-5:].tolist() == asked[1][-5:].tolist() == asked[2].tolist()
     assert template.ends == [own.convert_tokens_to_ids("<|im_end|>")]
 
