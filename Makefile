@@ -39,7 +39,7 @@ help:
 	@echo "make nightly run more and larger cells of the same (PART=1/20: a twentieth of them, as CI does after make test)"
 	@echo "make weekly  audits of a size that takes many minutes"
 	@echo "make bench   measure speed and growth, against other frameworks too, into docs/performance.md"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, mypy, and how large and scattered the code is"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
 
@@ -51,7 +51,7 @@ demo: $(RUN_READY)
 # gguf reads the weights of the chat model that examples/chat/smollm2.py downloads.
 chat: $(RUN_READY)
 	$(INSTALL) --quiet gguf
-	$(BIN)/python examples/chat/run.py runs/chat
+	$(BIN)/python examples/replay.py docs/first_chat.md --in runs/chat
 
 test: $(DEV_READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -69,6 +69,7 @@ lint: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/size.py
 
 format: $(DEV_READY)
 	$(BIN)/ruff check --fix .

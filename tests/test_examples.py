@@ -58,14 +58,14 @@ def test_every_example_is_run_here() -> None:
         "one_budget.py",
         "audit_a_run.py",
         "tickets.py",
-        "first_hour.py",
+        "replay.py",
         "planted_secrets.py",
         "audit_any_model.py",
         "lying_server.py",
         "load_tickets.py",
     }
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
-    chat = {"clinics.py", "smollm2.py", "ask.py", "run.py", "chat.toml"}
+    chat = {"clinics.py", "smollm2.py", "ask.py", "chat.toml"}
     assert {path.name for path in (EXAMPLES / "chat").iterdir() if path.is_file()} == chat
     deployment = {"notes.py", "run.toml", "loopback.sh"}  # what they set up runs in tests/secure_fed/flower
     told = {"secure-fed-agent.service", "secure-fed-supernode.service", "secure-fed-superlink.service", "compose.yaml"}
@@ -275,8 +275,8 @@ def test_compare_methods() -> None:
 
 @pytest.mark.nightly
 def test_every_command_of_the_first_hour_works() -> None:
-    """`first_hour.py` runs tickets.py and load_tickets.py too."""
-    run(EXAMPLES / "first_hour.py", EXAMPLES.parent / "docs" / "first_hour.md", "--check")
+    """They run tickets.py and load_tickets.py too."""
+    run(EXAMPLES / "replay.py", EXAMPLES.parent / "docs" / "first_hour.md")
 
 
 @pytest.mark.nightly
@@ -288,13 +288,18 @@ def test_the_chat_of_eight_clinics_with_a_small_model(tmp_path: Path, chatty: Pa
         assert clinics["is_right"](row, row["messages"][2]["content"])
         wrong = {**row, "day": next(day for day in clinics["DAYS"] if day != row["day"])}
         assert not clinics["is_right"](wrong, row["messages"][2]["content"])
-    shutil.copytree(chatty, tmp_path / "smollm2")  # there already, so nothing is downloaded
+    folder, page = tmp_path / "chat", tmp_path / "page.md"
+    shutil.copytree(chatty, folder / "smollm2")  # there already, so nothing is downloaded
     small = ["federation.rounds=1", "training.steps=1", "evaluation.phantoms=0", "model.max_length=256"]
-    said = run(EXAMPLES / "chat" / "run.py", tmp_path, *(part for one in small for part in ("--set", one)))
+    text = (EXAMPLES.parent / "docs" / "first_chat.md").read_text(encoding="utf-8")
+    train = "secure-fed train examples/chat/chat.toml"
+    assert text.count(f"$ {train}") == 1
+    page.write_text(text.replace(train, " --set ".join([train, *small])), encoding="utf-8")
+    said = run(EXAMPLES / "replay.py", page, "--in", folder, "--write")
     assert "0 of 80 answers name" in said
-    assert '"continuation"' in said
-    assert (tmp_path / "merged" / "model.safetensors").exists()
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+    assert '"continuation"' in page.read_text(encoding="utf-8").partition("secure-fed predict")[2]
+    assert (folder / "merged" / "model.safetensors").exists()
+    assert (folder / "adapter" / "adapter_model.safetensors").exists()
 
 
 SMALL = {

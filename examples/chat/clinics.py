@@ -1,13 +1,14 @@
 """Made-up conversations between patients and the desks of eight clinics, whose answers can be checked.
 
-    python clinics.py write FOLDER [--each 60] [--test 80] [--seed 0]    train.jsonl, test.jsonl and questions.jsonl
+    python clinics.py write FOLDER [--each 200] [--test 80] [--seed 0]    train.jsonl, test.jsonl and questions.jsonl
     python clinics.py check FOLDER/test.jsonl ANSWERS                    the share of right answers
 
 A patient names a complaint and how bad it is. The desk's answer follows rules that all clinics share: the complaint decides the
-department, how bad it is decides the day, and a child's complaint goes to paediatrics, whatever it is. A second question has an
-answer that the department decides. Each clinic has its own ways to say so. A few patients give a name and a telephone number.
-No conversation is in both files, and the same seed gives the same conversations. ANSWERS is what `secure-fed predict` wrote for
-questions.jsonl. An answer is right if it names the department and the day of the rule, and no other.
+department, how bad it is decides the day, and a child's complaint goes to paediatrics, whatever it is. Every third patient asks
+a second question, whose answer the department decides. Each clinic has its own ways to say so. A few patients give a name and a
+telephone number. No conversation is in both files; a seed gives the same conversations again. ANSWERS has a line for each of
+questions.jsonl, as `secure-fed predict` writes them. An answer is right if it names the department and the day of the rule, and
+no other.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def conversations(seed: int) -> Iterator[dict[str, Any]]:
             ("system", f"You are the desk of the {clinic} clinic."),
             ("user", question),
             ("assistant", visit.format(where=where, Where=where.capitalize(), when=when)),
-            ("user", draw.choice(SECOND)),
-            ("assistant", bring.format(bring=BRING[where])),
         ]
+        if draw.random() < 1 / 3:
+            turns += [("user", draw.choice(SECOND)), ("assistant", bring.format(bring=BRING[where]))]
         messages = [{"role": role, "content": said} for role, said in turns]
         yield {"messages": messages, "clinic": clinic, "department": where, "day": when}
 
@@ -130,7 +131,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, dest="command")
     writing, checking = commands.add_parser("write"), commands.add_parser("check")
     writing.add_argument("folder", type=Path)
-    writing.add_argument("--each", type=int, default=60)
+    writing.add_argument("--each", type=int, default=200)
     writing.add_argument("--test", type=int, default=80)
     writing.add_argument("--seed", type=int, default=0)
     checking.add_argument("test", type=Path)

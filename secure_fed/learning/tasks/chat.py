@@ -8,7 +8,7 @@ template (`tasks/chat_template.py`) is public.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,7 +70,7 @@ class Chats(CausalLM):
 
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
         """A conversation without room has no tokens. Beside each: the number of turns that it loses."""
-        every = [self._plain(chats.answered(chat), tokenizer) for chat in rows.text]
+        every = self._plain(map(chats.answered, rows.text), tokenizer)
         fitted = list(ChatTemplate.of(tokenizer).fitted(every, max_length, last=self.last))
         columns: dict[str, Sequence[Any]] = {"input_ids": tuple(one.ids for one in fitted)}
         columns["labels"] = tuple(one.labels for one in fitted)
@@ -81,14 +81,15 @@ class Chats(CausalLM):
         its turn, -1 for the template's own. Empty for a conversation without room.
         """
         template, encoded = ChatTemplate.of(tokenizer), self.encode(tokenizer, rows, max_length)
-        for chat, lost, length in zip(rows.text, encoded.columns[ASIDE], encoded.lengths, strict=True):
-            left = chats.without_oldest(self._plain(chats.answered(chat), tokenizer), lost) if length else ()
+        every = self._plain(map(chats.answered, rows.text), tokenizer)
+        for chat, lost, length in zip(every, encoded.columns[ASIDE], encoded.lengths, strict=True):
+            left = chats.without_oldest(chat, lost) if length else ()
             ids, turns = (part.tolist() for part in template.turns(left)) if left else ([], [])
             yield left, ids, turns
 
     def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> list[list[int]]:
         """What stands before the assistant's next turn, or before its last one where it ends the conversation."""
-        every = [self._plain(chats.unanswered(chat), tokenizer) for chat in rows.text]
+        every = self._plain(map(chats.unanswered, rows.text), tokenizer)
         return [ids.tolist() for ids in ChatTemplate.of(tokenizer).prompts(every, max_length)]
 
     def references(self, rows: Rows) -> list[str]:
@@ -103,9 +104,9 @@ class Chats(CausalLM):
         return Aside(Collate(pad_id(tokenizer), per_token))
 
     @staticmethod
-    def _plain(chat: chats.Chat, tokenizer: Any) -> chats.Chat:
+    def _plain(some: Iterable[chats.Chat], tokenizer: Any) -> list[chats.Chat]:
         own = tokenizer.chat_template == chatml(tokenizer)
-        return without_turn_marks(chat, tokenizer) if own else chat
+        return [without_turn_marks(chat, tokenizer) if own else chat for chat in some]
 
 
 def build(data: DataConfig) -> Chats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from privacy.entropy import SeededEntropy
 from secure_fed import Federation, RunConfig
 from secure_fed.errors import DataError
 from secure_fed.export.trained import load_run
+from secure_fed.flower.project import Connection, write_project
+from secure_fed.runs.checkpoint import read_checkpoint
 from secure_fed.runs.dry_run import foreseen
+from tests.flower_loopback import loopback, supernode
 from tests.secure_fed import toys
 from tests.secure_fed.deployment.parties import founded
 from tests.secure_fed.tasks.conftest import Write
@@ -103,6 +107,36 @@ def test_a_deployed_run_on_chats_is_the_simulated_one(masked: bool, chatty: Path
     simulated = whole.replace({("data", "train"): files, ("training", "together"): 1})
     state = Federation(simulated, entropy=SeededEntropy(5)).run().state
     assert toys.same(result.state.tensors, state.tensors)
+
+
+@pytest.mark.nightly
+def test_a_run_over_flower_on_chats_is_the_simulated_one(chatty: Path, write: Write, tmp_path: Path) -> None:
+    """Masked, private by client with shares of the noise; each node is a process of its own that holds its conversations."""
+    parts = [[row for row in ROWS if row["site"] == f"s{number}"] for number in range(4)]
+    tables: dict[str, Any] = {
+        "data__client": "",
+        "federation__sampling": "fixed",
+        "privacy__unit": "client",
+        "privacy__epsilon": 8.0,
+        "privacy__noise": "distributed",
+        "secure_aggregation__enabled": True,
+    }
+    whole = config(chatty, tmp_path / "none.jsonl", write("test", ROWS[:8]), **tables)
+    party = founded(tmp_path, whole, parts, lambda number: None, tested=ROWS[:8])
+    seeded = [sys.executable, "-m", "tests.secure_fed.flower.seeded_node"]
+    command = lambda link, node: [*seeded, str(link.homes[node]), "5", "", *supernode(link, node)]  # noqa: E731
+    with loopback(tmp_path / "link", party.homes, command=command) as link:
+        link.await_nodes()
+        project = write_project(tmp_path / "app", party.folder, Connection(link.address, insecure=True))
+        link.run(project, "--run-config", "deadline=60 wait=180")
+    files = [str(shutil.copy(tmp_path / f"node-{n}" / "train.jsonl", tmp_path / f"c{n}.jsonl")) for n in range(4)]
+    alone = {("data", "train"): files, ("training", "together"): 1, ("evaluation", "phantoms"): 0}
+    found, state = (
+        read_checkpoint(party.folder / "run"),
+        Federation(whole.replace(alone), entropy=SeededEntropy(5)).run().state,
+    )
+    assert found is not None
+    assert toys.same(found.state.tensors, state.tensors)
 
 
 def test_an_export_keeps_the_template(gpt2: Path, write: Write, tmp_path: Path) -> None:
