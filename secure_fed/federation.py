@@ -18,6 +18,7 @@ from privacy.mechanisms import Mechanism
 from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError
 from secure_fed.export import assembled
+from secure_fed.learning.data.chats import template_of
 from secure_fed.learning.given import given
 from secure_fed.learning.models.devices import idle_gpu
 from secure_fed.learning.problem import configured
@@ -90,6 +91,8 @@ class Federation:
             )
             raise ConfigError(message).about("callbacks", deaf[0], "one of these methods")
         self.config = with_absolute_paths(config or RunConfig())
+        if self.config.data.chat_template:  # the run keeps the template itself, since its file may change
+            self.config = self.config.replace({("data", "chat_template"): template_of(self.config.data)})
         method = build(self.config)  # first, so that a wrong name fails before anything is loaded
         if local is not None:
             require_function(local)

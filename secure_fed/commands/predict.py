@@ -60,7 +60,11 @@ def run(chosen: argparse.Namespace) -> None:
     loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
     if table is None:
         with activity("", hushed=True):  # a person may be typing
-            table = of_lines(sys.stdin.buffer if sys.stdin else (), "standard input", read.text or QUESTION)
+            table = of_lines(
+                sys.stdin.buffer if sys.stdin else (),
+                "standard input",
+                QUESTION if config.data.task == "chat" else read.text,
+            )
     answers = _answers(loaded, table, read, new_tokens, chosen.temperature or 0.0, chosen.seed or 0)
     shown = _shown(table, read, config.data.task)
     rows = [_named(table, row) | {"text": shown[row]} | answer for row, answer in enumerate(answers)]

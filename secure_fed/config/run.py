@@ -63,7 +63,7 @@ class RunConfig(Sections):
         """One `section.key: mine, not theirs` for every setting that differs."""
         mine, theirs = self.to_dict(), other.to_dict()
         return [
-            f"{section}.{name}: {value!r}, not {theirs[section][name]!r}"
+            f"{section}.{name}: {value!r:.300}, not {theirs[section][name]!r:.300}"
             for section, table in mine.items()
             for name, value in table.items()
             if value != theirs[section][name]

@@ -66,6 +66,8 @@ def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[s
     home = CoordinatorHome.load(folder)
     assembly = assembled(home)
     place = folder / RUN
+    if assembly.problem.warning:
+        say(assembly.problem.warning)
     links = Links(carrier, home.charter, home.identity, settings.deadline, say)
     gate = Gate(assembly, links, settings, folder / BEGUN)
     conducted = replace(assembly, transport=links, server=replace(assembly.server, charge=gate.charge), attendance=None)

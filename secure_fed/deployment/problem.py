@@ -7,6 +7,7 @@ for all parties: the names of the members, each one's declared number of units, 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,14 @@ from secure_fed.learning.data import fingerprint, sources
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.hints import warnings
 from secure_fed.learning.models.loading import head_of, last_layer, load
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.commonest import Commonest
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tokenised import encoded, with_room
 
+_log = logging.getLogger(__name__)
 _UNKNOWN = 1  # units of a member that declares none; not counted where units are clients
 
 
@@ -36,9 +39,11 @@ def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Pa
     task = tasks.build(config.data)
     rows = sources.of_known_classes(task, train, _classes(charter), "data.train", group)
     problem = _without_examples(charter, config)
-    own = encoded(task, problem.tokenizer, rows, config.model.max_length)
-    room = with_room(own)
-    rows, own = rows.take(room), own.take(room)
+    whole = encoded(task, problem.tokenizer, rows, config.model.max_length)
+    for warning in warnings(config, {"training": whole}, problem.tokenizer, problem.model):
+        _log.warning("%s", warning)  # for the owner of the rows
+    room = with_room(whole)
+    rows, own = rows.take(room), whole.take(room)
     _require_declared(charter, config, number, rows)
     _require_weight(charter, config, number, rows)
     everybody: list[Sequence[Any]] = [() for _ in charter.members]
@@ -60,14 +65,17 @@ def of_coordinator(charter: Charter, config: RunConfig, test: Sequence[Path]) ->
     """The problem with the coordinator's test set, and nobody's training examples."""
     task = tasks.build(config.data)
     rows = sources.of_known_classes(task, test, _classes(charter), "data.test")
-    questions = asked(config, task, rows)
+    asked(config, task, rows)  # refused before a model is loaded
     problem = _without_examples(charter, config)
-    examples = encoded(task, problem.tokenizer, rows, config.model.max_length)
-    examples = examples.take(with_room(examples))
+    whole = encoded(task, problem.tokenizer, rows, config.model.max_length)
+    room = with_room(whole)
+    examples = whole.take(room)
     tested = {"from": sources.FILES, "rows": len(examples)}
     common = Commonest.among(task.counted(rows))
     facts = {**problem.facts, "test": tested}
-    return replace(problem, test=examples, facts=facts, commonest=common, asked=questions)
+    questions = asked(config, task, rows.take(map(int, room)))
+    warning = "; and ".join(warnings(config, {"test": whole}, problem.tokenizer, problem.model))
+    return replace(problem, test=examples, facts=facts, commonest=common, asked=questions, warning=warning)
 
 
 def _without_examples(charter: Charter, config: RunConfig) -> Problem:

@@ -142,6 +142,9 @@ class Trained:
         if name not in WRITE:
             message = f"this run's data.task is {name!r}, whose models write no texts"
             raise ConfigError(message).about("data.task", name, f"one of {', '.join(WRITE)}")
+        if max_new_tokens < 0:
+            message = f"max_new_tokens is {max_new_tokens}, but it must be at least 0"
+            raise ConfigError(message).about("max_new_tokens", max_new_tokens, "at least 0")
         task, model = tasks.build(self.config.data), self.model
         rows = Rows(tuple(map(task.line, prompts)), (None,) * len(prompts), ())
         room = prompt_room(model, self.config.model.max_length, max_new_tokens, "--max-new-tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,14 @@ def _of_chats(encoded: Encoded, which: str, most: int) -> Iterator[str]:
         )
 
 
-def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, model: nn.Module) -> Iterator[str]:
+def warnings(config: RunConfig, read: Mapping[str, Encoded], tokenizer: Any, model: nn.Module) -> Iterator[str]:
     """Warnings if many tokens are unknown to the tokenizer, so that examples look alike, if many texts are cut, or if the head
     does not read the mean over tokens, for which the model was made.
 
-    With privacy, the warnings are computed from the test texts, which do not train: a share of private texts would be released
-    without noise.
+    read: the texts, by what they are for; all count for conversations, and the first elsewhere. With privacy these are the test
+    texts alone, which do not train: a share of private texts would be released without noise.
     """
+    which, encoded = next(iter(read.items()))
     unknown, ends = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     share = 0.0 if unknown is None or unknown in ends else _share(encoded, unknown)  # GPT-2's is its end token
     if share >= _MANY_UNKNOWN:
@@ -51,7 +52,8 @@ def warnings(config: RunConfig, encoded: Encoded, which: str, tokenizer: Any, mo
         yield f"{share:.0%} of the {which} {tokens_of}, and look alike to it; set model.name to another model"
     most = config.model.max_length
     if config.data.task == "chat":
-        yield from _of_chats(encoded, which, most)
+        for kind, chats in read.items():
+            yield from _of_chats(chats, kind, most)
         if not ChatTemplate.of(tokenizer).divides_by_tokens:
             yield (
                 f"the chat template divides turns by plain text, for which the tokenizer of {config.model.name} has no tokens, "

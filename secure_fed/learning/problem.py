@@ -18,7 +18,6 @@ from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.answers import Asked, asked
 from secure_fed.learning.data import division, fingerprint, partition, sources
-from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.named_files import of_both
 from secure_fed.learning.hints import warnings
@@ -106,7 +105,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
             unit=config.privacy.unit,
             non_members=config.evaluation.non_members,
         )
-    questions = asked(config, task, source.test)
+    asked(config, task, source.test)  # refused before a model is loaded
     labels = source.train.label_names
     strata = tuple(task.strata(source.train, seed))
     divided = division.divide(config, replace(source, train=replace(source.train, label=strata)))
@@ -116,6 +115,10 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
     tokenizer = loaded.tokenizer
     encoded, test = (tokenised(config, task, tokenizer, rows) for rows in (source.train, source.test))
     divided, room = division.among(divided, with_room(encoded)), with_room(test)
+    others = None if source.others is None else tokenised(config, task, tokenizer, source.others)
+    read = {"test": test} if private else {"training": encoded, "test": test}
+    if others is not None and not private:
+        read["other"] = others
     parts = [list(map(int, part)) for part in divided.parts]
     skew = {
         "kind": division.kind(config, source),
@@ -129,8 +132,8 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         train=[encoded.take(part) for part in divided.parts],
         names=divided.names,
         test=test.take(room),
-        asked=questions,
-        non_members=() if source.others is None else _fitting(tokenised(config, task, tokenizer, source.others)),
+        asked=asked(config, task, source.test.take(map(int, room))),
+        non_members=() if others is None else others.take(with_room(others)),
         collate=task.collate(tokenizer),
         loss=loss,
         metrics=metrics,
@@ -138,7 +141,8 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         tokenizer=tokenizer,
         groups=division.groups(source, divided) if config.privacy.unit == "group" else None,
         facts=facts_of(config, task.title, labels, divided.names, parts, (source.tested, len(room)), skew)
-        | {"data_digest": data_digest},
+        | {"data_digest": data_digest}
+        | _template(config, tokenizer),
         data_digest=fingerprint.of_rows(source.whole, *([source.test] if is_declared(source.tested) else [])),
         unit_digest=fingerprint.of_units(*division.units(config, source, divided)) if private else "",
         commonest=Commonest.among(task.counted(source.test)) if is_declared(source.tested) or not private else None,
@@ -147,16 +151,17 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         warning="; and ".join(
             [
                 *of_both(config.data),
-                *warnings(
-                    config, test if private else encoded, "test" if private else "training", tokenizer, loaded.model
-                ),
+                *warnings(config, read, tokenizer, loaded.model),
             ]
         ),
     )
 
 
-def _fitting(items: Encoded) -> Encoded:
-    return items.take(with_room(items))
+def _template(config: RunConfig, tokenizer: Any) -> dict[str, str]:
+    """By which a resumed run recognises the template of its conversations, also one of the model's folder."""
+    if config.data.task != "chat":
+        return {}
+    return {"chat_template": hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()}
 
 
 def facts_of(

@@ -56,7 +56,7 @@ def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:
     here = [] if problem.lazy else [item for own in problem.train for item in own]
     names, most = problem.facts["label_names"], config.model.max_length
     lengths = np.array([len(item["input_ids"]) for item in here])
-    held_out = assembly.pools["data"].units
+    pool = assembly.pools["data"]
     cut = sum(1 for item in here if (item[ASIDE] if config.data.task == "chat" else len(item["input_ids"]) >= most))
     return {
         "task": problem.facts["task"],
@@ -67,7 +67,7 @@ def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:
         "rows": len(here),
         "test_rows": len(problem.test),
         "test_from": problem.facts["test"]["from"],
-        "held_out_for_an_audit": len(held_out),
+        "held_out_for_an_audit": 0 if pool.of == "phantoms" else pool.out,
         "labels": _labels(here, names),
         "rows_at_the_limit": cut,
         "rows_left_out": whole.left_out,

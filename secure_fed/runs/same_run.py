@@ -61,6 +61,11 @@ def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
             raise RunDirectoryError(
                 f"{path} was started with another guarantee: privacy in {name} differs; resume without that change"
             )
+        if differing[0] == "chat_template":
+            raise RunDirectoryError(
+                f"{path} was started with another chat template: chat_template in {name} differs; resume with that one, "
+                "which is the tokenizer's of model.name, or that of data.chat_template"
+            )
         if differing[0] == "local":
             raise RunDirectoryError(
                 f"{path} was started with another local step: local in {name} differs; resume with the same function, or "

@@ -331,6 +331,10 @@ NEW = chat_of("new", "yes")
             {"conversations": [{"from": "human", "value": "new", "n": 1}, {"from": "gpt", "value": "yes"}]},
         ),
         ({"instruction": "q", "input": "i", "output": "a"}, {"instruction": "new", "input": "", "output": "yes"}),
+        (
+            {"messages": [{"from": "human", "value": "q"}, {"role": "assistant", "content": "a"}]},
+            {"messages": [{"from": "human", "value": "new"}, {"role": "assistant", "content": "yes"}]},
+        ),
         ({"messages": json.dumps(row(SEEN[0])["messages"])}, {"messages": json.dumps(row(NEW)["messages"])}),
         (
             {

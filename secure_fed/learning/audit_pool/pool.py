@@ -78,12 +78,17 @@ class AuditPool:
         coins = zip((unit.name for unit in self.units), self.members.tolist(), strict=True)
         return hashlib.sha256(json.dumps(list(coins)).encode()).hexdigest()
 
+    @property
+    def out(self) -> int:
+        """The number of units that are not trained on, with their copies."""
+        return int((~self.members).sum()) + len(self.copies)
+
     def held_out(self, *, counted: bool) -> str:
         """The training data that the membership figure costs, in a sentence; empty if it costs none.
 
         counted: whether to state the number of units, which follows from the data.
         """
-        out = int((~self.members).sum()) + len(self.copies)
+        out = self.out
         if not out or self.of == "phantoms":
             return ""
         every = {"client": len(self.train), "example": sum(map(len, self.train))}.get(self.kind)

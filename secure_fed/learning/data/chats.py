@@ -1,8 +1,10 @@
 """Conversations in the columns of a table, in each of their usual forms, as turns.
 
     messages        `messages`: a list of {role, content}, as of OpenAI and Hugging Face
-    ShareGPT        `conversations`: a list of {from, value}; `system` beside it, where a row has one
+    ShareGPT        `conversations`: a list of {from, value}
     Alpaca          `instruction`, `input` (may be absent or empty) and `output`: a question and its answer
+
+The last two may have a system turn in a column `system` beside them.
 
 `data.text` names another column with a list of turns, in one of the first two forms. Where a table has no lists (CSV), a
 cell is JSON. A conversation is turns of text: a system turn may begin it; then the user speaks first, the assistant answers
@@ -45,7 +47,7 @@ _BEFORE = {  # the roles after which each role may speak; "" is the beginning
 
 def form(present: Collection[str], source: str, chosen: str = "") -> tuple[str, str]:
     """The form of a table's conversations, by the names of its columns, and the column of its first part."""
-    if chosen:
+    if chosen and set(present) != {QUESTION}:  # questions alone are no lists, whatever a training reads
         if chosen not in present:
             raise _no_columns(present, source, chosen)
         return "turns", chosen
@@ -68,7 +70,7 @@ def chats(table: Table, chosen: str = "") -> Iterator[Chat]:
             turns = _of_alpaca(cell, *given)
         else:
             turns = list(_turns(cell, table.place(row), column))
-        if of_system is not None and of_system[row] and turns[0][0] != SYSTEM:
+        if kind != "messages" and of_system is not None and of_system[row] and turns[0][0] != SYSTEM:
             turns = [(SYSTEM, of_system[row]), *turns]
         yield _ordered(turns, table.place(row), column)
 
@@ -76,7 +78,7 @@ def chats(table: Table, chosen: str = "") -> Iterator[Chat]:
 def of_line(text: Any) -> Chat:
     """An input of `predict`: a question, a list of {role, content}, or a conversation as it is here."""
     if isinstance(text, str):
-        return ((USER, text),)
+        return _ordered([(USER, text)], "the question", "it")
     if is_chat(text):
         return tuple(text)
     return _ordered(list(_turns(text, "the conversation", "its list")), "the conversation", "its list")
@@ -100,12 +102,12 @@ def rewritten(row: Mapping[str, Any], chosen: str, chat: Chat) -> dict[str, Any]
         return {**row, "instruction": question, "output": answer, **({"input": ""} if row.get("input") else {})}
     cell: Any = row[column]
     turns = json.loads(cell) if isinstance(cell, str) else cell
-    name, said = ("role", "content") if "role" in turns[0] else ("from", "value")
     own: dict[str, Any] = {}
     for turn in turns:
-        own.setdefault(_ROLES[str(turn[name]).lower()], turn)
+        own.setdefault(_ROLES[str(turn[_names(turn)[0]]).lower()], turn)
     made = [own[SYSTEM]] if SYSTEM in own else []
     for role, text in chat:
+        said = _names(own[role])[1]
         content = [{"type": "text", "text": text}] if isinstance(own[role][said], list | tuple) else text
         made.append({**own[role], said: content})
     return {**row, column: json.dumps(made, ensure_ascii=False) if isinstance(cell, str) else made}
@@ -147,7 +149,12 @@ def require_answers(tables: Sequence[Table], conversations: Sequence[Chat], chos
 
 
 def _of_alpaca(instruction: object, context: object, output: object) -> list[Any]:
-    asked = instruction if context is None or is_blank(context) else f"{instruction}\n\n{context}"
+    asked: object = instruction
+    if not (context is None or context != context or is_blank(context)):  # not-a-number is an empty cell
+        if not is_text(instruction) or not is_text(context):
+            asked = context if is_text(instruction) else instruction  # refused as it is
+        else:
+            asked = context if is_blank(instruction) else f"{instruction}\n\n{context}"
     return [(USER, asked)] if output is None else [(USER, asked), (ASSISTANT, output)]
 
 
@@ -155,12 +162,12 @@ def _turns(cell: object, place: str, column: str) -> Iterator[tuple[str, Any]]:
     if isinstance(cell, str):
         try:
             cell = json.loads(cell)
-        except ValueError:
+        except (ValueError, RecursionError):
             cell = None
     if not isinstance(cell, list | tuple) or not cell:
         raise _refused(place, column, "is no list of turns", "write a list of {role, content}")
     for number, turn in enumerate(cell, 1):
-        names = ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
+        names = _names(turn)
         if not isinstance(turn, Mapping) or names[0] not in turn:
             raise _refused(
                 place, column, f"has a turn {number} without a role", "write {role, content}, or {from, value}"
@@ -172,6 +179,11 @@ def _turns(cell: object, place: str, column: str) -> Iterator[tuple[str, Any]]:
             known = ", ".join(_ROLES)
             raise _refused(place, column, f"has the role {turn[names[0]]!r:.40} in turn {number}", f"known are {known}")
         yield role, _joined(turn.get(names[1]))
+
+
+def _names(turn: object) -> tuple[str, str]:
+    """The names of a turn's role and of its text."""
+    return ("role", "content") if isinstance(turn, Mapping) and "role" in turn else ("from", "value")
 
 
 def _joined(content: Any) -> Any:
@@ -218,7 +230,7 @@ def template_of(data: DataConfig) -> str:
         return chosen
     remedy = "set data.chat_template to a file that can be read"
     with plainly(ConfigError, f"data.chat_template {chosen!r:.200} cannot be read", remedy):
-        text = Path(chosen).expanduser().read_text(encoding="utf-8")
+        text = Path(chosen).expanduser().read_text(encoding="utf-8-sig")
     if not is_template(text):
         raise ConfigError(f"data.chat_template {chosen!r:.200} is no template: it writes no messages; {remedy}").about(
             "data.chat_template", chosen, "a Jinja template over messages"

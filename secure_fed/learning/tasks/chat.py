@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from secure_fed.config import DataConfig
+from secure_fed.errors import ModelError
 from secure_fed.learning.data import chats
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token
 from secure_fed.learning.data.labels import Vocabulary
@@ -70,8 +71,13 @@ class Chats(CausalLM):
 
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
         """A conversation without room has no tokens. Beside each: the number of turns that it loses."""
-        every = self._plain(map(chats.answered, rows.text), tokenizer)
-        fitted = list(ChatTemplate.of(tokenizer).fitted(every, max_length, last=self.last))
+        every, template = self._plain(map(chats.answered, rows.text), tokenizer), ChatTemplate.of(tokenizer)
+        if not template.learns:
+            raise ModelError(
+                "the chat template writes nothing of what the assistant says, so nothing would be learned: set "
+                "data.chat_template to a template that writes the turns of the role 'assistant'"
+            ).about("data.chat_template", "", "a template that writes the assistant's turns")
+        fitted = list(template.fitted(every, max_length, last=self.last))
         columns: dict[str, Sequence[Any]] = {"input_ids": tuple(one.ids for one in fitted)}
         columns["labels"] = tuple(one.labels for one in fitted)
         return Encoded(columns | {ASIDE: tuple(one.dropped for one in fitted)})

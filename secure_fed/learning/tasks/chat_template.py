@@ -5,30 +5,37 @@ of the turns hold no control token, the ids are those of transformers' `apply_ch
 turns as well, and a row could fake the assistant's. So the ids of a row are compared with those of the same roles
 around other texts: a row that has other control tokens gets a mark inside each one in its texts, before the template is
 applied, and its text is tokenised in the parts between the marks, so that the control token is read as ordinary characters.
+A row whose control tokens differ then, too, is refused: the template itself makes them of the texts.
 
 Learned are the texts of assistant turns with the end of the turn. They are found from outside: what two answers have in
 common before they differ is the turn's header, and what the template writes without later turns ends with the turn's end. A
 token that joins the header's end and the text's beginning is learned. A template that writes earlier turns in another way when
 later ones follow (some drop old reasoning) has no such places, and needs `{% generation %}` around what is learned, or is
-refused.
+refused. Such a template may write tokens that depend on what is said, such as `<think>`, but no special ones, and none of those
+that it writes around any text.
+
+A template that asks for today's date (`strftime_now`) is told `TODAY`, on which Llama's own templates fall back. Otherwise a
+run that is resumed tomorrow, or has two nodes in two time zones, would train on other ids.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, field
+from datetime import date
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 
-from secure_fed.errors import DataError, ModelError
+from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.learning.data.alignment import Aligned, aligned, require_fast
-from secure_fed.learning.data.chats import ASSISTANT, SYSTEM, USER, Chat
+from secure_fed.learning.data.chats import ASSISTANT, SYSTEM, TOOL, USER, Chat
 from secure_fed.learning.data.encode import IGNORED
 from secure_fed.learning.data.texts import is_blank
 
@@ -36,10 +43,19 @@ _CHATML = (
     "{%% for message in messages %%}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + %s + '\n' }}"
     "{%% endfor %%}{%% if add_generation_prompt %%}{{ '<|im_start|>assistant\n' }}{%% endif %%}"
 )
-_TURN_MARKS = ("<|im_start|>", "<|im_end|>")
-_MARKS = tuple(map(chr, range(0xE000, 0xE100)))  # of Unicode's private use: no text of the row has the chosen one
-_MANY = 2**31  # tokens
+_TURN_MARK = re.compile(r"[<＜﹤]\s*[|｜]\s*(im_start|im_end)\s*[|｜]\s*[>＞﹥]", re.IGNORECASE)  # noqa: RUF001 - as some read it
+_MARKS = tuple(map(chr, range(0xE000, 0xF900)))  # of Unicode's private use: no text of the row has the chosen one
+_GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
+_TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+TODAY = date(2024, 7, 26)
 _PROBE: Chat = ((SYSTEM, "x"), (USER, "x"), (ASSISTANT, "x"), (USER, "x"), (ASSISTANT, "x"))
+_PROBES = (
+    _PROBE[1:],
+    _PROBE,
+    _PROBE[1:3],
+    _PROBE[:3],
+)  # some templates refuse a system turn, need it, or take one exchange
+_OF_TOOLS: Chat = ((USER, "x"), (ASSISTANT, "x"), (TOOL, "x"), (ASSISTANT, "x"))
 
 
 def chatml(tokenizer: Any) -> str:
@@ -72,75 +88,115 @@ class ChatTemplate:
     @classmethod
     def of(cls, tokenizer: Any) -> ChatTemplate:
         require_fast(tokenizer)
-        source = str(tokenizer.get_chat_template())
-        made = cls(tokenizer, source, frozenset(), "generation %}" in source or "generation -%}" in source)
+        try:
+            source = str(tokenizer.get_chat_template())
+        except ValueError as error:  # several, and none is the default
+            raise ConfigError(
+                f"the tokenizer {tokenizer.name_or_path!r} has several chat templates and no default: set data.chat_template "
+                "to one of them"
+            ).about("data.chat_template", "", "a template") from error
+        source = _TODAY.sub(lambda asked: repr(TODAY.strftime(asked[2])), source)
+        made = cls(tokenizer, source, frozenset(), bool(_GENERATION.search(source)))
         written = source
-        for probe in (_PROBE, _PROBE[1:]):  # many templates refuse a system turn
-            try:
+        for probe in (*_PROBES, _OF_TOOLS):
+            with suppress(DataError):
                 written += made._text(probe)
-            except DataError:
-                continue
         control = frozenset(
             number
             for number, token in tokenizer.added_tokens_decoder.items()
             if token.special or (token.content in written and not token.content.isspace())
         )
-        unknown = {tokenizer.unk_token_id} - {
-            tokenizer.bos_token_id,
-            tokenizer.eos_token_id,
-        }  # of any unknown character
-        return cls(tokenizer, source, control - unknown, made.marks_answers)
+        ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+        return cls(tokenizer, source, control - ({tokenizer.unk_token_id} - ends), made.marks_answers)
 
     @property
     def divides_by_tokens(self) -> bool:
-        """Whether control tokens divide the turns. Plain text, such as `### Answer:`, may stand in a text of the data too."""
-        turns = _PROBE[1:]
-        return len(self._of_these_roles(turns, prompt=False)) >= len(turns) - 1
+        """Whether a control token stands between every two turns. Plain text, such as `### Answer:`, may stand in a text of the
+        data too.
+        """
+        for probe in _PROBES:
+            with suppress(DataError, ModelError):
+                ids, turns = self.turns(probe)
+                places = [np.flatnonzero(turns == turn) for turn in range(len(probe))]
+                return all(self._controls(ids[one[-1] + 1 : other[0]]) for one, other in pairwise(places))
+        return True  # no conversation tells
 
     def fitted(self, chats: Sequence[Chat], max_length: int, *, last: bool = False) -> Iterator[Fitted]:
         """Each conversation with its learned turns, or with `last` its last one alone, in at most `max_length` tokens.
 
         Too long a one loses its oldest turns, an exchange at a time; the system turn stays. This depends on the row alone.
         """
-        nothing = Fitted(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64), 0)
-        found = [nothing] * len(chats)
-        waiting = {row: chat for row, chat in enumerate(chats) if chat}
-        while waiting:
-            written = [self._learned(chat, last=last) for chat in waiting.values()]
-            every = self._ids(list(waiting.values()), [text for text, _ in written])
-            again: dict[int, Chat] = {}
-            for (row, chat), (_, spans), (ids, places) in zip(list(waiting.items()), written, every, strict=True):
-                if len(ids) <= max_length:
-                    found[row] = Fitted(ids, _labels(ids, places, spans), len(chats[row]) - len(chat))
-                elif shorter := _without_oldest(chat):
-                    again[row] = shorter
-                else:
-                    found[row] = replace(nothing, dropped=len(chats[row]))
-            waiting = again
-        yield from found
+        read = list(self._ids(chats, [self._text(chat) if chat else "" for chat in chats]))
+        for chat, (ids, places) in zip(chats, read, strict=True):
+            left = chat
+            if len(ids) > max_length:
+                left = self._newest(chat, max_length)
+                ids, places = next(self._ids([left], [self._text(left) if left else ""]))
+            spans = self._learned(left, last=last) if left else []
+            yield Fitted(ids, _labels(ids, places, spans), len(chat) - len(left))
+
+    def _newest(self, chat: Chat, max_length: int, *, prompt: bool = False) -> Chat:
+        """The conversation without its oldest exchanges, as many as are too many; empty if not even its last one has room.
+
+        Fewer exchanges are never more tokens, so the number is found by halving.
+        """
+        every = list(_shorter(chat))
+
+        def fits(some: Chat) -> bool:
+            text = self._prompt(some) if prompt else self._text(some)
+            return len(next(self._ids([some], [text], prompt=prompt)).ids) <= max_length
+
+        at = bisect_left(every, True, key=fits)
+        return every[at] if at < len(every) else ()
 
     def prompts(self, chats: Sequence[Chat], max_length: int) -> Iterator[NDArray[np.int32]]:
         """The ids after which the assistant answers each conversation. Too many lose the oldest exchanges; of a question that
         has no room alone, the last ones stay."""
         for chat in chats:
-            going: Chat | None = chat
-            while going:
-                ids, _ = next(self._ids([going], [self._prompt(going)], prompt=True))
-                going = _without_oldest(going) if len(ids) > max_length else None
+            if not chat:
+                raise DataError("a conversation has no turn to answer: give it a question").about(
+                    "data.text", "", "a question"
+                )
+            ids = self._asked(chat)
+            if len(ids) > max_length:
+                ids = self._asked(self._newest(chat, max_length, prompt=True) or [*_shorter(chat)][-1])
+            if not len(ids):
+                raise DataError(
+                    "the chat template writes nothing before an answer to a blank question, so there is nothing to go on from: "
+                    "set data.chat_template to a template with headers, or fill the question"
+                ).about("data.chat_template", "", "a template that writes a header")
             yield ids[-max_length:]
+
+    def _asked(self, chat: Chat) -> NDArray[np.int32]:
+        ids, _ = next(self._ids([chat], [self._prompt(chat)], prompt=True))
+        return ids
 
     @property
     def ends(self) -> list[int]:
         """The control tokens that end the assistant's turn."""
-        (probe,) = self.fitted([_PROBE[1:3]], _MANY)
-        return self._controls(probe.ids[probe.labels >= 0])
+        return self._controls(self._of_a_probe)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the template writes what the assistant says, and so anything is learned."""
+        return bool(len(self._of_a_probe))
+
+    @property
+    def _of_a_probe(self) -> NDArray[np.int64]:
+        """The learned ids of a short conversation that the template takes."""
+        for probe in (_PROBE[1:3], *_PROBES):
+            with suppress(DataError):
+                (found,) = self.fitted([probe], 2**31)
+                learned: NDArray[np.int64] = found.labels[found.labels != IGNORED]
+                return learned
+        return np.empty(0, dtype=np.int64)
 
     def turns(self, chat: Chat) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The ids of a conversation, and for each the number of the turn whose text it holds, in part at least; -1 where the
         template alone wrote it, as for every conversation of these roles.
         """
         text = self._text(chat)
-        mark = next(one for one in _MARKS if one not in text)
+        mark = _absent(chat)
         parts = self._text(tuple((role, _between(said, mark)) for role, said in chat)).split(mark)
         texts = [at for at, (_, said) in enumerate(chat) if said.strip()]
         if "".join(parts) != text or len(parts) != 2 * len(texts) + 1:
@@ -156,20 +212,36 @@ class ChatTemplate:
         return ids, found
 
     def _text(self, chat: Chat, *, prompt: bool = False) -> str:
+        return self._written(chat, prompt=prompt)[0]
+
+    def _written(self, chat: Chat, *, prompt: bool = False, marks: bool = False) -> tuple[str, list[tuple[int, int]]]:
+        """What the template writes; with `marks` also the places between its marks of generation."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         messages = [{"role": role, "content": said} for role, said in chat]
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            found: Any = render_jinja_template(
+                conversations=[messages],
+                chat_template=self.source,
+                return_assistant_tokens_mask=marks,
+                add_generation_prompt=prompt,
+                **self.tokenizer.special_tokens_map,
+            )
+        except Exception as error:  # whatever a template does
             roles = ", ".join(role for role, _ in chat)
             raise DataError(
                 f"the chat template fails on a conversation of {roles} ({error!s:.200}): correct the rows, or set "
                 "data.chat_template to a template that takes them"
             ).about("data.chat_template", roles, "a template that takes these turns") from error
+        (text,), (spans,) = found if marks else (found[0], [[]])
+        return str(text), [(int(start), int(end)) for start, end in spans]
 
     def _prompt(self, chat: Chat) -> str:
-        """The text after which the assistant speaks, also where the template has no prompt of its own."""
-        own, plain = self._text(chat, prompt=True), self._text(chat)
-        return own if own != plain else self._before_answer(chat)
+        """The text after which the assistant speaks: all that stands before an answer in training, where the template's own
+        prompt is shorter (some write an empty thought there), or is none.
+        """
+        own, before = self._text(chat, prompt=True), self._before_answer(chat)
+        return before if before.startswith(own) else own
 
     def _before_answer(self, chat: Chat) -> str:
         """All that the template writes before an answer to this conversation. A space belongs to the answer: tokenizers often
@@ -178,11 +250,11 @@ class ChatTemplate:
         both = [self._text((*chat, (ASSISTANT, said))) for said in ("a", "b")]
         return os.path.commonprefix(both).rstrip(" ")  # noqa: RUF071 - of characters
 
-    def _learned(self, chat: Chat, *, last: bool) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a conversation, and the places in it that are learned."""
+    def _learned(self, chat: Chat, *, last: bool) -> list[tuple[int, int]]:
+        """The places in the text of a conversation that are learned."""
         if self.marks_answers:
-            whole, places = self._marked(chat)
-            return whole, places[-1:] if last else places
+            _, places = self._written(chat, marks=True)
+            return places[-1:] if last else places
         whole, places = self._text(chat), []
         turns = [at for at, (role, said) in enumerate(chat) if role == ASSISTANT and not is_blank(said)]
         for at in turns[-1:] if last else turns:
@@ -194,54 +266,45 @@ class ChatTemplate:
                     "be found: set data.chat_template to a template with {% generation %} around the assistant's texts"
                 ).about("data.chat_template", "", "a template with {% generation %}")
             places.append((len(before), len(through)))
-        return whole, places
-
-    def _marked(self, chat: Chat) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and the places between the template's marks of generation."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        messages = [{"role": role, "content": said} for role, said in chat]
-        found: Any = render_jinja_template(
-            conversations=[messages],
-            chat_template=self.source,
-            return_assistant_tokens_mask=True,
-            **self.tokenizer.special_tokens_map,
-        )
-        (text,), (spans,) = found
-        return str(text), [(int(start), int(end)) for start, end in spans]
+        return places
 
     def _ids(self, chats: Sequence[Chat], texts: Sequence[str], *, prompt: bool = False) -> Iterator[Aligned]:
         """The tokens of each text, whose control tokens are the template's alone."""
         for chat, text, found in zip(chats, texts, aligned(self.tokenizer, texts, special=False), strict=True):
-            if not self.marks_answers and self._controls(found.ids) == self._of_these_roles(chat, prompt=prompt):
-                yield found
-                continue
-            yield self._guarded(chat, text, found, prompt=prompt)
+            yield found if self._is_the_templates(found.ids, chat, prompt) else self._guarded(chat, text, prompt)
 
-    def _controls(self, ids: NDArray[np.int32]) -> list[int]:
+    def _controls(self, ids: NDArray[Any]) -> list[int]:
         return [number for number in ids.tolist() if number in self.control]
+
+    def _is_the_templates(self, ids: NDArray[np.int32], chat: Chat, prompt: bool) -> bool:
+        """Whether a conversation has the control tokens of any one with these roles."""
+        if not chat:
+            return True
+        own, found = self._of_these_roles(chat, prompt=prompt), self._controls(ids)
+        if self.marks_answers:  # a thought may be there or not; the tokens around any text may not
+            special = self.tokenizer.added_tokens_decoder
+            found = [number for number in found if number in own or special[number].special]
+        return found == own
 
     def _of_these_roles(self, chat: Chat, *, prompt: bool) -> list[int]:
         """The control tokens of a conversation with these roles, whatever is said."""
-        roles = (prompt, *((role, bool(said.strip())) for role, said in chat))
-        if roles not in self._of_roles:
-            blank = tuple((role, "x" if said.strip() else said) for role, said in chat)
+        blank = tuple((role, "x" if said.strip() else said) for role, said in chat)
+        if (prompt, blank) not in self._of_roles:
             text = self._prompt(blank) if prompt else self._text(blank)
-            self._of_roles[roles] = self._controls(next(aligned(self.tokenizer, [text], special=False)).ids)
-        return self._of_roles[roles]
+            self._of_roles[prompt, blank] = self._controls(next(aligned(self.tokenizer, [text], special=False)).ids)
+        return self._of_roles[prompt, blank]
 
-    def _guarded(self, chat: Chat, text: str, found: Aligned, *, prompt: bool) -> Aligned:
+    def _guarded(self, chat: Chat, text: str, prompt: bool) -> Aligned:
         """The tokens of a conversation whose texts may hold control tokens, which are read as characters."""
-        mark = next(one for one in _MARKS if not any(one in said for _, said in chat))
+        mark = _absent(chat)
         safe = tuple((role, mark.join(self._parts(said))) for role, said in chat)
         if safe == chat:
-            if self.marks_answers:
-                return found
             raise ModelError(
                 "the chat template writes control tokens that depend on the texts of a conversation, so a text could fake a "
-                "turn: set data.chat_template to a template with {% generation %} around the assistant's texts"
+                "turn: set data.chat_template to another"
+                + ("" if self.marks_answers else ", such as one with {% generation %} around the assistant's texts")
             ).about("data.chat_template", "", "a template whose control tokens depend on roles alone")
-        marked = self._prompt(safe) if prompt else self._marked(safe)[0] if self.marks_answers else self._text(safe)
+        marked = self._prompt(safe) if prompt else self._text(safe)
         if marked.replace(mark, "") != text:
             raise ModelError(
                 "the chat template changes the texts of a conversation that hold control tokens: set data.chat_template to "
@@ -252,12 +315,15 @@ class ChatTemplate:
         starts = accumulate(map(len, [first, *others[:-1]]), initial=0)
         spans = [one.spans + start for one, start in zip(read, starts, strict=True)]
         whole = Aligned(np.concatenate([one.ids for one in read]), np.concatenate(spans))
-        if not self.marks_answers and self._controls(whole.ids) != self._of_these_roles(chat, prompt=prompt):
-            raise DataError(
-                f"a conversation of {len(chat)} turns holds a control token that the tokenizer of model.name "
-                f"{self.tokenizer.name_or_path!r} does not read as text: remove it from the row"
-            )
+        if not self._is_the_templates(whole.ids, chat, prompt):
+            raise self._unreadable(chat)
         return whole
+
+    def _unreadable(self, chat: Chat) -> DataError:
+        return DataError(
+            f"a conversation of {len(chat)} turns holds a control token that the tokenizer of model.name "
+            f"{self.tokenizer.name_or_path!r} does not read as text: remove it from the row"
+        ).about("data.text", "", "texts without it")
 
     def _within(self, part: str) -> Aligned:
         """The tokens of a part that is not the beginning of its text: a tokenizer may put a space before a beginning."""
@@ -270,39 +336,53 @@ class ChatTemplate:
     def _parts(self, said: str) -> Iterator[str]:
         """A text in parts none of which holds a control token."""
         ids, places = next(aligned(self.tokenizer, [said], special=False))
-        cuts = [
-            int(start) + 1 for number, (start, _) in zip(ids.tolist(), places, strict=True) if number in self.control
-        ]
-        if not cuts or len(said) < 2:
+        tokens = [place for number, place in zip(ids.tolist(), places.tolist(), strict=True) if number in self.control]
+        cuts = [end - len(said[start:end].lstrip()) + 1 for start, end in tokens]  # some take in the spaces before them
+        if not cuts:
             yield said
-            return
-        for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True):
-            yield from self._parts(said[start:end])
+        elif len(said) in cuts:  # of one character, which no mark divides
+            raise self._unreadable(((USER, said),))
+        else:
+            for start, end in pairwise([0, *cuts, len(said)]):
+                yield from self._parts(said[start:end])
 
 
 def template_tokens(tokenizer: Any) -> frozenset[int]:
     """The ids that a tokenizer's template writes whatever is said: the headers of turns, their ends, perhaps a system turn."""
     template, found = ChatTemplate.of(tokenizer), set[int]()
-    for probe in (_PROBE, _PROBE[1:]):
-        with suppress(DataError):  # many templates refuse a system turn
+    for probe in _PROBES:
+        with suppress(DataError):
             ids, turns = template.turns(probe)
             found.update(ids[turns < 0].tolist())
     return frozenset(found)
 
 
 def without_turn_marks(chat: Chat, tokenizer: Any) -> Chat:
-    """The conversation with a space inside ChatML's marks where they are plain text, for want of a token."""
-    plain = [mark for mark in _TURN_MARKS if mark not in tokenizer.added_tokens_encoder]
-    for mark in plain:
-        chat = tuple((role, said.replace(mark, f"{mark[0]} {mark[1:]}")) for role, said in chat)
-    return chat
+    """The conversation with ChatML's marks replaced by their names where they are plain text, for want of tokens: also as a
+    tokenizer reads them that ignores spaces, capitals or the width of characters.
+    """
+    if all(mark in tokenizer.added_tokens_encoder for mark in ("<|im_start|>", "<|im_end|>")):
+        return chat
+    return tuple((role, _TURN_MARK.sub(r"\1", said)) for role, said in chat)
 
 
-def _without_oldest(chat: Chat) -> Chat | None:
-    """Without the first exchange after the system turn; None if there is no other."""
+def _shorter(chat: Chat) -> Iterator[Chat]:
+    """The conversation, and it without its oldest exchange, its two oldest ones, ...; its system turn stays."""
     lead = int(chat[0][0] == SYSTEM)
     later = [at for at, (role, _) in enumerate(chat) if role == USER and at > lead]
-    return (*chat[:lead], *chat[later[0] :]) if later else None
+    return ((*chat[:lead], *chat[at:]) for at in (lead, *later))
+
+
+def _absent(chat: Chat) -> str:
+    """A character that no text of the conversation has."""
+    texts = "".join(said for _, said in chat)
+    found = next((one for one in _MARKS if one not in texts), None)
+    if found is None:
+        raise DataError(
+            "a conversation has all of Unicode's characters for private use (U+E000 to U+F8FF), and one has to be free: remove "
+            "one from the row"
+        ).about("data.text", "", "texts without one of them")
+    return found
 
 
 def _between(said: str, mark: str) -> str:

@@ -55,6 +55,9 @@ def read(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> tuple[lis
         ({"instruction": "q", "input": "", "output": "a"}, (ASKED, ANSWERED), "Alpaca"),
         ({"instruction": "q", "output": "a"}, (ASKED, ANSWERED), "Alpaca"),
         ({"instruction": "q", "input": "i", "output": "a"}, (("user", "q\n\ni"), ANSWERED), "Alpaca"),
+        ({"instruction": "", "input": "i", "output": "a"}, (("user", "i"), ANSWERED), "Alpaca"),
+        ({"instruction": "q", "input": float("nan"), "output": "a"}, (ASKED, ANSWERED), "Alpaca"),
+        ({"system": "linux", **messages(ASKED, ANSWERED)}, (ASKED, ANSWERED), "messages"),
     ],
 )
 def test_a_form_is_recognised_by_its_columns(row: dict[str, Any], turns: Any, form: str, tmp_path: Path) -> None:
@@ -86,6 +89,9 @@ def test_a_column_can_be_named(tmp_path: Path) -> None:
         ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [1]}]}, "tool_calls"),
         ({"instruction": "q", "output": 3}, "turn 2"),
         ({"instruction": "q"}, "no turn of the assistant"),
+        ({"messages": "[" * 100_000}, "no list of turns"),
+        ({"instruction": None, "input": "i", "output": "a"}, "turn 1"),
+        ({"instruction": "q", "input": {"i": 1}, "output": "a"}, "turn 1"),
     ],
 )
 def test_a_conversation_of_another_form_is_refused_by_its_line(row: dict[str, Any], named: str, tmp_path: Path) -> None:

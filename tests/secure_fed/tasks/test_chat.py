@@ -12,7 +12,7 @@ import pytest
 
 from privacy.entropy import SeededEntropy
 from secure_fed import Federation, RunConfig
-from secure_fed.errors import DataError
+from secure_fed.errors import DataError, ModelError, RunDirectoryError
 from secure_fed.export.trained import load_run
 from secure_fed.flower.project import Connection, write_project
 from secure_fed.runs.checkpoint import read_checkpoint
@@ -44,6 +44,10 @@ def config(model: Path, train: Path, test: Path, **settings: Any) -> RunConfig:
     }
     chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
     return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+
+
+def chatted(question: str, answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def long(row: dict[str, Any], *, all_of_it: bool) -> dict[str, Any]:
@@ -107,6 +111,51 @@ def test_a_deployed_run_on_chats_is_the_simulated_one(masked: bool, chatty: Path
     simulated = whole.replace({("data", "train"): files, ("training", "together"): 1})
     state = Federation(simulated, entropy=SeededEntropy(5)).run().state
     assert toys.same(result.state.tensors, state.tensors)
+
+
+def test_test_rows_without_room_are_counted_and_not_asked(chatty: Path, write: Write) -> None:
+    tested = [long(row, all_of_it=True) if at else row for at, row in enumerate(ROWS[:8])]
+    own: dict[str, Any] = {"evaluation__generate": 8, "data__metric": "f1"}
+    federation = Federation(config(chatty, write("train", ROWS), write("test", tested), **own))
+    assert "7 of 8 test conversations are left out" in " ".join(federation.warnings)
+    problem = federation.assembly.problem
+    assert problem.asked is not None
+    assert (len(problem.test), len(problem.asked.rows)) == (1, 1)
+
+
+@pytest.mark.parametrize("where", ["a file", "the model's folder"])
+def test_a_run_keeps_its_template(where: str, chatty: Path, write: Write, tmp_path: Path) -> None:
+    """A resumed run with another one is refused; a finished run reads by its own."""
+    model = tmp_path / "model"
+    shutil.copytree(chatty, model)
+    file = tmp_path / "own.jinja" if where == "a file" else model / "chat_template.jinja"
+    file.write_text(CHATML, encoding="utf-8")
+    own = {"data__chat_template": str(file)} if where == "a file" else {}
+    train, test = write("train", ROWS), write("test", ROWS[:8])
+    Federation(config(model, train, test, **own)).run(tmp_path / "run")
+    file.write_text(CHATML.replace("assistant\n", "assistant "), encoding="utf-8")
+    with pytest.raises(RunDirectoryError):
+        Federation(config(model, train, test, federation__rounds=3, **own)).run(tmp_path / "run", resume=True)
+    if where == "a file":
+        file.unlink()
+        assert load_run(tmp_path / "run").tokenizer.chat_template == CHATML
+
+
+def test_a_template_without_the_assistants_texts_is_refused(chatty: Path, write: Write, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text(CHATML.replace("m['content']", "(m['content'] if m['role'] == 'user' else '')"), encoding="utf-8")
+    with pytest.raises(ModelError) as refused:
+        Federation(config(chatty, write("train", ROWS), write("test", ROWS[:8]), data__chat_template=str(own)))
+    assert refused.value.setting == "data.chat_template"
+
+
+def test_the_dry_run_names_the_units_that_are_held_out(chatty: Path, write: Write) -> None:
+    """Copies of a unit that is held out are, too."""
+    rows = [{**chatted(f"word{at % 12} word{at % 7}", "calm"), "site": f"s{at % 4}"} for at in range(90)]
+    own = config(chatty, write("train", rows), write("test", ROWS[:8]), evaluation__audit_fraction=0.5)
+    found, said = foreseen(own)["data"]["held_out_for_an_audit"], Federation(own).notes[0]
+    assert found > 0
+    assert said.startswith(f"{found} of {len(rows)} examples")
 
 
 @pytest.mark.nightly
