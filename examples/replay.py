@@ -28,7 +28,13 @@ WIDTH = 100
 def run(command: str, folder: Path) -> str:
     """The command's output, both streams together, which is printed as it comes. SystemExit if the command fails."""
     print(f"\n$ {command}", flush=True)
-    environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "COLUMNS": str(WIDTH),
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+    }
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
     shell, joined = ["bash", "-o", "pipefail", "-c", command], subprocess.STDOUT
     with subprocess.Popen(

@@ -296,7 +296,7 @@ def test_the_chat_of_eight_clinics_with_a_small_model(tmp_path: Path, chatty: Pa
     assert text.count(f"$ {train}") == 1
     page.write_text(text.replace(train, " --set ".join([train, *small])), encoding="utf-8")
     said = run(EXAMPLES / "replay.py", page, "--in", folder, "--write")
-    assert "0 of 80 answers name" in said
+    assert "of 80 answers 0 name the right department, 0 the right day, 0 both" in said
     assert '"continuation"' in page.read_text(encoding="utf-8").partition("secure-fed predict")[2]
     assert (folder / "merged" / "model.safetensors").exists()
     assert (folder / "adapter" / "adapter_model.safetensors").exists()

@@ -1,7 +1,7 @@
 """Made-up conversations between patients and the desks of eight clinics, whose answers can be checked.
 
     python clinics.py write FOLDER [--each 200] [--test 80] [--seed 0]    train.jsonl, test.jsonl and questions.jsonl
-    python clinics.py check FOLDER/test.jsonl ANSWERS                    the share of right answers
+    python clinics.py check FOLDER/test.jsonl ANSWERS                    the number of right answers
 
 A patient names a complaint and how bad it is. The desk's answer follows rules that all clinics share: the complaint decides the
 department, how bad it is decides the day, and a child's complaint goes to paediatrics, whatever it is. Every third patient asks
@@ -91,12 +91,17 @@ def conversations(seed: int) -> Iterator[dict[str, Any]]:
         yield {"messages": messages, "clinic": clinic, "department": where, "day": when}
 
 
-def is_right(row: dict[str, Any], answer: str) -> bool:
-    """Whether an answer names the department and the day of the row, and no other department and no other day."""
+def named(row: dict[str, Any], answer: str) -> tuple[bool, bool]:
+    """Whether an answer names the department of the row and no other, and its day and no other."""
     said = answer.lower()
-    return [name for name in BRING if name in said] == [row["department"]] and [day for day in DAYS if day in said] == [
-        row["day"]
-    ]
+    return (
+        [name for name in BRING if name in said] == [row["department"]],
+        [day for day in DAYS if day in said] == [row["day"]],
+    )
+
+
+def is_right(row: dict[str, Any], answer: str) -> bool:
+    return all(named(row, answer))
 
 
 def write(folder: Path, each: int, test: int, seed: int) -> None:
@@ -122,8 +127,11 @@ def check(test: Path, answers: Path) -> None:
     rows, given = (
         [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in (test, answers)
     )
-    right = sum(is_right(row, one["continuation"]) for row, one in zip(rows, given, strict=True))
-    print(f"{right} of {len(rows)} answers name the right department and the right day")
+    found = [named(row, one["continuation"]) for row, one in zip(rows, given, strict=True)]
+    department, day = (sum(each) for each in zip(*found, strict=True))
+    print(
+        f"of {len(rows)} answers {department} name the right department, {day} the right day, {sum(map(all, found))} both"
+    )
 
 
 def main() -> None:

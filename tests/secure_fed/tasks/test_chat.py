@@ -12,7 +12,8 @@ import pytest
 
 from privacy.entropy import SeededEntropy
 from secure_fed import Federation, RunConfig
-from secure_fed.errors import DataError, ModelError, RunDirectoryError
+from secure_fed.commands.cli import main
+from secure_fed.errors import ConfigError, DataError, ModelError, RunDirectoryError
 from secure_fed.export.trained import load_run
 from secure_fed.flower.project import Connection, write_project
 from secure_fed.runs.checkpoint import read_checkpoint
@@ -212,3 +213,15 @@ def test_answers_are_measured_and_written(chatty: Path, write: Write, tmp_path: 
     first, again, question, whole = run.generate([talk, talk[:-1], "word1", [{"role": "user", "content": "word1"}]], 4)
     assert first == again
     assert question == whole
+    with pytest.raises(ConfigError):
+        run.generate(["word1"], -1)
+
+
+def test_predict_reads_a_line_as_a_question_whatever_column_was_learned(
+    chatty: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write("rows", [{"talk": row["messages"], "site": row["site"]} for row in ROWS])
+    Federation(config(chatty, rows, rows, data__text="talk", federation__rounds=1)).run(tmp_path / "run")
+    (tmp_path / "asked.txt").write_text("word1 word2\n", encoding="utf-8")
+    assert main(["predict", str(tmp_path / "run"), str(tmp_path / "asked.txt"), "--max-new-tokens", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "word1 word2"
