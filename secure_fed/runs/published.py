@@ -48,7 +48,7 @@ FACTS: Table = {
     "phantoms": SETTINGS,
     "charter": SETTINGS,
     "local": SETTINGS,
-    "model_digest": SETTINGS,
+    **dict.fromkeys(("model_digest", "chat_template"), SETTINGS),
     "versions": SETTINGS,
     **dict.fromkeys(("data_digest", "examples_digest"), WITHHELD),
     "audit": WITHHELD,
