@@ -31,6 +31,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError, DataError, ModelError
@@ -45,6 +46,7 @@ _CHATML = (
 )
 _TURN_MARK = re.compile(r"[<＜﹤]\s*[|｜]\s*(im_start|im_end)\s*[|｜]\s*[>＞﹥]", re.IGNORECASE)  # noqa: RUF001 - as some read it
 _MARKS = tuple(map(chr, range(0xE000, 0xF900)))  # of Unicode's private use: no text of the row has the chosen one
+_FAILS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 TODAY = date(2024, 7, 26)
@@ -227,7 +229,7 @@ class ChatTemplate:
                 add_generation_prompt=prompt,
                 **self.tokenizer.special_tokens_map,
             )
-        except Exception as error:  # whatever a template does
+        except _FAILS as error:
             roles = ", ".join(role for role, _ in chat)
             raise DataError(
                 f"the chat template fails on a conversation of {roles} ({error!s:.200}): correct the rows, or set "
