@@ -68,7 +68,7 @@ def delta(release: Release, count: float, epsilon: float) -> float:
         return everybody
     step = bounds.pld_step(release, count, FINE)
     if step is None:
-        orders = bounds.orders(release)
+        orders = bounds.orders_for(release)
         by_rdp = compute_delta(orders, rdp(release, count, orders), epsilon)[0]
         return min(everybody, float(by_rdp))
     found = float(bounds.distribution(release, math.ceil(count), step).get_delta(epsilon))

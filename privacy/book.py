@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from privacy.chain import RESTORE, Row
+from privacy.chain import RESTORE, Head, Row
 from privacy.errors import LedgerError, PlanError
 from privacy.filters import Budget, Cost
 from privacy.units import Unit, Units, keyed
 
 FORMAT = 2  # the format version of row bodies
-
-
-@dataclass(frozen=True)
-class Head:
-    """The position and digest of a ledger row, kept outside the ledger, which must contain this row unchanged for ever."""
-
-    ledger: str
-    row: int
-    digest: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> Head:
-        """The head that `to_dict` wrote; LedgerError for anything else."""
-        match kept:
-            case {"ledger": str(ledger), "row": int(row), "digest": str(digest)} if len(kept) == 3 and row >= 1:
-                return cls(ledger, row, digest)
-        raise LedgerError(f"{kept!r} is not the head of a ledger: restore the file that it was kept in")
 
 
 @dataclass(frozen=True)
@@ -66,7 +46,7 @@ class Charge:
 
 
 @dataclass(frozen=True)
-class Statement:
+class Declaration:
     """The user's statement that two names mean one unit."""
 
     one: str
@@ -78,7 +58,7 @@ class Closing:
     """The end of a run that has charged nothing: its reservation counts no more, and it never reserves or charges again."""
 
 
-Entry = Opening | Reservation | Charge | Statement | Closing
+Entry = Opening | Reservation | Charge | Declaration | Closing
 
 
 class Book:
@@ -117,7 +97,7 @@ class Book:
                 self._charges[row.run][who] = self._charges[row.run].get(who, 0) + releases
                 if round_ is not None:
                     self._next_rounds[row.run, who] = max(self.next_round(row.run, who), round_ + 1)
-            case Statement(one, other):
+            case Declaration(one, other):
                 self.units.declare(one, other)
             case Closing():
                 self._close(row.run)
@@ -256,9 +236,9 @@ def _charged(body: Mapping[str, Any]) -> Charge:
     return Charge(_text(body["who"]), releases, round_ if isinstance(round_, int) else None)
 
 
-def _declared(body: Mapping[str, Any]) -> Statement:
+def _declared(body: Mapping[str, Any]) -> Declaration:
     one, other = body["units"]
-    return Statement(_text(one), _text(other))
+    return Declaration(_text(one), _text(other))
 
 
 def _text(value: Any) -> str:

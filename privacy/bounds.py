@@ -87,18 +87,18 @@ class Release:
         return self.event.event if sampled else self.event
 
 
-def orders(release: Release) -> tuple[float, ...]:
+def orders_for(release: Release) -> tuple[float, ...]:
     """The orders at which Renyi divergences are turned into an epsilon."""
     if not release.concentrated:
         return ORDERS
-    return concentrated.EVERY if release.rate == 1 else concentrated.WHOLE
+    return concentrated.EVERY_ORDER if release.rate == 1 else concentrated.WHOLE_ORDERS
 
 
 def without_sampling(release: Release, count: float, delta: float) -> float:
     """Epsilon as if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly."""
     if not release.gaussian:
         return math.inf
-    return gaussian.epsilon_of(release.multiplier / math.sqrt(count), delta)
+    return gaussian.gaussian_epsilon(release.multiplier / math.sqrt(count), delta)
 
 
 def by_participation(release: Release, count: float, delta: float) -> float:
@@ -116,7 +116,7 @@ def by_participation(release: Release, count: float, delta: float) -> float:
 
 def by_rdp(release: Release, count: float, delta: float, at: tuple[float, ...] = ()) -> float:
     """From Renyi divergences at some orders, by the conversion of Canonne, Kamath and Steinke (2020)."""
-    at = at or orders(release)
+    at = at or orders_for(release)
     divergences = [count * one for one in renyi(release, at)]
     return float(compute_epsilon(at, divergences, delta)[0])
 
@@ -133,7 +133,7 @@ def quick(release: Release, count: float, delta: float) -> float:
 def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
     """Renyi divergences of one release: with sampling, if dp_accounting has them, or without, whichever are smaller."""
     if release.concentrated:
-        return concentrated.divergences(release._of_everybody.rho, release.rate, at)
+        return concentrated.concentrated_divergences(release._of_everybody.rho, release.rate, at)
     if not release.gaussian:
         return _renyi_of_any(release, at)
     plain = np.asarray(at) / (2 * release.multiplier**2)

@@ -18,7 +18,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,26 @@ class Row:
     run: str
     body: Mapping[str, Any]
     digest: str
+
+
+@dataclass(frozen=True)
+class Head:
+    """The position and digest of a ledger row, kept outside the ledger, which must contain this row unchanged for ever."""
+
+    ledger: str
+    row: int
+    digest: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Head:
+        """The head that `to_dict` wrote; LedgerError for anything else."""
+        match kept:
+            case {"ledger": str(ledger), "row": int(row), "digest": str(digest)} if len(kept) == 3 and row >= 1:
+                return cls(ledger, row, digest)
+        raise LedgerError(f"{kept!r} is not the head of a ledger: restore the file that it was kept in")
 
 
 def canonical(body: Mapping[str, Any]) -> str:
@@ -79,7 +99,7 @@ def create(path: Path, first: Row) -> None:
 
     try:
         with database.plainly(path, "ledger", RESTORE):
-            database.create(path, fill)
+            database.create_file(path, fill)
     except FileExistsError as error:
         raise LedgerError(f"{path} exists already: open it, or choose another name for a new ledger") from error
     except OSError as error:
@@ -96,7 +116,7 @@ def transaction(path: Path, *, write: bool) -> Iterator[sqlite3.Connection]:
     Committed durably at the end of the block, undone by any exception in it. SQLite's errors become a LedgerError.
     """
     _check_file(path)
-    with database.plainly(path, "ledger", RESTORE), closing(database.connection(path, "rw")) as connection:
+    with database.plainly(path, "ledger", RESTORE), closing(database.connect(path, "rw")) as connection:
         connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
         try:
             _check_schema(connection, path)

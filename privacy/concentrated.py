@@ -25,11 +25,11 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 _NEAR_ONE = (1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7)
-EVERY = tuple(1 + 1.05**power for power in range(-100, 280))  # from 1.008 to 816,000
-WHOLE = (*_NEAR_ONE, *map(float, range(2, 64)), *(float(round(64 * 1.1**step)) for step in range(45)))
+EVERY_ORDER = tuple(1 + 1.05**power for power in range(-100, 280))  # from 1.008 to 816,000
+WHOLE_ORDERS = (*_NEAR_ONE, *map(float, range(2, 64)), *(float(round(64 * 1.1**step)) for step in range(45)))
 
 
-def divergences(rho: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+def concentrated_divergences(rho: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Renyi divergences of one release, at each order; sampled, or as if everybody took part where that is smaller.
 
     Divergences grow with the order: between whole orders the next whole order is used as a bound.
@@ -37,11 +37,11 @@ def divergences(rho: float, rate: float, orders: tuple[float, ...]) -> tuple[flo
     everybody = [order * rho for order in orders]
     if rate == 1:
         return tuple(everybody)
-    sampled = {whole: _sampled(rho, rate, whole) for whole in {math.ceil(order) for order in orders}}
+    sampled = {whole: _sampled_divergence(rho, rate, whole) for whole in {math.ceil(order) for order in orders}}
     return tuple(min(plain, sampled[math.ceil(order)]) for plain, order in zip(everybody, orders, strict=True))
 
 
-def _sampled(rho: float, rate: float, order: int) -> float:
+def _sampled_divergence(rho: float, rate: float, order: int) -> float:
     """The module's sum minus one, sum_{l>=2} C(a, l) (1 - q)^(a - l) q^l (exp(l (l - 1) rho) - 1): no digits cancel.
 
     Rounded up by more than the possible float64 error.

@@ -26,7 +26,7 @@ def crash_point(name: str) -> None:
     """A named point between two durable steps. Does nothing; tests replace it by a kill."""
 
 
-def connection(path: Path, mode: str) -> sqlite3.Connection:
+def connect(path: Path, mode: str) -> sqlite3.Connection:
     """A connection to the file; mode: SQLite's, "rw" or "rwc"."""
     opened = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_SECONDS
@@ -40,7 +40,7 @@ def connection(path: Path, mode: str) -> sqlite3.Connection:
     return opened
 
 
-def create(path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
+def create_file(path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
     """Create the file with the rows that `fill` writes; it appears under its name complete. FileExistsError if it exists."""
     if not path.name:
         raise LedgerError(f"{str(path)!r} names no file; give one, such as ledger.sqlite")
@@ -48,7 +48,7 @@ def create(path: Path, fill: Callable[[sqlite3.Connection], object]) -> None:
     try:
         with suppress(FileNotFoundError):  # a missing folder: SQLite reports it
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        with closing(connection(part, "rw")) as made:
+        with closing(connect(part, "rw")) as made:
             made.execute("BEGIN IMMEDIATE")
             fill(made)
             made.execute("COMMIT")

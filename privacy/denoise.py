@@ -20,9 +20,7 @@ import torch
 from torch import Tensor
 
 from privacy.errors import PlanError
-from privacy.leading import leading
-
-Shape = tuple[int, int]
+from privacy.leading import Shape, leading
 
 
 def shrunk(singular_values: Tensor, shape: Shape, noise_std: float) -> Tensor:

@@ -20,11 +20,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.discrete_wholes import wholes
+from privacy.discrete_wholes import Integers, wholes
 from privacy.entropy import Stream, Words
 from privacy.errors import PlanError
 
-Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 LARGEST_EXPONENT = 40
@@ -47,7 +46,7 @@ def discrete_gaussian(sigma: int, count: int, stream: Stream) -> Integers:
     while filled < count:
         wanted = count - filled
         # 0.715 of the proposals are accepted
-        found = _accepted(exponent, min(_AT_ONCE, wanted + 7 * wanted // 16 + 64), stream)[:wanted]
+        found = _accepted(exponent, min(_PROPOSALS_AT_ONCE, wanted + 7 * wanted // 16 + 64), stream)[:wanted]
         out[filled : filled + len(found)] = found
         filled += len(found)
     return out
@@ -107,4 +106,4 @@ def _top(bits: int) -> np.uint64:
     return np.uint64((1 << 64) - (1 << (64 - bits)))
 
 
-_AT_ONCE = 1 << 16  # proposals made in one go: bounds the memory, and stays within a processor's cache
+_PROPOSALS_AT_ONCE = 1 << 16  # proposals made in one go: bounds the memory, and stays within a processor's cache

@@ -44,7 +44,8 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from privacy.discrete import LARGEST_EXPONENT, Integers, discrete_gaussian
+from privacy.discrete import LARGEST_EXPONENT, discrete_gaussian
+from privacy.discrete_wholes import Integers
 from privacy.entropy import Floats, Stream
 from privacy.errors import PlanError
 from privacy.mechanisms import clip_factor

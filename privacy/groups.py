@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from privacy import gaussian
 
 
-def of_gaussian(mu: float, members: int, delta: float) -> float:
+def group_epsilon(mu: float, members: int, delta: float) -> float:
     """Epsilon at delta for `members` members together, where one member has exactly mu."""
-    return gaussian.epsilon_of(1 / (members * mu), delta) if mu else 0.0
+    return gaussian.gaussian_epsilon(1 / (members * mu), delta) if mu else 0.0
 
 
-def of_curve(curve: Sequence[tuple[float, float]], members: int, delta: float) -> float | None:
+def group_epsilon_by_curve(curve: Sequence[tuple[float, float]], members: int, delta: float) -> float | None:
     """The least epsilon at delta for `members` members together that follows from one's (delta, epsilon); None if none does."""
     found = [members * epsilon for own, epsilon in curve if _log_delta(own, epsilon, members) <= math.log(delta)]
     return min(found, default=None)

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from privacy import database
-from privacy.book import Head
+from privacy.chain import Head
 from privacy.errors import LedgerError
 
-_SCHEMA = "CREATE TABLE heads (ledger TEXT PRIMARY KEY, row INTEGER NOT NULL, digest TEXT NOT NULL)"
+_HEADS_SCHEMA = "CREATE TABLE heads (ledger TEXT PRIMARY KEY, row INTEGER NOT NULL, digest TEXT NOT NULL)"
 _REMEDY = "restore an intact copy, or name another file in privacy.ledger_heads"
 
 
@@ -70,7 +70,7 @@ class Heads:
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
         with (
             database.plainly(self.path, "file of ledgers' heads", _REMEDY),
-            closing(database.connection(self.path, "rw")) as connection,
+            closing(database.connect(self.path, "rw")) as connection,
         ):
             connection.execute(begin)
             yield connection
@@ -85,7 +85,7 @@ class Heads:
                 suppress(FileExistsError),
                 database.plainly(self.path, "file of ledgers' heads", _REMEDY),
             ):
-                database.create(self.path, lambda connection: connection.execute(_SCHEMA))
+                database.create_file(self.path, lambda connection: connection.execute(_HEADS_SCHEMA))
         except OSError as error:
             raise self._unusable(error) from error
 

@@ -12,8 +12,8 @@ from sqlite3 import Connection
 from typing import Any
 
 from privacy import chain
-from privacy.book import Book, Head
-from privacy.chain import Row
+from privacy.book import Book
+from privacy.chain import Head, Row
 from privacy.heads import Heads
 
 

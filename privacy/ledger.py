@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from privacy import chain
-from privacy.book import FORMAT, Head, words_of
-from privacy.chain import Row
+from privacy.book import FORMAT, words_of
+from privacy.chain import Head, Row
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
 from privacy.filters import Budget, Composition, Cost
 from privacy.heads import Heads

@@ -100,9 +100,9 @@ class Gaussian(Mechanism):
 
     @property
     def event(self) -> DpEvent:
-        from privacy.releases import gaussian
+        from privacy.releases import gaussian_event
 
-        return gaussian(self.noise_multiplier)
+        return gaussian_event(self.noise_multiplier)
 
     def std(self, clip_norm: float) -> float:
         return self.noise_multiplier * clip_norm

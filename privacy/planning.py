@@ -67,7 +67,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Forecast:
     """A setting with its noise. noise_std: on one coordinate of a round's mean. noise_norm: expected length of it all."""
 
     setting: Setting
@@ -95,19 +95,19 @@ class Plan:
         return "long" if ratio > LONG else "hard" if ratio > HARD else "fine"
 
 
-def for_epsilon(setting: Setting, epsilon: float) -> Plan:
+def for_epsilon(setting: Setting, epsilon: float) -> Forecast:
     """The least noise that meets the target."""
     return for_noise(setting, accounting.calibrate(setting.release, setting.rounds, epsilon, setting.delta))
 
 
-def for_noise(setting: Setting, noise_multiplier: float) -> Plan:
+def for_noise(setting: Setting, noise_multiplier: float) -> Forecast:
     """The cost of a given noise."""
     release, seen = setting.release(noise_multiplier), setting.seen(noise_multiplier)
     spent = accounting.epsilon(release, setting.rounds, setting.delta)
-    return Plan(setting, noise_multiplier, spent, accounting.epsilon(seen, setting.rounds, setting.delta))
+    return Forecast(setting, noise_multiplier, spent, accounting.epsilon(seen, setting.rounds, setting.delta))
 
 
-def alternatives(setting: Setting, epsilons: Iterable[float]) -> list[Plan]:
+def alternatives(setting: Setting, epsilons: Iterable[float]) -> list[Forecast]:
     """Plans for other targets, and for cohorts half, as large, twice and four times. Coarse, so with slightly more noise.
 
     `epsilon` is the target here; the true epsilon does not exceed it.
@@ -116,9 +116,9 @@ def alternatives(setting: Setting, epsilons: Iterable[float]) -> list[Plan]:
     return [_coarse(replace(setting, cohort=cohort), target) for target in epsilons for cohort in cohorts]
 
 
-def _coarse(setting: Setting, target: float) -> Plan:
+def _coarse(setting: Setting, target: float) -> Forecast:
     z = accounting.calibrate(setting.release, setting.rounds, target, setting.delta, coarse=True)
-    return Plan(setting, z, target, accounting.epsilon(setting.seen(z), setting.rounds, setting.delta))
+    return Forecast(setting, z, target, accounting.epsilon(setting.seen(z), setting.rounds, setting.delta))
 
 
 def _scaled(cohort: int) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from privacy.errors import PlanError
 _LEAST_NOISE = 1e-6
 
 
-def gaussian(z: float) -> DpEvent:
+def gaussian_event(z: float) -> DpEvent:
     """Gaussian noise of multiplier z on a sum that a member moves by at most the clip norm."""
     return GaussianDpEvent(_positive(z))
 
@@ -28,7 +28,7 @@ def poisson_sampled(rate: float, noise: float | DpEvent) -> Release:
 
     noise: a Gaussian's multiplier, or the event of any mechanism over everybody; also in the functions below.
     """
-    if _checked(rate) == 1:
+    if _sampling_rate(rate) == 1:
         return unamplified(noise)
     return Release(PoissonSampledDpEvent(rate, _event(noise)), "add-remove")
 
@@ -50,7 +50,7 @@ def unamplified(noise: float | DpEvent) -> Release:
 
 def replaced(noise: float | DpEvent) -> Release:
     """A sum over everybody; neighbours have one member replaced. Of Gaussian noise alone."""
-    return Release(gaussian(_multiplier(noise)), "replace-one")
+    return Release(gaussian_event(_multiplier(noise)), "replace-one")
 
 
 def discrete(z: float) -> Release:
@@ -60,7 +60,7 @@ def discrete(z: float) -> Release:
 
 def discrete_sampled(rate: float, z: float) -> Release:
     """The same over members that each take part with probability `rate`; neighbours have one member more or less."""
-    if _checked(rate) == 1:
+    if _sampling_rate(rate) == 1:
         return discrete(z)
     return Release(PoissonSampledDpEvent(rate, _concentrated(_positive(z))), "add-remove", "rdp")
 
@@ -77,7 +77,7 @@ def _concentrated(z: float) -> DpEvent:
 
 def _event(noise: float | DpEvent) -> DpEvent:
     plain = isinstance(noise, (float, int, GaussianDpEvent))
-    return gaussian(_multiplier(noise)) if plain else noise
+    return gaussian_event(_multiplier(noise)) if plain else noise
 
 
 def _multiplier(noise: float | DpEvent) -> float:
@@ -87,7 +87,7 @@ def _multiplier(noise: float | DpEvent) -> float:
     return _positive(getattr(noise, "noise_multiplier", noise))
 
 
-def _checked(rate: float) -> float:
+def _sampling_rate(rate: float) -> float:
     if not 0 < rate <= 1:
         raise PlanError(f"the sampling rate is {rate:g}; it must be above 0 and at most 1")
     return rate

@@ -19,7 +19,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.discrete import Integers
+from privacy.discrete_wholes import Integers
 from privacy.entropy import Floats, Stream
 from privacy.errors import PlanError
 
@@ -68,17 +68,17 @@ def rounded(values: Floats, unit: float, stream: Stream, beta: float = BETA) -> 
 def squared_norm(vector: Integers) -> int:
     """The exact squared L2 norm of integers below 2^62 in absolute value: by limbs of 21 bits, whose products int64 can add."""
     total = 0
-    for start in range(0, len(vector), _AT_ONCE):
-        rest = np.abs(vector[start : start + _AT_ONCE])
+    for start in range(0, len(vector), _SUMMED_AT_ONCE):
+        rest = np.abs(vector[start : start + _SUMMED_AT_ONCE])
         limbs: list[NDArray[np.int64]] = []
         while rest.any():
             limbs.append(rest & _LIMB)
-            rest >>= _BITS
-        total += sum(int(a @ b) << _BITS * (i + j) for i, a in enumerate(limbs) for j, b in enumerate(limbs))
+            rest >>= _LIMB_BITS
+        total += sum(int(a @ b) << _LIMB_BITS * (i + j) for i, a in enumerate(limbs) for j, b in enumerate(limbs))
     return total
 
 
 _TOO_LARGE = 2.0**62
 _MOST_DRAWS = 1000
-_BITS, _LIMB = 21, (1 << 21) - 1
-_AT_ONCE = 1 << 20  # products of two limbs are below 2^42, and the sum of this many of them below 2^62
+_LIMB_BITS, _LIMB = 21, (1 << 21) - 1
+_SUMMED_AT_ONCE = 1 << 20  # products of two limbs are below 2^42, and the sum of this many of them below 2^62

@@ -52,11 +52,11 @@ def _on_grid(loss: GaussianPrivacyLoss, step: float) -> PLDPmf:
     """A distribution on multiples of `step` that dominates the loss ("connect the dots", Doroshenko et al. 2022)."""
     bounds = loss.connect_dots_bounds()
     low, high = math.floor(bounds.epsilon_lower / step), math.ceil(bounds.epsilon_upper / step)
-    deltas = divergences(loss, np.arange(low, high + 1) * step)
+    deltas = hockey_sticks(loss, np.arange(low, high + 1) * step)
     return create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas)
 
 
-def divergences(loss: GaussianPrivacyLoss, epsilons: Floats) -> Floats:
+def hockey_sticks(loss: GaussianPrivacyLoss, epsilons: Floats) -> Floats:
     """(n,) the hockey-stick divergence at each epsilon: `loss.get_delta_for_epsilon(epsilons)`."""
     bound = math.log1p(
         -loss.sampling_prob

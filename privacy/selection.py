@@ -35,7 +35,7 @@ LAWS: tuple[Law, ...] = ("logarithmic", "geometric", "poisson")
 _ETA = {"logarithmic": 0, "geometric": 1}
 
 
-def divergences(law: Law, mean: float, one: Divergences) -> dict[float, float]:
+def of_best(law: Law, mean: float, one: Divergences) -> dict[float, float]:
     """The Renyi divergences of the best of K tries, K of this law with this mean; `one`: the divergences of one try."""
     if not 1 < mean < math.inf:
         raise PlanError(f"the mean number of tries is {mean:g}: choose a number above 1")
@@ -51,9 +51,9 @@ def divergences(law: Law, mean: float, one: Divergences) -> dict[float, float]:
     return {order: one[order] + chosen(order) + math.log(mean) / (order - 1) for order in orders}
 
 
-def epsilon(law: Law, mean: float, one: Divergences, delta: float) -> float:
+def epsilon_of_best(law: Law, mean: float, one: Divergences, delta: float) -> float:
     """An epsilon such that publishing the best of K tries is (epsilon, delta)-private; infinite if `one` is empty."""
-    return composition.epsilon(divergences(law, mean, one), delta)
+    return composition.epsilon(of_best(law, mean, one), delta)
 
 
 def _stop(law: Law, mean: float) -> float:

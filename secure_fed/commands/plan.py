@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from privacy.planning import Plan, Setting
+    from privacy.planning import Forecast, Setting
     from privacy.promises import Possible
     from privacy.target import Target
     from secure_fed.commands.release_space import Space
@@ -104,7 +104,7 @@ def run(chosen: argparse.Namespace) -> None:
     _show_coins(console, made, others)
 
 
-def _show_coins(console: Console, made: Plan, others: list[Plan]) -> None:
+def _show_coins(console: Console, made: Forecast, others: list[Forecast]) -> None:
     """The plan with cohorts drawn at random, and plans for other targets and cohorts."""
     drawn = "the first row above" if made.setting.sampling == "poisson" else "cohorts of a fixed size"
     console.print(
@@ -121,7 +121,9 @@ def _show_coins(console: Console, made: Plan, others: list[Plan]) -> None:
     )
 
 
-def _of_coins(chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]) -> tuple[Plan, list[Plan]]:
+def _of_coins(
+    chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]
+) -> tuple[Forecast, list[Forecast]]:
     """The requested plan, and the plans for other targets and cohorts."""
     from privacy import planning
 
@@ -161,7 +163,7 @@ def _methods(
     return list(release_space.spaces(chosen.model, chosen.pooling, setting, target, possible, say, chosen.task))
 
 
-def _plan_facts(made: Plan) -> dict[str, Any]:
+def _plan_facts(made: Forecast) -> dict[str, Any]:
     setting = made.setting
     return {
         "noise_multiplier": made.noise_multiplier,
@@ -181,7 +183,7 @@ def _plan_facts(made: Plan) -> dict[str, Any]:
     }
 
 
-def _plan_table(made: Plan) -> Table:
+def _plan_table(made: Forecast) -> Table:
     from rich.table import Table
 
     setting = made.setting
@@ -201,7 +203,7 @@ def _plan_table(made: Plan) -> Table:
     return table
 
 
-def _alternatives_table(setting: Setting, others: list[Plan]) -> Table:
+def _alternatives_table(setting: Setting, others: list[Forecast]) -> Table:
     from rich.table import Table
 
     whole = setting.dim is not None

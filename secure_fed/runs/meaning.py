@@ -18,11 +18,14 @@ def meaning(plan: Plan, releases: int) -> dict[str, Any]:
     for groups of two and five units, epsilon at the run's delta; left out where none follows. exact: whether it is computed
     from mu.
     """
-    from privacy.groups import of_curve, of_gaussian
+    from privacy.groups import group_epsilon, group_epsilon_by_curve
 
     curve = plan.curve(sorted({*DELTAS, plan.delta}, reverse=True), releases)
     mu = plan.gaussian(releases)
-    found = [(m, of_gaussian(mu, m, plan.delta) if mu is not None else of_curve(curve, m, plan.delta)) for m in GROUPS]
+    found = [
+        (m, group_epsilon(mu, m, plan.delta) if mu is not None else group_epsilon_by_curve(curve, m, plan.delta))
+        for m in GROUPS
+    ]
     return {
         "curve": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve],
         "gaussian_mu": mu,

@@ -165,7 +165,7 @@ def test_extremes_are_answered(z: float, rate: float) -> None:
     found = epsilon(discrete_sampled(rate, z), 100, DELTA)
     assert 0 <= found < math.inf
     assert found <= epsilon(discrete(z), 100, DELTA) * 1.2 + 1e-2
-    assert all(map(math.isfinite, concentrated.divergences(0.5 / z**2, rate, concentrated.WHOLE)))
+    assert all(map(math.isfinite, concentrated.concentrated_divergences(0.5 / z**2, rate, concentrated.WHOLE_ORDERS)))
 
 
 @every(

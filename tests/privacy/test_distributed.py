@@ -12,7 +12,7 @@ from scipy import stats
 from privacy import distributed
 from privacy.accounting import calibrate, discrete, epsilon, unamplified
 from privacy.bounds import by_rdp
-from privacy.concentrated import EVERY
+from privacy.concentrated import EVERY_ORDER
 from privacy.discrete import Integers
 from privacy.distributed import DistributedGaussian, Grid
 from privacy.entropy import Floats, SeededEntropy, Stream, SystemEntropy
@@ -175,7 +175,7 @@ def test_epsilon_is_within_five_percent_of_central_noise_of_the_same_error() -> 
     dim, delta, rounds = 300_000, 1e-5, 20
     z = calibrate(discrete, rounds, 3.0, delta)
     error = DistributedGaussian(z, 100, 100).std(1.0, dim, 100)
-    central = by_rdp(unamplified(error), rounds, delta, EVERY)
+    central = by_rdp(unamplified(error), rounds, delta, EVERY_ORDER)
     charged = epsilon(discrete(z), rounds, delta)
     exact = epsilon(unamplified(error), rounds, delta)
     print(f"distributed {charged:.5f}, central of the same error {central:.5f} by Renyi, {exact:.5f} exactly")

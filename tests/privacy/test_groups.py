@@ -10,7 +10,7 @@ from dp_accounting import get_epsilon_gaussian
 from scipy.stats import norm
 
 from privacy.correlation import square_root
-from privacy.groups import of_curve, of_gaussian
+from privacy.groups import group_epsilon, group_epsilon_by_curve
 from privacy.public_order import PublicOrder
 from privacy.run_plan import Plan
 from privacy.run_planning import for_contributions, for_shares, for_sums, for_turns
@@ -65,19 +65,19 @@ def test_a_delta_that_the_accountant_cannot_resolve_is_left_out() -> None:
 
 
 def test_a_group_of_an_exact_gaussian_moves_it_so_many_times_as_far() -> None:
-    assert of_gaussian(0.5, 5, 1e-5) == get_epsilon_gaussian(1 / 2.5, 1e-5)
-    assert of_gaussian(0.0, 5, 1e-5) == 0.0
+    assert group_epsilon(0.5, 5, 1e-5) == get_epsilon_gaussian(1 / 2.5, 1e-5)
+    assert group_epsilon(0.0, 5, 1e-5) == 0.0
 
 
 def test_a_group_by_epsilon_and_delta_alone() -> None:
     """Two members at (1, 1e-8) have (2, 1e-8 (1 + e)). This bound exceeds the exact epsilon of a Gaussian."""
-    assert of_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 + 1e-12)) == 2.0
-    assert of_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 - 1e-12)) is None
-    assert of_curve([(1e-5, 700.0)], 5, 1e-5) is None
+    assert group_epsilon_by_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 + 1e-12)) == 2.0
+    assert group_epsilon_by_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 - 1e-12)) is None
+    assert group_epsilon_by_curve([(1e-5, 700.0)], 5, 1e-5) is None
     curve = for_shares(Target(None, 8.0, 1e-5), Poisson(20, 0.1), 4, hidden=False).curve(DELTAS)
-    found = of_curve(curve, 2, 1e-5)
+    found = group_epsilon_by_curve(curve, 2, 1e-5)
     assert found is not None
-    assert found > of_gaussian(math.sqrt(4) / 8, 2, 1e-5)
+    assert found > group_epsilon(math.sqrt(4) / 8, 2, 1e-5)
 
 
 def test_the_smallest_epsilons_are_planned_without_a_warning() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from privacy import accounting, planning
 from privacy.errors import PlanError
-from privacy.planning import Plan, Setting
+from privacy.planning import Forecast, Setting
 from tests.cells import every
 
 SMALL = Setting(clients=20, cohort=2, rounds=5, delta=1e-5, dim=400)
@@ -46,7 +46,7 @@ def test_the_outlook_compares_noise_with_the_longest_mean(
     dim: int | None, outlook: str | None, clip_norm: float
 ) -> None:
     setting = Setting(clients=100, cohort=20, rounds=1, delta=1e-5, dim=dim, clip_norm=clip_norm)
-    assert Plan(setting, 1.0, 1.0, 1.0).outlook == outlook
+    assert Forecast(setting, 1.0, 1.0, 1.0).outlook == outlook
 
 
 @pytest.mark.nightly

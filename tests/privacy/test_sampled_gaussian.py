@@ -14,7 +14,7 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPriv
 from privacy import bounds
 from privacy.accounting import poisson_sampled
 from privacy.errors import PlanError
-from privacy.sampled_gaussian import composed, divergences, observations
+from privacy.sampled_gaussian import composed, hockey_sticks, observations
 from tests.cells import every
 
 ADD, REMOVE = AdjacencyType.ADD, AdjacencyType.REMOVE
@@ -47,7 +47,7 @@ def test_divergences_are_the_librarys_on_the_grid_and_at_its_edges(kind: Adjacen
     beside = [sign * bound * (1 + away) for sign in (-1, 1) for away in (-1e-6, -1e-10, 0, 1e-10, 1e-6)]
     grid = np.linspace(ends.epsilon_lower, ends.epsilon_upper, 15)
     epsilons = np.array([*grid, *beside, 0.0, 1e-300, 5e-5, -5e-5, 700.0, -700.0])
-    assert divergences(loss, epsilons).tolist() == [loss.get_delta_for_epsilon(float(one)) for one in epsilons]
+    assert hockey_sticks(loss, epsilons).tolist() == [loss.get_delta_for_epsilon(float(one)) for one in epsilons]
 
 
 @every("kind", [ADD, REMOVE])
@@ -64,7 +64,7 @@ def test_a_loss_lies_where_its_observation_is(kind: AdjacencyType) -> None:
 def test_a_rate_that_rounding_hides_is_refused() -> None:
     loss = GaussianPrivacyLoss(1.0, sampling_prob=1e-9)
     with pytest.raises(PlanError, match="too close to 0 or 1"):
-        divergences(loss, np.array([-9.999999999e-10]))
+        hockey_sticks(loss, np.array([-9.999999999e-10]))
     with pytest.raises(ValueError, match="smaller than"):
         loss.get_delta_for_epsilon(-9.999999999e-10)
 

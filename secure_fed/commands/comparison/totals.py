@@ -145,4 +145,4 @@ def best_only(total: Total) -> tuple[float, float] | None:
     one = composition.largest([charge.renyi for charge in total.charges])
     if runs < 2 or not one:
         return None
-    return min(selection.epsilon(law, float(runs), one, delta) for law in selection.LAWS), delta
+    return min(selection.epsilon_of_best(law, float(runs), one, delta) for law in selection.LAWS), delta
