@@ -25,21 +25,22 @@ Guarantees:
 from __future__ import annotations
 
 import secrets
+import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
-from privacy import chain
-from privacy.book import FORMAT, words_of
-from privacy.chain import Head, Row
+from privacy import ledger_file
+from privacy.book import FORMAT, Book, Unit, Units, words_of
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
 from privacy.filters import Budget, Composition, Cost
-from privacy.heads import Heads
-from privacy.journal import Journal, now
-from privacy.units import Unit, Units
+from privacy.ledger_file import Head, Heads, Row
 
 __all__ = ["Budget", "Composition", "Cost", "Head", "Heads", "Ledger", "Row", "Unit"]
 
@@ -69,7 +70,7 @@ class Ledger:
         if not data_set:
             raise PlanError("the ledger's data set has no name: give one")
         made = {"format": FORMAT, "ledger": str(uuid.uuid4()), "key": secrets.token_hex(32), "data_set": data_set}
-        chain.create(Path(path), chain.sealed(None, "open", "", {**made, **asdict(budget), "time": now()}))
+        ledger_file.create(Path(path), ledger_file.sealed(None, "open", "", {**made, **asdict(budget), "time": now()}))
         return cls.open(path, heads=heads)
 
     @classmethod
@@ -300,3 +301,169 @@ class Ledger:
                 f"{self.data_set!r} if these are the same people's data, or name another privacy.ledger"
             )
         self._book.units.require(self.path, unit.keyed(self._book.opening.key))
+
+
+# ## from privacy.ledger
+# ## The account of one run: each release is charged to a ledger, within its plan, before it is made.
+
+
+class Account:
+    """Charges the releases of one run to its ledger, and refuses releases that its reservation does not cover.
+
+    When `charge` returns, the charge is on disk and `after` has kept the ledger's new head; when it raises, nothing may be
+    released (a charge may have been made all the same, and stays). The count is read from the ledger each time, so a resumed
+    run continues from the killed run's count.
+
+    The ledger checks a charge against the limit in the transaction that writes it, so even two processes that act as the same
+    run cannot exceed it. The sum over different runs is checked in the same way, when they reserve.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        run: str,
+        limits: Callable[[str], int],
+        cost: Callable[[int], Cost] | None,
+        after: Callable[[Head], None],
+    ) -> None:
+        """limits(who): the number of releases that the run's reservation covers. cost(count): the cost to reserve for a larger
+        number; None if the run cannot exceed its plan. The run must have reserved before.
+        """
+        self._ledger = ledger
+        self._run = run
+        self._limits = limits
+        self._cost = cost
+        self._after = after
+        self._lock = threading.Lock()
+
+    def releases(self, who: str = "") -> int:
+        """The number of releases charged so far for `who`; "" is the whole federation."""
+        return self._ledger.charged(self._run).get(who, 0)
+
+    def next_round(self) -> int:
+        """The round after the last one that was charged to the federation, by any process; 0 before any."""
+        return self._ledger.next_round(self._run)
+
+    def left(self, who: str = "") -> int:
+        """Releases that the plan still allows `who`, an extension not counted."""
+        return max(0, self._limits(who) - self.releases(who))
+
+    def charge(
+        self, releases: int = 1, who: str = "", note: Mapping[str, Any] | None = None, new_round: int | None = None
+    ) -> int:
+        """Charge that many releases, about to be made, and return the number charged to `who` so far.
+
+        BudgetExhausted if neither the plan nor the ledger has room for them.
+
+        new_round: the round of these releases; BudgetExhausted if this round or a later one was charged to `who` before.
+        """
+        if isinstance(releases, bool) or not isinstance(releases, int) or releases < 1:
+            raise PlanError(f"{releases!r} releases cannot be charged: charge a whole number from 1 on")
+        with self._lock:
+            wanted = self.releases(who) + releases
+            if wanted > self._limits(who):
+                self._extend(wanted, who)
+            limit = max(wanted, self._limits(who))
+            self._after(self._ledger.charge(self._run, who, releases, note or {}, limit=limit, new_round=new_round))
+            return wanted
+
+    def _extend(self, wanted: int, who: str) -> None:
+        """Extend the reservation to `wanted` releases."""
+        if self._cost is None:
+            remedy = ": raise privacy.participations in a new run, or set privacy.on_exhausted = 'stop'" if who else ""
+            raise BudgetExhausted(
+                f"release {wanted} of run {self._run!r}{f' by client {who!r}' if who else ''} is beyond the "
+                f"{self._limits(who)} planned{remedy}"
+            )
+        self._after(self._ledger.extend(self._run, self._cost(wanted)))
+
+
+# ## from privacy.ledger
+# ## A ledger's rows on disk, read and verified as they grow, and its newest head kept outside too.
+
+
+class Journal:
+    """The rows of the ledger at `path`; `book` holds their sums. Threads and forks may share it.
+
+    heads: a second place where the newest head is kept. The ledger must contain the head noted there whenever it is read or
+    written.
+    """
+
+    def __init__(self, path: Path, heads: Heads | None) -> None:
+        self.path = path
+        self.book = Book(path)
+        self._heads = heads
+        self._prepared = heads is None
+        self._written: list[Row] = []
+        self._lock = threading.Lock()
+
+    @property
+    def head(self) -> Head:
+        """The end of the ledger when it was last read or written here."""
+        return Head(self.book.opening.ledger, self.book.last.id, self.book.last.digest)
+
+    @contextmanager
+    def transaction(self, *, write: bool) -> Iterator[None]:
+        """A transaction beside which no other writes (`write`), or a snapshot of the file; rows not yet read are verified.
+
+        A written row enters the book once it is on disk. After a kill between the two, the row is read next time.
+        """
+        with self._lock:
+            if write:
+                self._prepare()
+            noted = self._newest()  # read before the ledger: a noted head is already committed to it
+            with ledger_file.transaction(self.path, write=write) as connection:
+                self._connection, self._written = connection, []
+                self._catch_up(connection, noted)
+                yield
+            for row in self._written:
+                self.book.enter(row)
+            if self._written:
+                self._note(noted)
+
+    def append(self, kind: str, run: str, body: Mapping[str, Any]) -> Head:
+        """Add a row, inside a transaction that writes.
+
+        A nonce makes copies of a ledger that diverge differ, even if they write the same contents in the same second.
+        """
+        row = ledger_file.sealed(self.book.last, kind, run, {**body, "time": now(), "nonce": secrets.token_hex(8)})
+        self.book.check(row)
+        ledger_file.append(self._connection, row)
+        self._written.append(row)
+        return Head(self.book.opening.ledger, row.id, row.digest)
+
+    def rows(self) -> list[Row]:
+        """All rows, from the first, read and verified anew."""
+        with self._lock, ledger_file.transaction(self.path, write=False) as connection:
+            return list(ledger_file.rows_after(connection, self.path, None))
+
+    def _prepare(self) -> None:
+        if self._heads is not None and not self._prepared:
+            self._heads.prepare()
+            self._prepared = True
+
+    def _newest(self) -> Head | None:
+        return None if self._heads is None or self.book.end is None else self._heads.newest(self.head.ledger)
+
+    def _catch_up(self, connection: Connection, noted: Head | None) -> None:
+        """Read the rows that others wrote, and require that the noted head is among the rows."""
+        for row in ledger_file.rows_after(connection, self.path, self.book.end):
+            self.book.enter(row)
+        self.book.require_begun()
+        if noted is not None and self._heads is not None:
+            self.book.require(noted, f", as {self._heads.path} notes")
+
+    def _note(self, noted: Head | None) -> None:
+        """Note the ledger's end, which is on disk, or check that a head noted by others since then is in this file."""
+        head = self.head
+        while self._heads is not None and (standing := self._heads.advance(noted, head)) != head:
+            noted = standing
+            if not self.book.holds(noted):
+                with ledger_file.transaction(self.path, write=False) as connection:
+                    self._catch_up(connection, noted)
+            if noted.row >= head.row:
+                return
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

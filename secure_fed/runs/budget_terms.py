@@ -9,7 +9,7 @@ from privacy.ledger import Unit
 from secure_fed.config import RunConfig
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan  # it loads an accountant
+    from privacy.plan import Plan  # it loads an accountant
     from secure_fed.learning.problem import Problem  # it loads torch
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy.account import Account
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
-from privacy.ledger import Cost, Head, Ledger
+from privacy.ledger import Account, Cost, Head, Ledger
 from tests.privacy.ledger_child import UNIT
 
 

@@ -16,7 +16,7 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
-from privacy import bounds
+from privacy import accounting
 from privacy.accounting import (
     Release,
     calibrate,
@@ -62,7 +62,7 @@ def test_the_samplers_say_what_they_draw() -> None:
 def test_a_replaced_member_moves_a_sum_twice_as_far() -> None:
     assert epsilon(replaced(1.0), 1, DELTA) == pytest.approx(10.0, abs=0.01)
     assert epsilon(replaced(1.0), 7, DELTA) == epsilon(unamplified(0.5), 7, DELTA)
-    ignored = RdpAccountant(neighboring_relation=bounds._RELATIONS["replace-one"]).compose(GaussianDpEvent(1.0))
+    ignored = RdpAccountant(neighboring_relation=accounting._RELATIONS["replace-one"]).compose(GaussianDpEvent(1.0))
     assert float(ignored.get_epsilon(DELTA)) == pytest.approx(4.73, abs=0.01)  # the adjacency ignored: not private
     assert rdp(replaced(1.0), 3, [2.0, 8.0]) == pytest.approx((3 * 2 / 0.5, 3 * 8 / 0.5))
 
@@ -75,7 +75,7 @@ def test_samples_of_one_size_cost_no_less_than_their_worst_data() -> None:
     gives less.
     """
     said = epsilon(sampled_without_replacement(1000, 10, 1.0), 1000, DELTA)
-    reached = epsilon(poisson_sampled(0.01, 0.5), 1000, DELTA, discretization=bounds.COARSE)
+    reached = epsilon(poisson_sampled(0.01, 0.5), 1000, DELTA, discretization=accounting.COARSE)
     assert reached == pytest.approx(13.36, abs=0.01)
     assert said >= reached
     assert said == pytest.approx(20.99, abs=0.01)
@@ -150,7 +150,7 @@ def test_sampling_almost_everybody_is_near_exact(count: int) -> None:
     assert epsilon(poisson_sampled(1 - 1e-9, z), count, DELTA) == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize("step", chosen([bounds.COARSEST, bounds.FINE], [bounds.COARSEST], others="weekly"))
+@pytest.mark.parametrize("step", chosen([accounting.COARSEST, accounting.FINE], [accounting.COARSEST], others="weekly"))
 def test_epsilon_moves_as_it_should(step: float) -> None:
     def at(rate: float = 0.01, z: float = 1.0, count: int = 200, delta: float = DELTA) -> float:
         return epsilon(poisson_sampled(rate, z), count, delta, discretization=step)
@@ -185,7 +185,7 @@ def test_epsilon_and_delta_are_inverse() -> None:
 
 
 def test_no_delta_is_claimed_that_rounding_may_hide() -> None:
-    assert delta(poisson_sampled(0.01, 1.0), 1000, 100.0) == bounds.least_delta(1000)
+    assert delta(poisson_sampled(0.01, 1.0), 1000, 100.0) == accounting.least_delta(1000)
     with pytest.raises(PlanError, match="choose a larger delta"):
         epsilon(poisson_sampled(0.01, 1.0), 1000, 1e-12)
     assert epsilon(unamplified(1.0), 1000, 1e-12) > 0
@@ -193,8 +193,8 @@ def test_no_delta_is_claimed_that_rounding_may_hide() -> None:
 
 def test_renyi_divergence_is_an_upper_bound_of_the_accountant_of_record() -> None:
     for release in (poisson_sampled(0.01, 1.0), poisson_sampled(0.3, 3.0)):
-        assert bounds.by_rdp(release, 100, DELTA) >= epsilon(release, 100, DELTA)
-        assert bounds.by_participation(release, 100, DELTA) >= epsilon(release, 100, DELTA)
+        assert accounting.by_rdp(release, 100, DELTA) >= epsilon(release, 100, DELTA)
+        assert accounting.by_participation(release, 100, DELTA) >= epsilon(release, 100, DELTA)
         one, many = rdp(release, 1, [2.0, 5.5]), rdp(release, 100, [2.0, 5.5])
         assert many == pytest.approx(tuple(100 * divergence for divergence in one))
 
@@ -203,7 +203,7 @@ def test_a_coarse_grid_says_more_never_less() -> None:
     for rate, z, count in ((0.01, 1.0, 1000), (0.001, 1.0, 50_000), (0.3, 20.0, 500)):
         fine, coarse = (
             epsilon(poisson_sampled(rate, z), count, DELTA, discretization=step)
-            for step in (bounds.FINE, bounds.COARSEST)
+            for step in (accounting.FINE, accounting.COARSEST)
         )
         assert fine <= coarse <= 1.5 * fine
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy.attendance import Attendance, NotYourTurn
 from privacy.errors import LedgerError
-from privacy.public_order import PublicOrder
+from privacy.sampling import Attendance, NotYourTurn, PublicOrder
 
 ORDER, ROUNDS = PublicOrder(9, 3, seed=1), 6
 FIRST, SECOND = (round_ for round_ in range(ROUNDS) if ORDER.has_turn(4, round_))  # member 4's turns
@@ -98,7 +97,7 @@ def test_a_turn_that_cannot_be_noted_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object
 ) -> None:
     attendance = begun(tmp_path / "turns")
-    monkeypatch.setattr("privacy.attendance.os.write", write)
+    monkeypatch.setattr("privacy.sampling.os.write", write)
     with pytest.raises(LedgerError, match=r"turn could not be recorded.*(disk is full|No space left)"):
         attendance.enter(4, FIRST)
     assert attendance.last(4) is None
@@ -116,7 +115,7 @@ def test_a_turn_that_a_full_disk_cut_does_not_garble_the_turns_after_it(
     path, write = tmp_path / "attendance", os.write
     memory = begun(path)
     with monkeypatch.context() as full:
-        full.setattr("privacy.attendance.os.write", lambda file, record: write(file, record[:1]))
+        full.setattr("privacy.sampling.os.write", lambda file, record: write(file, record[:1]))
         with pytest.raises(LedgerError, match="the disk is full"):
             memory.enter(4, SECOND)
     memory.enter(4, SECOND)  # the disk has room again
@@ -129,7 +128,7 @@ def test_a_durable_record_is_on_disk_before_the_member_trains(
     tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("privacy.attendance.os.fsync", synced.append)
+    monkeypatch.setattr("privacy.sampling.os.fsync", synced.append)
     memory = Attendance(PublicOrder(2, 2), 5)
     memory.begin(tmp_path / "attendance", durable=durable)
     memory.enter(0, 0)

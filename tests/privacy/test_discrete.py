@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from privacy import discrete
-from privacy.discrete import discrete_gaussian
+from privacy import distributed
+from privacy.distributed import discrete_gaussian
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy, Words
 from privacy.errors import PlanError
 from tests.cells import chosen, every
@@ -103,7 +103,7 @@ def test_nothing_but_the_stream_decides() -> None:
 @pytest.mark.parametrize("at_once", chosen([1, 7, 1000], [7, 1000]))
 def test_the_law_does_not_depend_on_how_many_are_made_in_one_go(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Surplus samples at the end of a block are dropped regardless of their values."""
-    monkeypatch.setattr(discrete, "_AT_ONCE", at_once)
+    monkeypatch.setattr(distributed, "_PROPOSALS_AT_ONCE", at_once)
     drawn = stream("blocks", at_once)
     count = 100_000 if at_once == 1000 else 3000
     samples = discrete_gaussian(2, count, drawn)
@@ -123,10 +123,10 @@ def test_broken_samplers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def law(count: int = 100_000, **changed: object) -> float:
         with monkeypatch.context() as patch:
             for name, value in changed.items():
-                patch.setattr(discrete, name, value)
+                patch.setattr(distributed, name, value)
             return fit(discrete_gaussian(4, count, stream("broken")), 4)
 
-    one_in, wholes = discrete._one_in, discrete.wholes
+    one_in, wholes = distributed._one_in, distributed.wholes
     rng = np.random.default_rng(0)
     assert law() > TOO_UNLIKELY
     assert law(_survives_each=survives_without_failing) < TOO_UNLIKELY
@@ -151,7 +151,7 @@ def test_zero_counted_twice_is_seen() -> None:
 @every("x", [0.0, 0.25, 0.71, 1 - 2.0**-20])
 def test_a_coin_has_the_probability_it_says(power: int, divisor: int, x: float) -> None:
     count = 200_000
-    tossed = discrete._survives(np.full(count, int(x * 2.0**64), np.uint64), power, divisor, stream("coin"))
+    tossed = distributed._survives(np.full(count, int(x * 2.0**64), np.uint64), power, divisor, stream("coin"))
     said = math.exp(-(x**power) / divisor)
     assert stats.binomtest(int(tossed.sum()), count, said).pvalue > TOO_UNLIKELY
 
@@ -160,18 +160,18 @@ def test_a_word_at_the_fraction_is_not_below_it() -> None:
     x = 5 << 60
     for word, passes in ((x - 1, True), (x, False), (x + 1, False)):
         # Passing the first step and failing the second is one success: odd, so the coin of exp(-x) fails.
-        coin = discrete._survives(np.array([x], np.uint64), 1, 1, Scripted(word, (1 << 64) - 1))
+        coin = distributed._survives(np.array([x], np.uint64), 1, 1, Scripted(word, (1 << 64) - 1))
         assert bool(coin[0]) is not passes
 
 
 def test_a_side_is_no_likelier_than_another() -> None:
     """Half words beyond the last multiple of `sides` are redrawn; here 2^32 = 3 * 1431655765 + 1."""
     last = (1 << 32) - 1
-    assert discrete._one_in(3, 1, Scripted(1431655764)).tolist() == [True]
-    assert discrete._one_in(3, 1, Scripted(1431655765)).tolist() == [False]
-    assert discrete._one_in(3, 1, Scripted(last, 0)).tolist() == [True]
-    assert discrete._one_in(3, 1, Scripted(last, last, last - 1)).tolist() == [False]
-    assert discrete._one_in(4, 1, Scripted(last, 0)).tolist() == [False]
+    assert distributed._one_in(3, 1, Scripted(1431655764)).tolist() == [True]
+    assert distributed._one_in(3, 1, Scripted(1431655765)).tolist() == [False]
+    assert distributed._one_in(3, 1, Scripted(last, 0)).tolist() == [True]
+    assert distributed._one_in(3, 1, Scripted(last, last, last - 1)).tolist() == [False]
+    assert distributed._one_in(4, 1, Scripted(last, 0)).tolist() == [False]
 
 
 @every("sigma", [0, -2, 3, 12, 1 << 41])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privacy import discrete_wholes
-from privacy.discrete_wholes import resolved, thresholds, wholes
+from privacy import distributed
+from privacy.distributed import resolved, thresholds, wholes
 from privacy.entropy import SeededEntropy, Stream, Words
 
 TOO_UNLIKELY = 1e-6  # streams are seeded, so nothing here fails by chance
@@ -48,7 +48,7 @@ def test_the_thresholds_are_those_of_exact_fractions() -> None:
 def test_more_bits_begin_with_the_same(bits: int) -> None:
     fine = [threshold >> bits for threshold in thresholds(2 * bits)]
     assert fine[: len(thresholds(bits))] == list(thresholds(bits))
-    assert discrete_wholes.thresholds(bits, 60) == thresholds(bits)
+    assert distributed.thresholds(bits, 60) == thresholds(bits)
 
 
 def test_the_law_of_many() -> None:

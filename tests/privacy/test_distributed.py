@@ -10,15 +10,11 @@ from mpmath import mp, mpf  # type: ignore[import-untyped]
 from scipy import stats
 
 from privacy import distributed
-from privacy.accounting import calibrate, discrete, epsilon, unamplified
-from privacy.bounds import by_rdp
-from privacy.concentrated import EVERY_ORDER
-from privacy.discrete import Integers
-from privacy.distributed import DistributedGaussian, Grid
+from privacy.accounting import EVERY_ORDER, by_rdp, calibrate, discrete, epsilon, unamplified
+from privacy.distributed import DistributedGaussian, Grid, Integers, norm_bound, squared_bound
 from privacy.entropy import Floats, SeededEntropy, Stream, SystemEntropy
 from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian
-from privacy.rounding import norm_bound, squared_bound
 from protocols.choice import counted_shares
 from tests.cells import every
 from tests.privacy.discrete_laws import divergence, shares, shifted

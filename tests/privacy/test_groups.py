@@ -9,13 +9,10 @@ import pytest
 from dp_accounting import get_epsilon_gaussian
 from scipy.stats import norm
 
+from privacy.composition import group_epsilon, group_epsilon_by_curve
 from privacy.correlation import square_root
-from privacy.groups import group_epsilon, group_epsilon_by_curve
-from privacy.public_order import PublicOrder
-from privacy.run_plan import Plan
-from privacy.run_planning import for_contributions, for_shares, for_sums, for_turns
-from privacy.sampling import Poisson
-from privacy.target import Target
+from privacy.plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
+from privacy.sampling import Poisson, PublicOrder
 
 DELTAS = (1e-3, 1e-5, 1e-9)
 ORDER = PublicOrder(60, 20)

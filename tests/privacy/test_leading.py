@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from privacy import leading as module
-from privacy.leading import Triplets, leading
+from privacy import denoise as module
+from privacy.denoise import Triplets, leading
 from tests.cells import every
 
 torch.set_num_threads(1)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from privacy import chain
-from privacy.chain import Row
+from privacy import ledger_file
 from privacy.errors import LedgerError
 from privacy.ledger import Cost, Head, Ledger
+from privacy.ledger_file import Row
 from tests.privacy.ledger_child import UNIT
 
 FIELDS = ("id", "kind", "run", "body", "digest")
@@ -61,8 +61,8 @@ def bodies(ledger: Ledger, row: int) -> Iterator[str]:
     body = dict(ledger.rows()[row - 1].body)
     for key, value in body.items():
         other = {str: "x", int: 9, float: 9.0, dict: {"x": 1}, type(None): 9.0}[type(value)]
-        yield chain.canonical({**body, key: other})
-    yield chain.canonical({**body, "more": 1})
+        yield ledger_file.canonical({**body, key: other})
+    yield ledger_file.canonical({**body, "more": 1})
     yield json.dumps(body, indent=1)
 
 
@@ -87,7 +87,7 @@ def test_a_change_of_any_field_of_any_row_is_seen(ledger: Ledger, row: int, tmp_
 
 def test_without_the_chain_the_same_edit_would_pass(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     body = dict(ledger.rows()[1].body)
-    change(ledger.path, 2, "body", chain.canonical({**body, "cost": {"epsilon": 0.1, "delta": 0.0, "rdp": None}}))
+    change(ledger.path, 2, "body", ledger_file.canonical({**body, "cost": {"epsilon": 0.1, "delta": 0.0, "rdp": None}}))
     with pytest.raises(LedgerError, match="row 2 "):
         Ledger.open(ledger.path)
 
@@ -95,7 +95,7 @@ def test_without_the_chain_the_same_edit_would_pass(ledger: Ledger, monkeypatch:
         place, kind, run, text, digest = stored
         return Row(place, kind, run, json.loads(text), digest)
 
-    monkeypatch.setattr(chain, "_verified", gullible)
+    monkeypatch.setattr(ledger_file, "_verified", gullible)
     assert Ledger.open(ledger.path).spent().epsilon == 2.1
 
 
@@ -154,10 +154,12 @@ def rechained(ledger: Ledger, row: int, **changes: Any) -> None:
     with raw(ledger.path) as connection:
         for old in rows:
             kind, body = changes.get("kind", old.kind), {**old.body, **changes.get("body", {})}
-            last = chain.sealed(last, *((kind, old.run, body) if old.id == row else (old.kind, old.run, old.body)))
+            last = ledger_file.sealed(
+                last, *((kind, old.run, body) if old.id == row else (old.kind, old.run, old.body))
+            )
             connection.execute(
                 "UPDATE chain SET kind = ?, body = ?, digest = ? WHERE id = ?",
-                (last.kind, chain.canonical(last.body), last.digest, last.id),
+                (last.kind, ledger_file.canonical(last.body), last.digest, last.id),
             )
 
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from privacy import accounting, promises
+from privacy import accounting, forecast
 from privacy.correlation import best
 from privacy.distributed import DistributedGaussian
-from privacy.planning import Setting
-from privacy.promises import Possible, Way, compared, in_turn, least_cohort, pick, recommended
-from privacy.target import Target
+from privacy.forecast import Possible, Setting, Way, compared, in_turn, least_cohort, pick, recommended
+from privacy.plan import Target
 from tests.cells import every
 from tests.privacy.test_correlation import dense, patterns
 
@@ -77,7 +76,7 @@ def test_what_is_not_possible_is_not_compared() -> None:
 def test_the_noise_of_turns_against_known_figures(epsilon: float, independent: float, banded: float) -> None:
     """The known banded figures are for a band of 10; wider bands have less noise."""
     setting = Setting(clients=5000, cohort=250, rounds=20, delta=1e-5)
-    found = list(promises.in_turn(setting, Target(epsilon, None, 1e-5), Possible()))
+    found = list(forecast.in_turn(setting, Target(epsilon, None, 1e-5), Possible()))
     assert found[0].final_noise == pytest.approx(independent, rel=0.005)
     assert 0.9 * banded < found[1].final_noise < banded
 
@@ -120,8 +119,8 @@ def test_the_recommended_way_is_found_without_counting_coins(
     possible: Possible, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marked = next(way for way in compared(SETTING, AT_TWO, possible) if way.recommended)
-    monkeypatch.delattr(promises, "for_sums")
-    monkeypatch.delattr(promises, "for_shares")
+    monkeypatch.delattr(forecast, "for_sums")
+    monkeypatch.delattr(forecast, "for_shares")
     assert recommended(SETTING, AT_TWO, possible) == replace(marked, recommended=False)
 
 

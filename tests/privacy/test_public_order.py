@@ -9,7 +9,7 @@ import pytest
 
 from privacy import accounting
 from privacy.errors import PlanError
-from privacy.public_order import PublicOrder
+from privacy.sampling import PublicOrder
 from tests.cells import every
 
 ROUNDS = 23

@@ -11,10 +11,9 @@ from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-from privacy import bounds
-from privacy.accounting import poisson_sampled
+from privacy import accounting
+from privacy.accounting import composed, hockey_sticks, observations, poisson_sampled
 from privacy.errors import PlanError
-from privacy.sampled_gaussian import composed, hockey_sticks, observations
 from tests.cells import every
 
 ADD, REMOVE = AdjacencyType.ADD, AdjacencyType.REMOVE
@@ -70,6 +69,6 @@ def test_a_rate_that_rounding_hides_is_refused() -> None:
 
 
 def test_the_accountant_of_record_is_that_of_the_library_where_a_member_is_replaced() -> None:
-    release = bounds.Release(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), "replace-one")
-    assert isinstance(bounds.distribution(release, 2, 5e-3), PLDAccountant)
-    assert not isinstance(bounds.distribution(poisson_sampled(0.1, 1.0), 2, 5e-3), PLDAccountant)
+    release = accounting.Release(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), "replace-one")
+    assert isinstance(accounting.distribution(release, 2, 5e-3), PLDAccountant)
+    assert not isinstance(accounting.distribution(poisson_sampled(0.1, 1.0), 2, 5e-3), PLDAccountant)

@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import geom, logser, poisson
 
-from privacy import accounting, selection
-from privacy.composition import ORDERS, largest, of_plan, together
+from privacy import accounting, composition
+from privacy.composition import LAWS, ORDERS, Law, largest, of_plan, together
 from privacy.errors import PlanError
-from privacy.run_planning import for_sums
+from privacy.plan import Target, for_sums
 from privacy.sampling import Poisson
-from privacy.selection import LAWS, Law
-from privacy.target import Target
 
 Pmf = NDArray[np.float64]
 FINE = tuple(1 + 1.05**power for power in range(-90, 160))
@@ -81,7 +79,7 @@ def test_the_best_of_a_random_number_of_tries_is_below_the_bound(law: Law, kind:
         tries = number_of_tries(law, mean)
         assert tries @ np.arange(MOST) == pytest.approx(mean, rel=2e-3)
         ours, theirs = best_of(one, tries), best_of(other, tries)
-        bound = selection.of_best(law, mean, base)
+        bound = composition.of_best(law, mean, base)
         for order in ORDERS:
             assert divergence(ours, theirs, order) <= bound[order] * (1 + 1e-9)
 
@@ -105,7 +103,7 @@ def test_a_fixed_number_of_tries_breaks_the_bound_of_every_law_with_its_mean() -
     fixed[10] = 1.0
     found = divergence(best_of(one, fixed), best_of(other, fixed), 5000.0)
     assert found == pytest.approx(10.0, rel=0.01)
-    assert all(found > 2 * selection.of_best(law, 10.0, base)[5000.0] for law in ("logarithmic", "geometric"))
+    assert all(found > 2 * composition.of_best(law, 10.0, base)[5000.0] for law in ("logarithmic", "geometric"))
 
 
 @pytest.mark.parametrize(("law", "eta"), [("logarithmic", 0), ("geometric", 1)])
@@ -113,7 +111,7 @@ def test_pure_privacy_costs_two_plus_eta_times_epsilon(law: Law, eta: int) -> No
     """Papernot and Steinke, corollary 3: the limit of large orders, for epsilon-DP tries."""
     base = dict.fromkeys((*FINE, 1e9, 1e12), 0.5)
     base |= {order: min(0.5, order * 0.125) for order in FINE}
-    assert selection.of_best(law, 10.0, base)[1e9] <= (2 + eta) * 0.5 + 1e-6
+    assert composition.of_best(law, 10.0, base)[1e9] <= (2 + eta) * 0.5 + 1e-6
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.1, 1.0])
@@ -123,7 +121,7 @@ def test_concentrated_tries_cost_the_published_closed_form(law: Law, eta: int, r
     mean = 10.0
     gamma = 0.1 if law == "geometric" else log_law(mean)
     stop = math.log(1 / gamma)
-    found = selection.of_best(law, mean, {order: rho * order for order in FINE})
+    found = composition.of_best(law, mean, {order: rho * order for order in FINE})
     for order in (FINE[30], FINE[90], FINE[120]):
         closed = rho * (order - 1) + math.log(mean) / (order - 1) + 2 * (1 + eta) * math.sqrt(rho * stop) - eta * rho
         assert found[order] == pytest.approx(closed, rel=2e-3)
@@ -136,7 +134,7 @@ def test_epsilon_is_that_of_dp_accounting_for_an_event_it_knows(law: Law, shape:
         event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(z), mean, shape)
         theirs = RdpAccountant(list(ORDERS)).compose(event).get_epsilon(1e-5)
         base = {order: order / (2 * z**2) for order in ORDERS}
-        assert selection.epsilon_of_best(law, mean, base, 1e-5) == pytest.approx(theirs, rel=1e-6)
+        assert composition.epsilon_of_best(law, mean, base, 1e-5) == pytest.approx(theirs, rel=1e-6)
 
 
 def test_no_more_than_common_orders_are_composed() -> None:
@@ -159,10 +157,10 @@ def test_a_plan_states_divergences_that_grow_with_the_order_and_leaves_out_what_
 
 
 def test_of_tries_without_divergences_nothing_is_promised() -> None:
-    assert selection.epsilon_of_best("geometric", 5.0, {}, 1e-5) == math.inf
+    assert composition.epsilon_of_best("geometric", 5.0, {}, 1e-5) == math.inf
 
 
 @pytest.mark.parametrize("mean", [1.0, 0.0, -2.0, math.inf, math.nan])
 def test_a_mean_that_is_none_is_refused(mean: float) -> None:
     with pytest.raises(PlanError, match="mean number of tries"):
-        selection.of_best("geometric", mean, {2.0: 1.0})
+        composition.of_best("geometric", mean, {2.0: 1.0})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from privacy.book import SAME_UNITS
 from privacy.errors import LedgerError, PlanError
 from privacy.ledger import Cost, Ledger, Unit
-from privacy.units import SAME_UNITS
 
 PATIENT = Unit("patient", "group", "who is which patient", "add-remove")
 DOCTOR = Unit("doctor", "group", "who has which doctor", "add-remove")
