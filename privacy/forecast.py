@@ -1,7 +1,8 @@
-"""The noise that a privacy target needs, and its effect on a mean, computed before training.
+"""A forecast of private training: the noise that a guarantee needs in a setting, and the ways to give the guarantee.
 
-The error is the error of a round's raw mean, with noise N(0, (z C / cohort)^2) on every coordinate. Methods that denoise a mean
-have a smaller error.
+Everything is computed before training, from public numbers. A `Forecast` is the noise of one `Setting` whose cohorts are drawn
+at random. A `Way` is one way to guarantee each client an epsilon: against whom it holds, how much noise it needs; `compared`
+lists them, and `recommended` says which to choose.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from privacy.sampling import FixedSize, Poisson, PublicOrder
 from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 
 Outlook = Literal["long", "hard", "fine"]
-
 # Lengths of a round's noise, in units of the clip norm; no mean of clipped contributions is longer than one clip norm.
 LONG, HARD = 1.0, 0.1
+SMALL = 0.1  # noise on the final model, as a share of the longest distance that the model can move
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A setting with its noise. noise_std: on one coordinate of a round's mean. noise_norm: expected length of it all."""
+    """A setting with its noise. noise_std: on one coordinate of a round's mean. noise_norm: expected length of it all.
+
+    The error is the error of a round's raw mean, with noise N(0, (z C / cohort)^2) on every coordinate. Methods that denoise a
+    mean have a smaller error.
+    """
 
     setting: Setting
     noise_multiplier: float
@@ -112,66 +117,40 @@ def for_noise(setting: Setting, noise_multiplier: float) -> Forecast:
 
 
 def alternatives(setting: Setting, epsilons: Iterable[float]) -> list[Forecast]:
-    """Plans for other targets, and for cohorts half, as large, twice and four times. Coarse, so with slightly more noise.
+    """Forecasts for other targets, and for cohorts half, as large, twice and four times. Coarse, so with slightly more noise.
 
     `epsilon` is the target here; the true epsilon does not exceed it.
     """
-    cohorts = sorted({min(max(1, cohort), setting.clients) for cohort in _scaled(setting.cohort)})
-    return [_coarse(replace(setting, cohort=cohort), target) for target in epsilons for cohort in cohorts]
-
-
-def _coarse(setting: Setting, target: float) -> Forecast:
-    z = accounting.calibrate(setting.release, setting.rounds, target, setting.delta, coarse=True)
-    return Forecast(setting, z, target, accounting.epsilon(setting.seen(z), setting.rounds, setting.delta))
-
-
-def _scaled(cohort: int) -> tuple[int, ...]:
-    return cohort // 2, cohort, 2 * cohort, 4 * cohort
-
-
-# ## from privacy.forecast
-# ## The ways to guarantee each client one epsilon, compared: against whom it holds, how much noise it needs, and which to
-# ## choose.
-# ##
-# ## A run adds up the sums of its rounds. Its final noise is the standard deviation of the noise on one coordinate of the sum
-# ## of all
-# ## rounds, in clip norms, before any server momentum. The guarantee holds against
-# ##
-# ##     reader         an observer of the models
-# ##     participant    an observer who also sees who takes part, and when
-# ##     server         the server too, which sees everything that is sent to it
-# ##
-# ##     sampling   noise         correlation   holds against                  who could break it
-# ##     coins      central       none          reader                         whoever learns the coins
-# ##     schedule   central       none          reader, participant            the server, which adds the noise
-# ##     schedule   central       banded        reader, participant            the server, which adds the noise
-# ##     schedule   distributed   none          reader, participant, server    more colluders or dropouts than assumed
-# ##     coins      distributed   none          reader, participant, server    the same; every client sends in every round
-# ##     schedule   local         none          reader, participant, server    nobody
-# ##
-
-
-SMALL = 0.1  # of the longest distance that the model can move
-
-
-@dataclass(frozen=True)
-class Possible:
-    """The protections that a federation supports beside plain sums.
-
-    counted: the number of noise shares that the guarantee relies on in a cohort's masked sum; 0 where sums are not masked.
-    counted_of_all: the same in a masked sum of all clients. correlated: whether later rounds can cancel earlier noise, which
-    needs the same coordinates and the same clip norm in every round. momentum: the server's; the choice of the band uses it.
-    """
-
-    counted: int = 0
-    counted_of_all: int = 0
-    correlated: bool = True
-    momentum: float = 0.0
+    scaled = (setting.cohort // 2, setting.cohort, 2 * setting.cohort, 4 * setting.cohort)
+    cohorts = sorted({min(max(1, cohort), setting.clients) for cohort in scaled})
+    found = []
+    for target in epsilons:
+        for cohort in cohorts:
+            other = replace(setting, cohort=cohort)
+            z = accounting.calibrate(other.release, other.rounds, target, other.delta, coarse=True)
+            seen = accounting.epsilon(other.seen(z), other.rounds, other.delta)
+            found.append(Forecast(other, z, target, seen))
+    return found
 
 
 @dataclass(frozen=True)
 class Way:
     """One way to give the guarantee.
+
+    A run adds up the sums of its rounds. Its final noise is the standard deviation of the noise on one coordinate of the sum of
+    all rounds, in clip norms, before any server momentum. The guarantee holds against
+
+        reader         an observer of the models
+        participant    an observer who also sees who takes part, and when
+        server         the server too, which sees everything that is sent to it
+
+        sampling   noise         correlation   holds against                  who could break it
+        coins      central       none          reader                         whoever learns the coins
+        schedule   central       none          reader, participant            the server, which adds the noise
+        schedule   central       banded        reader, participant            the server, which adds the noise
+        schedule   distributed   none          reader, participant, server    more colluders or dropouts than assumed
+        coins      distributed   none          reader, participant, server    the same; every client sends in every round
+        schedule   local         none          reader, participant, server    nobody
 
     noise_multiplier: as `privacy.noise_multiplier` means it, the standard deviation of independent noise on a sum (with local
     noise, on a contribution), in clip norms. final_noise: the noise on the sum of all rounds if nobody drops out, in clip
@@ -198,13 +177,31 @@ class Way:
         return self.final_noise * math.sqrt(setting.dim) / (setting.cohort * setting.rounds)
 
 
+@dataclass(frozen=True)
+class Possible:
+    """The protections that a federation supports beside plain sums.
+
+    counted: the number of noise shares that the guarantee relies on in a cohort's masked sum; 0 where sums are not masked.
+    counted_of_all: the same in a masked sum of all clients. correlated: whether later rounds can cancel earlier noise, which
+    needs the same coordinates and the same clip norm in every round. momentum: the server's; the choice of the band uses it.
+    """
+
+    counted: int = 0
+    counted_of_all: int = 0
+    correlated: bool = True
+    momentum: float = 0.0
+
+
 def compared(setting: Setting, target: Target, possible: Possible) -> list[Way]:
-    """All possible ways; the way that `recommended` returns is marked as recommended."""
+    """All possible ways, weak guarantees first; the way that `recommended` returns is marked as recommended."""
     chosen = recommended(setting, target, possible)
-    amplified = (make(setting, target, possible) for make in (_coins, _hidden))
-    rest = (way for way in in_turn(setting, target, possible) if way != chosen)
-    ways = [replace(chosen, recommended=True), *rest, *(way for way in amplified if way)]
-    return sorted(ways, key=_place)
+    ways = [replace(chosen, recommended=True), *(way for way in in_turn(setting, target, possible) if way != chosen)]
+    coins, rounds = Poisson(setting.clients, setting.rate), setting.rounds
+    ways.append(_way(setting, for_sums(target, coins, rounds), "coins", "central", READER))
+    if possible.counted_of_all >= 1:
+        plan, surplus = for_shares(target, coins, rounds, hidden=True), setting.clients / possible.counted_of_all
+        ways.append(_way(setting, plan, "coins", "distributed", EVERYBODY, math.sqrt(surplus)))
+    return sorted(ways, key=lambda way: (len(way.holds_against), way.noise == "local", way.correlation == "banded"))
 
 
 def recommended(setting: Setting, target: Target, possible: Possible) -> Way:
@@ -246,53 +243,21 @@ def least_cohort(setting: Setting, target: Target, *, correlated: bool = True, m
 
 def in_turn(setting: Setting, target: Target, possible: Possible) -> Iterator[Way]:
     """The ways of a public order."""
-    for make in (_turns, _correlated, _shares, _local):
-        if (way := make(setting, target, possible)) is not None:
-            yield way
-
-
-def _coins(setting: Setting, target: Target, possible: Possible) -> Way:
-    plan = for_sums(target, Poisson(setting.clients, setting.rate), setting.rounds)
-    return _way(setting, plan, "coins", "central", READER)
-
-
-def _turns(setting: Setting, target: Target, possible: Possible) -> Way:
-    plan = for_turns(target, _order(setting), setting.rounds)
-    return _way(setting, plan, "schedule", "central", CLIENTS)
-
-
-def _correlated(setting: Setting, target: Target, possible: Possible) -> Way | None:
-    """None where a band of one is best, which is independent noise."""
-    order, rounds = _order(setting), setting.rounds
-    chosen = best(rounds, order.gap, order.turns(rounds), possible.momentum)
-    if not possible.correlated or chosen.band == 1:
-        return None
-    plan = for_turns(target, order, rounds, correlation=chosen)
-    independent = _way(setting, plan, "schedule", "central", CLIENTS)
-    final = plan.noise_multiplier * float(chosen.errors(rounds)[-1])
-    return replace(independent, correlation="banded", band=chosen.band, final_noise=final)
-
-
-def _shares(setting: Setting, target: Target, possible: Possible) -> Way | None:
-    if possible.counted < 1:
-        return None
-    plan = for_turns(target, _order(setting), setting.rounds, shares=True)
-    surplus = math.sqrt(setting.cohort / possible.counted)
-    return _way(setting, plan, "schedule", "distributed", EVERYBODY, surplus)
-
-
-def _hidden(setting: Setting, target: Target, possible: Possible) -> Way | None:
-    if possible.counted_of_all < 1:
-        return None
-    plan = for_shares(target, Poisson(setting.clients, setting.rate), setting.rounds, hidden=True)
-    surplus = math.sqrt(setting.clients / possible.counted_of_all)
-    return _way(setting, plan, "coins", "distributed", EVERYBODY, surplus)
-
-
-def _local(setting: Setting, target: Target, possible: Possible) -> Way:
-    order = _order(setting)
-    plan = for_contributions(target, order.rate, ("each",), 1, order.turns(setting.rounds))
-    return _way(setting, plan, "schedule", "local", EVERYBODY, math.sqrt(setting.cohort))
+    order, rounds = PublicOrder(setting.clients, setting.cohort), setting.rounds
+    turns = order.turns(rounds)
+    yield _way(setting, for_turns(target, order, rounds), "schedule", "central", CLIENTS)
+    if possible.correlated:
+        chosen = best(rounds, order.gap, turns, possible.momentum)
+        if chosen.band > 1:  # a band of one is independent noise
+            plan = for_turns(target, order, rounds, correlation=chosen)
+            independent = _way(setting, plan, "schedule", "central", CLIENTS)
+            final = plan.noise_multiplier * float(chosen.errors(rounds)[-1])
+            yield replace(independent, correlation="banded", band=chosen.band, final_noise=final)
+    if possible.counted >= 1:
+        plan, surplus = for_turns(target, order, rounds, shares=True), setting.cohort / possible.counted
+        yield _way(setting, plan, "schedule", "distributed", EVERYBODY, math.sqrt(surplus))
+    plan = for_contributions(target, order.rate, ("each",), 1, turns)
+    yield _way(setting, plan, "schedule", "local", EVERYBODY, math.sqrt(setting.cohort))
 
 
 def _way(
@@ -307,12 +272,3 @@ def _way(
     z = plan.noise_multiplier
     final = z * surplus * math.sqrt(setting.rounds)
     return Way(sampling, noise, "none", 1, z, plan.epsilon(), against, final)
-
-
-def _order(setting: Setting) -> PublicOrder:
-    return PublicOrder(setting.clients, setting.cohort)
-
-
-def _place(way: Way) -> tuple[int, bool, bool]:
-    """The sort key of a way in the table: weak guarantees first."""
-    return len(way.holds_against), way.noise == "local", way.correlation == "banded"

@@ -3,6 +3,9 @@
 A mechanism sees norms and named dense tensors, never models. A client calls it for the factor to scale its contribution by; the
 server passes it the total before any method sees the total; an accountant reads its event. A "contribution" may be a client's
 change of a model or an example's gradient: one object serves both.
+
+`Gaussian` has a fixed clip norm, `AdaptiveGaussian` a clip norm that follows the contributions. Noise that clients add in
+shares is in `distributed`, noise that is correlated over rounds in `correlation`.
 """
 
 from __future__ import annotations
@@ -22,9 +25,15 @@ from privacy.errors import PlanError
 if TYPE_CHECKING:
     from dp_accounting import DpEvent  # the import takes seconds
 
-
 Named = Mapping[str, Tensor]
 Draw = Callable[[Stream, tuple[int, ...]], Floats]
+COUNTER = "clip.shorter"  # of `AdaptiveGaussian`
+
+_HAIR = 1 - 1e-6  # contributions are scaled to this share of the clip norm: see `clip_factor`
+_LEAST_FACTOR = 2.0**-126
+_LEAST_SCALED_TO = 1e-30
+_LEAST_STD = 1e-300  # float64 cannot represent the grid of a smaller std
+_FARTHEST = 9.0  # standard deviations: see `AdaptiveGaussian.least`
 
 
 @dataclass(frozen=True)
@@ -113,75 +122,22 @@ class Gaussian(Mechanism):
         return {name: perturbed(tensor, std, stream) for name, tensor in sorted(total.items())}
 
 
-def clip_factor(norm: float, clip_norm: float) -> float:
-    """The largest factor up to 1 that brings `norm` to at most `clip_norm`; 0 if there is none.
-
-    One part in a million below C / norm: contributions are kept in float32, and rounding must not make them longer than C.
-    There is no factor for a norm that is not finite, nor where float32 loses precision: rounding exceeds that margin for a
-    factor below float32's smallest normal number (2^-126), and for the coordinates under a C below 1e-30.
-    """
-    if not math.isfinite(norm) or norm < 0:
-        return 0.0
-    if norm <= clip_norm * _HAIR:
-        return 1.0
-    factor = clip_norm * _HAIR / norm
-    return factor if clip_norm >= _LEAST_SCALED_TO and factor >= _LEAST_FACTOR else 0.0
-
-
-def perturbed(tensor: Tensor, std: float, stream: Stream, draw: Draw | None = None) -> Tensor:
-    """The tensor plus std times the drawn numbers, float32, on the tensor's device.
-
-    draw: draws independent numbers of variance 1; standard normal ones if None.
-
-    Sum and noise are float64, and their sum is rounded to multiples of 2^-20 std or finer before it becomes float32: the low
-    bits of floating-point noise, which can reveal a sum (Mironov, 2012), are not released. Rounding a larger sum to float32
-    after that is post-processing. With a std of 0 the tensor is copied as it is.
-    """
-    if std == 0:
-        return tensor.clone()
-    if not _LEAST_STD <= std < math.inf:
-        raise PlanError(
-            f"noise of standard deviation {std:g} cannot be drawn: noise multiplier times clip norm must be finite and at "
-            f"least {_LEAST_STD:g}"
-        )
-    shape = tuple(tensor.shape)
-    noise = torch.from_numpy(stream.normal(shape) if draw is None else draw(stream, shape))
-    grid = 2.0 ** (math.floor(math.log2(std)) - 20)
-    noised = noise.mul_(std).add_(tensor.detach().to("cpu", torch.float64))
-    return noised.div_(grid).round_().mul_(grid).to(tensor.device, torch.float32)
-
-
-_HAIR = 1 - 1e-6
-_LEAST_FACTOR = 2.0**-126
-_LEAST_SCALED_TO = 1e-30
-_LEAST_STD = 1e-300  # float64 cannot represent the grid of a smaller std
-
-
-# ## from privacy.mechanisms
-# ## Adaptive clipping: the clip norm follows a quantile of the contributions' norms.
-# ##
-# ## Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021): beside its
-# ## clipped contribution every client sends whether it was no longer than C, and the clip norm C moves geometrically towards
-# ## the
-# ## quantile g,
-# ##
-# ##     C' = C exp(-eta (b - g)),   b the noised share of contributions no longer than C.
-# ##
-# ## The count costs privacy. It is sent as +1/2 or -1/2, so its sensitivity is 1/2. With noise of standard deviation s_b on the
-# ## count and z_v C on the vector, both together are one Gaussian mechanism of multiplier z with
-# ##
-# ##     1 / z^2 = 1 / z_v^2 + 1 / (2 s_b)^2.                                                         (their Theorem 1)
-# ##
-# ## z is the accounted multiplier; the vector gets the somewhat larger z_v.
-# ##
-
-
-COUNTER = "clip.shorter"
-
-
 @dataclass(frozen=True)
 class AdaptiveGaussian(Mechanism):
-    """`Gaussian` with a clip norm that follows a quantile.
+    """`Gaussian` with a clip norm that follows a quantile of the contributions' norms.
+
+    Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021): beside its
+    clipped contribution every client sends whether it was no longer than C, and the clip norm C moves geometrically towards
+    the quantile g,
+
+        C' = C exp(-eta (b - g)),   b the noised share of contributions no longer than C.
+
+    The count costs privacy. It is sent as +1/2 or -1/2, so its sensitivity is 1/2. With noise of standard deviation s_b on the
+    count and z_v C on the vector, both together are one Gaussian mechanism of multiplier z with
+
+        1 / z^2 = 1 / z_v^2 + 1 / (2 s_b)^2.                                                        (their Theorem 1)
+
+    z is the accounted multiplier; the vector gets the somewhat larger z_v.
 
     Guarantee: at whatever clip norm, the released sum and count together are a Gaussian mechanism of sensitivity 1 and standard
     deviation `noise_multiplier`. The clip norm of a round is computed from the releases of earlier rounds.
@@ -241,4 +197,39 @@ class AdaptiveGaussian(Mechanism):
         return self.vector.noised(tensors, clip_norm, stream) | {COUNTER: count}
 
 
-_FARTHEST = 9.0
+def clip_factor(norm: float, clip_norm: float) -> float:
+    """The largest factor up to 1 that brings `norm` to at most `clip_norm`; 0 if there is none.
+
+    One part in a million below C / norm: contributions are kept in float32, and rounding must not make them longer than C.
+    There is no factor for a norm that is not finite, nor where float32 loses precision: rounding exceeds that margin for a
+    factor below float32's smallest normal number (2^-126), and for the coordinates under a C below 1e-30.
+    """
+    if not math.isfinite(norm) or norm < 0:
+        return 0.0
+    if norm <= clip_norm * _HAIR:
+        return 1.0
+    factor = clip_norm * _HAIR / norm
+    return factor if clip_norm >= _LEAST_SCALED_TO and factor >= _LEAST_FACTOR else 0.0
+
+
+def perturbed(tensor: Tensor, std: float, stream: Stream, draw: Draw | None = None) -> Tensor:
+    """The tensor plus std times the drawn numbers, float32, on the tensor's device.
+
+    draw: draws independent numbers of variance 1; standard normal ones if None.
+
+    Sum and noise are float64, and their sum is rounded to multiples of 2^-20 std or finer before it becomes float32: the low
+    bits of floating-point noise, which can reveal a sum (Mironov, 2012), are not released. Rounding a larger sum to float32
+    after that is post-processing. With a std of 0 the tensor is copied as it is.
+    """
+    if std == 0:
+        return tensor.clone()
+    if not _LEAST_STD <= std < math.inf:
+        raise PlanError(
+            f"noise of standard deviation {std:g} cannot be drawn: noise multiplier times clip norm must be finite and at "
+            f"least {_LEAST_STD:g}"
+        )
+    shape = tuple(tensor.shape)
+    noise = torch.from_numpy(stream.normal(shape) if draw is None else draw(stream, shape))
+    grid = 2.0 ** (math.floor(math.log2(std)) - 20)
+    noised = noise.mul_(std).add_(tensor.detach().to("cpu", torch.float64))
+    return noised.div_(grid).round_().mul_(grid).to(tensor.device, torch.float32)

@@ -1,4 +1,16 @@
-"""The plan of a private run, made before it starts (`run_planning`): noise multiplier, number of releases, and their cost."""
+"""The plan of a private run, made before it starts: its noise multiplier, the releases that it may make, and their cost.
+
+A `Target` is the requested privacy, and a `Plan` meets it. One function makes the plans for each place where noise is added.
+
+With noise on the sum, the federation as a whole makes the releases: one noised sum a pass. All passes of a round use one
+cohort. To an observer who does not know the cohort they are a single release of a Gaussian of multiplier z / sqrt(passes), not
+several independently sampled releases. With noise that each client adds to its own contribution or gradients, every client
+makes a release whenever it takes part. The guarantee is that of the client with the largest epsilon; a client that has spent
+its releases sits out.
+
+In a public order a client takes part in few rounds, which are known beforehand: the whole run is one release to it, whose
+squared sensitivity after each round is its exposure (`correlation`).
+"""
 
 from __future__ import annotations
 
@@ -7,13 +19,74 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from scipy.stats import binom
+
 from privacy import accounting
 from privacy.accounting import COARSE, Release
 from privacy.correlation import INDEPENDENT, Correlation
 from privacy.errors import BudgetExhausted, PlanError
-from privacy.ledger import Cost
+from privacy.filters import Cost
 from privacy.mechanisms import Gaussian, Mechanism
 from privacy.sampling import PublicOrder, Sampler
+
+Sampled = Callable[[float], Release]  # one release at a noise multiplier
+Made = Callable[[float], Mechanism]  # makes a mechanism from a noise multiplier
+
+_RARE = 0.01  # the probability of more rounds than `usual_participations`
+_NEAREST = 3  # kinds of clients compared on the fine grid
+
+
+@dataclass(frozen=True)
+class Target:
+    """The requested privacy: a target epsilon, a noise multiplier, or both; with both, epsilon is a limit."""
+
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float
+    stop_early: bool = False
+
+    def multiplier(self, release_at: Sampled, count: float) -> float:
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        return accounting.calibrate(release_at, count, self.epsilon or 0.0, self.delta)
+
+    def allowed(self, release: Release, count: int) -> int:
+        """The number of `count` releases that fit the limit. BudgetExhausted if not all fit, unless the run may stop early."""
+        if self.epsilon is None or self.noise_multiplier is None:
+            return count
+        spent = accounting.epsilon(release, count, self.delta)
+        if spent <= self.epsilon:
+            return count
+        if self.stop_early:
+            return min(count, accounting.largest_count(release, self.epsilon, self.delta))
+        raise BudgetExhausted(
+            f"{count} releases at privacy.noise_multiplier = {self.noise_multiplier:g} cost epsilon {spent:.4g}, above "
+            f"privacy.epsilon = {self.epsilon:g}: raise either, lower federation.rounds, or set privacy.on_exhausted = 'stop'"
+        )
+
+    def rounds(self, release: Release, exposures: Sequence[float]) -> int:
+        """The number of rounds that fit the limit, as in `allowed`; the first r rounds cost exposures[r] releases."""
+        if self.epsilon is None or self.noise_multiplier is None:
+            return len(exposures) - 1
+        spent = accounting.epsilon(release, exposures[-1], self.delta)
+        if spent > self.epsilon and not self.stop_early:
+            raise BudgetExhausted(
+                f"{len(exposures) - 1} rounds at privacy.noise_multiplier = {self.noise_multiplier:g} cost epsilon "
+                f"{spent:.4g}, above privacy.epsilon = {self.epsilon:g}: raise either, lower federation.rounds, or set "
+                "privacy.on_exhausted = 'stop'"
+            )
+        most = self.epsilon or math.inf
+        cheap = (not exposure or accounting.epsilon(release, exposure, self.delta) <= most for exposure in exposures)
+        return max(rounds for rounds, fits in enumerate(cheap) if fits)
+
+    def some(self, count: int) -> int:
+        """The count; BudgetExhausted if it is zero."""
+        if count:
+            return count
+        raise BudgetExhausted(
+            f"not even one release at privacy.noise_multiplier = {self.noise_multiplier:g} fits privacy.epsilon = "
+            f"{self.epsilon:g}: raise either"
+        )
 
 
 @dataclass(frozen=True)
@@ -105,25 +178,6 @@ class Plan:
         return self.limits[who] if self.limits else self.releases
 
 
-# ## from privacy.plan
-# ## Plans of private runs: one function for each place where noise is added.
-# ##
-# ## With noise on the sum, the federation as a whole makes the releases: one noised sum a pass. All passes of a round use one
-# ## cohort. To an observer who does not know the cohort they are a single release of a Gaussian of multiplier z /
-# ## sqrt(passes), not
-# ## several independently sampled releases. With noise that each client adds to its own contribution or gradients, every client
-# ## makes a release whenever it takes part. The guarantee is that of the client with the largest epsilon; a client that has
-# ## spent
-# ## its releases sits out.
-# ##
-# ## In a public order a client takes part in few rounds, which are known beforehand: the whole run is one release to it, whose
-# ## squared sensitivity after each round is its exposure (`correlation`).
-# ##
-
-
-Made = Callable[[float], Mechanism]  # makes a mechanism from a noise multiplier
-
-
 def for_sums(target: Target, sampler: Sampler, releases: int, passes: int = 1, made: Made = Gaussian) -> Plan:
     """Noise on the sum over a cohort, in rounds of `passes` releases. No amplification against an observer of the cohort.
 
@@ -199,13 +253,6 @@ def for_turns(
     )
 
 
-def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:
-    """The epsilon of `releases` releases of a plan of `for_shares` at this noise multiplier."""
-    z = multiplier / math.sqrt(plan.passes)
-    release = accounting.discrete_sampled(plan.sampling_rate, z) if hidden else accounting.discrete(z)
-    return replace(plan, release=release).epsilon(releases)
-
-
 def _planned(target: Target, round_at: Sampled, releases: int, passes: int) -> tuple[float, int]:
     """The noise multiplier, and the number of releases that fit the target, in whole rounds."""
     rounds = releases // passes
@@ -264,74 +311,13 @@ def _worst(kinds: Mapping[tuple[float, int], Sampler], z: float, delta: float) -
     return max(near, key=lambda kind: accounting.epsilon(kinds[kind].release(z), kind[1], delta))
 
 
+def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:
+    """The epsilon of `releases` releases of a plan of `for_shares` at this noise multiplier."""
+    z = multiplier / math.sqrt(plan.passes)
+    release = accounting.discrete_sampled(plan.sampling_rate, z) if hidden else accounting.discrete(z)
+    return replace(plan, release=release).epsilon(releases)
+
+
 def usual_participations(rounds: int, rate: float) -> int:
     """The least m such that a client is drawn in more than m of the rounds with a probability of at most 1/100."""
-    from scipy.stats import binom
-
     return max(1, int(binom.isf(_RARE, rounds, rate)))
-
-
-_RARE = 0.01
-_NEAREST = 3
-
-
-# ## from privacy.plan
-# ## The privacy requested of a run: an epsilon, a noise multiplier, or both.
-
-
-Sampled = Callable[[float], Release]  # one release at a noise multiplier
-
-
-@dataclass(frozen=True)
-class Target:
-    """The requested privacy: a target epsilon, a noise multiplier, or both; with both, epsilon is a limit."""
-
-    epsilon: float | None
-    noise_multiplier: float | None
-    delta: float
-    stop_early: bool = False
-
-    def multiplier(self, release_at: Sampled, count: float) -> float:
-        if self.noise_multiplier is not None:
-            return self.noise_multiplier
-        return accounting.calibrate(release_at, count, self.epsilon or 0.0, self.delta)
-
-    def allowed(self, release: Release, count: int) -> int:
-        """The number of `count` releases that fit the limit. BudgetExhausted if not all fit, unless the run may stop early."""
-        if self.epsilon is None or self.noise_multiplier is None:
-            return count
-        spent = accounting.epsilon(release, count, self.delta)
-        if spent <= self.epsilon:
-            return count
-        if self.stop_early:
-            return min(count, accounting.largest_count(release, self.epsilon, self.delta))
-        raise BudgetExhausted(
-            f"{count} releases at privacy.noise_multiplier = {self.noise_multiplier:g} cost epsilon {spent:.4g}, above "
-            f"privacy.epsilon = {self.epsilon:g}: raise either, lower federation.rounds, or set privacy.on_exhausted = 'stop'"
-        )
-
-    def rounds(self, release: Release, exposures: Sequence[float]) -> int:
-        """The number of rounds that fit the limit, as in `allowed`; the first r rounds cost exposures[r] releases."""
-        if self.epsilon is None or self.noise_multiplier is None:
-            return len(exposures) - 1
-        spent = accounting.epsilon(release, exposures[-1], self.delta)
-        if spent > self.epsilon and not self.stop_early:
-            raise BudgetExhausted(
-                f"{len(exposures) - 1} rounds at privacy.noise_multiplier = {self.noise_multiplier:g} cost epsilon "
-                f"{spent:.4g}, above privacy.epsilon = {self.epsilon:g}: raise either, lower federation.rounds, or set "
-                "privacy.on_exhausted = 'stop'"
-            )
-        fits = (r for r in range(len(exposures)) if self._admits(release, exposures[r]))
-        return max(fits)
-
-    def _admits(self, release: Release, exposure: float) -> bool:
-        return not exposure or accounting.epsilon(release, exposure, self.delta) <= (self.epsilon or math.inf)
-
-    def some(self, count: int) -> int:
-        """The count; BudgetExhausted if it is zero."""
-        if count:
-            return count
-        raise BudgetExhausted(
-            f"not even one release at privacy.noise_multiplier = {self.noise_multiplier:g} fits privacy.epsilon = "
-            f"{self.epsilon:g}: raise either"
-        )

@@ -1,8 +1,8 @@
-"""Samplers of a round's cohort or of a step's batch.
+"""Who takes part: samplers of a round's cohort or of a step's batch, and a member's own record of its turns.
 
 A sampler both draws and describes one release over its draws to an accountant, so that the accounted sampling is the actual
-sampling. Both samplers here rely on secret coins; the privacy statement says from whom they are secret. `public_order` has a
-third sampler, without coins.
+sampling. `FixedSize` and `Poisson` rely on secret coins; the privacy statement says from whom they are secret. `PublicOrder`
+has no coins: everybody knows whose turn it is, and every member enforces its own turns with an `Attendance`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
     from privacy.accounting import Release
 
-
 # uniform(n): n independent numbers in [0, 1), from a seeded generator or from a stream that nobody can predict.
 Uniform = Callable[[int], NDArray[np.float64]]
+
+_TURN = struct.Struct("<II")  # of an attendance's file
 
 
 class Sampler(Protocol):
@@ -112,11 +113,14 @@ class Poisson:
     def seldom_exceeded(self, chance: float) -> int:
         """A size that a draw exceeds with a probability of at most `chance`; computed from `most` and `rate` alone.
 
-        Chernoff's bound: of n coins of rate q at least m come up with a probability of at most exp(-n KL(m/n || q)), if m > n
-        q.
+        Chernoff's bound: of n coins of rate q at least m come up with a probability of at most exp(-n KL(m/n || q)), if
+        m > n q.
         """
         for members in range(math.ceil(self.expected), self.most):
-            if -self.most * _divergence((members + 1) / self.most, self.rate) <= math.log(chance):
+            share = (members + 1) / self.most
+            without = (1 - share) * math.log((1 - share) / (1 - self.rate)) if share < 1 else 0.0
+            divergence = share * math.log(share / self.rate) + without
+            if -self.most * divergence <= math.log(chance):
                 return members
         return self.most
 
@@ -129,35 +133,20 @@ class Poisson:
         return poisson_sampled(self.rate, noise)
 
 
-def _divergence(share: float, rate: float) -> float:
-    """KL(share || rate) of two coins, for a share above the rate."""
-    without = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
-    return share * math.log(share / rate) + without
-
-
-# ## from privacy.sampling
-# ## Scheduled participation: a public order in which members take part, instead of secret coins.
-# ##
-# ## The order is a permutation of all places, computed from a public seed alone. Round t takes the next `size` places of it,
-# ## and
-# ## after the last place the order begins again. So no member takes part twice within `gap` = places // size rounds, and
-# ## nothing
-# ## about a cohort is secret: everybody may know its members, its size and the times of its rounds.
-# ##
-# ## Guarantee. Neighbours differ in the presence of one member's data; without the data its contributions are zeros, and the
-# ## order,
-# ## the number of members and everybody's turns are the same. The number and spacing of a member's turns bound the privacy loss
-# ## (`correlation.exposures`). Amplification by sampling is not used.
-# ##
-# ## A place without a member stays empty, and no other member takes it. Members that join later take empty places: their turns
-# ## are
-# ## as rare as everybody's.
-# ##
-
-
 @dataclass(frozen=True)
 class PublicOrder:
     """A `Sampler` whose draws are turns: everybody who knows the seed computes the same cohort of round t.
+
+    The order is a permutation of all places, computed from a public seed alone. Round t takes the next `size` places of it, and
+    after the last place the order begins again. So no member takes part twice within `gap` = places // size rounds, and nothing
+    about a cohort is secret: everybody may know its members, its size and the times of its rounds.
+
+    Guarantee. Neighbours differ in the presence of one member's data; without the data its contributions are zeros, and the
+    order, the number of members and everybody's turns are the same. The number and spacing of a member's turns bound the
+    privacy loss (`Correlation.exposures`). Amplification by sampling is not used.
+
+    A place without a member stays empty, and no other member takes it. Members that join later take empty places: their turns
+    are as rare as everybody's.
 
     population: the number of members. size: the number of places whose turn is in one round. vacant: the indices of the empty
     places; members hold the other places, in their order.
@@ -247,36 +236,20 @@ class PublicOrder:
         return found
 
 
-# ## from privacy.sampling
-# ## A member's own record of the rounds of a public order in which it took part.
-# ##
-# ## The guarantee of a public order relies on how seldom a member takes part, so the member enforces this itself: it knows the
-# ## order
-# ## and the number of rounds, takes only its own turns, and takes no turn twice. A request for a turn that is too early,
-# ## repeated,
-# ## or after the last round gets no contribution.
-# ##
-# ## The record outlives the process: every turn is in the file before `enter` returns, and reading starts at the first turn. A
-# ## kill
-# ## loses none. In a simulation a power cut may lose the last ones; the ledger's charge of the round, which was on disk before
-# ## any
-# ## member was asked to take part, then shows that the round had begun, and an interrupted round is not repeated. On a machine
-# ## of
-# ## its own a member has no such charge, so each turn is synchronised (`durable`).
-# ##
-# ##     file: for each turn, the member and the round, as two little-endian integers of 4 bytes
-# ##
-
-
-_TURN = struct.Struct("<II")
-
-
-class NotYourTurn(PrivacyError):  # noqa: N818 - the member's answer
-    """A member was asked to take part in a round that its guarantee does not allow."""
-
-
 class Attendance:
-    """The turns that members of this process have taken, in a run of `rounds` rounds."""
+    """The turns of a public order that members of this process have taken, in a run of `rounds` rounds.
+
+    The guarantee of a public order relies on how seldom a member takes part, so the member enforces this itself: it knows the
+    order and the number of rounds, takes only its own turns, and takes no turn twice. A request for a turn that is too early,
+    repeated, or after the last round gets no contribution.
+
+    The record outlives the process: every turn is in the file before `enter` returns, and reading starts at the first turn. A
+    kill loses none. In a simulation a power cut may lose the last ones; the ledger's charge of the round, which was on disk
+    before any member was asked to take part, then shows that the round had begun, and an interrupted round is not repeated. On
+    a machine of its own a member has no such charge, so each turn is synchronised (`durable`).
+
+        file: for each turn, the member and the round, as two little-endian integers of 4 bytes
+    """
 
     def __init__(self, order: PublicOrder, rounds: int) -> None:
         self._order = order
@@ -362,3 +335,7 @@ class Attendance:
         except OSError as error:
             why = str(error)
         raise LedgerError(f"a client's turn could not be recorded, so it does not take part: {why}")
+
+
+class NotYourTurn(PrivacyError):  # noqa: N818 - the member's answer
+    """A member was asked to take part in a round that its guarantee does not allow."""

@@ -23,7 +23,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from privacy.errors import BudgetExhausted
-from privacy.ledger import Account, Cost, Head, Ledger
+from privacy.filters import Cost
+from privacy.ledger import Account, Ledger
+from privacy.ledger_file import Head
 from privacy.statement import rounded_up
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError, UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from privacy.ledger import Unit
+from privacy.book import Unit
 from secure_fed.config import RunConfig
 
 if TYPE_CHECKING:

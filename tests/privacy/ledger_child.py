@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from privacy import ledger_file
+from privacy.book import Unit
 from privacy.errors import PrivacyError
-from privacy.ledger import Account, Budget, Cost, Head, Heads, Ledger, Unit
+from privacy.filters import Budget, Cost
+from privacy.ledger import Account, Ledger
+from privacy.ledger_file import Head, Heads
 
 RUN = "run"
 RECORD = 16  # bytes of one release

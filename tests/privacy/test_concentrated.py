@@ -49,7 +49,7 @@ def test_sampled_divergences_bound_exact_sums_in_both_directions(rate: float, co
         perhaps = (1 - rate) * absent + rate * there
         for order, bound in zip(orders, said, strict=True):
             one_more, one_less = divergence(perhaps, absent, order), divergence(absent, perhaps, order)
-            assert one_less <= one_more * (1 + 1e-9) + 1e-14  # by the reflection argument of `concentrated`
+            assert one_less <= one_more * (1 + 1e-9) + 1e-14  # by the reflection argument of `concentrated_divergences`
             assert one_more <= bound
             if order.is_integer():
                 assert bound == pytest.approx(one_more, rel=0.02, abs=1e-9)

@@ -12,7 +12,9 @@ import pytest
 
 from privacy import ledger_file
 from privacy.errors import LedgerError
-from privacy.ledger import Cost, Head, Heads, Ledger
+from privacy.filters import Cost
+from privacy.ledger import Ledger
+from privacy.ledger_file import Head, Heads
 from tests.privacy.ledger_child import UNIT
 
 

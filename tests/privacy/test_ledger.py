@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from privacy import ledger_file
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
-from privacy.ledger import Budget, Cost, Head, Ledger
+from privacy.filters import Budget, Cost
+from privacy.ledger import Ledger
+from privacy.ledger_file import Head
 from tests.cells import every
 from tests.privacy.ledger_child import UNIT
 

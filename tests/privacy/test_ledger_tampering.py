@@ -14,8 +14,9 @@ import pytest
 
 from privacy import ledger_file
 from privacy.errors import LedgerError
-from privacy.ledger import Cost, Head, Ledger
-from privacy.ledger_file import Row
+from privacy.filters import Cost
+from privacy.ledger import Ledger
+from privacy.ledger_file import Head, Row
 from tests.privacy.ledger_child import UNIT
 
 FIELDS = ("id", "kind", "run", "body", "digest")

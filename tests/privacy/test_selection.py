@@ -134,7 +134,7 @@ def test_epsilon_is_that_of_dp_accounting_for_an_event_it_knows(law: Law, shape:
         event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(z), mean, shape)
         theirs = RdpAccountant(list(ORDERS)).compose(event).get_epsilon(1e-5)
         base = {order: order / (2 * z**2) for order in ORDERS}
-        assert composition.epsilon_of_best(law, mean, base, 1e-5) == pytest.approx(theirs, rel=1e-6)
+        assert composition.epsilon(composition.of_best(law, mean, base), 1e-5) == pytest.approx(theirs, rel=1e-6)
 
 
 def test_no_more_than_common_orders_are_composed() -> None:
@@ -157,7 +157,7 @@ def test_a_plan_states_divergences_that_grow_with_the_order_and_leaves_out_what_
 
 
 def test_of_tries_without_divergences_nothing_is_promised() -> None:
-    assert composition.epsilon_of_best("geometric", 5.0, {}, 1e-5) == math.inf
+    assert composition.epsilon(composition.of_best("geometric", 5.0, {}), 1e-5) == math.inf
 
 
 @pytest.mark.parametrize("mean", [1.0, 0.0, -2.0, math.inf, math.nan])

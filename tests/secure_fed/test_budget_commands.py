@@ -17,8 +17,9 @@ import pytest
 
 from privacy import accounting
 from privacy.errors import LedgerError
+from privacy.filters import Cost
 from privacy.forecast import Possible, Setting, recommended
-from privacy.ledger import Cost, Ledger
+from privacy.ledger import Ledger
 from privacy.plan import Target
 from protocols.rig.simulate import Simulation, simulate
 from secure_fed.commands import ways as shown_ways

@@ -41,7 +41,7 @@ def test_a_sum_is_calibrated_to_just_below_the_target() -> None:
 
 
 def accounting_cost(plan: Plan) -> object:
-    from privacy.ledger import Cost
+    from privacy.filters import Cost
 
     return Cost(plan.epsilon(), DELTA)
 

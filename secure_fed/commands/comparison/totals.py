@@ -145,4 +145,5 @@ def best_only(total: Total) -> tuple[float, float] | None:
     one = composition.largest([charge.renyi for charge in total.charges])
     if runs < 2 or not one:
         return None
-    return min(composition.epsilon_of_best(law, float(runs), one, delta) for law in composition.LAWS), delta
+    laws = (composition.of_best(law, float(runs), one) for law in composition.LAWS)
+    return min(composition.epsilon(found, delta) for found in laws), delta

@@ -20,7 +20,8 @@ from unittest.mock import patch
 import pytest
 
 from privacy import ledger_file
-from privacy.ledger import Head, Ledger
+from privacy.ledger import Ledger
+from privacy.ledger_file import Head
 from privacy.sampling import Attendance
 from secure_fed.commands.cli import main
 from secure_fed.deployment import agent, memberships, message_kinds, messages, releasing, seal
