@@ -83,7 +83,7 @@ def of_best(law: Law, mean: float, one: Divergences) -> dict[float, float]:
     zero, and then nothing is published.
 
     A fixed number of tries has no such bound: best-of-K alone gives an output of probability p the probability p^K, and K
-    e(infinity) is reached (`tests/privacy/test_selection.py`).
+    e(infinity) is reached (`tests/privacy/test_composition.py`).
     """
     if not 1 < mean < math.inf:
         raise PlanError(f"the mean number of tries is {mean:g}: choose a number above 1")
