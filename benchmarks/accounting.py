@@ -26,7 +26,7 @@ from opacus.accountants import RDPAccountant as OpacusRdp
 from opacus.accountants.utils import get_noise_multiplier
 from timing import Limit, at_most, machine, show
 
-from privacy import accounting, bounds
+from privacy import accounting
 
 RATE, Z, COUNT, DELTA, TARGET = 0.01, 0.8, 1000, 1e-5, 3.0
 FINDING = 5.0  # seconds
@@ -106,8 +106,8 @@ def against_exact() -> None:
     for count in (100, 10_000, 100_000):
         z = 2 * math.sqrt(count)
         release = accounting.poisson_sampled(1 - 1e-12, z)
-        step = bounds.pld_step(release, count, bounds.FINE) or bounds.FINE
-        composed = bounds.distribution(release, count, step)
+        step = accounting.pld_step(release, count, accounting.FINE) or accounting.FINE
+        composed = accounting.distribution(release, count, step)
         exact = {delta: get_epsilon_gaussian(2.0, delta) for delta in (1e-5, 1e-7, 1e-9, 1e-10, 1e-11)}
         print(f"{count:9,}" + "".join(f"{composed.get_epsilon(delta) / exact[delta] - 1:13.1e}" for delta in exact))
 

@@ -22,9 +22,8 @@ import private_notes
 import runs_file
 from promises import notes
 
-from privacy.planning import Setting
-from privacy.promises import Possible, in_turn
-from privacy.target import Target
+from privacy.forecast import Possible, Setting, in_turn
+from privacy.plan import Target
 from secure_fed.rounds.open_settings import reached
 
 

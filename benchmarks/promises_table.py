@@ -25,9 +25,8 @@ from timing import machine
 
 from privacy import accounting, correlation
 from privacy.correlation import Correlation, best, square_root
-from privacy.planning import Setting
-from privacy.promises import Possible, compared
-from privacy.target import Target
+from privacy.forecast import Possible, Setting, compared
+from privacy.plan import Target
 
 EPSILONS = (8.0, 3.0, 1.0)
 DELTA = 1e-5

@@ -1,46 +1,203 @@
-"""The joint cost of several noised releases, and the noise that a privacy target needs.
+"""The privacy cost of noised sums, and the noise that a privacy target needs.
 
-Noise multipliers z are in units of the clip norm C. The accountants:
+A `Release` is one noised sum as an accountant sees it: who is sampled, which data sets are neighbours, and how the noise is
+distributed. `epsilon`, `delta` and `rdp` are the joint cost of several releases, `largest_count` is the number of releases
+that a target admits, and `calibrate` finds the noise for it. Noise multipliers z are in units of the clip norm C.
 
     everybody takes part  exact: count Gaussians of z equal one of z / sqrt(count); so for turns in a public order
     Poisson sampling      privacy loss distributions (PLD) of dp_accounting, discretised pessimistically
     samples of one size   Renyi privacy (RDP) of dp_accounting, or the bound without amplification where that is lower
-    discrete noise        Renyi privacy alone, with or without Poisson sampling (`concentrated`)
+    discrete noise        Renyi privacy alone, with or without Poisson sampling (`concentrated_divergences`)
     other noise           PLD of the event that its mechanism states
 
-All of them return upper bounds, and noise is rounded up.
+Every number is an upper bound: a grid, a rounding or a shortcut may only make it larger, and noise is rounded up.
+`dp_accounting` assumes a Gaussian of sensitivity one. Where neighbours have one member *replaced*, a sum moves by up to 2 C,
+so an accountant that assumes add-remove neighbours gets z / 2.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
-from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
-from scipy.special import log_ndtr
+from dp_accounting import NeighboringRelation
+from dp_accounting.dp_event import (
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    ZCDpEvent,
+)
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dots_fixed_gap
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, compute_delta, compute_epsilon
+from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.stats import binom
 
-from privacy import bounds
-from privacy.bounds import COARSE, COARSEST, FINE, Adjacency, Release
+from privacy.entropy import Floats
 from privacy.errors import PlanError
-from privacy.releases import (
-    discrete,
-    discrete_replaced,
-    discrete_sampled,
-    poisson_sampled,
-    replaced,
-    sampled_without_replacement,
-    unamplified,
+
+Adjacency = Literal["add-remove", "replace-one"]
+
+FINE, COARSE, COARSEST = 1e-4, 5e-4, 2e-3  # steps of the privacy loss: of record, for first guesses, and for tables
+
+# Orders of Renyi divergences: of Gaussian noise, of Gaussian noise in milliseconds, of discrete noise, and of discrete noise
+# over Poisson samples.
+ORDERS = tuple(map(float, (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256)))
+FEW_ORDERS = tuple(map(float, (2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64)))
+EVERY_ORDER = tuple(1 + 1.05**power for power in range(-100, 280))  # from 1.008 to 816,000
+WHOLE_ORDERS = (
+    *(1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7),
+    *map(float, range(2, 64)),
+    *(float(round(64 * 1.1**step)) for step in range(45)),
 )
 
-__all__ = ["COARSE", "Adjacency", "Release", "calibrate", "delta", "epsilon", "largest_count", "rdp"]
-__all__ += ["discrete", "discrete_replaced", "discrete_sampled", "poisson_sampled", "replaced", "unamplified"]
-__all__ += ["sampled_without_replacement"]
-
-_MOST_RELEASES = 10_000_000
+_RELATIONS = {"add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE, "replace-one": NeighboringRelation.REPLACE_ONE}
+_LEAST_NOISE = 1e-6
 _MOST_NOISE = 1e9
+_MOST_RELEASES = 10_000_000
+_MOST_BY_PLD = 1e4  # beyond this epsilon a distribution is too wide to compute
 _FEW_ORDERS_DO = 0.3  # small epsilons need high orders, which the quick bound lacks
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release as an accountant sees it: its event, its neighbours, and 'pld' or 'rdp'."""
+
+    event: DpEvent
+    adjacency: Adjacency
+    accountant: Literal["pld", "rdp"] = "pld"
+
+    @property
+    def plain(self) -> bool:
+        """Whether everybody takes part, so that the release is an exact Gaussian."""
+        return isinstance(self.event, GaussianDpEvent)
+
+    @property
+    def concentrated(self) -> bool:
+        """Whether all that is known of the noise is that its Renyi divergences are at most a Gaussian's.
+
+        `concentrated_divergences` has the bounds.
+        """
+        return isinstance(self._of_everybody, ZCDpEvent)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether the noise is Gaussian, sampled or not.
+
+        Noise that is neither Gaussian nor `concentrated` is covered only by PLD and dp_accounting's RDP.
+        """
+        return isinstance(self._of_everybody, GaussianDpEvent)
+
+    @property
+    def rate(self) -> float:
+        """The probability of Poisson sampling; 1 without Poisson sampling."""
+        return float(self.event.sampling_probability) if isinstance(self.event, PoissonSampledDpEvent) else 1.0
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier, to sensitivity one, of the same release over everybody."""
+        event = self._of_everybody
+        if isinstance(event, ZCDpEvent):
+            return math.sqrt(0.5 / event.rho)  # already halved by its maker for replaced members
+        z = float(event.noise_multiplier)
+        without_replacement = isinstance(self.event, SampledWithoutReplacementDpEvent)  # already halved, as above
+        return z / 2 if self.adjacency == "replace-one" and not without_replacement else z
+
+    @property
+    def _of_everybody(self) -> DpEvent:
+        sampled = isinstance(self.event, (PoissonSampledDpEvent, SampledWithoutReplacementDpEvent))
+        return self.event.event if sampled else self.event
+
+
+def unamplified(noise: float | DpEvent) -> Release:
+    """A sum over everybody; neighbours have one member more or less.
+
+    noise: a Gaussian's multiplier, or the event of any mechanism over everybody; also in the functions below.
+    """
+    return Release(_event(noise), "add-remove")
+
+
+def poisson_sampled(rate: float, noise: float | DpEvent) -> Release:
+    """A sum over members that each take part with probability `rate`; neighbours have one member more or less."""
+    if _sampling_rate(rate) == 1:
+        return unamplified(noise)
+    return Release(PoissonSampledDpEvent(rate, _event(noise)), "add-remove")
+
+
+def sampled_without_replacement(population: int, size: int, noise: float | DpEvent) -> Release:
+    """A sum over a random subset of exactly `size` members; neighbours have one member replaced. Of Gaussian noise alone."""
+    if not 1 <= size <= population:
+        raise PlanError(f"a sample of {size} out of {population} cannot be drawn; choose between 1 and {population}")
+    if size == population:
+        return replaced(noise)
+    halved = GaussianDpEvent(_multiplier(noise) / 2)
+    return Release(SampledWithoutReplacementDpEvent(population, size, halved), "replace-one", "rdp")
+
+
+def replaced(noise: float | DpEvent) -> Release:
+    """A sum over everybody; neighbours have one member replaced. Of Gaussian noise alone."""
+    return Release(gaussian_event(_multiplier(noise)), "replace-one")
+
+
+def discrete(z: float) -> Release:
+    """A sum over everybody, under noise whose Renyi divergences are at most those of a Gaussian of multiplier z."""
+    return Release(_concentrated(_positive(z)), "add-remove", "rdp")
+
+
+def discrete_sampled(rate: float, z: float) -> Release:
+    """The same over members that each take part with probability `rate`; neighbours have one member more or less."""
+    if _sampling_rate(rate) == 1:
+        return discrete(z)
+    return Release(PoissonSampledDpEvent(rate, _concentrated(_positive(z))), "add-remove", "rdp")
+
+
+def discrete_replaced(z: float) -> Release:
+    """The same over everybody, one member replaced: a sum moves twice as far, which is charged as half of z."""
+    return Release(_concentrated(_positive(z) / 2), "replace-one", "rdp")
+
+
+def gaussian_event(z: float) -> DpEvent:
+    """Gaussian noise of multiplier z on a sum that a member moves by at most the clip norm."""
+    return GaussianDpEvent(_positive(z))
+
+
+def _event(noise: float | DpEvent) -> DpEvent:
+    plain = isinstance(noise, (float, int, GaussianDpEvent))
+    return gaussian_event(_multiplier(noise)) if plain else noise
+
+
+def _multiplier(noise: float | DpEvent) -> float:
+    """The multiplier of Gaussian noise. With a member replaced, an event does not state the cost of other noise."""
+    if isinstance(noise, DpEvent) and not isinstance(noise, GaussianDpEvent):
+        raise PlanError(f"with a member replaced, only Gaussian noise is accounted for, and this is {noise}")
+    return _positive(getattr(noise, "noise_multiplier", noise))
+
+
+def _concentrated(z: float) -> DpEvent:
+    """Noise that is 1 / (2 z^2)-concentrated, rounded up. No accountant that asks for exact noise takes such an event."""
+    return ZCDpEvent(math.nextafter(1 / (2 * z**2), math.inf))
+
+
+def _sampling_rate(rate: float) -> float:
+    if not 0 < rate <= 1:
+        raise PlanError(f"the sampling rate is {rate:g}; it must be above 0 and at most 1")
+    return rate
+
+
+def _positive(z: float) -> float:
+    if not _LEAST_NOISE <= z < math.inf:
+        raise PlanError(f"the noise multiplier is {z:g}; it must be a finite number of at least {_LEAST_NOISE:g}")
+    return z
 
 
 def epsilon(release: Release, count: float, delta: float, *, discretization: float = FINE) -> float:
@@ -63,21 +220,24 @@ def delta(release: Release, count: float, epsilon: float) -> float:
         raise PlanError(f"epsilon {epsilon:g} and {count} releases must not be negative")
     if count == 0:
         return 0.0
-    everybody = _gaussian_delta(release.multiplier / math.sqrt(count), epsilon) if release.gaussian else 1.0
+    everybody = 1.0
+    if release.gaussian:  # Balle and Wang's equation 6: Phi(1 / 2z - epsilon z) - exp(epsilon) Phi(-1 / 2z - epsilon z)
+        z = release.multiplier / math.sqrt(count)
+        first, second = log_ndtr(0.5 / z - epsilon * z), epsilon + log_ndtr(-0.5 / z - epsilon * z)
+        everybody = float(-np.exp(first) * np.expm1(min(second - first, 0.0)))
     if release.plain:
         return everybody
-    step = bounds.pld_step(release, count, FINE)
+    step = pld_step(release, count, FINE)
     if step is None:
-        orders = bounds.orders(release)
-        by_rdp = compute_delta(orders, rdp(release, count, orders), epsilon)[0]
-        return min(everybody, float(by_rdp))
-    found = float(bounds.distribution(release, math.ceil(count), step).get_delta(epsilon))
-    return min(1.0, max(found, bounds.least_delta(count)))
+        orders = orders_for(release)
+        return min(everybody, float(compute_delta(orders, rdp(release, count, orders), epsilon)[0]))
+    found = float(distribution(release, math.ceil(count), step).get_delta(epsilon))
+    return min(1.0, max(found, least_delta(count)))
 
 
 def rdp(release: Release, count: float, orders: Sequence[float]) -> tuple[float, ...]:
     """The Renyi divergence of `count` such releases at each of `orders`, for composition with other runs."""
-    return tuple(count * one for one in bounds.renyi(release, tuple(map(float, orders))))
+    return tuple(count * one for one in renyi(release, tuple(map(float, orders))))
 
 
 def largest_count(release: Release, epsilon: float, delta: float) -> int:
@@ -117,23 +277,21 @@ def calibrate(
     if not count > 0:
         raise PlanError(f"no noise multiplier exists for {count:g} releases; there must be at least one")
 
+    def measure(step: float) -> Callable[[float], float]:
+        return lambda z: _epsilon(release_at(z), count, delta, step)
+
     first = release_at(1.0)
     if first.plain or not (first.gaussian or first.concentrated):
-        return _descend(partial(_at, release_at, count, delta, FINE), epsilon, 1.0)
+        return _descend(measure(FINE), epsilon, 1.0)
     if first.accountant == "pld":
         steps = [COARSEST] if coarse else [COARSE, FINE]
     else:
         steps = [] if coarse and epsilon > _FEW_ORDERS_DO else [FINE]
-    found = _descend(lambda z: bounds.quick(release_at(z), count, delta), epsilon, 1.0)
+    found = _descend(lambda z: quick(release_at(z), count, delta), epsilon, 1.0)
     for step in steps:
-        here, beyond = ((z, bounds.quick(release_at(z), count, delta)) for z in (found, 1.02 * found))
-        measure = partial(_at, release_at, count, delta, step)
-        found = _descend(measure, epsilon, found, _power(here, beyond))
+        here, beyond = ((z, quick(release_at(z), count, delta)) for z in (found, 1.02 * found))
+        found = _descend(measure(step), epsilon, found, _power(here, beyond))
     return found
-
-
-def _at(release_at: Callable[[float], Release], count: float, delta: float, step: float, z: float) -> float:
-    return _epsilon(release_at(z), count, delta, step)
 
 
 def _descend(measure: Callable[[float], float], target: float, z: float, power: float = 1.5) -> float:
@@ -169,27 +327,10 @@ def _power(one: tuple[float, float], other: tuple[float, float], otherwise: floa
     return min(max(-math.log(one[1] / other[1]) / math.log(one[0] / other[0]), 1.0), 100.0)
 
 
-@lru_cache(maxsize=1024)
-def _epsilon(release: Release, count: float, delta: float, discretization: float) -> float:
-    everybody = bounds.without_sampling(release, count, delta)
-    if release.plain:
-        return everybody
-    step = bounds.pld_step(release, count, discretization)
-    if step is None:
-        closed = min(everybody, bounds.by_participation(release, count, delta))
-        return min(closed, bounds.by_rdp(release, count, delta))
-    if delta < bounds.least_delta(count):
-        raise PlanError(
-            f"delta {delta:g} is below {bounds.least_delta(count):g}, the least that rounding lets PLD resolve "
-            f"over {count} releases; choose a larger delta"
-        )
-    return min(everybody, float(bounds.distribution(release, math.ceil(count), step).get_epsilon(delta)))
-
-
-def _gaussian_delta(z: float, epsilon: float) -> float:
-    """Balle and Wang's equation 6: Phi(1 / 2z - epsilon z) - exp(epsilon) Phi(-1 / 2z - epsilon z)."""
-    first, second = log_ndtr(0.5 / z - epsilon * z), epsilon + log_ndtr(-0.5 / z - epsilon * z)
-    return float(-np.exp(first) * np.expm1(min(second - first, 0.0)))
+def _rounded_up(z: float) -> float:
+    """Round up to six digits, so that the printed and stored number is the accounted one."""
+    grain = 10.0 ** (math.floor(math.log10(z)) - 5)
+    return float(f"{math.ceil(z / grain - 1e-6) * grain:.6g}")
 
 
 def _checked(count: float, delta: float) -> None:
@@ -201,7 +342,256 @@ def _checked(count: float, delta: float) -> None:
         )
 
 
-def _rounded_up(z: float) -> float:
-    """Round up to six digits, so that the printed and stored number is the accounted one."""
-    grain = 10.0 ** (math.floor(math.log10(z)) - 5)
-    return float(f"{math.ceil(z / grain - 1e-6) * grain:.6g}")
+@lru_cache(maxsize=1024)
+def _epsilon(release: Release, count: float, delta: float, discretization: float) -> float:
+    everybody = without_sampling(release, count, delta)
+    if release.plain:
+        return everybody
+    step = pld_step(release, count, discretization)
+    if step is None:
+        closed = min(everybody, by_participation(release, count, delta))
+        return min(closed, by_rdp(release, count, delta))
+    if delta < least_delta(count):
+        raise PlanError(
+            f"delta {delta:g} is below {least_delta(count):g}, the least that rounding lets PLD resolve "
+            f"over {count} releases; choose a larger delta"
+        )
+    return min(everybody, float(distribution(release, math.ceil(count), step).get_epsilon(delta)))
+
+
+def without_sampling(release: Release, count: float, delta: float) -> float:
+    """Epsilon as if everybody took part: `count` Gaussians of z are one of z / sqrt(count), exactly; else infinite."""
+    if not release.gaussian:
+        return math.inf
+    return gaussian_epsilon(release.multiplier / math.sqrt(count), delta)
+
+
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """The exact epsilon of one Gaussian release at delta, where the noise has `multiplier` times the sensitivity.
+
+    Balle and Wang, "Improving the Gaussian Mechanism" (2018).
+    """
+    with np.errstate(divide="ignore"):  # it takes the log of a difference, which is 0 for the largest multipliers
+        return float(get_epsilon_gaussian(multiplier, delta))
+
+
+def by_participation(release: Release, count: float, delta: float) -> float:
+    """Epsilon as if a member's k participations were known; more than k have probability at most delta / 2.
+
+    Given the rounds it takes part in, the member's releases are at most k Gaussians, and mixing over those rounds keeps
+    (epsilon, delta / 2). The event of more than k participations adds its probability to delta and -log(1 - its probability) to
+    epsilon. Tight where noise is very small.
+    """
+    if not (release.gaussian and isinstance(release.event, PoissonSampledDpEvent)):
+        return math.inf
+    most = max(1, int(binom.isf(delta / 2, count, release.rate)))
+    return without_sampling(release, min(most, count), delta / 2) - math.log1p(-delta / 2)
+
+
+def by_rdp(release: Release, count: float, delta: float, at: tuple[float, ...] = ()) -> float:
+    """Epsilon from Renyi divergences at some orders, by the conversion of Canonne, Kamath and Steinke (2020)."""
+    at = at or orders_for(release)
+    divergences = [count * one for one in renyi(release, at)]
+    return float(compute_epsilon(at, divergences, delta)[0])
+
+
+def quick(release: Release, count: float, delta: float) -> float:
+    """The least of the bounds that take milliseconds."""
+    if release.concentrated:
+        return by_rdp(release, count, delta)
+    closed = min(without_sampling(release, count, delta), by_participation(release, count, delta))
+    return min(closed, by_rdp(release, count, delta, FEW_ORDERS))
+
+
+@lru_cache(maxsize=256)
+def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
+    """Renyi divergences of one release: with sampling, if dp_accounting has them, or without, whichever are smaller."""
+    if release.concentrated:
+        return concentrated_divergences(release._of_everybody.rho, release.rate, at)
+    if not release.gaussian:
+        return _renyi_of_any(release, at)
+    plain = np.asarray(at) / (2 * release.multiplier**2)
+    unknown = isinstance(release.event, PoissonSampledDpEvent) and release.adjacency == "replace-one"
+    if release.plain or unknown:
+        return tuple(plain.tolist())
+    with _hushed():
+        accountant = RdpAccountant(at, _RELATIONS[release.adjacency]).compose(release.event)
+    sampled = np.maximum(accountant.rdp, 0) + 1e-14  # its sums are rounded, and may come out below zero
+    return tuple(np.minimum(plain, sampled).tolist())
+
+
+def _renyi_of_any(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
+    """Renyi divergences with sampling, if dp_accounting has them; else without it, which gives larger or equal ones."""
+    for event in (release.event, release._of_everybody):
+        accountant = RdpAccountant(at, _RELATIONS[release.adjacency])
+        if accountant.supports(event):
+            return tuple(np.maximum(accountant.compose(event).rdp, 0).tolist())
+    raise PlanError(f"dp_accounting knows no Renyi divergence of {release.event}, which this ledger composes by")
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Hides dp_accounting's warnings: an order at which its series does not converge counts as infinite; log(0) as well."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(divide="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def orders_for(release: Release) -> tuple[float, ...]:
+    """The orders at which Renyi divergences are turned into an epsilon."""
+    if not release.concentrated:
+        return ORDERS
+    return EVERY_ORDER if release.rate == 1 else WHOLE_ORDERS
+
+
+def pld_step(release: Release, count: float, widest: float) -> float | None:
+    """The discretisation step; None if PLD is not the accountant, or costs too much time and memory.
+
+    The error of `count` steps of width h grows as count h^2, and steps wider than the losses hide them, so h is at most 0.01 /
+    sqrt(count) and 1/2000 of the largest loss that matters (for the step of record, and in proportion for others). Where
+    epsilon is large, h grows with it.
+    """
+    if release.plain or release.accountant != "pld":
+        return None
+    scale, rate = quick(release, count, 1e-5) if release.gaussian else 0.0, release.rate
+    if scale > _MOST_BY_PLD:
+        return None
+    if release.gaussian:
+        everybody = 0.5 / release.multiplier**2 + 10 / release.multiplier  # the loss at ten standard deviations
+    else:
+        everybody = 1 / getattr(release._of_everybody, "noise_multiplier", 1.0)  # Laplace's; a guess for other events
+    without = math.log1p(-rate) if rate < 1 else -math.inf
+    loss = float(np.logaddexp(without, math.log(rate) + everybody))
+    finest = min(widest, 100 * widest / math.sqrt(count), loss / 2000 * widest / FINE)
+    return max(finest, loss / 2e5, scale / 3e5)
+
+
+def least_delta(count: float) -> float:
+    """Below this delta, rounding in PLD's transforms *under*states epsilon; seen with Gaussians, whose epsilon is known."""
+    return max(1e-10, 1e-13 * count)
+
+
+@lru_cache(maxsize=2)  # for a whole curve of epsilon and delta
+def distribution(release: Release, count: int, step: float) -> PLDAccountant | Composed:
+    """The accountant of record: the distribution of the privacy loss of `count` releases, in steps, rounded up."""
+    if release.gaussian and 0 < release.rate < 1 and release.adjacency == "add-remove":
+        return composed(release.multiplier, release.rate, count, step)
+    accountant = PLDAccountant(_RELATIONS[release.adjacency], step)
+    if not accountant.supports(release.event):
+        raise PlanError(f"dp_accounting knows no privacy loss distribution of {release.event}")
+    return accountant.compose(release.event, count)
+
+
+def composed(z: float, rate: float, count: int, step: float) -> Composed:
+    """The composition by `PLDAccountant` of `count` Gaussians of multiplier z, each over a Poisson sample; 0 < rate < 1.
+
+    The library computes in Python, for one loss at a time, the observation x that has this loss, and a grid has some 100,000
+    losses. Here its formulas are evaluated over arrays. With sensitivity 1, sampling rate q and L(x) = -(1/2 + x) / z^2:
+
+        a member less    loss(x) = log(1 - q + q e^L(x))            x = L^-1(log(1 + (e^loss - 1) / q))
+        a member more    loss(x) = -log(1 - q + q e^-L(x - 1))      x = 1 + L^-1(-log(1 + (e^-loss - 1) / q))
+
+    The grid, its rounding upwards and composition are the library's own, and so are the resulting numbers: upper bounds.
+    """
+    of_one = list[PLDPmf]()
+    for kind in (AdjacencyType.REMOVE, AdjacencyType.ADD):
+        loss = GaussianPrivacyLoss(z, sampling_prob=rate, adjacency_type=kind)
+        bounds = loss.connect_dots_bounds()  # on multiples of `step` ("connect the dots", Doroshenko et al. 2022)
+        low, high = math.floor(bounds.epsilon_lower / step), math.ceil(bounds.epsilon_upper / step)
+        deltas = hockey_sticks(loss, np.arange(low, high + 1) * step)
+        of_one.append(create_pmf_pessimistic_connect_dots_fixed_gap(step, low, high, deltas))
+    return Composed(identity(step).compose(PrivacyLossDistribution(*of_one).self_compose(count)))
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The distribution of the privacy loss, with the queries of `PLDAccountant`."""
+
+    pld: PrivacyLossDistribution
+
+    def get_epsilon(self, delta: float) -> float:
+        return float(self.pld.get_epsilon_for_delta(delta))
+
+    def get_delta(self, epsilon: float) -> float:
+        return float(self.pld.get_delta_for_epsilon(epsilon))
+
+
+def hockey_sticks(loss: GaussianPrivacyLoss, epsilons: Floats) -> Floats:
+    """(n,) the hockey-stick divergence at each epsilon: `loss.get_delta_for_epsilon(epsilons)`."""
+    # With a member less no loss is below this bound, with a member more none above -bound.
+    bound = math.log1p(-loss.sampling_prob)
+    if loss.adjacency_type == AdjacencyType.REMOVE:
+        with np.errstate(over="ignore"):  # of a loss that large minus infinity is left out below
+            reached, deltas = epsilons > bound, -np.expm1(epsilons)
+    else:
+        reached, deltas = epsilons < -bound, np.zeros_like(epsilons)
+    within = epsilons[reached]
+    x = observations(loss, within)
+    deltas[reached] = loss.mu_upper_cdf(x) - np.exp(within + loss.mu_lower_log_cdf(x))
+    clipped: Floats = np.clip(deltas, 0, 1)
+    return clipped
+
+
+def observations(loss: GaussianPrivacyLoss, losses: Floats) -> Floats:
+    """(n,) the observation that has each loss: `[loss.inverse_privacy_loss(one) for one in losses]`."""
+    q, sign = loss.sampling_prob, 1.0 if loss.adjacency_type == AdjacencyType.REMOVE else -1.0
+    shift, least = 1 - 1 / q, math.log(1 - q)
+    less = sign * losses  # log(e^less / q + shift) is the loss without sampling
+    raised = less + np.log(1 / q)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unsampled = raised + np.log1p(-np.exp(np.log(-shift) - raised))
+    unsampled[less == 0] = np.log(1 / q + shift)
+    unsampled[less <= least] = np.nan
+    close = np.abs(less - least) <= 1e-9 * np.maximum(np.abs(less), abs(least))  # as `math.isclose`
+    unsampled[close] = -np.inf
+    if np.isnan(unsampled).any():
+        raise PlanError(f"a sampling rate of {q!r} is too close to 0 or 1 to be accounted for in floating point")
+    x: Floats = -0.5 - sign * unsampled * loss.standard_deviation**2
+    return x if sign > 0 else 1.0 + x
+
+
+def concentrated_divergences(rho: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+    """Renyi divergences of a release of which only this is known: at every order they are at most a Gaussian's.
+
+    Sums of discrete noise (`distributed`) are such releases: D_a <= a rho for all a > 1, which is rho-concentrated privacy,
+    holds with rho = 1 / (2 z^2), as for a Gaussian of multiplier z. Their privacy loss is not a Gaussian's, so neither the
+    exact formulas nor the privacy loss distribution of a Gaussian may be used.
+
+    Poisson sampling at rate q. Let neighbours differ in one member, fix everybody else's coins, let Q be the law of the release
+    without the member and P with it, and L = P / Q. With the member's coin random, the release has the law
+    M = (1 - q) Q + q P, and at integer orders a,
+
+        exp((a - 1) D_a(M | Q)) = E_Q (1 - q + q L)^a = sum_l C(a, l) (1 - q)^(a - l) q^l exp((l - 1) D_l(P | Q)),
+
+    which grows with every D_l, so it is at most its value at D_l = l rho: the Gaussian's own sum. The reverse divergence
+    D_a(Q | M) is no larger. The noise N is symmetric, and P is the law of s + N where Q is that of N, up to a shift of both; so
+    the reflection x -> s - x exchanges P and Q, and for two laws that a reflection exchanges D_a(Q | M) <= D_a(M | Q) (Mironov,
+    Talwar and Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism", 2019, theorem 5: sums take the place of
+    integrals). Mixing over s, where it is random, and over everybody else's coins costs nothing, by quasi-convexity.
+
+    Where the divergence as if everybody took part is smaller, it is used. Divergences grow with the order: between whole orders
+    the next whole order is used as a bound.
+    """
+    everybody = [order * rho for order in orders]
+    if rate == 1:
+        return tuple(everybody)
+    sampled = {whole: _sampled_divergence(rho, rate, whole) for whole in {math.ceil(order) for order in orders}}
+    return tuple(min(plain, sampled[math.ceil(order)]) for plain, order in zip(everybody, orders, strict=True))
+
+
+def _sampled_divergence(rho: float, rate: float, order: int) -> float:
+    """The sum above minus one, sum_{l>=2} C(a, l) (1 - q)^(a - l) q^l (exp(l (l - 1) rho) - 1): no digits cancel.
+
+    Rounded up by more than the possible float64 error.
+    """
+    chosen = np.arange(2, order + 1)
+    ways = gammaln(order + 1) - gammaln(chosen + 1) - gammaln(order - chosen + 1)
+    weights = ways + (order - chosen) * math.log1p(-rate) + chosen * math.log(rate)
+    loss = chosen * (chosen - 1.0) * rho
+    excess = float(logsumexp(weights + loss + np.log(-np.expm1(-loss))))
+    return float(np.logaddexp(0.0, excess)) / (order - 1) * (1 + 1e-9) + 1e-14

@@ -1,49 +1,167 @@
-"""The contents of a ledger's rows: its identity, its reservations, its charges, and the runs closed without any."""
+"""The contents of a ledger: the units that its costs protect, the entries in its rows, and the sum of all rows.
+
+Costs add up for one unit, and for one kind of neighbours. An epsilon bounds how well two neighbouring data sets can be
+distinguished. Where one run's neighbours differ in a patient and another's in all patients of a doctor, the sum of the two
+epsilons holds for neither: without the doctor, the first run lacks many patients at once. A ledger therefore stores the unit
+of every reservation: a name, the kind of unit, a keyed digest of which rows belong to which unit, and the neighbours. A
+reservation for any other unit is refused.
+
+The user states what digests cannot show: a patient with new rows is the same patient. The user gives the changed unit its own
+name and declares that both names mean one unit; the declaration is a row of the ledger. Costs for different kinds of neighbours
+never add up, whatever is declared. Neither do costs for examples and for their owners: a client or a group has many examples.
+
+A holder whose ledger is about one set of people, whatever their rows, passes `SAME_UNITS` in place of the digest. Costs then
+add up over all states of the data, which never counts a unit's cost too low.
+"""
 
 from __future__ import annotations
 
+import hmac
+import shlex
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from privacy.chain import RESTORE, Row
 from privacy.errors import LedgerError, PlanError
 from privacy.filters import Budget, Cost
-from privacy.units import Unit, Units, keyed
+from privacy.ledger_file import RESTORE, Head, Row
 
 FORMAT = 2  # the format version of row bodies
+# In place of the digest: whoever holds the data states that the units are the same, whatever their rows.
+SAME_UNITS = ""
+_KINDS = ("example", "client", "group")
 
 
 @dataclass(frozen=True)
-class Head:
-    """The position and digest of a ledger row, kept outside the ledger, which must contain this row unchanged for ever."""
+class Unit:
+    """The unit whose presence a run's cost protects.
 
-    ledger: str
-    row: int
-    digest: str
+    name: chosen by the user, or the column that names a row's owner. kind: a client, an example, a group. members: a digest of
+    which rows belong to which unit, or `SAME_UNITS`. neighbours: the difference between two neighbouring data sets.
+    """
 
-    def to_dict(self) -> dict[str, Any]:
+    name: str
+    kind: str
+    members: str
+    neighbours: str
+
+    def keyed(self, key: str) -> Unit:
+        """With a keyed digest: without the key it confirms no guess about the rows."""
+        return replace(self, members=keyed(key, "members", self.members) if self.members else SAME_UNITS)
+
+    def to_dict(self) -> dict[str, str]:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> Head:
-        """The head that `to_dict` wrote; LedgerError for anything else."""
+    def from_dict(cls, kept: Mapping[str, Any]) -> Unit:
+        """The unit that `to_dict` wrote; ValueError for anything else."""
         match kept:
-            case {"ledger": str(ledger), "row": int(row), "digest": str(digest)} if len(kept) == 3 and row >= 1:
-                return cls(ledger, row, digest)
-        raise LedgerError(f"{kept!r} is not the head of a ledger: restore the file that it was kept in")
+            case {"name": str(name), "kind": str(kind), "members": str(members), "neighbours": str(neighbours)}:
+                if name and len(kept) == 4:
+                    return cls(name, kind, members, neighbours)
+        raise ValueError(f"{kept!r} is not a unit")
 
 
-@dataclass(frozen=True)
-class Reservation:
-    """A run's reservation: its cost, its data, its unit and its terms. Digests in it are keyed."""
+@dataclass
+class Units:
+    """The units with reservations in a ledger, by name, each with its first row; and the names declared the same."""
 
-    cost: Cost
-    data: str
-    unit: Unit
-    terms: Mapping[str, Any]
+    used: dict[str, tuple[Unit, int]] = field(default_factory=dict)
+    declared: list[tuple[str, str]] = field(default_factory=list)
+
+    def enter(self, unit: Unit, row: int) -> None:
+        self.used.setdefault(unit.name, (unit, row))
+
+    def same(self, name: str) -> set[str]:
+        """All names that were declared the same as this one, including itself."""
+        found: set[str] = set()
+        new = {name}
+        while new:
+            found |= new
+            new = {name for pair in self.declared if found & set(pair) for name in pair} - found
+        return found
+
+    def require(self, path: Path, unit: Unit) -> None:
+        """LedgerError unless the unit's costs may be added to all costs in the ledger at `path`."""
+        _check_name(unit.name)
+        for known, row in self.used.values():
+            if known.neighbours != unit.neighbours:
+                raise LedgerError(
+                    f"{path} counts privacy for neighbours {known.neighbours!r}, not {unit.neighbours!r} (row {row}): use the "
+                    "same privacy.noise and federation.sampling, or another ledger"
+                )
+        for known, row in self.used.values():
+            if _differ((known.kind, unit.kind)):
+                raise LedgerError(
+                    f"{path} counts privacy for unit {known.name!r}, and costs of unit {unit.name!r} do not add up with it "
+                    f"(row {row}) under any declaration, since privacy.unit was {known.kind!r} and is {unit.kind!r}: use "
+                    "another ledger"
+                )
+        if unit.name in self.used:
+            self._require_unchanged(path, unit, *self.used[unit.name])
+        elif self.used and not self.same(unit.name) & set(self.used):
+            known, row = next(iter(self.used.values()))
+            raise LedgerError(
+                f"{path} counts privacy for unit {known.name!r}, and costs of unit {unit.name!r} do not add up with it (row "
+                f"{row}): use another ledger, or, if each {unit.name!r} is one {known.name!r}, declare it with `"
+                f"{_declaring(path, known.name, unit.name)}`"
+            )
+
+    def _require_unchanged(self, path: Path, unit: Unit, known: Unit, row: int) -> None:
+        if known.kind == unit.kind and unit.members in (SAME_UNITS, known.members):
+            return
+        how = "other rows" if known.kind == unit.kind else f"privacy.unit = {known.kind!r}, not {unit.kind!r}"
+        raise LedgerError(
+            f"{path} knows unit {unit.name!r} with {how} (row {row}): if they are the same people, set privacy.unit_name to a "
+            f"new name and declare it with `{_declaring(path, unit.name, 'NEW-NAME')}`, else use another ledger"
+        )
+
+    def require_declarable(self, path: Path, one: str, other: str) -> None:
+        """LedgerError for a statement that adds nothing, mixes kinds, or names no unit of this ledger."""
+        for name in (one, other):
+            _check_name(name)
+        if other in self.same(one):
+            raise LedgerError(f"{path} counts {one!r} and {other!r} as the same unit already: no declaration is needed")
+        kinds = {  # of a unit that has reserved, or whose name is a kind (the default); "" if it is not known yet
+            name: self.used[name][0].kind if name in self.used else name if name in _KINDS else ""
+            for name in sorted(self.same(one) | self.same(other))
+        }
+        if _differ(kinds.values()):
+            said = ", ".join(f"{name!r} is of kind {kind!r}" for name, kind in kinds.items() if kind)
+            raise LedgerError(
+                f"{path} cannot count {one!r} and {other!r} as one unit, since an example is no client and no group ({said}): "
+                "use another ledger"
+            )
+        known = {*self.used, *(name for pair in self.declared for name in pair)}
+        if not known & {one, other}:
+            names = ", ".join(map(repr, sorted(known))) or "none"
+            raise LedgerError(
+                f"{path} knows neither unit {one!r} nor {other!r}: name at least one of its units: {names}"
+            )
+
+
+def _differ(kinds: Iterable[str]) -> bool:
+    """Whether, among the known kinds, some are examples and others are not."""
+    return len({kind == "example" for kind in kinds if kind}) > 1
+
+
+def _declaring(path: Path, *names: str) -> str:
+    """The command that declares two names the same unit."""
+    return shlex.join(["secure-fed", "budget", "same", str(path), *names])
+
+
+def _check_name(name: str) -> None:
+    if not name or not name.isprintable():
+        raise PlanError(
+            f"a unit cannot be called {name!r} in a ledger: set privacy.unit_name to a name of printable characters"
+        )
+
+
+def keyed(key: str, purpose: str, digest: str) -> str:
+    """HMAC-SHA-256 of a digest, separate for each purpose."""
+    return hmac.new(bytes.fromhex(key), f"{purpose} {digest}".encode(), "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -57,6 +175,16 @@ class Opening:
 
 
 @dataclass(frozen=True)
+class Reservation:
+    """A run's reservation: its cost, its data, its unit and its terms. Digests in it are keyed."""
+
+    cost: Cost
+    data: str
+    unit: Unit
+    terms: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Charge:
     """The charge for releases that are about to be made. round: the round that its note names, if it names one."""
 
@@ -66,7 +194,7 @@ class Charge:
 
 
 @dataclass(frozen=True)
-class Statement:
+class Declaration:
     """The user's statement that two names mean one unit."""
 
     one: str
@@ -78,11 +206,11 @@ class Closing:
     """The end of a run that has charged nothing: its reservation counts no more, and it never reserves or charges again."""
 
 
-Entry = Opening | Reservation | Charge | Statement | Closing
+Entry = Opening | Reservation | Charge | Declaration | Closing
 
 
 class Book:
-    """The sum of all rows entered so far."""
+    """The sum of all rows of the ledger at `path` that were entered so far."""
 
     opening: Opening
 
@@ -107,7 +235,7 @@ class Book:
         return keyed(self.opening.key, purpose, digest)
 
     def enter(self, row: Row) -> None:
-        """Add one more row, which `chain` has verified."""
+        """Add one more row, which `ledger_file` has verified."""
         match self.check(row):
             case Reservation() as reservation:
                 self._reservations[row.run] = reservation
@@ -117,10 +245,15 @@ class Book:
                 self._charges[row.run][who] = self._charges[row.run].get(who, 0) + releases
                 if round_ is not None:
                     self._next_rounds[row.run, who] = max(self.next_round(row.run, who), round_ + 1)
-            case Statement(one, other):
-                self.units.declare(one, other)
-            case Closing():
-                self._close(row.run)
+            case Declaration(one, other):
+                self.units.declared.append((one, other))
+            case Closing():  # its data and unit are forgotten too, where no other run has reserved for them
+                self._closed.add(row.run)
+                del self._reservations[row.run]
+                self._reserving = [(held, reservation) for held, reservation in self._reserving if held.run != row.run]
+                self.units.used.clear()
+                for held, reservation in self._reserving:
+                    self.units.enter(reservation.unit, held.id)
             case Opening() as opening:
                 self.opening = opening
         self._seals.append(row.digest)
@@ -141,7 +274,8 @@ class Book:
                 case "charge":
                     return _charged(row.body)
                 case "same":
-                    return _declared(row.body)
+                    one, other = row.body["units"]
+                    return Declaration(_text(one), _text(other))
                 case "close":
                     if row.run not in self._reservations or row.run in self._charges:
                         raise ValueError("it closes a run that has reserved nothing, or has charged")
@@ -207,27 +341,12 @@ class Book:
         """The costs reserved by all runs except `run`."""
         return [held.cost for holder, held in self._reservations.items() if holder != run]
 
-    def _close(self, run: str) -> None:
-        """Forget the run's reservation, and its data and unit where no other run has reserved for them."""
-        self._closed.add(run)
-        del self._reservations[run]
-        self._reserving = [(row, reservation) for row, reservation in self._reserving if row.run != run]
-        self.units.used.clear()
-        for row, reservation in self._reserving:
-            self.units.enter(reservation.unit, row.id)
-
     def charged(self, run: str) -> dict[str, int]:
         return dict(self._charges.get(run, {}))
 
     def next_round(self, run: str, who: str) -> int:
         """The round after the last one that a charge to `who` names; 0 before any."""
         return self._next_rounds.get((run, who), 0)
-
-
-def words_of(cost: Cost) -> str:
-    """A cost in words, for messages."""
-    rdp = "" if cost.rdp is None else f", RDP {', '.join(f'{rho:.6g}' for rho in cost.rdp)}"
-    return f"epsilon {cost.epsilon:.6g}, delta {cost.delta:.6g}{rdp}"
 
 
 def _opened(body: Mapping[str, Any]) -> Opening:
@@ -254,11 +373,6 @@ def _charged(body: Mapping[str, Any]) -> Charge:
         raise ValueError(f"it charges {releases!r} releases")
     round_ = dict(body["note"]).get("round")
     return Charge(_text(body["who"]), releases, round_ if isinstance(round_, int) else None)
-
-
-def _declared(body: Mapping[str, Any]) -> Statement:
-    one, other = body["units"]
-    return Statement(_text(one), _text(other))
 
 
 def _text(value: Any) -> str:

@@ -26,13 +26,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
-from privacy.entropy import Floats
+from privacy.entropy import Floats, Stream
 from privacy.errors import PlanError
+from privacy.mechanisms import Named, perturbed
+
+_FILTERED = 512  # rounds whose coefficients are found by filtering: see `_inverse`
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Correlation:
 
     def weights(self, rounds: int) -> Floats:
         """(rounds,) the first column of C^-1: round t publishes the noise sum_j weights[j] Z[t - j]."""
-        return _filtered([1.0], self.column, rounds)
+        return _filtered(self.column, rounds)
 
     def exposures(self, rounds: int, gap: int, most: int) -> tuple[float, ...]:
         """(rounds + 1,) s^2 of the first 0, 1, ... rounds."""
@@ -71,10 +76,13 @@ class Correlation:
         """(rounds,) the standard deviation of the noise on each model, for Z of standard deviation one."""
         from scipy.signal import fftconvolve  # imported here because the import takes 0.4 s
 
-        model = _filtered([1.0], _denominator(momentum), rounds)
+        model = _filtered([1.0, -1.0 - momentum, momentum], rounds)  # of one over (1 - x)(1 - b x)
         noise = fftconvolve(model, _inverse(self.column, rounds))[:rounds]
         found: Floats = np.sqrt(np.cumsum(np.square(noise)))
         return found
+
+
+INDEPENDENT = Correlation()
 
 
 def square_root(band: int, momentum: float = 0.0) -> Correlation:
@@ -82,17 +90,6 @@ def square_root(band: int, momentum: float = 0.0) -> Correlation:
     if band < 1 or not 0 <= momentum < 1:
         raise PlanError(f"the band is {band} rounds and the momentum {momentum:g}; choose at least 1, and below 1")
     return _cut(_root(band, momentum), band)
-
-
-def _root(band: int, momentum: float) -> Floats:
-    """(band,) the first coefficients of the square root of the workload's generating function."""
-    halves = np.cumprod([1.0, *((2 * j - 1) / (2 * j) for j in range(1, band))])  # of (1 - x)^(-1/2)
-    return np.convolve(halves, halves * momentum ** np.arange(band))[:band]
-
-
-def _cut(root: Floats, band: int) -> Correlation:
-    column = root[:band]
-    return Correlation(tuple((column / np.linalg.norm(column)).tolist()))
 
 
 def best(rounds: int, gap: int, most: int, momentum: float = 0.0) -> Correlation:
@@ -124,7 +121,15 @@ def noise(made: Correlation, rounds: int, gap: int, most: int, momentum: float =
     return math.sqrt(made.exposures(rounds, gap, most)[-1] * float(np.mean(np.square(errors))))
 
 
-INDEPENDENT = Correlation()
+def _root(band: int, momentum: float) -> Floats:
+    """(band,) the first coefficients of the square root of the workload's generating function."""
+    halves = np.cumprod([1.0, *((2 * j - 1) / (2 * j) for j in range(1, band))])  # of (1 - x)^(-1/2)
+    return np.convolve(halves, halves * momentum ** np.arange(band))[:band]
+
+
+def _cut(root: Floats, band: int) -> Correlation:
+    column = root[:band]
+    return Correlation(tuple((column / np.linalg.norm(column)).tolist()))
 
 
 def _spread(most: int) -> set[int]:
@@ -133,18 +138,13 @@ def _spread(most: int) -> set[int]:
     return {*range(1, min(9, most) + 1), *large, most}
 
 
-def _denominator(momentum: float) -> list[float]:
-    """The coefficients of (1 - x)(1 - b x)."""
-    return [1.0, -1.0 - momentum, momentum]
-
-
 def _inverse(column: Sequence[float], rounds: int) -> Floats:
-    """(rounds,) the coefficients of one over a polynomial: the first by filtering (rounds times band operations), and
-    in long runs the others by Newton's steps g <- g (2 - c g), each of which doubles their number.
+    """(rounds,) the coefficients of one over a polynomial: the first ones by `_filtered`, and in long runs the others by
+    Newton's steps g <- g (2 - c g), each of which doubles their number.
     """
     from scipy.signal import fftconvolve
 
-    c, found = np.asarray(column), _filtered([1.0], column, min(rounds, _FILTERED))
+    c, found = np.asarray(column), _filtered(column, min(rounds, _FILTERED))
     while (known := len(found)) < rounds:
         size = min(2 * known, rounds)
         product = fftconvolve(c[:size], found)[:size]
@@ -155,14 +155,60 @@ def _inverse(column: Sequence[float], rounds: int) -> Floats:
     return found
 
 
-_FILTERED = 512  # rounds
-
-
-def _filtered(numerator: Sequence[float], denominator: Sequence[float], rounds: int) -> Floats:
-    """(rounds,) the coefficients of a quotient of two polynomials."""
+def _filtered(polynomial: Sequence[float], rounds: int) -> Floats:
+    """(rounds,) the coefficients of one over a polynomial, in rounds times band operations."""
     from scipy.signal import lfilter
 
     impulse = np.zeros(rounds)
     impulse[:1] = 1.0
-    found: Floats = lfilter(numerator, denominator, impulse)
+    found: Floats = lfilter([1.0], polynomial, impulse)
     return found
+
+
+class CorrelatedRows:
+    """Rows of the noise C^-1 Z, one for each round, where Z_t is the stream of round t from its beginning.
+
+    With y_t the noise of round t, C (C^-1 Z) = Z gives a row from the band - 1 rows before it:
+
+        y_t = (Z_t - sum_(j = 1 ... band - 1) c_j y_(t - j)) / c_0.
+
+    So a round takes the memory and time of `band` rows. A process that resumes a run lacks the earlier rows and makes them
+    again from the first one, of the same streams: a row is the same at every call. The rows are as secret as the keys of their
+    streams.
+
+    All rows have the same shapes and are drawn in the order of names, so each coordinate's noise cancels its own earlier noise.
+    """
+
+    def __init__(self, correlation: Correlation, stream_of: Callable[[int], Stream]) -> None:
+        self._column = correlation.column
+        self._stream_of = stream_of
+        self._past: deque[dict[str, Floats]] = deque(maxlen=correlation.band - 1)  # the latest first
+        self._next = 0
+
+    def noised(self, total: Named, std: float, round_: int) -> dict[str, Tensor]:
+        """A round's total plus its noise row, ready for release. std: the standard deviation of Z on each coordinate."""
+        row = self.row(round_, {name: tuple(tensor.shape) for name, tensor in total.items()})
+        stream = self._stream_of(round_)
+
+        def noised(name: str, tensor: Tensor) -> Tensor:
+            return perturbed(tensor, std, stream, lambda *_: row[name].copy())
+
+        return {name: noised(name, tensor) for name, tensor in sorted(total.items())}
+
+    def row(self, round_: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Floats]:
+        """y of this round; the rows of skipped rounds are made on the way."""
+        if round_ < self._next:
+            self._past.clear()
+            self._next = 0
+        made = dict[str, Floats]()
+        for number in range(self._next, round_ + 1):
+            stream, made = self._stream_of(number), {}
+            for name, shape in sorted(shapes.items()):
+                row = stream.normal(shape)
+                for weight, earlier in zip(self._column[1:], self._past, strict=False):  # fewer rows at the beginning
+                    row -= weight * earlier[name]
+                row /= self._column[0]
+                made[name] = row
+            self._past.appendleft(made)
+        self._next = round_ + 1
+        return made

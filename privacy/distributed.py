@@ -1,36 +1,8 @@
 """Distributed noise: every client adds a share of it, in integers, and a secure sum reveals only the total.
 
-A client scales its clipped contribution to integer units, rounds it (`rounding`), and adds its own N_Z(0, sigma^2) to every
-coordinate (`discrete`). The sum is taken modulo 2^bits.
-
-Guarantee. Let neighbours differ in one client's contribution, which is present or zero; its share of the noise is present in
-both. (A client's participation itself is not hidden: secure sums are made by named clients.) If the sum contains at least
-`shares` shares that the adversary does not know, then one release has Renyi divergences of at most those of a Gaussian with
-noise multiplier z = 1 / eps,
-
-    D_a <= a eps^2 / 2 for all a > 1,     eps^2 = Delta^2 / (shares sigma^2) + tau d,                                     (1)
-    tau = 10 sum_{j=1}^{shares-1} exp(-2 pi^2 sigma^2 j / (j + 1)),
-
-where Delta is the L2 norm that no rounded contribution exceeds. Further shares, the modulus, and everything computed from the
-total are post-processing. If totals wrap around the modulus, the result is useless, but no less private.
-
-Proof (the approach is that of Kairouz, Liu and Steinke, arXiv 2102.06387; the constants are ours). Write n for `shares` and
-g_v for x -> exp(-x^2 / 2v).
-
- 1. The law of n shares in one coordinate is c g_{n sigma^2}(x) r(x), where log r varies by at most tau / 2. By induction over
-    the shares: if j of them have c g_{j sigma^2} r_j, one more makes the sum over integers y of g_{sigma^2}(y)
-    g_{j sigma^2}(x - y) r_j(x - y), which is g_{(j+1) sigma^2}(x) times the sum of g_v(y - x / (j + 1)) r_j(x - y) with
-    v = sigma^2 j / (j + 1). Without r_j, this sum is a constant times 1 +- t with t = 2 sum_{k>=1} exp(-2 pi^2 v k^2)
-    (Poisson's summation formula), and with it no more than r_j varies beyond that. So every share widens the range of log r
-    by log((1 + t) / (1 - t)) <= 5 exp(-2 pi^2 v), as sigma >= 1.
- 2. A share X is subgaussian: E exp(b X) <= exp(b^2 sigma^2 / 2), because the sum of g_{sigma^2}(x - b sigma^2) over integers
-    x is largest where b sigma^2 is an integer (the same formula: all its coefficients are positive).
- 3. Shift one coordinate by an integer h: P is the law of h + X and Q that of X, X the sum of the shares. The privacy loss at
-    h + X is at most (h^2 + 2 h X) / (2 n sigma^2) + tau / 2, by 1. Hence, by 2,
-    (a - 1) D_a = log E_P exp((a - 1) loss) <= (a - 1) (a h^2 / (2 n sigma^2) + tau / 2).
- 4. Coordinates are independent, so that over d of them D_a <= a Delta^2 / (2 n sigma^2) + tau d / 2 <= a eps^2 / 2. A
-    contribution is rounded at random, by its own client's coins; divergences of mixtures are at most the largest
-    divergence (quasi-convexity).
+A client scales its clipped contribution to integer units, rounds it (`rounded`), and adds its own N_Z(0, sigma^2) to every
+coordinate (`discrete_gaussian`). The sum is taken modulo 2^bits. `DistributedGaussian` has the guarantee and its proof. The
+norm of a rounded contribution is checked in exact integers, and the noise has exactly its law.
 """
 
 from __future__ import annotations
@@ -38,19 +10,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from privacy.discrete import LARGEST_EXPONENT, Integers, discrete_gaussian
-from privacy.entropy import Floats, Stream
+from privacy.entropy import Floats, Stream, Words
 from privacy.errors import PlanError
 from privacy.mechanisms import clip_factor
-from privacy.rounding import norm_bound, rounded, squared_bound
+
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 WRAPS = 2.0**-40  # bounds the probability that any coordinate of a total wraps around
+LARGEST_EXPONENT = 40  # sigma is a power of two, at most 2^40, and at least 2^2 in a grid
+_LEAST_EXPONENT = 2
+_MOST_INFLATION = 1.25  # of the clip norm by rounding; a larger one needs a wider modulus
+
+BETA = math.exp(-0.5)  # the probability with which a rounded vector is drawn again is at most this
+_TOO_LARGE = 2.0**62
+_MOST_DRAWS = 1000
+_LIMB_BITS, _LIMB = 21, (1 << 21) - 1
+_SUMMED_AT_ONCE = 1 << 20  # products of two limbs are below 2^42, and the sum of this many of them below 2^62
+
+_PROPOSALS_AT_ONCE = 1 << 16  # proposals made in one go: bounds the memory, and stays within a processor's cache
+_WORD_BITS = 64
+_GUARD = 30  # decimal places beyond the requested ones
 
 
 @dataclass(frozen=True)
@@ -68,11 +57,40 @@ class Grid:
 
 @dataclass(frozen=True)
 class DistributedGaussian:
-    """The mechanism of this module, with the methods that clients call on any mechanism; adds no noise to a total.
+    """Noise in shares, with the methods that clients call on any mechanism; adds no noise to a total.
 
     noise_multiplier: z, the charged multiplier. contributors: the number of contributors to the sum when nobody drops out.
     shares: the number of shares that the guarantee counts: the least number of survivors, minus the colluders among them, who
     know their own shares, and minus the contributors that add none.
+
+    Guarantee. Let neighbours differ in one client's contribution, which is present or zero; its share of the noise is present
+    in both. (A client's participation itself is not hidden: secure sums are made by named clients.) If the sum contains at
+    least `shares` shares that the adversary does not know, then one release has Renyi divergences of at most those of a
+    Gaussian with noise multiplier z = 1 / eps,
+
+        D_a <= a eps^2 / 2 for all a > 1,     eps^2 = Delta^2 / (shares sigma^2) + tau d,                                 (1)
+        tau = 10 sum_{j=1}^{shares-1} exp(-2 pi^2 sigma^2 j / (j + 1)),
+
+    where Delta is the L2 norm that no rounded contribution exceeds. Further shares, the modulus, and everything computed from
+    the total are post-processing. If totals wrap around the modulus, the result is useless, but no less private.
+
+    Proof (the approach is that of Kairouz, Liu and Steinke, arXiv 2102.06387; the constants are ours). Write n for `shares` and
+    g_v for x -> exp(-x^2 / 2v).
+
+     1. The law of n shares in one coordinate is c g_{n sigma^2}(x) r(x), where log r varies by at most tau / 2. By induction
+        over the shares: if j of them have c g_{j sigma^2} r_j, one more makes the sum over integers y of g_{sigma^2}(y)
+        g_{j sigma^2}(x - y) r_j(x - y), which is g_{(j+1) sigma^2}(x) times the sum of g_v(y - x / (j + 1)) r_j(x - y) with
+        v = sigma^2 j / (j + 1). Without r_j, this sum is a constant times 1 +- t with t = 2 sum_{k>=1} exp(-2 pi^2 v k^2)
+        (Poisson's summation formula), and with it no more than r_j varies beyond that. So every share widens the range of log r
+        by log((1 + t) / (1 - t)) <= 5 exp(-2 pi^2 v), as sigma >= 1.
+     2. A share X is subgaussian: E exp(b X) <= exp(b^2 sigma^2 / 2), because the sum of g_{sigma^2}(x - b sigma^2) over
+        integers x is largest where b sigma^2 is an integer (the same formula: all its coefficients are positive).
+     3. Shift one coordinate by an integer h: P is the law of h + X and Q that of X, X the sum of the shares. The privacy loss
+        at h + X is at most (h^2 + 2 h X) / (2 n sigma^2) + tau / 2, by 1. Hence, by 2,
+        (a - 1) D_a = log E_P exp((a - 1) loss) <= (a - 1) (a h^2 / (2 n sigma^2) + tau / 2).
+     4. Coordinates are independent, so that over d of them D_a <= a Delta^2 / (2 n sigma^2) + tau d / 2 <= a eps^2 / 2. A
+        contribution is rounded at random, by its own client's coins; divergences of mixtures are at most the largest
+        divergence (quasi-convexity).
     """
 
     noise_multiplier: float
@@ -164,7 +182,10 @@ def _grid(z: float, contributors: int, shares: int, bits: int, dim: int) -> Grid
 
 
 def _unit(z: float, shares: int, sigma: int, dim: int) -> float:
-    """The largest unit at which equation (1) gives eps <= 1 / z: by bisection, since eps grows with it. 0 if there is none."""
+    """The largest unit at which equation (1) of `DistributedGaussian` gives eps <= 1 / z; 0 if there is none.
+
+    By bisection, since eps grows with the unit.
+    """
     variance = float(shares) * sigma**2
     gap = dim * _tau(shares, sigma)
     most = (1 - 1e-12) / z**2  # slightly below, to cover float64 rounding
@@ -184,5 +205,207 @@ def _tau(shares: int, sigma: int) -> float:
     return 10 * sum(math.exp(-2 * math.pi**2 * sigma**2 * j / (j + 1)) for j in range(1, shares))
 
 
-_LEAST_EXPONENT = 2
-_MOST_INFLATION = 1.25  # of the clip norm by rounding; a larger one needs a wider modulus
+def rounded(values: Floats, unit: float, stream: Stream, beta: float = BETA) -> Integers:
+    """(d,) integers of squared norm at most `squared_bound`, from (d,) float64 of norm at most `unit`.
+
+    Random rounding that barely lengthens a vector (Kairouz, Liu and Steinke, arXiv 2102.06387, 2021). Every coordinate is
+    rounded up with probability its fractional part, and down otherwise, so its mean is unchanged. The squared norm of the
+    result has a mean of at most unit^2 + d / 4, but may be as large as (unit + sqrt(d))^2. The whole result is therefore
+    redrawn until its squared norm is at most
+
+        min{ (unit + sqrt(d))^2,   unit^2 + d / 4 + sqrt(2 log(1 / beta)) (unit + sqrt(d) / 2) },      beta = exp(-1/2),
+
+    which is the guarantee, for any vector: it is checked in exact integers, and nothing is clipped afterwards. A vector of norm
+    at most `unit` meets it with probability at least 1 - beta = 0.39 at the first draw (their bound of the tail). Only this
+    condition biases the result: it rejects draws that are longer than most.
+
+    Each draw is refused with probability at most beta. If beta is exp(-1/2), the number of refusals in a row that raises an
+    error has a probability below 1e-200, so they never happen by chance; they mean a vector that is longer than `unit`.
+    """
+    if not np.isfinite(values).all() or np.abs(values).max(initial=0.0) >= _TOO_LARGE:
+        raise PlanError(
+            f"values to round must be finite and below {_TOO_LARGE:g}; clip them to the norm {unit:g} first"
+        )
+    limit = squared_bound(unit, len(values), beta)
+    down = np.floor(values)
+    share = values - down
+    for _ in range(_MOST_DRAWS):
+        drawn: Integers = (down + (stream.uniform(len(values)) < share)).astype(np.int64)
+        if squared_norm(drawn) <= limit:
+            return drawn
+    raise PlanError(
+        f"a vector of norm {float(np.linalg.norm(values)):g} cannot be rounded to one of norm {math.sqrt(limit):g}; "
+        f"clip it to the norm {unit:g} first"
+    )
+
+
+def norm_bound(unit: float, dim: int, beta: float = BETA) -> float:
+    """The L2 norm that no rounded vector exceeds: a float64 that is no smaller than the root of `squared_bound`."""
+    squared = squared_bound(unit, dim, beta)
+    bound = math.sqrt(squared)
+    while Fraction(bound) ** 2 < squared:
+        bound = math.nextafter(bound, math.inf)
+    return bound
+
+
+def squared_bound(unit: float, dim: int, beta: float = BETA) -> int:
+    """The largest squared norm of a rounded vector: an integer, as all squared norms of integer vectors are."""
+    always = (unit + math.sqrt(dim)) ** 2
+    mostly = unit**2 + dim / 4 + math.sqrt(-2 * math.log(beta)) * (unit + math.sqrt(dim) / 2)
+    return math.floor(min(always, mostly))
+
+
+def squared_norm(vector: Integers) -> int:
+    """The exact squared L2 norm of integers below 2^62 in absolute value: by limbs of 21 bits, whose products int64 can add."""
+    total = 0
+    for start in range(0, len(vector), _SUMMED_AT_ONCE):
+        rest = np.abs(vector[start : start + _SUMMED_AT_ONCE])
+        limbs: list[NDArray[np.int64]] = []
+        while rest.any():
+            limbs.append(rest & _LIMB)
+            rest >>= _LIMB_BITS
+        total += sum(int(a @ b) << _LIMB_BITS * (i + j) for i, a in enumerate(limbs) for j, b in enumerate(limbs))
+    return total
+
+
+def discrete_gaussian(sigma: int, count: int, stream: Stream) -> Integers:
+    """(count,) independent samples of N_Z(0, sigma^2), exactly: P(x) is proportional to exp(-x^2 / (2 sigma^2)) on integers.
+
+    sigma is a power of two 2^m up to 2^40. Then Karney's rejection ("Sampling exactly from the normal distribution", 2016)
+    needs only fair bits and comparisons of integers; no number of the sampler is ever rounded. With x a multiple of 2^-m in
+    [0, 1), the value s (k + x) sigma is proposed with weight exp(-k^2 / 2) (`wholes`), every x and both signs s alike, and
+    accepted with probability
+
+        exp(-k x) exp(-x^2 / 2),       which leaves it the weight       exp(-(k + x)^2 / 2).
+
+    Zero would be proposed with both signs; one of them is refused.
+
+    Proposals are independent of each other and are taken in order, so the first `count` accepted samples have exactly this law.
+    As in any rejection sampler, the number of words drawn depends on the samples, which an observer who measures time can use.
+    """
+    exponent = sigma.bit_length() - 1
+    if sigma < 1 or sigma != 1 << exponent or exponent > LARGEST_EXPONENT:
+        raise PlanError(
+            f"discrete noise of standard deviation {sigma} cannot be drawn; sigma must be a power of two up to "
+            f"2^{LARGEST_EXPONENT}"
+        )
+    out = np.empty(count, np.int64)
+    filled = 0
+    while filled < count:
+        wanted = count - filled
+        # 0.715 of the proposals are accepted
+        found = _accepted(exponent, min(_PROPOSALS_AT_ONCE, wanted + 7 * wanted // 16 + 64), stream)[:wanted]
+        out[filled : filled + len(found)] = found
+        filled += len(found)
+    return out
+
+
+def _accepted(exponent: int, proposals: int, stream: Stream) -> Integers:
+    """The accepted samples among `proposals` proposals."""
+    whole = wholes(proposals, stream)
+    bits = stream.words(proposals)
+    x = bits & _top(exponent)  # the first bits of a word are x, as a fraction of 2^64; its last bit is the sign
+    negative = (bits & np.uint64(1)).astype(np.bool_)
+    kept = np.flatnonzero((whole > 0) | (x > 0) | ~negative)
+    kept = kept[_survives(x[kept], 2, 2, stream)]
+    kept = kept[_survives_each(x[kept], whole[kept], stream)]
+    magnitude = (whole[kept] << exponent) + (x[kept] >> np.uint64(63 - exponent) >> np.uint64(1)).astype(np.int64)
+    return np.where(negative[kept], -magnitude, magnitude)
+
+
+def _survives_each(x: Words, times: Integers, stream: Stream) -> Flags:
+    """(n,) coins of probability exp(-times x): as many coins of probability exp(-x), none of which may fail."""
+    owner = np.repeat(np.arange(len(x)), times)
+    survives = np.ones(len(x), np.bool_)
+    survives[owner[~_survives(x[owner], 1, 1, stream)]] = False
+    return survives
+
+
+def _survives(x: Words, power: int, divisor: int, stream: Stream) -> Flags:
+    """(n,) independent coins of probability exp(-x^power / divisor), x in units of 2^-64.
+
+    A coin of probability exp(-g), 0 <= g <= 1, is von Neumann's alternating series: let N count the successes, before the first
+    failure, of coins of probability g / 1, g / 2, g / 3, ... Then P(N >= n) = g^n / n!, and N is even with probability
+    1 - g + g^2 / 2! - ... = exp(-g). All g here are x^p / c of whole c, and such a coin of probability g / n is p coins of
+    probability x and one of probability 1 / (c n), all of them exact: a word of 64 uniform bits is below the 64-bit fraction x
+    with probability x, and a half word is uniform below the largest multiple of c n once those beyond it are redrawn.
+    """
+    even = np.ones(len(x), np.bool_)
+    going = np.arange(len(x))
+    step = 1
+    while len(going):
+        if divisor * step > 1:
+            going = going[_one_in(divisor * step, len(going), stream)]
+        for _ in range(power):
+            going = going[stream.words(len(going)) < x[going]]
+        even[going] ^= True
+        step += 1
+    return even
+
+
+def _one_in(sides: int, count: int, stream: Stream) -> Flags:
+    """(count,) coins of probability 1 / sides, from half words; those beyond the last multiple of `sides` are redrawn."""
+    share = (1 << 32) // sides
+    halves = _halves(count, stream)
+    while len(beyond := np.flatnonzero(halves > sides * share - 1)):
+        halves[beyond] = _halves(len(beyond), stream)
+    return halves < share
+
+
+def _halves(count: int, stream: Stream) -> NDArray[np.uint32]:
+    return stream.words((count + 1) // 2).view("<u4")[:count].copy()
+
+
+def _top(bits: int) -> np.uint64:
+    """The mask of a word's first `bits` bits."""
+    return np.uint64((1 << 64) - (1 << (64 - bits)))
+
+
+def wholes(count: int, stream: Stream) -> Integers:
+    """(count,) independent whole numbers k >= 0 of weight exp(-k^2 / 2), exactly, from one uniform number each.
+
+    Let F_k be the probability of at most k. A uniform U in [0, 1), whose bits are drawn one word after the other, gives the
+    first k with U < F_k. With the first word W and T_k = floor(2^64 F_k), W < T_k implies U < F_k, and W > T_k implies U > F_k.
+    Only W = T_k, of probability 2^-64, implies neither: then the next word is drawn, and compared with as many more bits of
+    F_k. So no rounding decides. The bits of F_k are computed with more decimal places than requested, and used only where the
+    extra places leave no doubt.
+    """
+    table = np.array(thresholds(_WORD_BITS), np.uint64)
+    words = stream.words(count)
+    found = np.searchsorted(table, words, side="right").astype(np.int64)  # thresholds that a word is not below
+    for at in np.flatnonzero((found > 0) & (words == table[np.maximum(found - 1, 0)])):
+        found[at] = resolved(int(words[at]), lambda: int(stream.words(1)[0]), _WORD_BITS)
+    return found
+
+
+def resolved(first: int, more: Callable[[], int], bits: int) -> int:
+    """The k of a U whose first word, of `bits` bits, equals one of the thresholds. more: draws the next word."""
+    value, drawn = first, 1
+    while True:
+        value, drawn = (value << bits) | more(), drawn + 1
+        not_below = [k for k, threshold in enumerate(thresholds(bits * drawn)) if value >= threshold]
+        if not not_below:
+            return 0
+        if value > thresholds(bits * drawn)[not_below[-1]]:
+            return not_below[-1] + 1
+
+
+@lru_cache(64)
+def thresholds(bits: int, guard: int = _GUARD) -> tuple[int, ...]:
+    """floor(2^bits F_k) of k = 0, 1, ..., up to the first that is 2^bits - 1."""
+    with localcontext() as context:
+        # 2^bits has bits log10(2) < bits / 3 places before the point, one more at most.
+        context.prec = bits // 3 + guard
+        weights, least = [Decimal(1)], Decimal(10) ** -context.prec
+        while weights[-1] > least:
+            weights.append((Decimal(-(len(weights) ** 2)) / 2).exp())
+        total, below, found = sum(weights), Decimal(0), list[int]()
+        doubt = Decimal(10) ** (10 - guard)  # larger than the error of `scaled`
+        while not found or found[-1] < (1 << bits) - 1:
+            below += weights[len(found)]
+            scaled = below / total * (1 << bits)
+            whole = int(scaled)
+            if not doubt < scaled - whole < 1 - doubt:
+                return thresholds(bits, 2 * guard)
+            found.append(whole)
+    return tuple(found)

@@ -4,7 +4,8 @@ PrivacyError             1
 ├── PlanError            2   parameters that allow no guarantee
 ├── LedgerError          2   a ledger that is damaged, tampered with, foreign or unreadable
 ├── BudgetExhausted      3   the request does not fit the remaining budget
-└── NotYourTurn          1   a client's refusal of a round outside its turns (`attendance`)
+├── NotYourTurn          1   a client's refusal of a round outside its turns (`sampling`)
+└── ForkError            1   a secret stream in another process than the one that made it (`entropy`)
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from secure_fed.own_loop.steps import PrivateSteps
 from secure_fed.own_loop.terms import Budget, Terms
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
+    from privacy.plan import Plan
 
 __all__ = ["Budget", "Private", "Spent", "wrap"]
 

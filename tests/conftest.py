@@ -82,11 +82,11 @@ def durable_pragmas() -> Iterator[tuple[str, ...]]:
     """The pragmas of every SQLite file outside tests. In tests nothing waits for the disk, which only costs time: the system
     keeps a killed process's writes.
     """
-    from privacy import database
+    from privacy import ledger_file
 
-    pragmas = database.PRAGMAS
+    pragmas = ledger_file.PRAGMAS
     hasty = tuple("synchronous=OFF" if pragma.startswith("synchronous") else pragma for pragma in pragmas)
-    with patch.object(os, "fsync", lambda descriptor: None), patch.object(database, "PRAGMAS", hasty):
+    with patch.object(os, "fsync", lambda descriptor: None), patch.object(ledger_file, "PRAGMAS", hasty):
         yield pragmas
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from attacks.adversary.case import Case
 from attacks.adversary.null import Floats
 from attacks.steps.released import Release
-from privacy.public_order import PublicOrder
+from privacy.sampling import PublicOrder
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.rounds.turns import turns_of
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from privacy.planning import Plan, Setting
-    from privacy.promises import Possible
-    from privacy.target import Target
+    from privacy.forecast import Forecast, Possible, Setting
+    from privacy.plan import Target
     from secure_fed.commands.release_space import Space
 
 _TARGETS = (1.0, 3.0, 8.0)
@@ -74,13 +73,13 @@ def run(chosen: argparse.Namespace) -> None:
     loop_plan.require_options(chosen)
     if chosen.unit == "example":
         return loop_plan.plan(chosen)
-    from privacy import planning
-    from privacy.promises import compared
-    from privacy.target import Target
+    from privacy import forecast
+    from privacy.forecast import compared
+    from privacy.plan import Target
     from secure_fed.report.terminal import PlainConsole, doing
 
-    given = {field.name: getattr(chosen, field.name) for field in fields(planning.Setting)}
-    setting = planning.Setting(**{name: value for name, value in given.items() if value is not None})
+    given = {field.name: getattr(chosen, field.name) for field in fields(forecast.Setting)}
+    setting = forecast.Setting(**{name: value for name, value in given.items() if value is not None})
     target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
     with doing() as say:
         say("comparing the methods")
@@ -104,7 +103,7 @@ def run(chosen: argparse.Namespace) -> None:
     _show_coins(console, made, others)
 
 
-def _show_coins(console: Console, made: Plan, others: list[Plan]) -> None:
+def _show_coins(console: Console, made: Forecast, others: list[Forecast]) -> None:
     """The plan with cohorts drawn at random, and plans for other targets and cohorts."""
     drawn = "the first row above" if made.setting.sampling == "poisson" else "cohorts of a fixed size"
     console.print(
@@ -121,22 +120,24 @@ def _show_coins(console: Console, made: Plan, others: list[Plan]) -> None:
     )
 
 
-def _of_coins(chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]) -> tuple[Plan, list[Plan]]:
+def _of_coins(
+    chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]
+) -> tuple[Forecast, list[Forecast]]:
     """The requested plan, and the plans for other targets and cohorts."""
-    from privacy import planning
+    from privacy import forecast
 
     if chosen.epsilon is not None:
-        made = planning.for_epsilon(setting, chosen.epsilon)
+        made = forecast.for_epsilon(setting, chosen.epsilon)
     else:
-        made = planning.for_noise(setting, chosen.noise_multiplier)
+        made = forecast.for_noise(setting, chosen.noise_multiplier)
     targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
     say("calibrating it for other targets and cohorts")
-    return made, list(planning.alternatives(setting, targets))
+    return made, list(forecast.alternatives(setting, targets))
 
 
 def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
     """The possible ways: secure aggregation if enough clients remain for shares of noise."""
-    from privacy.promises import Possible
+    from privacy.forecast import Possible
     from secure_fed.config.federation import MOMENTUM
 
     cohort, everybody = (
@@ -161,7 +162,7 @@ def _methods(
     return list(release_space.spaces(chosen.model, chosen.pooling, setting, target, possible, say, chosen.task))
 
 
-def _plan_facts(made: Plan) -> dict[str, Any]:
+def _plan_facts(made: Forecast) -> dict[str, Any]:
     setting = made.setting
     return {
         "noise_multiplier": made.noise_multiplier,
@@ -181,7 +182,7 @@ def _plan_facts(made: Plan) -> dict[str, Any]:
     }
 
 
-def _plan_table(made: Plan) -> Table:
+def _plan_table(made: Forecast) -> Table:
     from rich.table import Table
 
     setting = made.setting
@@ -201,7 +202,7 @@ def _plan_table(made: Plan) -> Table:
     return table
 
 
-def _alternatives_table(setting: Setting, others: list[Plan]) -> Table:
+def _alternatives_table(setting: Setting, others: list[Forecast]) -> Table:
     from rich.table import Table
 
     whole = setting.dim is not None

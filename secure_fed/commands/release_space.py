@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from privacy.errors import PrivacyError
-from privacy.promises import Possible, in_turn, least_cohort, pick
+from privacy.forecast import Possible, in_turn, least_cohort, pick
 from secure_fed.commands.ways import noise_in_words
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
@@ -27,8 +27,8 @@ from secure_fed.runs.assembly import assemble
 from secure_fed.runs.probe import probe
 
 if TYPE_CHECKING:
-    from privacy.planning import Setting
-    from privacy.target import Target
+    from privacy.forecast import Setting
+    from privacy.plan import Target
 
 _EXPLAINED = (
     "Numbers: the noised numbers of a round; one that is sent in two passes counts twice; of FRA only those whose noise "

@@ -17,8 +17,7 @@ from secure_fed.report.terminal import NARROW, PlainConsole
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from privacy.planning import Setting
-    from privacy.promises import Way
+    from privacy.forecast import Setting, Way
 
 _AGAINST = {1: "readers", 2: "participants", 3: "everyone"}
 _SAMPLING = {"coins": "poisson"}  # as federation.sampling names it

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privacy.book import SAME_UNITS
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.filters import Budget, Cost
 from privacy.ledger import Ledger
-from privacy.units import SAME_UNITS
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.home import FEDERATIONS, LEDGER, Home
 from secure_fed.runs.budget import BUDGET, RunBudget, name_in_ledger, opened, require_room
@@ -30,7 +30,7 @@ from secure_fed.runs.directory import PRIVATE
 from secure_fed.runs.ledger_heads import heads_at
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan  # it loads an accountant
+    from privacy.plan import Plan  # it loads an accountant
     from secure_fed.learning.problem import Problem  # it loads torch
 
 

@@ -18,9 +18,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from privacy.attendance import Attendance
 from privacy.entropy import Entropy
-from privacy.public_order import PublicOrder
+from privacy.sampling import Attendance, PublicOrder
 from protocols.keys import Identity
 from protocols.players import OneClient
 from protocols.record import OnDisk

@@ -8,8 +8,8 @@ sentence, in the journal and in agent.log.
 
 from __future__ import annotations
 
-from privacy.attendance import NotYourTurn
 from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
+from privacy.sampling import NotYourTurn
 from protocols import errors as protocol
 from secure_fed.config.run import find
 from secure_fed.deployment import contents

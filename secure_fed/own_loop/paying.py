@@ -12,7 +12,7 @@ from weakref import finalize
 
 from privacy import accounting
 from privacy.errors import BudgetExhausted, LedgerError
-from privacy.run_plan import Plan
+from privacy.plan import Plan
 from privacy.statement import NOT_COVERED, READER, Statement
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import DataError

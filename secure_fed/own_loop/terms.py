@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from privacy.run_plan import Plan
-from privacy.run_planning import for_gradients
+from privacy.plan import Plan, Target, for_gradients
 from privacy.sampling import Poisson
-from privacy.target import Target
 from secure_fed.errors import ConfigError
 
 

@@ -24,7 +24,7 @@ from secure_fed.rounds.record import Record
 from secure_fed.runs import noise_words
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
+    from privacy.plan import Plan
 
 
 class ConsoleProgress:

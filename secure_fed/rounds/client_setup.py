@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from privacy.attendance import Attendance
+from privacy.sampling import Attendance
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort.trainings import Ways

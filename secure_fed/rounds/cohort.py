@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from privacy.public_order import PublicOrder
-from privacy.sampling import FixedSize, Poisson, Sampler
+from privacy.sampling import FixedSize, Poisson, PublicOrder, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 

@@ -24,7 +24,7 @@ from secure_fed.rounds.cohort import cohort_size
 from secure_fed.tensors.layout import Layout
 
 if TYPE_CHECKING:
-    from privacy.promises import Way
+    from privacy.forecast import Way
 
 
 def settled(
@@ -96,9 +96,8 @@ def _in_turn(
     if privacy.noise_multiplier is not None and privacy.noise == "auto":
         # A multiplier is meant for the sum: shares, and single contributions, need other multipliers.
         config = config.replace({("privacy", "noise"): "central"})
-    from privacy.planning import Setting
-    from privacy.promises import Possible, in_turn, pick
-    from privacy.target import Target
+    from privacy.forecast import Possible, Setting, in_turn, pick
+    from privacy.plan import Target
 
     cohort = cohort_size(config, clients)
     numbers = reached(method, initial, personal)

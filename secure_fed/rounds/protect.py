@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from privacy.entropy import Entropy, SystemEntropy
-from privacy.public_order import PublicOrder
-from privacy.sampling import FixedSize, Sampler
+from privacy.sampling import FixedSize, PublicOrder, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.config.privacy_checks import require_small_delta
@@ -34,7 +33,7 @@ from secure_fed.tensors.tensors import Tensors
 
 if TYPE_CHECKING:
     from privacy.distributed import DistributedGaussian
-    from privacy.run_planning import Made
+    from privacy.plan import Made
 
 
 def protect(

@@ -28,7 +28,7 @@ from secure_fed.tensors.tensors import Tensors
 
 if TYPE_CHECKING:
     from privacy.distributed import DistributedGaussian
-    from privacy.run_plan import Plan
+    from privacy.plan import Plan
 
 
 @dataclass(frozen=True)

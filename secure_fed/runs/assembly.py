@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from privacy.attendance import Attendance
 from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
-from privacy.public_order import PublicOrder
-from privacy.sampling import Sampler
+from privacy.sampling import Attendance, PublicOrder, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool

@@ -22,9 +22,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from privacy.account import Account
 from privacy.errors import BudgetExhausted
-from privacy.ledger import Cost, Head, Ledger
+from privacy.filters import Cost
+from privacy.ledger import Account, Ledger
+from privacy.ledger_file import Head
 from privacy.statement import rounded_up
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError, UsageError
@@ -35,7 +36,7 @@ from secure_fed.runs.durable import atomic_write
 from secure_fed.runs.ledger_heads import heads_at, require_made
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
+    from privacy.plan import Plan
 
 BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from privacy.ledger import Unit
+from privacy.book import Unit
 from secure_fed.config import RunConfig
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan  # it loads an accountant
+    from privacy.plan import Plan  # it loads an accountant
     from secure_fed.learning.problem import Problem  # it loads torch
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from privacy.database import sync_folder
+from privacy.ledger_file import sync_folder
 from secure_fed.errors import StorageError, plainly
 
 _PART = re.compile(r"(.+)\.[0-9a-f]{16}\.part", re.DOTALL)

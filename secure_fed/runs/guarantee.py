@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privacy.clipping import AdaptiveGaussian
+from privacy.mechanisms import AdaptiveGaussian
 from privacy.statement import NOT_COVERED, Statement
 from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.rounds.protection import Protection
@@ -20,7 +20,7 @@ from secure_fed.runs.membership import measured
 from secure_fed.runs.trust_statement import trusted
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
+    from privacy.plan import Plan
 
 
 def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, records: Sequence[Record]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[R
     shares, masks = assembly.protection.shares, assembly.masks
     if shares is None or masks is None or not records:
         return None
-    from privacy.run_planning import realised
+    from privacy.plan import realised
 
     counted = [record["masked"]["survivors"] for record in records if "masked" in record]
     survivors = min((count for count in counted if count is not None), default=None)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from privacy.errors import LedgerError
-from privacy.ledger import Heads
+from privacy.ledger_file import Heads
 
 STATE = "XDG_STATE_HOME"
 

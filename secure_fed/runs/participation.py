@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from privacy.public_order import PublicOrder
+from privacy.sampling import PublicOrder
 from secure_fed.rounds.protection import Protection
 from secure_fed.runs.assembly import Assembly
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
+    from privacy.plan import Plan
 
 
 def neighbours(protection: Protection, plan: Plan) -> str:

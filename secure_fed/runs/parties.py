@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from privacy.attendance import Attendance
-from privacy.public_order import PublicOrder
-from privacy.sampling import Sampler
+from privacy.sampling import Attendance, PublicOrder, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.problem import Problem

@@ -38,7 +38,7 @@ from secure_fed.runs.result import summary, versions
 from secure_fed.runs.store import RunStore, read_records, require_same_start
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
+    from privacy.plan import Plan
 
 Notify = Callable[..., None]  # called with an event's name and its arguments
 

@@ -2,7 +2,7 @@
 
 All functions compute in float64: it takes less than twice the time of float32 (benchmarks/low_rank.py), in a small part of a
 round, and rounding needs no analysis. A large matrix is never decomposed in full for its first few singular vectors:
-`privacy.leading` finds them from products with it, exact for a matrix that differs from it by float32's rounding.
+`privacy.denoise` finds them from products with it, exact for a matrix that differs from it by float32's rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from privacy import denoise
-from privacy.leading import Triplets, leading
+from privacy.denoise import Triplets, leading
 from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
 
 # Singular values below this share of the largest are the rounding of float32 inputs, not information.
@@ -39,7 +39,7 @@ class Svd(NamedTuple):
 def truncated(matrix: Member, rank: int) -> Svd:
     """The best approximation of rank `rank` (Eckart and Young), float64.
 
-    For a small rank of a large matrix, the best approximation of a matrix within float32's rounding of it (`privacy.leading`).
+    For a small rank of a large matrix, the best approximation of a matrix within float32's rounding of it (`privacy.denoise`).
 
     In each column of U the largest entry (the first of equals) is positive, so that every machine finds the same vectors;
     where singular values coincide the vectors are not unique, though the product is.

@@ -11,10 +11,12 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from privacy import database
-from privacy.account import Account
+from privacy import ledger_file
+from privacy.book import Unit
 from privacy.errors import PrivacyError
-from privacy.ledger import Budget, Cost, Head, Heads, Ledger, Unit
+from privacy.filters import Budget, Cost
+from privacy.ledger import Account, Ledger
+from privacy.ledger_file import Head, Heads
 
 RUN = "run"
 RECORD = 16  # bytes of one release
@@ -70,7 +72,7 @@ def release(folder: Path) -> None:
         file.write(b"released\n".rjust(RECORD))
         file.flush()
         os.fsync(file.fileno())
-    database.crash_point("released")
+    ledger_file.crash_point("released")
 
 
 def charge_and_release(folder: Path, order: str, rounds: int) -> None:
@@ -126,7 +128,7 @@ def die_at(deadly: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    database.crash_point = crash_point
+    ledger_file.crash_point = crash_point
 
 
 def main(what: str, place: str, *more: str) -> None:

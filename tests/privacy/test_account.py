@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from privacy.account import Account
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
-from privacy.ledger import Cost, Head, Ledger
+from privacy.filters import Cost
+from privacy.ledger import Account, Ledger
+from privacy.ledger_file import Head
 from tests.privacy.ledger_child import UNIT
 
 

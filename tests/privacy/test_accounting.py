@@ -1,6 +1,8 @@
 """Accounting against exact formulas, another library, and numerical integration.
 
-The broken variants at the end of some tests are common mistakes; the test must notice each of them.
+The broken variants at the end of some tests are common mistakes; the test must notice each of them. Searches for noise and for
+the most releases never exceed their target, and come close. The loss distribution from array operations equals the library's,
+computed one loss at a time, to the bit.
 """
 
 from __future__ import annotations
@@ -11,17 +13,25 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
 from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
-from privacy import bounds
+from privacy import accounting
 from privacy.accounting import (
     Release,
+    _rounded_up,
     calibrate,
+    composed,
     delta,
     epsilon,
+    hockey_sticks,
+    largest_count,
+    observations,
     poisson_sampled,
     rdp,
     replaced,
@@ -32,6 +42,8 @@ from privacy.errors import PlanError
 from privacy.sampling import FixedSize, Poisson
 from tests.cells import chosen, every
 
+NIGHT = pytest.mark.nightly
+ADD, REMOVE = AdjacencyType.ADD, AdjacencyType.REMOVE
 DELTA = 1e-5
 
 
@@ -62,7 +74,7 @@ def test_the_samplers_say_what_they_draw() -> None:
 def test_a_replaced_member_moves_a_sum_twice_as_far() -> None:
     assert epsilon(replaced(1.0), 1, DELTA) == pytest.approx(10.0, abs=0.01)
     assert epsilon(replaced(1.0), 7, DELTA) == epsilon(unamplified(0.5), 7, DELTA)
-    ignored = RdpAccountant(neighboring_relation=bounds._RELATIONS["replace-one"]).compose(GaussianDpEvent(1.0))
+    ignored = RdpAccountant(neighboring_relation=accounting._RELATIONS["replace-one"]).compose(GaussianDpEvent(1.0))
     assert float(ignored.get_epsilon(DELTA)) == pytest.approx(4.73, abs=0.01)  # the adjacency ignored: not private
     assert rdp(replaced(1.0), 3, [2.0, 8.0]) == pytest.approx((3 * 2 / 0.5, 3 * 8 / 0.5))
 
@@ -75,7 +87,7 @@ def test_samples_of_one_size_cost_no_less_than_their_worst_data() -> None:
     gives less.
     """
     said = epsilon(sampled_without_replacement(1000, 10, 1.0), 1000, DELTA)
-    reached = epsilon(poisson_sampled(0.01, 0.5), 1000, DELTA, discretization=bounds.COARSE)
+    reached = epsilon(poisson_sampled(0.01, 0.5), 1000, DELTA, discretization=accounting.COARSE)
     assert reached == pytest.approx(13.36, abs=0.01)
     assert said >= reached
     assert said == pytest.approx(20.99, abs=0.01)
@@ -150,7 +162,7 @@ def test_sampling_almost_everybody_is_near_exact(count: int) -> None:
     assert epsilon(poisson_sampled(1 - 1e-9, z), count, DELTA) == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize("step", chosen([bounds.COARSEST, bounds.FINE], [bounds.COARSEST], others="weekly"))
+@pytest.mark.parametrize("step", chosen([accounting.COARSEST, accounting.FINE], [accounting.COARSEST], others="weekly"))
 def test_epsilon_moves_as_it_should(step: float) -> None:
     def at(rate: float = 0.01, z: float = 1.0, count: int = 200, delta: float = DELTA) -> float:
         return epsilon(poisson_sampled(rate, z), count, delta, discretization=step)
@@ -185,7 +197,7 @@ def test_epsilon_and_delta_are_inverse() -> None:
 
 
 def test_no_delta_is_claimed_that_rounding_may_hide() -> None:
-    assert delta(poisson_sampled(0.01, 1.0), 1000, 100.0) == bounds.least_delta(1000)
+    assert delta(poisson_sampled(0.01, 1.0), 1000, 100.0) == accounting.least_delta(1000)
     with pytest.raises(PlanError, match="choose a larger delta"):
         epsilon(poisson_sampled(0.01, 1.0), 1000, 1e-12)
     assert epsilon(unamplified(1.0), 1000, 1e-12) > 0
@@ -193,8 +205,8 @@ def test_no_delta_is_claimed_that_rounding_may_hide() -> None:
 
 def test_renyi_divergence_is_an_upper_bound_of_the_accountant_of_record() -> None:
     for release in (poisson_sampled(0.01, 1.0), poisson_sampled(0.3, 3.0)):
-        assert bounds.by_rdp(release, 100, DELTA) >= epsilon(release, 100, DELTA)
-        assert bounds.by_participation(release, 100, DELTA) >= epsilon(release, 100, DELTA)
+        assert accounting.by_rdp(release, 100, DELTA) >= epsilon(release, 100, DELTA)
+        assert accounting.by_participation(release, 100, DELTA) >= epsilon(release, 100, DELTA)
         one, many = rdp(release, 1, [2.0, 5.5]), rdp(release, 100, [2.0, 5.5])
         assert many == pytest.approx(tuple(100 * divergence for divergence in one))
 
@@ -203,7 +215,7 @@ def test_a_coarse_grid_says_more_never_less() -> None:
     for rate, z, count in ((0.01, 1.0, 1000), (0.001, 1.0, 50_000), (0.3, 20.0, 500)):
         fine, coarse = (
             epsilon(poisson_sampled(rate, z), count, DELTA, discretization=step)
-            for step in (bounds.FINE, bounds.COARSEST)
+            for step in (accounting.FINE, accounting.COARSEST)
         )
         assert fine <= coarse <= 1.5 * fine
 
@@ -232,3 +244,118 @@ def test_a_coarse_grid_says_more_never_less() -> None:
 def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], says: str) -> None:
     with pytest.raises(PlanError, match=says):
         ask()
+
+
+@pytest.mark.parametrize(
+    ("release_at", "count", "target"),
+    [
+        pytest.param(lambda z: poisson_sampled(0.01, z), 1000, 3.0, marks=NIGHT),
+        pytest.param(lambda z: poisson_sampled(0.01, z), 1000, 0.05, marks=NIGHT),
+        pytest.param(lambda z: poisson_sampled(0.01, z), 100, 1000.0, marks=NIGHT),
+        pytest.param(lambda z: poisson_sampled(0.3, z), 5, 8.0, marks=NIGHT),
+        (lambda z: poisson_sampled(0.3, z), 5, 0.3),
+        pytest.param(lambda z: sampled_without_replacement(1000, 10, z), 100, 2.0, marks=NIGHT),
+        (lambda z: sampled_without_replacement(10, 9, z), 5, 8.0),
+        (unamplified, 20, 0.5),
+        (replaced, 1, 100.0),
+    ],
+)
+def test_calibration_never_exceeds_and_wastes_little(
+    release_at: Callable[[float], Release], count: int, target: float
+) -> None:
+    z = calibrate(release_at, count, target, DELTA)
+    assert 0.99 * target < epsilon(release_at(z), count, DELTA) <= target
+    assert epsilon(release_at(0.98 * z), count, DELTA) > target
+    assert float(f"{z:.6g}") == z
+    coarse = calibrate(release_at, count, target, DELTA, coarse=True)
+    assert epsilon(release_at(coarse), count, DELTA) <= target
+    assert z * 0.98 < coarse < 1.3 * z
+
+
+def test_noise_is_no_less_than_the_exact_formula_asks_for() -> None:
+    z = calibrate(unamplified, 3, 1.0, DELTA)
+    assert 1.0 <= 1.0 / get_epsilon_gaussian(z / math.sqrt(3), DELTA) < 1.01
+
+
+@every("exact", [0.123456, 0.1234561, 0.8145339, 5.0, 99999.95, 1e-3, 123.4565000001])
+def test_noise_is_rounded_up_and_never_down(exact: float) -> None:
+    rounded = _rounded_up(exact)
+    assert exact * (1 - 1e-11) <= rounded <= exact * (1 + 1.1e-5)
+    assert float(f"{rounded:.6g}") == rounded == _rounded_up(rounded)
+
+
+@pytest.mark.parametrize(
+    ("release", "limit"),
+    [
+        (unamplified(10.0), 3.0),
+        pytest.param(sampled_without_replacement(1000, 10, 2.0), 3.0, marks=NIGHT),
+        pytest.param(poisson_sampled(0.2, 2.0), 4.0, marks=NIGHT),
+        (poisson_sampled(0.2, 4.0), 1.0),
+        pytest.param(poisson_sampled(0.5, 0.6), 1.0, marks=NIGHT),
+    ],
+)
+def test_as_many_as_fit_and_not_one_more(release: Release, limit: float) -> None:
+    count = largest_count(release, limit, DELTA)
+    assert epsilon(release, count, DELTA) <= limit < epsilon(release, count + 1, DELTA)
+
+
+@pytest.mark.nightly
+def test_of_thousands_all_but_one_in_a_thousand_fit() -> None:
+    release = poisson_sampled(0.01, 1.0)
+    count = largest_count(release, 3.0, DELTA)
+    assert epsilon(release, count, DELTA) <= 3.0 < epsilon(release, count + count // 500, DELTA)
+
+
+def library(z: float, rate: float, count: int, step: float) -> PLDAccountant:
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, step)
+    return accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(z)), count)
+
+
+@pytest.mark.parametrize(
+    ("z", "rate", "count", "step"),
+    [(0.56, 0.05, 20, 5e-3), (2.0, 0.9, 3, 1e-3), (0.8, 1e-3, 500, 2e-3), (9.0, 0.3, 1, 1e-4)],
+)
+def test_composed_releases_cost_what_the_library_says(z: float, rate: float, count: int, step: float) -> None:
+    ours, theirs = composed(z, rate, count, step), library(z, rate, count, step)
+    for at in (1e-9, 1e-5, 0.01):
+        assert ours.get_epsilon(at) == theirs.get_epsilon(at)
+    for at in (0.0, 0.1, 3.0):
+        assert ours.get_delta(at) == theirs.get_delta(at)
+
+
+@every("kind", [ADD, REMOVE])
+@every("rate", [1e-6, 0.05, 0.5, 0.999, 1 - 1e-6])
+@every("z", [0.05, 1.0, 300.0])
+def test_divergences_are_the_librarys_on_the_grid_and_at_its_edges(kind: AdjacencyType, rate: float, z: float) -> None:
+    """The edges are the largest and smallest losses, a loss of zero, and losses near log(1 - q), which no observation has."""
+    loss = GaussianPrivacyLoss(z, sampling_prob=rate, adjacency_type=kind)
+    ends, bound = loss.connect_dots_bounds(), math.log1p(-rate)
+    beside = [sign * bound * (1 + away) for sign in (-1, 1) for away in (-1e-6, -1e-10, 0, 1e-10, 1e-6)]
+    grid = np.linspace(ends.epsilon_lower, ends.epsilon_upper, 15)
+    epsilons = np.array([*grid, *beside, 0.0, 1e-300, 5e-5, -5e-5, 700.0, -700.0])
+    assert hockey_sticks(loss, epsilons).tolist() == [loss.get_delta_for_epsilon(float(one)) for one in epsilons]
+
+
+@every("kind", [ADD, REMOVE])
+def test_a_loss_lies_where_its_observation_is(kind: AdjacencyType) -> None:
+    loss = GaussianPrivacyLoss(0.7, sampling_prob=0.2, adjacency_type=kind)
+    losses = np.array([-0.15, -0.01, 0.0, 0.1, 0.2])
+    assert [loss.privacy_loss(x) for x in observations(loss, losses)] == pytest.approx(losses, abs=1e-12)
+    swapped = GaussianPrivacyLoss(0.7, sampling_prob=0.2, adjacency_type=ADD if kind == REMOVE else REMOVE)
+    assert swapped.privacy_loss(observations(loss, losses)[3]) != pytest.approx(
+        0.1, abs=1e-2
+    )  # the other adjacency is noticed
+
+
+def test_a_rate_that_rounding_hides_is_refused() -> None:
+    loss = GaussianPrivacyLoss(1.0, sampling_prob=1e-9)
+    with pytest.raises(PlanError, match="too close to 0 or 1"):
+        hockey_sticks(loss, np.array([-9.999999999e-10]))
+    with pytest.raises(ValueError, match="smaller than"):
+        loss.get_delta_for_epsilon(-9.999999999e-10)
+
+
+def test_the_accountant_of_record_is_that_of_the_library_where_a_member_is_replaced() -> None:
+    release = accounting.Release(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), "replace-one")
+    assert isinstance(accounting.distribution(release, 2, 5e-3), PLDAccountant)
+    assert not isinstance(accounting.distribution(poisson_sampled(0.1, 1.0), 2, 5e-3), PLDAccountant)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from privacy import accounting
-from privacy.clipping import COUNTER, AdaptiveGaussian
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
-from privacy.mechanisms import Gaussian, Mechanism, perturbed
+from privacy.mechanisms import COUNTER, AdaptiveGaussian, Gaussian, Mechanism, perturbed
 from privacy.sampling import FixedSize, Poisson
 from tests.cells import chosen
 from tests.privacy.audit import Scores, lower_bound

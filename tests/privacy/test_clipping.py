@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from privacy.clipping import COUNTER, AdaptiveGaussian
 from privacy.entropy import SeededEntropy, Stream
 from privacy.errors import PlanError
-from privacy.mechanisms import Gaussian
+from privacy.mechanisms import COUNTER, AdaptiveGaussian, Gaussian
 from tests.cells import chosen, every
 
 TOO_UNLIKELY = 1e-4  # a p-value below which a law is rejected; noise is seeded, so nothing here fails by chance

@@ -12,7 +12,7 @@ from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from privacy import bounds, concentrated
+from privacy import accounting
 from privacy.accounting import (
     Release,
     calibrate,
@@ -49,7 +49,7 @@ def test_sampled_divergences_bound_exact_sums_in_both_directions(rate: float, co
         perhaps = (1 - rate) * absent + rate * there
         for order, bound in zip(orders, said, strict=True):
             one_more, one_less = divergence(perhaps, absent, order), divergence(absent, perhaps, order)
-            assert one_less <= one_more * (1 + 1e-9) + 1e-14  # by the reflection argument of `concentrated`
+            assert one_less <= one_more * (1 + 1e-9) + 1e-14  # by the reflection argument of `concentrated_divergences`
             assert one_more <= bound
             if order.is_integer():
                 assert bound == pytest.approx(one_more, rel=0.02, abs=1e-9)
@@ -94,7 +94,7 @@ def test_epsilon_and_delta_are_those_of_renyi_privacy_and_never_below_a_gaussian
     assert epsilon(gaussian, count, DELTA) <= found < math.inf
     plain = release.event if release.rate == 1 else None
     dense = tuple(1 + 1.003**power for power in range(-1700, 4000)) if plain else WHOLE
-    assert found <= bounds.by_rdp(gaussian, count, DELTA, dense) * 1.001 + 1e-6
+    assert found <= accounting.by_rdp(gaussian, count, DELTA, dense) * 1.001 + 1e-6
     assert delta(release, count, found) == pytest.approx(DELTA, rel=1e-3) or found == 0
     assert delta(release, count, found * 0.9) >= delta(gaussian, count, found * 0.9)
     assert delta(release, count, 0.0) <= 1
@@ -106,9 +106,9 @@ def test_exact_formulas_and_distributions_are_out_of_reach() -> None:
         assert release.concentrated
         assert not release.plain
         assert release.accountant == "rdp"
-        assert bounds.without_sampling(release, 10, DELTA) == math.inf
-        assert bounds.by_participation(release, 10, DELTA) == math.inf
-        assert bounds.pld_step(release, 10, bounds.FINE) is None
+        assert accounting.without_sampling(release, 10, DELTA) == math.inf
+        assert accounting.by_participation(release, 10, DELTA) == math.inf
+        assert accounting.pld_step(release, 10, accounting.FINE) is None
     with pytest.raises(UnsupportedEventError):
         PLDAccountant().compose(discrete(1.0).event)
     assert not unamplified(1.0).concentrated
@@ -165,7 +165,7 @@ def test_extremes_are_answered(z: float, rate: float) -> None:
     found = epsilon(discrete_sampled(rate, z), 100, DELTA)
     assert 0 <= found < math.inf
     assert found <= epsilon(discrete(z), 100, DELTA) * 1.2 + 1e-2
-    assert all(map(math.isfinite, concentrated.divergences(0.5 / z**2, rate, concentrated.WHOLE)))
+    assert all(map(math.isfinite, accounting.concentrated_divergences(0.5 / z**2, rate, accounting.WHOLE_ORDERS)))
 
 
 @every(

@@ -18,11 +18,10 @@ from scipy import stats
 from scipy.signal import lfilter
 
 from privacy import accounting, correlation
-from privacy.correlated_rows import CorrelatedRows
-from privacy.correlation import INDEPENDENT, Correlation, best, square_root
+from privacy.correlation import INDEPENDENT, CorrelatedRows, Correlation, best, square_root
 from privacy.entropy import KeyedEntropy, SeededEntropy
 from privacy.errors import PlanError
-from privacy.public_order import PublicOrder
+from privacy.sampling import PublicOrder
 from tests.cells import every
 
 Matrix = NDArray[np.float64]

@@ -1,22 +1,28 @@
-"""The sampler of discrete noise: its law against exact probabilities and another sampler, its coins, and broken variants."""
+"""The sampler of discrete noise: its law against exact probabilities and another sampler, its coins, and broken variants.
+
+Whole numbers of weight exp(-k^2 / 2): their thresholds, their law, and words that equal a threshold.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from privacy import discrete
-from privacy.discrete import discrete_gaussian
+from privacy import distributed
+from privacy.distributed import discrete_gaussian, resolved, thresholds, wholes
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy, Words
 from privacy.errors import PlanError
 from tests.cells import chosen, every
 from tests.privacy.discrete_laws import Slow, fit
 
+WHOLES_LAW = np.exp(-np.square(np.arange(12)) / 2)
+WHOLES_LAW /= WHOLES_LAW.sum()
 TOO_UNLIKELY = 1e-6  # streams are seeded, so nothing here fails by chance
 
 
@@ -103,7 +109,7 @@ def test_nothing_but_the_stream_decides() -> None:
 @pytest.mark.parametrize("at_once", chosen([1, 7, 1000], [7, 1000]))
 def test_the_law_does_not_depend_on_how_many_are_made_in_one_go(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """Surplus samples at the end of a block are dropped regardless of their values."""
-    monkeypatch.setattr(discrete, "_AT_ONCE", at_once)
+    monkeypatch.setattr(distributed, "_PROPOSALS_AT_ONCE", at_once)
     drawn = stream("blocks", at_once)
     count = 100_000 if at_once == 1000 else 3000
     samples = discrete_gaussian(2, count, drawn)
@@ -123,10 +129,10 @@ def test_broken_samplers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def law(count: int = 100_000, **changed: object) -> float:
         with monkeypatch.context() as patch:
             for name, value in changed.items():
-                patch.setattr(discrete, name, value)
+                patch.setattr(distributed, name, value)
             return fit(discrete_gaussian(4, count, stream("broken")), 4)
 
-    one_in, wholes = discrete._one_in, discrete.wholes
+    one_in, wholes = distributed._one_in, distributed.wholes
     rng = np.random.default_rng(0)
     assert law() > TOO_UNLIKELY
     assert law(_survives_each=survives_without_failing) < TOO_UNLIKELY
@@ -151,7 +157,7 @@ def test_zero_counted_twice_is_seen() -> None:
 @every("x", [0.0, 0.25, 0.71, 1 - 2.0**-20])
 def test_a_coin_has_the_probability_it_says(power: int, divisor: int, x: float) -> None:
     count = 200_000
-    tossed = discrete._survives(np.full(count, int(x * 2.0**64), np.uint64), power, divisor, stream("coin"))
+    tossed = distributed._survives(np.full(count, int(x * 2.0**64), np.uint64), power, divisor, stream("coin"))
     said = math.exp(-(x**power) / divisor)
     assert stats.binomtest(int(tossed.sum()), count, said).pvalue > TOO_UNLIKELY
 
@@ -160,21 +166,96 @@ def test_a_word_at_the_fraction_is_not_below_it() -> None:
     x = 5 << 60
     for word, passes in ((x - 1, True), (x, False), (x + 1, False)):
         # Passing the first step and failing the second is one success: odd, so the coin of exp(-x) fails.
-        coin = discrete._survives(np.array([x], np.uint64), 1, 1, Scripted(word, (1 << 64) - 1))
+        coin = distributed._survives(np.array([x], np.uint64), 1, 1, Scripted(word, (1 << 64) - 1))
         assert bool(coin[0]) is not passes
 
 
 def test_a_side_is_no_likelier_than_another() -> None:
     """Half words beyond the last multiple of `sides` are redrawn; here 2^32 = 3 * 1431655765 + 1."""
     last = (1 << 32) - 1
-    assert discrete._one_in(3, 1, Scripted(1431655764)).tolist() == [True]
-    assert discrete._one_in(3, 1, Scripted(1431655765)).tolist() == [False]
-    assert discrete._one_in(3, 1, Scripted(last, 0)).tolist() == [True]
-    assert discrete._one_in(3, 1, Scripted(last, last, last - 1)).tolist() == [False]
-    assert discrete._one_in(4, 1, Scripted(last, 0)).tolist() == [False]
+    assert distributed._one_in(3, 1, Scripted(1431655764)).tolist() == [True]
+    assert distributed._one_in(3, 1, Scripted(1431655765)).tolist() == [False]
+    assert distributed._one_in(3, 1, Scripted(last, 0)).tolist() == [True]
+    assert distributed._one_in(3, 1, Scripted(last, last, last - 1)).tolist() == [False]
+    assert distributed._one_in(4, 1, Scripted(last, 0)).tolist() == [False]
 
 
 @every("sigma", [0, -2, 3, 12, 1 << 41])
 def test_other_sigmas_are_refused(sigma: int) -> None:
     with pytest.raises(PlanError, match="power of two up to"):
         discrete_gaussian(sigma, 1, stream())
+
+
+def fit_wholes(found: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
+    """The p-value of Pearson's test, with 4 and more as one class."""
+    counts = np.bincount(np.minimum(found, 4), minlength=5)
+    expected = np.append(WHOLES_LAW[:4], WHOLES_LAW[4:].sum()) * len(found)
+    return float(stats.chisquare(counts, expected).pvalue)
+
+
+def exp_minus(exponent: Fraction, terms: int = 400) -> Fraction:
+    """exp(-exponent) by its series, with an error below 1e-100 for the exponents here, which are at most 60.5."""
+    total, term = Fraction(0), Fraction(1)
+    for n in range(terms):
+        total += term
+        term *= -exponent / (n + 1)
+    return total
+
+
+def test_the_thresholds_are_those_of_exact_fractions() -> None:
+    weights = [exp_minus(Fraction(k * k, 2)) for k in range(12)]
+    total, below = sum(weights), Fraction(0)
+    for weight, threshold in zip(weights, thresholds(64), strict=False):
+        below += weight
+        assert threshold == math.floor(below / total * 2**64)
+    assert len(thresholds(64)) == 10
+    assert thresholds(64)[-1] == 2**64 - 1
+
+
+@pytest.mark.parametrize("bits", [3, 64, 192])
+def test_more_bits_begin_with_the_same(bits: int) -> None:
+    fine = [threshold >> bits for threshold in thresholds(2 * bits)]
+    assert fine[: len(thresholds(bits))] == list(thresholds(bits))
+    assert distributed.thresholds(bits, 60) == thresholds(bits)
+
+
+def test_the_law_of_many() -> None:
+    found = wholes(1_000_000, SeededEntropy(0).stream("wholes"))
+    assert found.dtype == np.int64
+    assert fit_wholes(found) > TOO_UNLIKELY
+    assert found.max() < 12
+
+
+def of_small_words(count: int, *, careless: bool = False) -> list[int]:
+    """Samples from words of three bits, which often equal a threshold. careless: such a word counts as not below it."""
+    rng, table, found = np.random.default_rng(0), thresholds(3), []
+    for _ in range(count):
+        word = int(rng.integers(8))
+        if word in table and not careless:
+            found.append(resolved(word, lambda: int(rng.integers(8)), 3))
+        else:
+            found.append(sum(word >= threshold for threshold in table))
+    return found
+
+
+def test_words_that_decide_nothing_are_gone_on_with() -> None:
+    assert fit_wholes(np.array(of_small_words(50_000))) > TOO_UNLIKELY
+    assert fit_wholes(np.array(of_small_words(50_000, careless=True))) < TOO_UNLIKELY
+
+
+class Given(Stream):
+    """A stream whose first call gives copies of `first`, and whose second gives copies of `then`."""
+
+    def __init__(self, first: int, then: int) -> None:
+        self._words = [first, then]
+
+    def words(self, count: int) -> Words:
+        return np.full(count, self._words.pop(0), np.uint64)
+
+
+def test_a_word_at_a_threshold_asks_for_another() -> None:
+    for k, (coarse, fine) in enumerate(zip(thresholds(64), thresholds(128), strict=False)):
+        rest = fine & (2**64 - 1)
+        assert wholes(1, Given(coarse, rest - 1)).tolist() == [k]
+        assert wholes(1, Given(coarse, rest + 1))[0] > k
+        assert wholes(1, Given(coarse - 1, 0)).tolist() == [k]

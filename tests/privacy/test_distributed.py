@@ -10,15 +10,11 @@ from mpmath import mp, mpf  # type: ignore[import-untyped]
 from scipy import stats
 
 from privacy import distributed
-from privacy.accounting import calibrate, discrete, epsilon, unamplified
-from privacy.bounds import by_rdp
-from privacy.concentrated import EVERY
-from privacy.discrete import Integers
-from privacy.distributed import DistributedGaussian, Grid
+from privacy.accounting import EVERY_ORDER, by_rdp, calibrate, discrete, epsilon, unamplified
+from privacy.distributed import DistributedGaussian, Grid, Integers, norm_bound, squared_bound
 from privacy.entropy import Floats, SeededEntropy, Stream, SystemEntropy
 from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian
-from privacy.rounding import norm_bound, squared_bound
 from protocols.choice import counted_shares
 from tests.cells import every
 from tests.privacy.discrete_laws import divergence, shares, shifted
@@ -175,7 +171,7 @@ def test_epsilon_is_within_five_percent_of_central_noise_of_the_same_error() -> 
     dim, delta, rounds = 300_000, 1e-5, 20
     z = calibrate(discrete, rounds, 3.0, delta)
     error = DistributedGaussian(z, 100, 100).std(1.0, dim, 100)
-    central = by_rdp(unamplified(error), rounds, delta, EVERY)
+    central = by_rdp(unamplified(error), rounds, delta, EVERY_ORDER)
     charged = epsilon(discrete(z), rounds, delta)
     exact = epsilon(unamplified(error), rounds, delta)
     print(f"distributed {charged:.5f}, central of the same error {central:.5f} by Renyi, {exact:.5f} exactly")

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from privacy import database
+from privacy import ledger_file
 from privacy.errors import LedgerError
-from privacy.ledger import Cost, Head, Heads, Ledger
+from privacy.filters import Cost
+from privacy.ledger import Ledger
+from privacy.ledger_file import Head, Heads
 from tests.privacy.ledger_child import UNIT
 
 
@@ -118,7 +120,7 @@ def test_a_kill_between_the_ledger_and_the_note_is_no_alarm(
 
     noted = ledger.head
     with monkeypatch.context() as patch:
-        patch.setattr(database, "crash_point", die)
+        patch.setattr(ledger_file, "crash_point", die)
         with pytest.raises(KilledError):
             charge(ledger)
     assert heads.newest(noted.ledger) == noted

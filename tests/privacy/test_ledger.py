@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privacy import chain, database
+from privacy import ledger_file
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
-from privacy.ledger import Budget, Cost, Head, Ledger
+from privacy.filters import Budget, Cost
+from privacy.ledger import Ledger
+from privacy.ledger_file import Head
 from tests.cells import every
 from tests.privacy.ledger_child import UNIT
 
@@ -267,7 +269,7 @@ def test_a_ledger_locked_for_too_long_is_refused_and_nothing_is_charged(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserve(ledger, "a", 0.1)
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(ledger_file, "BUSY_SECONDS", 0.01)
     with closing(sqlite3.connect(ledger.path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LedgerError, match="locked by another process"):
@@ -279,7 +281,7 @@ def test_a_row_that_does_not_reach_the_disk_is_in_no_book(ledger: Ledger, monkey
     reserve(ledger, "a", 0.1)
     before = ledger.head
     with monkeypatch.context() as patch:
-        patch.setattr(database, "crash_point", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(ledger_file, "crash_point", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             ledger.charge("a", "", 1, {})
     assert ledger.head == before
@@ -291,8 +293,8 @@ def test_a_row_that_does_not_reach_the_disk_is_in_no_book(ledger: Ledger, monkey
 def test_rows_are_synced_and_so_is_the_folder_after_the_journal_is_gone(
     ledger: Ledger, durable_pragmas: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "PRAGMAS", durable_pragmas)
-    with chain.transaction(ledger.path, write=False) as connection:
+    monkeypatch.setattr(ledger_file, "PRAGMAS", durable_pragmas)
+    with ledger_file.transaction(ledger.path, write=False) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
@@ -308,6 +310,6 @@ def test_a_head_survives_being_kept_and_nothing_else_passes_for_one(ledger: Ledg
 
 
 def test_the_ledger_loads_nothing_heavy() -> None:
-    probe = "import privacy.account, sys; print({'torch', 'scipy', 'numpy', 'dp_accounting'} & set(sys.modules))"
+    probe = "import privacy.ledger, sys; print({'torch', 'scipy', 'numpy', 'dp_accounting'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

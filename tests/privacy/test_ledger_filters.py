@@ -9,8 +9,8 @@ from statistics import NormalDist
 import pytest
 
 from privacy.errors import BudgetExhausted, PlanError
-from privacy.filters import ORDERS
-from privacy.ledger import Budget, Cost, Ledger
+from privacy.filters import ORDERS, Budget, Cost
+from privacy.ledger import Ledger
 from tests.cells import every
 from tests.privacy.ledger_child import UNIT
 

@@ -124,7 +124,7 @@ def test_a_folder_without_hard_links_is_refused_with_the_reason(
     def no_links(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("privacy.database.os.link", no_links)
+    monkeypatch.setattr("privacy.ledger_file.os.link", no_links)
     with pytest.raises(LedgerError, match="hard links"):
         Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=8.0, delta=1e-5)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import BudgetExhausted
-from privacy.ledger import Cost, Ledger
+from privacy.filters import Cost
+from privacy.ledger import Ledger
 from tests.cells import chosen
 from tests.privacy.ledger_child import UNIT, heads_beside, start
 

@@ -1,4 +1,7 @@
-"""Every change of a ledger's file is noticed: by the chain of digests, or else by a head kept elsewhere."""
+"""Every change of a ledger's file is noticed: by the chain of digests, or else by a head kept elsewhere.
+
+A ledger with damaged bytes, wherever they are, is refused or reads the same.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from privacy import chain
-from privacy.chain import Row
+from privacy import ledger_file
 from privacy.errors import LedgerError
-from privacy.ledger import Cost, Head, Ledger
+from privacy.filters import Cost
+from privacy.ledger import Ledger
+from privacy.ledger_file import Head, Row
 from tests.privacy.ledger_child import UNIT
 
 FIELDS = ("id", "kind", "run", "body", "digest")
@@ -61,8 +67,8 @@ def bodies(ledger: Ledger, row: int) -> Iterator[str]:
     body = dict(ledger.rows()[row - 1].body)
     for key, value in body.items():
         other = {str: "x", int: 9, float: 9.0, dict: {"x": 1}, type(None): 9.0}[type(value)]
-        yield chain.canonical({**body, key: other})
-    yield chain.canonical({**body, "more": 1})
+        yield ledger_file.canonical({**body, key: other})
+    yield ledger_file.canonical({**body, "more": 1})
     yield json.dumps(body, indent=1)
 
 
@@ -87,7 +93,7 @@ def test_a_change_of_any_field_of_any_row_is_seen(ledger: Ledger, row: int, tmp_
 
 def test_without_the_chain_the_same_edit_would_pass(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     body = dict(ledger.rows()[1].body)
-    change(ledger.path, 2, "body", chain.canonical({**body, "cost": {"epsilon": 0.1, "delta": 0.0, "rdp": None}}))
+    change(ledger.path, 2, "body", ledger_file.canonical({**body, "cost": {"epsilon": 0.1, "delta": 0.0, "rdp": None}}))
     with pytest.raises(LedgerError, match="row 2 "):
         Ledger.open(ledger.path)
 
@@ -95,7 +101,7 @@ def test_without_the_chain_the_same_edit_would_pass(ledger: Ledger, monkeypatch:
         place, kind, run, text, digest = stored
         return Row(place, kind, run, json.loads(text), digest)
 
-    monkeypatch.setattr(chain, "_verified", gullible)
+    monkeypatch.setattr(ledger_file, "_verified", gullible)
     assert Ledger.open(ledger.path).spent().epsilon == 2.1
 
 
@@ -154,10 +160,12 @@ def rechained(ledger: Ledger, row: int, **changes: Any) -> None:
     with raw(ledger.path) as connection:
         for old in rows:
             kind, body = changes.get("kind", old.kind), {**old.body, **changes.get("body", {})}
-            last = chain.sealed(last, *((kind, old.run, body) if old.id == row else (old.kind, old.run, old.body)))
+            last = ledger_file.sealed(
+                last, *((kind, old.run, body) if old.id == row else (old.kind, old.run, old.body))
+            )
             connection.execute(
                 "UPDATE chain SET kind = ?, body = ?, digest = ? WHERE id = ?",
-                (last.kind, chain.canonical(last.body), last.digest, last.id),
+                (last.kind, ledger_file.canonical(last.body), last.digest, last.id),
             )
 
 
@@ -232,3 +240,31 @@ def test_a_changed_schema_is_refused(ledger: Ledger, statement: str) -> None:
 def test_the_triggers_keep_honest_hands_off(ledger: Ledger, statement: str) -> None:
     with closing(sqlite3.connect(ledger.path)) as connection, pytest.raises(sqlite3.IntegrityError, match="never"):
         connection.execute(statement)
+
+
+def test_a_file_cut_short_anywhere_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    content = ledger.path.read_bytes()
+    copy = tmp_path / "copy.db"
+    for size in (*range(0, len(content), 1024), 1, 16, 99, 100, len(content) - 1):
+        copy.write_bytes(content[:size])
+        with pytest.raises(LedgerError, match=r"copy\.db"):
+            Ledger.open(copy, head=ledger.head)
+
+
+damages = st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 255)), min_size=1, max_size=3)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(damages)
+@example([(3820, 128)])  # in a name that SQLite's error message quotes
+def test_a_damaged_byte_is_refused_or_changes_nothing(ledger: Ledger, damage: list[tuple[int, int]]) -> None:
+    content = bytearray(ledger.path.read_bytes())
+    for place, flip in damage:
+        content[place % len(content)] ^= flip
+    copy = ledger.path.with_name("copy.db")
+    copy.write_bytes(content)
+    try:
+        rows = Ledger.open(copy, head=ledger.head).rows()
+    except LedgerError:
+        return
+    assert rows == ledger.rows()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privacy.distributed import norm_bound, rounded, squared_bound, squared_norm
 from privacy.entropy import Floats, SeededEntropy, Stream
 from privacy.errors import PlanError
-from privacy.rounding import norm_bound, rounded, squared_bound, squared_norm
 from tests.cells import every
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from privacy.book import SAME_UNITS, Unit
 from privacy.errors import LedgerError, PlanError
-from privacy.ledger import Cost, Ledger, Unit
-from privacy.units import SAME_UNITS
+from privacy.filters import Cost
+from privacy.ledger import Ledger
 
 PATIENT = Unit("patient", "group", "who is which patient", "add-remove")
 DOCTOR = Unit("doctor", "group", "who has which doctor", "add-remove")

@@ -22,9 +22,8 @@ from privacy.entropy import SeededEntropy
 from privacy.errors import PlanError
 from privacy.ledger import Ledger
 from privacy.mechanisms import Gaussian, Mechanism, Named
-from privacy.run_planning import for_sums
+from privacy.plan import Target, for_sums
 from privacy.sampling import FixedSize, Poisson
-from privacy.target import Target
 from secure_fed import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation

@@ -17,10 +17,10 @@ import pytest
 
 from privacy import accounting
 from privacy.errors import LedgerError
-from privacy.ledger import Cost, Ledger
-from privacy.planning import Setting
-from privacy.promises import Possible, recommended
-from privacy.target import Target
+from privacy.filters import Cost
+from privacy.forecast import Possible, Setting, recommended
+from privacy.ledger import Ledger
+from privacy.plan import Target
 from protocols.rig.simulate import Simulation, simulate
 from secure_fed.commands import ways as shown_ways
 from secure_fed.commands.cli import main

@@ -12,11 +12,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from privacy import database
-from privacy.account import Account
+from privacy import ledger_file
 from privacy.errors import PlanError
 from privacy.filters import Cost
-from privacy.ledger import Ledger
+from privacy.ledger import Account, Ledger
 from secure_fed.commands.cli import main
 from secure_fed.deployment.home import LEDGER
 from secure_fed.errors import RunDirectoryError, TrainingError
@@ -66,7 +65,7 @@ def killed_at(instant: int) -> Iterator[list[str]]:
             raise Killed
         passed.append(name)
 
-    with patch.object(durable, "crash_point", crash_point), patch.object(database, "crash_point", crash_point):
+    with patch.object(durable, "crash_point", crash_point), patch.object(ledger_file, "crash_point", crash_point):
         yield passed
 
 

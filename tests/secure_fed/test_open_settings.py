@@ -11,10 +11,9 @@ import pytest
 from torch import nn
 from transformers import PretrainedConfig
 
+from privacy.forecast import Possible, Setting, in_turn
 from privacy.mechanisms import Gaussian
-from privacy.planning import Setting
-from privacy.promises import Possible, in_turn
-from privacy.target import Target
+from privacy.plan import Target
 from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privacy.clipping import COUNTER
 from privacy.entropy import SeededEntropy
+from privacy.mechanisms import COUNTER
 from privacy.sampling import FixedSize
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError

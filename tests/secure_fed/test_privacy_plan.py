@@ -9,10 +9,8 @@ from scipy.stats import binom
 
 from privacy import accounting
 from privacy.errors import BudgetExhausted
-from privacy.run_plan import Plan
-from privacy.run_planning import for_contributions, for_gradients, for_sums, usual_participations
+from privacy.plan import Plan, Target, for_contributions, for_gradients, for_sums, usual_participations
 from privacy.sampling import FixedSize, Poisson
-from privacy.target import Target
 
 DELTA = 1e-5
 UNITS = (8, 40, 300)  # each client's examples; Poisson batches of 8, one epoch a round
@@ -43,7 +41,7 @@ def test_a_sum_is_calibrated_to_just_below_the_target() -> None:
 
 
 def accounting_cost(plan: Plan) -> object:
-    from privacy.ledger import Cost
+    from privacy.filters import Cost
 
     return Cost(plan.epsilon(), DELTA)
 

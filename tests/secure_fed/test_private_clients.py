@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from privacy import accounting
-from privacy.clipping import COUNTER
+from privacy.mechanisms import COUNTER
 from secure_fed.rounds.transport import Recording
 from secure_fed.runs.checkpoint import read_checkpoint
 from secure_fed.tensors.tensors import Tensors

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from privacy import accounting, database
+from privacy import accounting, ledger_file
 from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
@@ -119,7 +119,7 @@ def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
             os._exit(1)
         left -= 1
 
-    durable.crash_point = database.crash_point = crash_point
+    durable.crash_point = ledger_file.crash_point = crash_point
     with accounts.coarse():  # as in the process that resumes the run
         run(scenario, path, resume=resume)
 
@@ -135,7 +135,7 @@ def instants(monkeypatch: pytest.MonkeyPatch, scenario: str, path: Path) -> list
     passed: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(durable, "crash_point", passed.append)
-        patched.setattr(database, "crash_point", passed.append)
+        patched.setattr(ledger_file, "crash_point", passed.append)
         run(scenario, path)
     return passed
 
@@ -168,7 +168,7 @@ def assert_same_released(left: Path, right: Path) -> None:
 def test_what_is_written_in_which_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reservation, then in each round: the charge, the ledger's new head, the release, the record and the checkpoint."""
     passed: list[str] = []
-    for module in (durable, database):
+    for module in (durable, ledger_file):
         monkeypatch.setattr(module, "crash_point", passed.append)
     run("central", tmp_path / "run")
     assert passed == POINTS

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from privacy.errors import BudgetExhausted
-from privacy.ledger import Cost, Ledger
+from privacy.filters import Cost
+from privacy.ledger import Ledger
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.rounds.client import Client

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from privacy.run_planning import for_sums
+from privacy.plan import Target, for_sums
 from privacy.sampling import Poisson
-from privacy.target import Target
 from secure_fed.methods.method import State
 from secure_fed.report import progress as shown
 from secure_fed.report.formatting import at_most

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privacy.clipping import AdaptiveGaussian
 from privacy.errors import BudgetExhausted, PrivacyError
-from privacy.mechanisms import Gaussian, NoMechanism
+from privacy.mechanisms import AdaptiveGaussian, Gaussian, NoMechanism
 from privacy.sampling import FixedSize, Poisson
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from privacy.planning import Setting
-from privacy.promises import Possible, recommended
-from privacy.target import Target
+from privacy.forecast import Possible, Setting, recommended
+from privacy.plan import Target
 from secure_fed.commands import release_space
 from secure_fed.commands.release_space import spaces
 from secure_fed.config import RunConfig

@@ -16,11 +16,10 @@ from dp_accounting import get_epsilon_gaussian
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privacy.attendance import NotYourTurn
 from privacy.correlation import square_root
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
-from privacy.public_order import PublicOrder
+from privacy.sampling import NotYourTurn, PublicOrder
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
@@ -261,7 +260,7 @@ def two_processes(path: Path) -> tuple[RunBudget, RunBudget]:
     of_zeros(built, 1)
     with pytest.raises(Killed):
         built.run(path)
-    from privacy.account import Account
+    from privacy.ledger import Account
 
     plan = built.assembly.protection.plan
     assert plan is not None

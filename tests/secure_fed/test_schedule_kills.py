@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from privacy import database
+from privacy import ledger_file
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable, noise_key
 from secure_fed.runs.directory import RELEASED
@@ -64,7 +64,7 @@ def run_and_die(path: Path, resume: bool, deadly: int) -> None:
             os._exit(1)
         left -= 1
 
-    durable.crash_point = database.crash_point = noise_key.crash_point = crash_point
+    durable.crash_point = ledger_file.crash_point = noise_key.crash_point = crash_point
     with accounts.coarse():
         run(path, resume=resume)
 
@@ -86,7 +86,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The named instants of a run, in order."""
     passed: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
-        for module in (durable, database, noise_key):
+        for module in (durable, ledger_file, noise_key):
             patched.setattr(module, "crash_point", passed.append)
         run(tmp_path_factory.mktemp("whole") / "run", resume=False)
     return passed

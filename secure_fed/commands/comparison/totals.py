@@ -139,10 +139,11 @@ def best_only(total: Total) -> tuple[float, float] | None:
 
     Every run draws its configuration at random from these. None if there is a single run, or no Renyi divergences.
     """
-    from privacy import composition, selection
+    from privacy import composition
 
     runs, delta = len(total.charges), max(one.delta for one in total.charges)
     one = composition.largest([charge.renyi for charge in total.charges])
     if runs < 2 or not one:
         return None
-    return min(selection.epsilon(law, float(runs), one, delta) for law in selection.LAWS), delta
+    laws = (composition.of_best(law, float(runs), one) for law in composition.LAWS)
+    return min(composition.epsilon(found, delta) for found in laws), delta

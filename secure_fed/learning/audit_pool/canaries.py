@@ -29,7 +29,7 @@ from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.pointing import Pointing
 
 _CLIP_NORMS = 30.0
-_ADAPTS = 0.2  # the rate of `privacy.clipping.AdaptiveGaussian`
+_ADAPTS = 0.2  # the rate of `privacy.mechanisms.AdaptiveGaussian`
 
 
 def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:

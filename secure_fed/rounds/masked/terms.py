@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from privacy.errors import PlanError
-from privacy.public_order import PublicOrder
+from privacy.sampling import PublicOrder
 from protocols.choice import Choice, choose, colluding, surviving
 from protocols.errors import Aborted, ParameterError
 from protocols.keys import Identity, registry_digest

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from privacy.clipping import AdaptiveGaussian
-from privacy.public_order import PublicOrder
-from privacy.sampling import Poisson, Sampler
+from privacy.mechanisms import AdaptiveGaussian
+from privacy.sampling import Poisson, PublicOrder, Sampler
 from protocols.masking import cores
 from protocols.one_process import OneProcess
 from protocols.parameters import stages

@@ -8,8 +8,7 @@ from functools import cached_property, partial
 import numpy as np
 from torch import Tensor
 
-from privacy.correlated_rows import CorrelatedRows
-from privacy.correlation import Correlation
+from privacy.correlation import CorrelatedRows, Correlation
 from privacy.entropy import Entropy, Floats, Stream
 from privacy.errors import PrivacyError
 from privacy.mechanisms import Named

@@ -24,7 +24,7 @@ from secure_fed.rounds.noise import plans
 from secure_fed.rounds.noise.plans import Population
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
+    from privacy.plan import Plan
 
 Planner = Callable[[RunConfig, Population], "Plan"]
 

@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from privacy.clipping import AdaptiveGaussian
 from privacy.correlation import INDEPENDENT, Correlation, best, square_root
-from privacy.mechanisms import Gaussian
-from privacy.public_order import PublicOrder
-from privacy.sampling import Sampler
+from privacy.mechanisms import AdaptiveGaussian, Gaussian
+from privacy.sampling import PublicOrder, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.training.private_steps import batch_sampler
 from secure_fed.learning.training.schedule import planned_steps
 
 if TYPE_CHECKING:
-    from privacy.run_plan import Plan
-    from privacy.run_planning import Made
-    from privacy.target import Target
+    from privacy.plan import Made, Plan, Target
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Population:
 
 def of_sums(config: RunConfig, population: Population) -> Plan:
     """Noise on the sum over a secret cohort."""
-    from privacy.run_planning import for_sums
+    from privacy.plan import for_sums
 
     releases, cohorts, quantile = (
         config.federation.rounds * population.passes,
@@ -58,7 +54,7 @@ def of_sums(config: RunConfig, population: Population) -> Plan:
 
 def of_turns(config: RunConfig, population: Population) -> Plan:
     """Noise on the sums of a public order's rounds."""
-    from privacy.run_planning import for_turns
+    from privacy.plan import for_turns
 
     order, rounds, quantile = _order(population), config.federation.rounds, config.privacy.clip_quantile
     shares = config.privacy.noise == "distributed"
@@ -82,7 +78,7 @@ def correlation_of(config: RunConfig, order: PublicOrder) -> Correlation:
 
 def of_shares(config: RunConfig, population: Population) -> Plan:
     """Shares of noise inside masked sums."""
-    from privacy.run_planning import for_shares
+    from privacy.plan import for_shares
 
     if isinstance(population.cohorts, PublicOrder):
         return of_turns(config, population)
@@ -98,7 +94,7 @@ def of_shares(config: RunConfig, population: Population) -> Plan:
 
 def of_contributions(config: RunConfig, population: Population) -> Plan:
     """Noise on each client's own contribution."""
-    from privacy.run_planning import for_contributions
+    from privacy.plan import for_contributions
 
     rate, participations = population.cohorts.rate, _participations(config, population)
     return for_contributions(_target(config), rate, population.names, population.passes, participations)
@@ -106,7 +102,7 @@ def of_contributions(config: RunConfig, population: Population) -> Plan:
 
 def of_gradients(config: RunConfig, population: Population) -> Plan:
     """Noise on every step of each client's training."""
-    from privacy.run_planning import for_gradients
+    from privacy.plan import for_gradients
 
     draws = [batch_sampler(count, config.training) for count in population.units]
     steps = [planned_steps(count, config.training) for count in population.units]
@@ -114,7 +110,7 @@ def of_gradients(config: RunConfig, population: Population) -> Plan:
 
 
 def _target(config: RunConfig) -> Target:
-    from privacy.target import Target
+    from privacy.plan import Target
 
     privacy = config.privacy
     return Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.on_exhausted == "stop")
@@ -128,7 +124,7 @@ def _order(population: Population) -> PublicOrder:
 
 def _participations(config: RunConfig, population: Population) -> int:
     """The most rounds that one client takes part in."""
-    from privacy.run_planning import usual_participations
+    from privacy.plan import usual_participations
 
     rounds = config.federation.rounds
     if isinstance(population.cohorts, PublicOrder):

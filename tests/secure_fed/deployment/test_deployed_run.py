@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.attendance import Attendance
 from privacy.entropy import SeededEntropy
 from privacy.ledger import Ledger
+from privacy.sampling import Attendance
 from protocols.keys import Identity
 from secure_fed import Federation, RunConfig
 from secure_fed.deployment import coordinator, deployable, message_kinds, messages, party, seal

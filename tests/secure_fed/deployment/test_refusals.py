@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy.attendance import NotYourTurn
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
+from privacy.sampling import NotYourTurn
 from protocols.errors import ParameterError, ProtocolError, RangeError, Tampering
 from secure_fed.deployment import home
 from secure_fed.deployment.envelope import Envelope

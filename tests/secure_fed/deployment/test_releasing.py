@@ -19,9 +19,10 @@ from unittest.mock import patch
 
 import pytest
 
-from privacy import database
-from privacy.attendance import Attendance
-from privacy.ledger import Head, Ledger
+from privacy import ledger_file
+from privacy.ledger import Ledger
+from privacy.ledger_file import Head
+from privacy.sampling import Attendance
 from secure_fed.commands.cli import main
 from secure_fed.deployment import agent, memberships, message_kinds, messages, releasing, seal
 from secure_fed.deployment.charter import Charter
@@ -130,7 +131,7 @@ def killed_at(instant: int) -> Iterator[list[str]]:
             raise Killed
         passed.append(name)
 
-    with patch.object(durable, "crash_point", crash_point), patch.object(database, "crash_point", crash_point):
+    with patch.object(durable, "crash_point", crash_point), patch.object(ledger_file, "crash_point", crash_point):
         yield passed
 
 
@@ -392,7 +393,7 @@ def killed_release(home: Path, instant: int) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
             passed += 1
 
-        durable.crash_point = database.crash_point = crash_point
+        durable.crash_point = ledger_file.crash_point = crash_point
         try:
             releasing.release(Home.load(home), "hospitals")
             os._exit(0)

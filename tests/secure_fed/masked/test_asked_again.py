@@ -14,7 +14,7 @@ from scipy.stats import kstest
 
 from privacy.entropy import SystemEntropy
 from privacy.ledger import Ledger
-from privacy.run_planning import realised
+from privacy.plan import realised
 from protocols.codec import centred
 from protocols.errors import Tampering
 from secure_fed.rounds.masked.bound import Passes

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from privacy import distributed
-from privacy.public_order import PublicOrder
+from privacy.sampling import PublicOrder
 from protocols.errors import ParameterError, Tampering
 from protocols.keys import registry_digest
 from protocols.parameters import Parameters

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.clipping import COUNTER
 from privacy.entropy import SeededEntropy
+from privacy.mechanisms import COUNTER
 from secure_fed.federation import Federation
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State

@@ -10,9 +10,8 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from privacy import accounting
-from privacy.run_planning import for_shares, for_sums
+from privacy.plan import Target, for_shares, for_sums
 from privacy.sampling import FixedSize, Poisson
-from privacy.target import Target
 from tests.cells import chosen
 from tests.secure_fed.masked.wide_toys import CLIPPED, MASKED, SKETCH, federation
 

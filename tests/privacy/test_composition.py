@@ -1,27 +1,30 @@
-"""The best of a random number of tries, against its law by enumeration, the published corollaries, and dp_accounting."""
+"""The best of a random number of tries, and guarantees for groups: against laws by enumeration, closed forms, dp_accounting."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from dp_accounting import dp_event
+from dp_accounting import dp_event, get_epsilon_gaussian
 from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import geom, logser, poisson
+from scipy.stats import geom, logser, norm, poisson
 
-from privacy import accounting, selection
-from privacy.composition import ORDERS, largest, of_plan, together
+from privacy import accounting, composition
+from privacy.composition import LAWS, ORDERS, Law, group_epsilon, group_epsilon_by_curve, largest, of_plan, together
+from privacy.correlation import square_root
 from privacy.errors import PlanError
-from privacy.run_planning import for_sums
-from privacy.sampling import Poisson
-from privacy.selection import LAWS, Law
-from privacy.target import Target
+from privacy.plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
+from privacy.sampling import Poisson, PublicOrder
 
+DELTAS = (1e-3, 1e-5, 1e-9)
+ORDER = PublicOrder(60, 20)
+TARGET = Target(None, 2.0, 1e-5)
 Pmf = NDArray[np.float64]
 FINE = tuple(1 + 1.05**power for power in range(-90, 160))
 MOST = 1500  # more tries than this have a probability below 1e-9 in every law here
@@ -81,7 +84,7 @@ def test_the_best_of_a_random_number_of_tries_is_below_the_bound(law: Law, kind:
         tries = number_of_tries(law, mean)
         assert tries @ np.arange(MOST) == pytest.approx(mean, rel=2e-3)
         ours, theirs = best_of(one, tries), best_of(other, tries)
-        bound = selection.divergences(law, mean, base)
+        bound = composition.of_best(law, mean, base)
         for order in ORDERS:
             assert divergence(ours, theirs, order) <= bound[order] * (1 + 1e-9)
 
@@ -105,7 +108,7 @@ def test_a_fixed_number_of_tries_breaks_the_bound_of_every_law_with_its_mean() -
     fixed[10] = 1.0
     found = divergence(best_of(one, fixed), best_of(other, fixed), 5000.0)
     assert found == pytest.approx(10.0, rel=0.01)
-    assert all(found > 2 * selection.divergences(law, 10.0, base)[5000.0] for law in ("logarithmic", "geometric"))
+    assert all(found > 2 * composition.of_best(law, 10.0, base)[5000.0] for law in ("logarithmic", "geometric"))
 
 
 @pytest.mark.parametrize(("law", "eta"), [("logarithmic", 0), ("geometric", 1)])
@@ -113,7 +116,7 @@ def test_pure_privacy_costs_two_plus_eta_times_epsilon(law: Law, eta: int) -> No
     """Papernot and Steinke, corollary 3: the limit of large orders, for epsilon-DP tries."""
     base = dict.fromkeys((*FINE, 1e9, 1e12), 0.5)
     base |= {order: min(0.5, order * 0.125) for order in FINE}
-    assert selection.divergences(law, 10.0, base)[1e9] <= (2 + eta) * 0.5 + 1e-6
+    assert composition.of_best(law, 10.0, base)[1e9] <= (2 + eta) * 0.5 + 1e-6
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.1, 1.0])
@@ -123,7 +126,7 @@ def test_concentrated_tries_cost_the_published_closed_form(law: Law, eta: int, r
     mean = 10.0
     gamma = 0.1 if law == "geometric" else log_law(mean)
     stop = math.log(1 / gamma)
-    found = selection.divergences(law, mean, {order: rho * order for order in FINE})
+    found = composition.of_best(law, mean, {order: rho * order for order in FINE})
     for order in (FINE[30], FINE[90], FINE[120]):
         closed = rho * (order - 1) + math.log(mean) / (order - 1) + 2 * (1 + eta) * math.sqrt(rho * stop) - eta * rho
         assert found[order] == pytest.approx(closed, rel=2e-3)
@@ -136,7 +139,7 @@ def test_epsilon_is_that_of_dp_accounting_for_an_event_it_knows(law: Law, shape:
         event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(z), mean, shape)
         theirs = RdpAccountant(list(ORDERS)).compose(event).get_epsilon(1e-5)
         base = {order: order / (2 * z**2) for order in ORDERS}
-        assert selection.epsilon(law, mean, base, 1e-5) == pytest.approx(theirs, rel=1e-6)
+        assert composition.epsilon(composition.of_best(law, mean, base), 1e-5) == pytest.approx(theirs, rel=1e-6)
 
 
 def test_no_more_than_common_orders_are_composed() -> None:
@@ -159,10 +162,75 @@ def test_a_plan_states_divergences_that_grow_with_the_order_and_leaves_out_what_
 
 
 def test_of_tries_without_divergences_nothing_is_promised() -> None:
-    assert selection.epsilon("geometric", 5.0, {}, 1e-5) == math.inf
+    assert composition.epsilon(composition.of_best("geometric", 5.0, {}), 1e-5) == math.inf
 
 
 @pytest.mark.parametrize("mean", [1.0, 0.0, -2.0, math.inf, math.nan])
 def test_a_mean_that_is_none_is_refused(mean: float) -> None:
     with pytest.raises(PlanError, match="mean number of tries"):
-        selection.divergences("geometric", mean, {2.0: 1.0})
+        composition.of_best("geometric", mean, {2.0: 1.0})
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """The delta of an exact Gaussian of this mu: corollary 2.13 of Dong, Roth and Su."""
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+
+@pytest.mark.parametrize(
+    ("plan", "mu"),
+    [
+        (for_turns(TARGET, ORDER, 9), math.sqrt(3) / 2),
+        (for_turns(TARGET, ORDER, 9, passes=2), math.sqrt(6) / 2),
+        (for_turns(TARGET, ORDER, 9, correlation=square_root(3)), math.sqrt(3) / 2),
+        (for_sums(TARGET, Poisson(20, 1.0), 9), 3 / 2),
+        (for_contributions(TARGET, 0.1, ["a"], 1, 4), 2 * 2 / 2),  # replaced: twice as far
+    ],
+    ids=["turns", "passes", "banded", "everybody", "local"],
+)
+def test_an_exact_gaussian_is_one_at_every_delta(plan: Plan, mu: float) -> None:
+    assert plan.gaussian() == pytest.approx(mu)
+    for delta, epsilon in plan.curve(DELTAS):
+        assert delta_of(mu, epsilon) == pytest.approx(delta, rel=1e-6)
+
+
+def test_an_early_end_costs_the_rounds_that_were_made() -> None:
+    plan = for_turns(TARGET, ORDER, 9)
+    assert plan.gaussian(3) == pytest.approx(1 / 2)
+    assert plan.sensitivity(4) == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    "plan", [for_sums(TARGET, Poisson(20, 0.1), 4), for_turns(TARGET, ORDER, 9, shares=True)], ids=["coins", "shares"]
+)
+def test_what_is_no_exact_gaussian_has_no_mu(plan: Plan) -> None:
+    assert plan.gaussian() is None
+    curve = plan.curve((1e-3, 1e-5, 1e-30))
+    assert dict(curve)[1e-5] == plan.epsilon()
+    assert curve[0][1] < curve[1][1]
+
+
+def test_a_delta_that_the_accountant_cannot_resolve_is_left_out() -> None:
+    assert [delta for delta, _ in for_sums(TARGET, Poisson(20, 0.1), 4).curve((1e-5, 1e-30))] == [1e-5]
+
+
+def test_a_group_of_an_exact_gaussian_moves_it_so_many_times_as_far() -> None:
+    assert group_epsilon(0.5, 5, 1e-5) == get_epsilon_gaussian(1 / 2.5, 1e-5)
+    assert group_epsilon(0.0, 5, 1e-5) == 0.0
+
+
+def test_a_group_by_epsilon_and_delta_alone() -> None:
+    """Two members at (1, 1e-8) have (2, 1e-8 (1 + e)). This bound exceeds the exact epsilon of a Gaussian."""
+    assert group_epsilon_by_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 + 1e-12)) == 2.0
+    assert group_epsilon_by_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 - 1e-12)) is None
+    assert group_epsilon_by_curve([(1e-5, 700.0)], 5, 1e-5) is None
+    curve = for_shares(Target(None, 8.0, 1e-5), Poisson(20, 0.1), 4, hidden=False).curve(DELTAS)
+    found = group_epsilon_by_curve(curve, 2, 1e-5)
+    assert found is not None
+    assert found > group_epsilon(math.sqrt(4) / 8, 2, 1e-5)
+
+
+def test_the_smallest_epsilons_are_planned_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = for_turns(Target(1e-4, None, 1e-5), ORDER, 20)
+    assert 0.9e-4 < plan.cost().epsilon <= 1e-4
