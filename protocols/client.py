@@ -18,16 +18,17 @@ from dataclasses import replace
 import numpy as np
 
 from protocols.agreements import Agreements, Alone
+from protocols.codec import Words
 from protocols.dealing import Held, Keys, check_dealt, collect, deal
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Tampering
 from protocols.keys import Identity, Secret
 from protocols.masking import add_masks
-from protocols.messages import Advertise, Confirm, Delivery, Masked, Words
-from protocols.opening import check_statements, check_survivors, confirmed, listed, near, open_shares, signers
+from protocols.messages import Advertise, Confirm, Delivery, Masked
+from protocols.opening import check_statements, check_survivors, confirmed, listed, open_shares, signers
 from protocols.parameters import Parameters
 from protocols.policy import Policy
 from protocols.record import InMemory, Sessions
-from protocols.roster import Agreed, Topology, chosen_by, judged, related, topology, topology_of
+from protocols.roster import Agreed, Topology, chosen_by, judged, near, related, topology, topology_of
 
 
 class Client:

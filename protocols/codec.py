@@ -22,7 +22,7 @@ Words = NDArray[Any]  # uint32 or uint64
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_PIECE = 1 << 15  # coordinates processed at a time: their temporaries stay in the processor's cache
+_AT_ONCE = 1 << 15  # coordinates processed at a time: their temporaries stay in the processor's cache
 _EXACT = 2**52  # float64 holds every integer up to twice this
 _WORDS = tuple(np.dtype(order + kind) for kind in ("u4", "u8") for order in "=<")  # the machine's, and a message's
 _LARGEST_EXPONENT = 1023  # of a float64
@@ -83,15 +83,15 @@ class FixedPoint:
         if values.ndim != 1:
             raise ParameterError(f"values of {values.ndim} axes cannot be encoded: flatten them to one")
         words = np.empty(len(values), f"u{self.bits // 8}")
-        for start in range(0, len(values), _PIECE):
-            piece = values[start : start + _PIECE]
+        for start in range(0, len(values), _AT_ONCE):
+            piece = values[start : start + _AT_ONCE]
             within = np.abs(piece) <= self.bound  # false for NaN
             if not within.all():
                 place = int(np.flatnonzero(~within)[0])
                 raise RangeError(
                     f"coordinate {start + place} is {piece[place]!s}, above the largest that can be sent, {self.bound!s}"
                 )
-            words[start : start + _PIECE] = to_words(self._rounded(piece * self.scale, uniform), self.bits)
+            words[start : start + _AT_ONCE] = to_words(self._rounded(piece * self.scale, uniform), self.bits)
         return words
 
     def _rounded(self, scaled: Floats, uniform: Callable[[int], Floats] | None) -> Integers:

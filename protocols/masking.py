@@ -19,18 +19,15 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
 
+from protocols.codec import _WORDS, Words
 from protocols.errors import ParameterError
 from protocols.keys import Mask, Secret
-
-Words = NDArray[Any]  # uint32 or uint64
 
 _PIECE = 1 << 17  # bytes: two of them fit a second-level cache
 _BLOCK = 16  # bytes of AES
 _KEY = 32  # bytes of AES-256
 _WORTH_THREADS = 1 << 22  # bytes of keystream
-_WORDS = tuple(np.dtype(order + kind) for kind in ("u4", "u8") for order in "=<")  # the machine's, and a message's
 _OPEN = 256  # streams at once: each takes about a kilobyte, and a server may subtract as many masks as there are pairs
 
 

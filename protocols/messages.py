@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from protocols.codec import Words
 from protocols.parameters import PROTOCOL, SERVER, Parameters
 from protocols.wire import COUNT, HEADER, MAGIC, Buffer, Kind, Reader, written
 
@@ -24,8 +24,6 @@ DIGEST = 32
 SIGNATURE = 64
 SHARE = 33  # one share of a 32-byte secret
 SEALED = 2 * SHARE + 16  # a share of the seed and one of the mask key, and the tag over both
-
-Words = NDArray[np.uint32] | NDArray[np.uint64]
 
 
 @dataclass(frozen=True)

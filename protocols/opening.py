@@ -31,10 +31,9 @@ from functools import lru_cache
 from protocols.chosen import Chosen
 from protocols.dealing import Held
 from protocols.errors import Aborted, Tampering
-from protocols.keys import verify
-from protocols.messages import Confirm, Confirmations, Masked, Opened, Survivors
+from protocols.messages import Confirmations, Opened, Survivors
 from protocols.parameters import Parameters
-from protocols.roster import Identities, Topology
+from protocols.roster import Identities, Topology, signs, states
 
 
 @lru_cache(maxsize=4)
@@ -71,11 +70,6 @@ def check_survivors(
         raise Aborted(f"with {window} corrupt in a window of the ring, the survivors could be cut into separate sums")
 
 
-def near(me: int, graph: Topology, survivors: Collection[int]) -> tuple[int, ...]:
-    """The survivors whose shares a client holds or with whom it shares a mask."""
-    return tuple(sorted({*graph.owners(me), *graph.partners(me)}.intersection(survivors)))
-
-
 def check_statements(
     statements: Mapping[int, bytes], expected: Collection[int], parameters: Parameters, known: Identities, dealt: bytes
 ) -> None:
@@ -90,11 +84,6 @@ def check_statements(
             raise Tampering(
                 f"client {owner} is listed as a survivor but masked under another list of dealers than this client's"
             )
-
-
-def states(owner: int, signature: bytes, parameters: Parameters, identity: bytes, dealt: bytes) -> bool:
-    """Whether it is the owner's signature, with its vector, over the list of the clients that have dealt."""
-    return verify(identity, signature, "masked", parameters.session, Masked.signed(owner, dealt))
 
 
 def open_shares(survivors: frozenset[int], held: Mapping[int, Held]) -> Opened:
@@ -132,10 +121,3 @@ def signers(
         if owner not in known or not signs(owner, signature, parameters, known[owner], dealt, survivors):
             raise Tampering(f"client {owner} has not signed the list of survivors that was shown here")
     return frozenset(signatures)
-
-
-def signs(
-    owner: int, signature: bytes, parameters: Parameters, identity: bytes, dealt: bytes, survivors: bytes
-) -> bool:
-    """Whether it is the owner's signature over the lists with these digests."""
-    return verify(identity, signature, "survivors", parameters.session, Confirm.signed(owner, dealt, survivors))

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from protocols.agreements import Agreements
 from protocols.client import Client
+from protocols.codec import Words
 from protocols.keys import Identity
-from protocols.masking import Words
 from protocols.parameters import Parameters
 from protocols.policy import Policy
 from protocols.record import InMemory, Sessions

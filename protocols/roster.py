@@ -10,7 +10,7 @@ that plays many clients checks one roster once (`lru_cache`). A refused roster i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from protocols.chosen import Chosen, choices
 from protocols.errors import Aborted, Tampering
 from protocols.graph import Graph, complete, ring
 from protocols.keys import verify
-from protocols.messages import Advertise, Roster
+from protocols.messages import Advertise, Confirm, Masked, Roster
 from protocols.parameters import Parameters
 
 Identities = tuple[tuple[int, bytes], ...]  # the invited clients' public identity keys; empty in passive sessions
@@ -143,3 +143,20 @@ def _graph(members: tuple[int, ...], neighbours: int, seed: bytes) -> Graph:
     if neighbours >= len(members) - 1:
         return complete(members)
     return ring(members, neighbours, seed)
+
+
+def near(me: int, graph: Topology, survivors: Collection[int]) -> tuple[int, ...]:
+    """The survivors whose shares a client holds or with whom it shares a mask."""
+    return tuple(sorted({*graph.owners(me), *graph.partners(me)}.intersection(survivors)))
+
+
+def states(owner: int, signature: bytes, parameters: Parameters, identity: bytes, dealt: bytes) -> bool:
+    """Whether it is the owner's signature, with its vector, over the list of the clients that have dealt."""
+    return verify(identity, signature, "masked", parameters.session, Masked.signed(owner, dealt))
+
+
+def signs(
+    owner: int, signature: bytes, parameters: Parameters, identity: bytes, dealt: bytes, survivors: bytes
+) -> bool:
+    """Whether it is the owner's signature over the lists with these digests."""
+    return verify(identity, signature, "survivors", parameters.session, Confirm.signed(owner, dealt, survivors))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 
 from protocols.chosen import Chosen
+from protocols.codec import Words
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, Tampering
 from protocols.graph import complete
 from protocols.keys import registry_digest
@@ -29,13 +30,23 @@ from protocols.messages import (
     Roster,
     Shares,
     Survivors,
-    Words,
     word,
 )
-from protocols.opening import near, signs, states
 from protocols.parameters import Parameters, stages
 from protocols.rebuilding import Ballot, core, masks_left
-from protocols.roster import Agreed, Identities, Topology, authentic, judged, topology, topology_of, usable
+from protocols.roster import (
+    Agreed,
+    Identities,
+    Topology,
+    authentic,
+    judged,
+    near,
+    signs,
+    states,
+    topology,
+    topology_of,
+    usable,
+)
 from protocols.wire import Buffer
 
 

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from protocols.codec import Words
 from protocols.errors import ProtocolError
 from protocols.keys import Identity
-from protocols.masking import Words, cores
+from protocols.masking import cores
 from protocols.parameters import Parameters
 from protocols.players import Message, Waiting
 from protocols.policy import Policy

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
-from protocols import keys, opening, roster
+from protocols import roster
 from protocols.client import Client
 from protocols.errors import ProtocolError, Tampering
+from protocols.keys import verify
+from protocols.opening import listed, signers
 from protocols.parameters import stages
 from protocols.rig.attack import HONEST, Attack
 from protocols.rig.scene import PARAMETERS, SERVER, Refusal, Scene, Tally
@@ -103,5 +105,5 @@ def _forget_shared_work() -> None:
     The longest time in a stage is then the time of a client on its own machine.
     """
     of_rosters = (roster.judged, roster._chosen, roster._graph, roster.chosen_by)
-    for remembered in (*of_rosters, keys.verify, opening.listed, opening.signers):
+    for remembered in (*of_rosters, verify, listed, signers):
         remembered.cache_clear()

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from protocols.client import Client
+from protocols.codec import Words
 from protocols.errors import ProtocolError
 from protocols.keys import Identity
-from protocols.messages import Words, word
+from protocols.messages import word
 from protocols.parameters import Parameters, stages
 from protocols.policy import Policy
 from protocols.server import Server

@@ -16,10 +16,9 @@ from protocols.dealing import Keys
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
 from protocols.keys import AgreementKey, Identity
 from protocols.messages import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
-from protocols.opening import near
 from protocols.policy import Policy
 from protocols.record import InMemory, OnDisk
-from protocols.roster import SMALL_ORDER, chosen_by, point
+from protocols.roster import SMALL_ORDER, chosen_by, near, point
 from tests.protocols.sessions import METHODS, Cast, Play, cast, play
 
 VICTIM = 3

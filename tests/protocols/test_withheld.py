@@ -18,7 +18,7 @@ from protocols.errors import ProtocolError, Tampering
 from protocols.keys import AgreementKey, Secret, pair_mask
 from protocols.masking import add_masks
 from protocols.messages import Confirm, Confirmations, Delivery, Masked, Opened, Survivors
-from protocols.opening import near
+from protocols.roster import near
 from protocols.shamir import Rebuilder
 from tests.protocols.sessions import Cast, Play, cast, play
 

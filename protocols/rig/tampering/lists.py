@@ -13,46 +13,48 @@ from protocols.rig.tampering.means import Tell, earlier, listing, told, withheld
 from protocols.wire import HEADER
 
 LISTS: list[Attack] = []
-Change = Callable[[Scene, set[int]], None]
+ListChange = Callable[[Scene, set[int]], None]
 
-_told = partial(lie, LISTS, catcher="clients", stage="survivors", hook="tell")
-_shown = told("survivors")
+_false_list = partial(lie, LISTS, catcher="clients", stage="survivors", hook="tell")
+_in_place_of_lists = told("survivors")
 
 
-def to_victim(change: Change) -> Tell:
+def to_victim(change: ListChange) -> Tell:
     """Only the victim is shown a changed list."""
-    return _shown(lambda scene, inbox: {**inbox, scene.victim: listing(scene, _changed(scene, change), scene.victim)})
+    return _in_place_of_lists(
+        lambda scene, inbox: {**inbox, scene.victim: listing(scene, _changed_list(scene, change), scene.victim)}
+    )
 
 
-def to_all_listed(change: Change) -> Tell:
+def to_all_listed(change: ListChange) -> Tell:
     """All clients on the changed list are shown it, and no other client is shown a list."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
-        survivors = _changed(scene, change)
+        survivors = _changed_list(scene, change)
         return {client: listing(scene, survivors, client) for client in inbox if client in survivors}
 
-    return _shown(shown)
+    return _in_place_of_lists(shown)
 
 
-def _changed(scene: Scene, change: Change) -> set[int]:
+def _changed_list(scene: Scene, change: ListChange) -> set[int]:
     survivors = set(scene.server.survivors)
     change(scene, survivors)
     return survivors
 
 
-@_told("left-out", error=Tampering, how=to_victim)
+@_false_list("left-out", error=Tampering, how=to_victim)
 def _leave_out(scene: Scene, survivors: set[int]) -> None:
     """The server shows one client a list of survivors without it, though its vector is in the sum."""
     survivors.remove(scene.victim)
 
 
-@_told("unlisted-survivor", error=Tampering, how=to_all_listed)
+@_false_list("unlisted-survivor", error=Tampering, how=to_all_listed)
 def _add_stranger(scene: Scene, survivors: set[int]) -> None:
     """The server lists a survivor that is not on the roster."""
     survivors.add(scene.parameters.clients[-1] + 1)
 
 
-@_told("undealt-survivor", error=Tampering, how=_shown, send=withheld)
+@_false_list("undealt-survivor", error=Tampering, how=_in_place_of_lists, send=withheld)
 def _undealt(scene: Scene, inbox: Inbox) -> Inbox:
     """The server lists a survivor that dropped out before its shares were out; its neighbours notice."""
     lie = {*scene.server.survivors, scene.liar}
@@ -60,14 +62,14 @@ def _undealt(scene: Scene, inbox: Inbox) -> Inbox:
     return {client: listing(scene, lie, client) if client in known else true for client, true in inbox.items()}
 
 
-@_told("short-list", error=Aborted, how=to_all_listed)
+@_false_list("short-list", error=Aborted, how=to_all_listed)
 def _shorten(scene: Scene, survivors: set[int]) -> None:
     """The server lists fewer survivors than the least sum has."""
     for client in sorted(survivors - {scene.victim})[scene.parameters.survivors - 2 :]:
         survivors.remove(client)
 
 
-@_told("isolated", error=Aborted, how=to_victim)
+@_false_list("isolated", error=Aborted, how=to_victim)
 def _isolate(scene: Scene, survivors: set[int]) -> None:
     """The server says to one client that all its neighbours dropped out after it had sent its vector."""
     survivors.difference_update(scene.server._graph.holders(scene.victim))
@@ -81,7 +83,7 @@ def _cut(scene: Scene, survivors: set[int]) -> None:
     survivors.difference_update(turned[half + 1 : 2 * half + 1], turned[2 * half + 3 : 3 * half + 3])
 
 
-@_told("cut-ring", error=Aborted, how=_shown, ring=True)
+@_false_list("cut-ring", error=Aborted, how=_in_place_of_lists, ring=True)
 def _cut_choices(scene: Scene, inbox: Inbox) -> Inbox:
     """The server says that those dropped out who share masks with one client or two, so that these have a sum of their own."""
     if not scene.parameters.chosen:
@@ -93,7 +95,7 @@ def _cut_choices(scene: Scene, inbox: Inbox) -> Inbox:
     return {client: listing(scene, listed, client) if client in shown else true for client, true in inbox.items()}
 
 
-@_told("listed-twice", error=MessageError, how=_shown)
+@_false_list("listed-twice", error=MessageError, how=_in_place_of_lists)
 def _twice(scene: Scene, inbox: Inbox) -> Inbox:
     """The server lists a survivor twice, so that fewer look like more."""
     # Encoded by hand, since the protocol's code never encodes such a list.
@@ -101,7 +103,7 @@ def _twice(scene: Scene, inbox: Inbox) -> Inbox:
     return {client: true[: end - 4] + true[end - 8 : end - 4] + true[end:] for client, true in inbox.items()}
 
 
-@_told("stale-list", error=MessageError, how=_shown)
+@_false_list("stale-list", error=MessageError, how=_in_place_of_lists)
 def _stale(scene: Scene, inbox: Inbox) -> Inbox:
     """The server shows one client the list of survivors of an earlier session."""
     return {**inbox, scene.victim: earlier(scene).messages[scene.stage, scene.victim]}

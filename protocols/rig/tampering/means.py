@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from protocols.keys import AgreementKey, Identity, registry_digest
 from protocols.messages import SIGNATURE, Advertise, Survivors, seeds
-from protocols.opening import near
 from protocols.policy import Policy
 from protocols.rig.play import play
 from protocols.rig.scene import SERVER, Inbox, Scene
+from protocols.roster import near
 
 Change = Callable[[Scene, bytes], bytes]
 Tell = Callable[[Scene, str, Inbox], Inbox]

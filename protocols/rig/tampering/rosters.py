@@ -9,35 +9,35 @@ from functools import partial
 from protocols.errors import Aborted, Tampering
 from protocols.keys import Identity
 from protocols.messages import SEALED, Advertise, Delivery, Roster
-from protocols.opening import near
 from protocols.rig.attack import Attack, lie
 from protocols.rig.scene import Inbox, Scene
 from protocols.rig.tampering.means import Tell, earlier, forged, signed, told
+from protocols.roster import near
 
 ROSTERS: list[Attack] = []
 Adverts = dict[int, Advertise]
-Change = Callable[[Scene, Adverts], None]
+RosterChange = Callable[[Scene, Adverts], None]
 
-_shown = partial(lie, ROSTERS, catcher="clients", stage="roster", hook="tell")
-_told = partial(lie, ROSTERS, catcher="clients", hook="tell")
+_false_roster = partial(lie, ROSTERS, catcher="clients", stage="roster", hook="tell")
+_false_mail = partial(lie, ROSTERS, catcher="clients", hook="tell")
 
 
-def roster(change: Change) -> Tell:
+def roster(change: RosterChange) -> Tell:
     """All clients but the peer are shown a changed roster; the peer would recognise its own keys."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
-        lie = _changed(scene, inbox[scene.peer], change)
+        lie = _changed_roster(scene, inbox[scene.peer], change)
         return {client: message if client == scene.peer else lie for client, message in inbox.items()}
 
     return told("roster")(shown)
 
 
-def near_peer(change: Change) -> Tell:
+def near_peer(change: RosterChange) -> Tell:
     """All clients whose roster contains the peer are shown a changed roster."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
         return {
-            client: _changed(scene, message, change)
+            client: _changed_roster(scene, message, change)
             if client != scene.peer and scene.peer in Roster.from_bytes(message, scene.parameters).adverts
             else message
             for client, message in inbox.items()
@@ -46,7 +46,7 @@ def near_peer(change: Change) -> Tell:
     return told("roster")(shown)
 
 
-def _changed(scene: Scene, message: bytes, change: Change) -> bytes:
+def _changed_roster(scene: Scene, message: bytes, change: RosterChange) -> bytes:
     """The roster of that message with its advertisements changed."""
     adverts = dict(Roster.from_bytes(message, scene.parameters).adverts)
     change(scene, adverts)
@@ -65,13 +65,13 @@ def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
     return told("mask")(brought)
 
 
-@_shown("swapped-key", error=Tampering, how=roster, active=True)
+@_false_roster("swapped-key", error=Tampering, how=roster, active=True)
 def _swapped_key(scene: Scene, adverts: Adverts) -> None:
     """The server shows all others its own keys in the place of one client's, to sit in the middle."""
     adverts[scene.peer] = signed(scene, forged(scene), scene.peer, Identity.new())
 
 
-@_shown("reused-key", error=Tampering, how=roster, active=True)
+@_false_roster("reused-key", error=Tampering, how=roster, active=True)
 def _reused_key(scene: Scene, adverts: Adverts) -> None:
     """The server shows all others the keys that one client advertised in an earlier session, with its signature of then."""
     # Genuine, from the previous session, in which the server may have rebuilt the key.
@@ -79,20 +79,20 @@ def _reused_key(scene: Scene, adverts: Adverts) -> None:
     adverts[scene.peer] = Advertise.from_bytes(before.answers["advertise", scene.peer], before.parameters, scene.peer)
 
 
-@_shown("small-order-roster", error=Tampering, how=roster)
-def _small_order(scene: Scene, adverts: Adverts) -> None:
+@_false_roster("small-order-roster", error=Tampering, how=roster)
+def _small_order_roster(scene: Scene, adverts: Adverts) -> None:
     """The server shows all others a mask key of small order as one client's."""
     adverts[scene.peer] = replace(adverts[scene.peer], mask=bytes(32))
 
 
-@_shown("uninvited", error=Tampering, how=roster)
+@_false_roster("uninvited", error=Tampering, how=roster)
 def _uninvited(scene: Scene, adverts: Adverts) -> None:
     """The server puts a client of its own on the roster."""
     stranger = scene.parameters.clients[-1] + 1
     adverts[stranger] = signed(scene, forged(scene), stranger, Identity.new())
 
 
-@_shown("short-roster", error=Aborted)
+@_false_roster("short-roster", error=Aborted)
 def _few_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server shows a roster of fewer clients than the least sum has."""
     # Where clients choose, the victim is shown too few of its choices; otherwise all are shown a roster that is too short.
@@ -110,13 +110,13 @@ def _short_roster(scene: Scene, adverts: Adverts) -> None:
         del adverts[client]
 
 
-@_shown("surround", error=Tampering, how=near_peer, active=True, ring=True)
+@_false_roster("surround", error=Tampering, how=near_peer, active=True, ring=True)
 def _swapped_choice(scene: Scene, adverts: Adverts) -> None:
     """The server shows those near a client another choice of neighbours than the client made, to surround whom it likes."""
     adverts[scene.peer] = replace(adverts[scene.peer], choice=bytes(32))
 
 
-@_told("other-choice", stage="mask", error=Tampering, how=told("mask"), active=True, ring=True)
+@_false_mail("other-choice", stage="mask", error=Tampering, how=told("mask"), active=True, ring=True)
 def _other_choices(scene: Scene, inbox: Inbox) -> Inbox:
     """The server lists another choice of neighbours than a client made, so that masks are on one side only."""
     # All clients near the peer receive a list of dealers with another choice of the peer than it advertised.
@@ -129,7 +129,7 @@ def _other_choices(scene: Scene, inbox: Inbox) -> Inbox:
     return messages
 
 
-@_told("hidden-choice", stage="", error=Tampering, active=True, ring=True)
+@_false_mail("hidden-choice", stage="", error=Tampering, active=True, ring=True)
 def _hide_chooser(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server hides from one client that another chose it as a neighbour."""
     # The victim is a client that another chose one-sidedly. It notices once it reads everybody's choice, in the next stage.
@@ -168,7 +168,7 @@ def _without(scene: Scene, inbox: Inbox, gone: Collection[int]) -> Inbox:
     return {**inbox, scene.victim: Delivery(*lie).to_bytes(scene.parameters)}
 
 
-@_told("withheld-delivery", stage="consistency", error=Tampering, active=True, send=_whatever_it_signed)
+@_false_mail("withheld-delivery", stage="consistency", error=Tampering, active=True, send=_whatever_it_signed)
 def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server says to one client that a neighbour has not dealt its shares, so that the two share no mask."""
     # The victim notices by the list of survivors, and the clients near it by its signature.
@@ -181,7 +181,7 @@ def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     return inbox
 
 
-@_told("deserted", stage="mask", error=Aborted, how=told("mask"))
+@_false_mail("deserted", stage="mask", error=Aborted, how=told("mask"))
 def _deserted(scene: Scene, inbox: Inbox) -> Inbox:
     """The server says to one client that its neighbourhood dropped out, all but a few that collude."""
     graph = scene.server._graph
@@ -189,14 +189,14 @@ def _deserted(scene: Scene, inbox: Inbox) -> Inbox:
     return _without(scene, inbox, around[scene.parameters.threshold - 1 :])
 
 
-@_told("altered-share", stage="mask", error=Tampering, how=delivery)
+@_false_mail("altered-share", stage="mask", error=Tampering, how=delivery)
 def _altered_share(scene: Scene, sealed: dict[int, bytes]) -> None:
     """The server changes a bit of what one client sealed for another."""
     owner = next(iter(sealed))
     sealed[owner] = sealed[owner][:-1] + bytes([sealed[owner][-1] ^ 1])
 
 
-@_told("own-share", stage="mask", error=Tampering, how=delivery)
+@_false_mail("own-share", stage="mask", error=Tampering, how=delivery)
 def _own_share(scene: Scene, sealed: dict[int, bytes]) -> None:
     """The server delivers to a client a share in its own name."""
     sealed[scene.victim] = bytes(SEALED)
