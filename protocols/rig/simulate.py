@@ -26,7 +26,7 @@ from protocols.policy import Policy
 from protocols.rig.attack import HONEST, Attack
 from protocols.rig.play import play
 from protocols.rig.scene import Progress, Scene, Tally
-from protocols.rig.tampering import attack_of
+from protocols.rig.tampering.catalogue import attack_of
 from protocols.rig.verdict import Verdict, verdict
 
 FORESEEN = 10  # a session is chosen so that at least one client in ten may be missing

@@ -183,7 +183,7 @@ def _kinds() -> str:
     """All kinds of tampering, with the party that should detect each, and the stage."""
     import textwrap
 
-    from protocols.rig.tampering import ATTACKS
+    from protocols.rig.tampering.catalogue import ATTACKS
 
     lines = ["kinds of lies for --tamper, each with who notices it in which stage:", ""]
     for attack in ATTACKS.values():

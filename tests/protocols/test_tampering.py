@@ -20,7 +20,7 @@ from protocols.parameters import Parameters
 from protocols.policy import Policy
 from protocols.record import InMemory
 from protocols.rig.simulate import Report, Simulation, simulate
-from protocols.rig.tampering import ATTACKS, attack_of
+from protocols.rig.tampering.catalogue import ATTACKS, attack_of
 from protocols.server import Server
 from protocols.wire import Reader
 from tests.cells import chosen, every

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from protocols.policy import Policy
-from protocols.rig.tampering import ATTACKS
+from protocols.rig.tampering.catalogue import ATTACKS
 from protocols.server import Server
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.commands.cli import main
