@@ -19,15 +19,14 @@ sessions have a step `confirm` before `unmask`. The package knows nothing of mod
 `FixedPoint` makes them of real numbers.
 """
 
-from protocols.choice import Choice, choose
 from protocols.client import Client
-from protocols.codec import FixedPoint
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters, stages
-from protocols.policy import Policy
+from protocols.masking import FixedPoint
+from protocols.parameters import Parameters, Policy, stages
 from protocols.record import InMemory, OnDisk, Sessions
 from protocols.server import Server
+from protocols.thresholds import Choice, choose
 
 __all__ = [
     "Aborted",

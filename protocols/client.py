@@ -11,24 +11,36 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 
-from protocols.agreements import Agreements, Alone
-from protocols.codec import Words
-from protocols.dealing import Held, Keys, check_dealt, collect, deal
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Tampering
-from protocols.keys import Identity, Secret
-from protocols.masking import add_masks
-from protocols.messages import Advertise, Confirm, Delivery, Masked
-from protocols.opening import check_statements, check_survivors, confirmed, listed, open_shares, signers
-from protocols.parameters import Parameters
-from protocols.policy import Policy
+from protocols.graph import Chosen
+from protocols.keys import AgreementKey, Agreements, Alone, Identity, Secret, commitment, seal, unseal
+from protocols.masking import Words, add_masks
+from protocols.parameters import Parameters, Policy
 from protocols.record import InMemory, Sessions
-from protocols.roster import Agreed, Topology, chosen_by, judged, near, related, topology, topology_of
+from protocols.roster import (
+    Agreed,
+    Identities,
+    Topology,
+    chosen_by,
+    judged,
+    near,
+    related,
+    signs,
+    states,
+    topology,
+    topology_of,
+)
+from protocols.sharing import split_each
+from protocols.wire import SHARE, Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Shares, Survivors
 
 
 class Client:
@@ -204,3 +216,277 @@ def _told(error: ProtocolError, who: str, step: str, place: str) -> ProtocolErro
 
 
 _UNOPENED = "this client's vector stays under its masks, since it has opened no share"
+
+
+# from protocols.client
+# A client's fresh secrets, how it deals shares of them to its neighbours, and the shares that it holds of theirs.
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A client's secrets, fresh for every session, from the operating system."""
+
+    channel: AgreementKey
+    mask: AgreementKey
+    seed: Secret  # of the self mask
+    choice: Secret  # the seed of its choice of neighbours, secret until it is advertised
+
+    @classmethod
+    def new(cls) -> Keys:
+        return cls(AgreementKey.new(), AgreementKey.new(), Secret.new(), Secret.new())
+
+
+@dataclass(frozen=True)
+class Held:
+    """One neighbour's shares. At most one of the two is ever opened."""
+
+    seed: Secret
+    key: Secret
+
+
+def deal(
+    parameters: Parameters,
+    me: int,
+    keys: Keys,
+    adverts: Mapping[int, Advertise],
+    holders: Sequence[int],
+    agreements: Agreements,
+) -> tuple[Shares, dict[int, Secret]]:
+    """Shares of the seed and of the mask key for every holder, each pair sealed so that only its receiver can read it.
+
+    Also returns, for every client in `adverts`, the key for messages from it.
+    """
+    session = parameters.session
+    seeds, privates = split_each((keys.seed, keys.mask.private), parameters.threshold, holders)
+    publics = {other: advert.channel for other, advert in adverts.items()}
+    channels = agreements.channels(keys.channel, publics, session, me)
+    sealed = {
+        other: seal(channels[other][0], seed + privates[other], session, me, other) for other, seed in seeds.items()
+    }
+    inbound = {other: channel[1] for other, channel in channels.items()}
+    return Shares(commitment(keys.seed, session, "seed", me), sealed), inbound
+
+
+def check_dealt(
+    delivery: Delivery, me: int, mine: bytes, adverts: Mapping[int, Advertise], graph: Topology, parameters: Parameters
+) -> None:
+    """In an active session, check the list of the clients that have dealt.
+
+    Tampering unless it agrees with this client's own choice and with the advertised choices of the clients near it, and comes
+    with the shares of every owner whose shares this client is to hold; Aborted if too few have dealt.
+    """
+    dealt = delivery.dealt
+    if dealt.get(me) != mine:
+        raise Tampering(
+            "the list of clients that dealt shares leaves this client out, or has another choice of neighbours for it than it "
+            "advertised"
+        )
+    for other in {*graph.partners(me), *graph.owners(me), *graph.holders(me)}:
+        if other not in adverts:
+            raise Tampering(f"client {other} is a neighbour of this client, and its keys were not on the roster")
+        if adverts[other].choice != dealt[other]:
+            raise Tampering(f"client {other} is listed with another choice of neighbours than it advertised")
+    if set(delivery.sealed) != set(graph.owners(me)):
+        raise Tampering("the delivered shares are not from exactly the clients listed as having dealt them")
+    if len(dealt) < parameters.survivors:
+        raise Aborted(
+            f"{len(dealt)} clients have dealt shares, and no sum of fewer than {parameters.survivors} is opened"
+        )
+    if isinstance(graph, Chosen):
+        graph.require_partners(me, dealt, parameters.partners)
+
+
+def collect(delivery: Delivery, inbound: Mapping[int, Secret], session: bytes, me: int) -> dict[int, Held]:
+    """The shares dealt to `me`, by owner. Tampering if they are a stranger's, or not as the owner sealed them."""
+    strangers = delivery.sealed.keys() - inbound.keys()
+    if strangers:
+        raise Tampering(f"shares of client {min(strangers)}, which is no neighbour, were delivered")
+    held: dict[int, Held] = {}
+    for owner, sealed in delivery.sealed.items():
+        opened = unseal(inbound[owner], sealed, session, owner, me)
+        held[owner] = Held(Secret(opened[:SHARE]), Secret(opened[SHARE:]))
+    return held
+
+
+# from protocols.client
+# A client's checks of a list of survivors before it opens any share, using only its own state.
+#
+# The list determines which of two secrets is opened for each neighbour: the seed of a survivor, or the mask key of a client
+# that
+# dropped out. A server that obtained both secrets of one client would read its vector, and a server that could invent lists
+# would
+# cut the sum into small sums. So the client refuses a list
+#
+# - without itself, or with a client that is not on the roster (in an active session: that has not dealt its shares);
+# - shorter than `survivors`, or with fewer than `threshold` holders of its own shares;
+# - with a neighbour that never dealt shares, so never completed the stage before the masks;
+# - on a ring: whose survivors are no longer certainly connected, given its `window`, since each part would have its own sum.
+#
+# In an active session every client signs, with its vector, the list of the clients that have dealt shares, which shows with
+# whom
+# it masked; and it signs only one list of survivors together with that list, ever (`Sessions`). A client refuses a list of
+# survivors
+#
+# - with a client near it that did not sign the same list of the clients that have dealt (`near`: whose shares it holds, or with
+#   whom it shares a mask), so that every counted edge is a mask that both sides have added;
+# - where clients choose: with fewer than `partners` of the first choices of a client whose shares it holds, or of its own;
+# - without the signatures of `signers` clients, among them `threshold` holders of its own shares.
+#
+# On a complete graph 2 threshold > h + c, and where clients choose 2 survivors > n + C, so honest clients open shares for only
+# one pair of lists. On a complete graph all honest survivors share masks with each other, so no part of them has its own sum;
+# for
+# sessions where clients choose, `chosen` has the proof.
+#
+
+
+@lru_cache(maxsize=4)
+def listed(data: bytes, parameters: Parameters) -> Survivors:
+    """The list encoded in these bytes."""
+    return Survivors.from_bytes(data, parameters)
+
+
+def check_survivors(
+    survivors: frozenset[int], me: int, parameters: Parameters, graph: Topology, held: Collection[int], window: int
+) -> None:
+    """Tampering, or Aborted if too few clients are left, unless shares may be opened for this list."""
+    if me not in survivors:
+        raise Tampering("the list of survivors leaves out this client, which has sent its vector")
+    strangers = survivors.difference(graph.order)
+    if strangers:
+        missing = "has not dealt its shares" if parameters.active else "is not on the roster"
+        raise Tampering(f"client {min(strangers)} is listed as a survivor but {missing}")
+    undealt = (survivors & frozenset(graph.owners(me))).difference(held)
+    if undealt:
+        raise Tampering(f"client {min(undealt)} is listed as a survivor but never dealt its shares")
+    if len(survivors) < parameters.survivors:
+        raise Aborted(f"{len(survivors)} survivors, and no sum of fewer than {parameters.survivors} is opened")
+    holders = len(survivors.intersection(graph.holders(me)))
+    if holders < parameters.threshold:
+        raise Aborted(
+            f"{holders} holders of this client's shares survive, fewer than the threshold of {parameters.threshold}"
+        )
+    if isinstance(graph, Chosen):
+        for owner in (me, *graph.owners(me)):
+            if owner in survivors:
+                graph.require_partners(owner, survivors, parameters.partners)
+    elif not graph.holds_together(survivors, window):
+        raise Aborted(f"with {window} corrupt in a window of the ring, the survivors could be cut into separate sums")
+
+
+def check_statements(
+    statements: Mapping[int, bytes], expected: Collection[int], parameters: Parameters, known: Identities, dealt: bytes
+) -> None:
+    """Tampering unless exactly the expected clients signed, with their vectors, the list of dealers with this digest."""
+    if set(statements) != set(expected):
+        raise Tampering(
+            "the signatures on the list of survivors are not those of exactly the survivors near this client"
+        )
+    identities = dict(known)
+    for owner, signature in statements.items():
+        if not states(owner, signature, parameters, identities[owner], dealt):
+            raise Tampering(
+                f"client {owner} is listed as a survivor but masked under another list of dealers than this client's"
+            )
+
+
+def open_shares(survivors: frozenset[int], held: Mapping[int, Held]) -> Opened:
+    """For every neighbour that dealt shares, the share that the list requires."""
+    return Opened(
+        seeds={owner: share.seed.reveal() for owner, share in held.items() if owner in survivors},
+        keys={owner: share.key.reveal() for owner, share in held.items() if owner not in survivors},
+    )
+
+
+def confirmed(
+    signers: frozenset[int], me: int, survivors: frozenset[int], graph: Topology, parameters: Parameters
+) -> None:
+    """Tampering or Aborted unless enough of the survivors have signed the list."""
+    everybody = signers | {me}  # this client has signed, whether or not the server returns its signature
+    strangers = everybody - survivors
+    if strangers:
+        raise Tampering(f"client {min(strangers)} signed a list of survivors that does not contain it")
+    holders = len(everybody.intersection(graph.holders(me)))
+    if holders < parameters.threshold or len(everybody) < parameters.signers:
+        raise Aborted(
+            f"the list of survivors is signed by {holders} holders of this client's shares and {len(everybody)} clients in "
+            f"all, fewer than {parameters.threshold} and {parameters.signers}"
+        )
+
+
+@lru_cache(maxsize=4)
+def signers(
+    data: bytes, parameters: Parameters, identities: Identities, dealt: bytes, survivors: bytes
+) -> frozenset[int]:
+    """The clients that signed the lists with these digests. Tampering if a client signed others."""
+    known = dict(identities)
+    signatures = Confirmations.from_bytes(data, parameters).signatures
+    for owner, signature in signatures.items():
+        if owner not in known or not signs(owner, signature, parameters, known[owner], dealt, survivors):
+            raise Tampering(f"client {owner} has not signed the list of survivors that was shown here")
+    return frozenset(signatures)
+
+
+# from protocols.client
+# Where the clients of a simulation run: in this process, or in separate processes (`workers`).
+
+
+Message = bytes | bytearray
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A message that another process is making. send: passes the request to that process."""
+
+    future: Future[tuple[Message, float]]
+    send: Callable[[], None]
+
+    def result(self) -> tuple[Message, float]:
+        """The message, and the seconds that it took."""
+        self.send()
+        return self.future.result()
+
+
+class Played(Protocol):
+    """The interface of `client.Client`, whose messages may be made in another process."""
+
+    @property
+    def parameters(self) -> Parameters: ...
+
+    def advertise(self) -> Message | Waiting: ...
+
+    def share(self, message: bytes) -> Message | Waiting: ...
+
+    def mask(self, message: bytes, vector: Words) -> Message | Waiting: ...
+
+    def confirm(self, message: bytes) -> Message | Waiting: ...
+
+    def unmask(self, message: bytes) -> Message | Waiting: ...
+
+
+class Players(Protocol):
+    """Makes clients. Each client has one record of opened sessions, for all its sessions."""
+
+    def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Played:
+        """A `client.Client` of a session, constructed by its first step at the latest."""
+
+
+@dataclass(frozen=True)
+class OneClient:
+    """The only client of this machine. sessions: its record of opened sessions, on disk if it may restart."""
+
+    sessions: Sessions
+
+    def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Client:
+        return Client(parameters, me, policy, identity=identity, sessions=self.sessions)
+
+
+@dataclass
+class Here:
+    """Clients that this process plays. agreements: how they obtain their shared keys; None: each by itself."""
+
+    agreements: Agreements | None = None
+    _records: dict[int, InMemory] = field(default_factory=dict)
+
+    def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Client:
+        record = self._records.setdefault(me, InMemory())
+        return Client(parameters, me, policy, identity=identity, sessions=record, agreements=self.agreements)

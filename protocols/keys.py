@@ -18,7 +18,7 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -267,3 +267,37 @@ def _sized(part: bytes) -> bytes:
 
 def _between(session: bytes, sender: int, receiver: int) -> bytes:
     return session + struct.pack("<II", sender, receiver)
+
+
+# from protocols.keys
+# How a client obtains the keys that it shares with others.
+#
+# A client on its own machine agrees with every other by X25519. `one_process` has another way, for simulations only.
+#
+
+
+Channel = tuple[Secret, Secret]  # the keys for messages to another client, and for messages from it
+
+
+class Agreements(Protocol):
+    """The keys between one client, with its private key and its number, and other clients, with their public keys."""
+
+    def channels(
+        self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int
+    ) -> Mapping[int, Channel]:
+        """`keys.channels` with each client in `publics`."""
+
+    def masks(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> Mapping[int, Mask]:
+        """`keys.pair_mask` with each client in `publics`."""
+
+
+class Alone:
+    """`Agreements` of a client that has only its own secrets."""
+
+    def channels(
+        self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int
+    ) -> Mapping[int, Channel]:
+        return {other: channels(key, public, session, me, other) for other, public in publics.items()}
+
+    def masks(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> Mapping[int, Mask]:
+        return {other: pair_mask(key, public, session, me, other) for other, public in publics.items()}

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from protocols.chosen import Chosen, choices
 from protocols.errors import Aborted, Tampering
-from protocols.graph import Graph, complete, ring
+from protocols.graph import Chosen, Graph, choices, complete, ring
 from protocols.keys import verify
-from protocols.messages import Advertise, Confirm, Masked, Roster
 from protocols.parameters import Parameters
+from protocols.wire import Advertise, Confirm, Masked, Roster
 
 Identities = tuple[tuple[int, bytes], ...]  # the invited clients' public identity keys; empty in passive sessions
 

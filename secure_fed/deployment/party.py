@@ -21,8 +21,8 @@ from pathlib import Path
 from privacy.attendance import Attendance
 from privacy.entropy import Entropy
 from privacy.public_order import PublicOrder
+from protocols.client import OneClient
 from protocols.keys import Identity
-from protocols.players import OneClient
 from protocols.record import OnDisk
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter

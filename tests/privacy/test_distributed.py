@@ -19,7 +19,7 @@ from privacy.entropy import Floats, SeededEntropy, Stream, SystemEntropy
 from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian
 from privacy.rounding import norm_bound, squared_bound
-from protocols.choice import counted_shares
+from protocols.thresholds import counted_shares
 from tests.cells import every
 from tests.privacy.discrete_laws import divergence, shares, shifted
 

@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.chosen import Chosen
-from protocols.client import Client
-from protocols.dealing import Keys
+from protocols.client import Client, Keys
 from protocols.errors import Aborted
+from protocols.graph import Chosen
 from protocols.keys import AgreementKey, Identity, Secret
 from protocols.masking import add_masks
-from protocols.messages import Masked, Opened
 from protocols.parameters import stages
 from protocols.roster import Topology, chosen_by
 from protocols.server import Server
+from protocols.wire import Masked, Opened
 from tests.protocols.sessions import METHODS, Cast
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from protocols.costs import Traffic, traffic
 from protocols.parameters import stages
+from protocols.wire import Traffic, traffic
 from tests.cells import every
 from tests.protocols.sessions import Cast, cast, play
 

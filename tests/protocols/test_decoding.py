@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import shamir
-from protocols.decoding import misplaced
+from protocols import sharing
 from protocols.errors import Tampering
 from protocols.keys import Secret
-from protocols.polynomials import PRIME, Interpolation
-from protocols.shamir import SHARE, Rebuilder, split
+from protocols.sharing import PRIME, SHARE, Interpolation, Rebuilder, misplaced, split
 from tests.cells import chosen
 
 RAW = bytes(range(7, 39))
@@ -64,7 +62,7 @@ class Nothing:
 def test_every_number_of_liars_up_to_the_radius_is_named(
     count: int, threshold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shamir, "_CHANCE", Nothing())
+    monkeypatch.setattr(sharing, "_CHANCE", Nothing())
     holders = sorted(random.sample(range(3 * count), count))
     shares, kept = split(Secret(RAW), threshold, holders), Rebuilder()
     for number in range((count - threshold) // 2 + 1):
@@ -78,7 +76,7 @@ def test_what_is_no_share_takes_nothing_from_the_radius_of_the_others_but_its_pl
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """12 shares at threshold 5: without two that encode no number, ten are left, of which (10 - 5) // 2 = 2 may be wrong."""
-    monkeypatch.setattr(shamir, "_CHANCE", Nothing())
+    monkeypatch.setattr(sharing, "_CHANCE", Nothing())
     for liars in itertools.combinations(range(2, 12), 2):
         wrong = told(split(Secret(RAW), 5, range(12)), liars, together(5)) | {0: b"", 1: b"\xff" * SHARE}
         assert Rebuilder().rebuild(wrong, 5, fits) == (Secret(RAW), frozenset({0, 1, *liars}))
@@ -109,7 +107,7 @@ def test_a_majority_that_agrees_on_another_secret_is_found_out_by_the_commitment
 
     With four liars, one of the 35 sets of three shares has no liar; with this seed it is among the sets tried.
     """
-    monkeypatch.setattr(shamir, "_CHANCE", random.Random(0))
+    monkeypatch.setattr(sharing, "_CHANCE", random.Random(0))
     shares = split(Secret(RAW), 3, range(7))
     four, five = told(shares, (0, 1, 2, 4), together(3)), told(shares, (0, 1, 3, 5, 6), together(3))
     assert Rebuilder().rebuild(four, 3, fits) == (Secret(RAW), frozenset({0, 1, 2, 4}))

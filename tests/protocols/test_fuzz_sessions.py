@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from protocols.client import Client
 from protocols.errors import Aborted, MessageError, ProtocolError, Tampering
-from protocols.messages import Opened
 from protocols.parameters import stages
 from protocols.server import Server
-from protocols.wire import Buffer
+from protocols.wire import Buffer, Opened
 from tests.cells import chosen
 from tests.fuzz.mutations import mutated
 from tests.protocols.fooling import (

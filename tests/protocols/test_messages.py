@@ -13,9 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import MessageError
-from protocols.messages import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
 from protocols.parameters import SERVER, Parameters
-from protocols.wire import HEADER, Kind, Reader
+from protocols.wire import (
+    HEADER,
+    Advertise,
+    Confirm,
+    Confirmations,
+    Delivery,
+    Kind,
+    Masked,
+    Opened,
+    Reader,
+    Roster,
+    Shares,
+    Survivors,
+)
 from tests.cells import every
 
 CLIENTS = tuple(range(10, 20))

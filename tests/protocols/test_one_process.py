@@ -10,13 +10,11 @@ from types import FunctionType, ModuleType
 
 import pytest
 
-from protocols import keys, shamir
-from protocols.agreements import Agreements, Alone
-from protocols.client import Client
-from protocols.dealing import Keys
+from protocols import keys, sharing
+from protocols.client import Client, Keys
 from protocols.errors import Aborted, Tampering
-from protocols.keys import AgreementKey, Secret
-from protocols.one_process import OneProcess
+from protocols.keys import AgreementKey, Agreements, Alone, Secret
+from protocols.workers import OneProcess
 from tests.protocols.sessions import Cast, Play, cast, play
 
 CASTS = {
@@ -38,7 +36,7 @@ def fixed(client: int) -> Keys:
 def played(made: Cast, silent: Silent, agreements: Agreements | None, monkeypatch: pytest.MonkeyPatch) -> Play:
     """A session with fixed keys and fixed random numbers for the shares."""
     drawn = random.Random(0)
-    monkeypatch.setattr(shamir.secrets, "randbelow", drawn.randrange)
+    monkeypatch.setattr(sharing.secrets, "randbelow", drawn.randrange)
     clients = {me: made.client(me, agreements=agreements, _keys=fixed(me)) for me in made.ids}
     return play(made, silent=silent, clients=clients)
 

@@ -9,8 +9,7 @@ import pytest
 
 from protocols.errors import ParameterError
 from protocols.keys import registry_digest
-from protocols.parameters import Parameters
-from protocols.policy import Policy
+from protocols.parameters import Parameters, Policy
 from tests.cells import every
 
 IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}

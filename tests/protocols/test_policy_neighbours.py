@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.choice import choose
 from protocols.client import Client
 from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters
-from protocols.policy import Policy
+from protocols.parameters import Parameters, Policy
+from protocols.thresholds import choose
 from tests.cells import every
 from tests.protocols.test_policy import accepts, active_of, policy_of, session_of
 

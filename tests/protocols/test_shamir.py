@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols import shamir
+from protocols import sharing
 from protocols.errors import Aborted, ParameterError, Tampering
 from protocols.keys import Secret
-from protocols.polynomials import PRIME, Interpolation, evaluated_together, inverses
-from protocols.shamir import SHARE, Rebuilder, split
+from protocols.sharing import PRIME, SHARE, Interpolation, Rebuilder, evaluated_together, inverses, split
 from tests.cells import every
 
 RAW = bytes(range(7, 39))
@@ -91,12 +90,12 @@ def test_the_extreme_secrets_come_back(raw: bytes) -> None:
 
 def test_fewer_shares_than_the_threshold_are_equally_likely_for_every_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the integers modulo 7, with every coefficient: any t - 1 shares occur once with each secret."""
-    monkeypatch.setattr(shamir, "PRIME", 7)
+    monkeypatch.setattr(sharing, "PRIME", 7)
     for holders in itertools.combinations(range(6), 2):
         seen: Counter[tuple[int, ...]] = Counter()
         for secret, *coefficients in itertools.product(range(7), repeat=3):
             drawn = iter(coefficients)
-            monkeypatch.setattr(shamir.secrets, "randbelow", lambda below, drawn=drawn: next(drawn))
+            monkeypatch.setattr(sharing.secrets, "randbelow", lambda below, drawn=drawn: next(drawn))
             shares = split(Secret(bytes([secret]) + bytes(31)), 3, range(6))
             seen[secret, *(shares[holder][0] for holder in holders)] += 1
         assert set(seen.values()) == {1}  # one polynomial for every secret and every two shares
@@ -110,7 +109,7 @@ def test_coefficients_are_drawn_from_the_whole_field_by_the_operating_system(mon
         asked.append(below)
         return below - 1
 
-    monkeypatch.setattr(shamir.secrets, "randbelow", largest)
+    monkeypatch.setattr(sharing.secrets, "randbelow", largest)
     shares = split(Secret(RAW), 3, (0, 5, 6))
     assert asked == [PRIME, PRIME]
     for holder, share in shares.items():
@@ -144,7 +143,7 @@ def test_a_secret_of_another_length_is_refused(length: int) -> None:
 @pytest.mark.parametrize("liars", [{0}, {6}, {0, 6}, {1, 2}, {0, 1, 2}, {4, 5, 6}])
 def test_wrong_shares_are_found_and_their_holders_named(liars: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """With three liars one of the 35 sets of four shares has no liar; with this seed it is among the sets tried."""
-    monkeypatch.setattr(shamir, "_CHANCE", random.Random(0))
+    monkeypatch.setattr(sharing, "_CHANCE", random.Random(0))
     shares = split(Secret(RAW), 4, range(7))
     wrong = shares | {liar: shifted(shares[liar], secrets.randbits(200)) for liar in liars}
     assert Rebuilder().rebuild(wrong, 4, is_secret(RAW)) == (Secret(RAW), frozenset(liars))
@@ -296,14 +295,14 @@ def test_shares_of_another_polynomial_with_the_same_secret_are_wrong() -> None:
 
 def test_the_audit_is_at_a_point_that_nobody_can_predict(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    draw = shamir.secrets.randbelow
+    draw = sharing.secrets.randbelow
 
     def noted(below: int) -> int:
         asked.append(below)
         return draw(below)
 
     shares = split(Secret(RAW), 2, range(4))
-    monkeypatch.setattr(shamir.secrets, "randbelow", noted)
+    monkeypatch.setattr(sharing.secrets, "randbelow", noted)
     Rebuilder().rebuild(shares, 2, is_secret(RAW))
     assert asked == [PRIME - 2**64]
 
@@ -330,10 +329,10 @@ def test_a_seed_and_a_mask_key_are_shared_as_one_by_one(monkeypatch: pytest.Monk
     """The coefficients of the first polynomial are drawn before those of the second, as by two calls of `split`."""
     secrets, holders = [Secret(bytes([one]) * 32) for one in (7, 200)], (0, 4, 5, 1000, 70_000)
     for threshold in (1, 3, 5):
-        monkeypatch.setattr(shamir.secrets, "randbelow", random.Random(3).randrange)
-        apart = [shamir.split(secret, threshold, holders) for secret in secrets]
-        monkeypatch.setattr(shamir.secrets, "randbelow", random.Random(3).randrange)
-        assert shamir.split_each(secrets, threshold, holders) == apart
+        monkeypatch.setattr(sharing.secrets, "randbelow", random.Random(3).randrange)
+        apart = [sharing.split(secret, threshold, holders) for secret in secrets]
+        monkeypatch.setattr(sharing.secrets, "randbelow", random.Random(3).randrange)
+        assert sharing.split_each(secrets, threshold, holders) == apart
 
 
 @pytest.mark.parametrize("point", [1, 2, 1023, 2**16 + 1, 2**32 - 1, 2**64 - 1])

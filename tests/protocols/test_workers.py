@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from protocols.client import Waiting
 from protocols.errors import Aborted, ParameterError, ProtocolError, RangeError, Spent, Tampering
-from protocols.players import Waiting
 from protocols.workers import Workers
 from tests.protocols.sessions import Cast, Play, cast, play
 

@@ -21,7 +21,7 @@ from privacy.ledger import Cost, Ledger
 from privacy.planning import Setting
 from privacy.promises import Possible, recommended
 from privacy.target import Target
-from protocols.rig.simulate import Simulation, simulate
+from protocols.simulate import Simulation, simulate
 from secure_fed.commands import ways as shown_ways
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig

@@ -44,8 +44,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from protocols import odds
 from protocols.errors import ParameterError
 
 ABORT = 1e-6  # the accepted probability that a round with the foreseen dropouts aborts
@@ -220,17 +220,17 @@ def _graph(case: _Case, k: int, threshold: int | None) -> Choice | None:
         return None
     n, half = case.clients, k // 2
     window, partners = 0, 0
-    short = n * float(odds.at_least(n - 1, case.missing, k)[k - chosen + 1])
+    short = n * float(at_least(n - 1, case.missing, k)[k - chosen + 1])
     if case.active:
         if (found := _partners(case, half)) is None:
             return None
         partners, cut = found
-        torn = n * float(odds.at_least(n - 1, case.missing, half)[half - partners + 1])
+        torn = n * float(at_least(n - 1, case.missing, half)[half - partners + 1])
     else:
         window, cut = _exceeded(case, case.survivors, half)
         if window >= half:
             return None
-        torn = n * float(odds.at_least(n, case.missing, half)[half - window])
+        torn = n * float(at_least(n, case.missing, half)[half - window])
     failure, abort = surrounded + cut, min(1.0, short + torn)
     return Choice(n, k, chosen, case.survivors, corrupt, window, failure, abort, partners, case.corrupt)
 
@@ -243,7 +243,7 @@ def _most_corrupt(case: _Case, k: int) -> tuple[int, float]:
 
 def _exceeded(case: _Case, population: int, drawn: int, parts: int = 2) -> tuple[int, float]:
     """The least number that n draws exceed with a probability of at most 2^-security / parts, and that probability."""
-    tails = case.clients * odds.at_least(population, case.corrupt, drawn)
+    tails = case.clients * at_least(population, case.corrupt, drawn)
     most = int(np.argmax(tails <= 2.0**-case.security / parts)) - 1
     return most, float(tails[most + 1])
 
@@ -253,7 +253,7 @@ def _partners(case: _Case, masked: int) -> tuple[int, float] | None:
     """u and its terms of `failure`; None if even all of the first m choices are not enough."""
     corrupt, surrounded = _exceeded(case, case.clients - 1, masked, parts=4)
     for honest in range(1, masked - corrupt + 1):
-        cut = odds.cut(case.clients, case.corrupt, case.survivors, masked, honest)
+        cut = cut_bound(case.clients, case.corrupt, case.survivors, masked, honest)
         if cut <= 2.0 ** -(case.security + 1):
             return corrupt + honest, surrounded + cut
     return None
@@ -262,3 +262,55 @@ def _partners(case: _Case, masked: int) -> tuple[int, float] | None:
 def _share(count: int, clients: int) -> str:
     """The largest three-digit share of the clients that is no more than `count` of them."""
     return f"{math.floor(1000 * count / clients) / 1000:g}"
+
+
+# from protocols.thresholds
+# Exact probabilities of draws without replacement, and the bound on a cut, by which `choice` compares graphs.
+
+
+def at_least(population: int, marked: int, drawn: int) -> NDArray[np.float64]:
+    """(drawn + 2,) P[H >= x] for x = 0 .. drawn + 1, to about ten digits.
+
+    H counts the marked items among `drawn` items that are drawn without replacement from `population` items.
+    """
+    low, high = max(0, drawn - (population - marked)), min(marked, drawn)
+    x = np.arange(low, high + 1)
+    logs = _log_factorials(population)
+    rest = population - marked
+    terms = logs[marked] - logs[x] - logs[marked - x] + logs[rest] - logs[drawn - x] - logs[rest - drawn + x]
+    terms -= logs[population] - logs[drawn] - logs[population - drawn]
+    tails = np.zeros(drawn + 2)
+    tails[low : high + 1] = np.minimum(np.cumsum(np.exp(terms)[::-1])[::-1], 1.0)  # small terms are added first
+    tails[:low] = 1.0
+    return tails
+
+
+def cut_bound(clients: int, corrupt: int, survivors: int, masked: int, honest: int) -> float:
+    """An upper bound on the probability that the honest survivors can be cut in two (P[cut] in `choice`).
+
+    All but `corrupt` of the clients are honest, and `survivors` of them all survive. Each client masks with `masked` others, at
+    least `honest` of which are honest survivors.
+    """
+    everybody, others = clients - corrupt, clients - 1
+    s = np.arange(honest + 1, everybody - honest)
+    r = np.maximum(honest + 1, survivors - corrupt - s)
+    s, r = s[s + r <= everybody], r[s + r <= everybody]
+    logs = _log_factorials(clients)
+    pairs = logs[everybody] - logs[s] - logs[r] - logs[everybody - s - r]
+    with np.errstate(invalid="ignore"):
+        avoided = [_log_avoiding(logs, others, some, masked) for some in (r, s)]
+        terms = pairs + s * avoided[0] + r * avoided[1]
+    return min(1.0, float(np.exp(np.minimum(terms, 0.0)).sum()))
+
+
+def _log_avoiding(logs: NDArray[np.float64], others: int, some: NDArray[np.int64], drawn: int) -> NDArray[np.float64]:
+    """log P[none of `drawn` of the `others` is in a set of size `some`]; minus infinity where that is impossible."""
+    room = others - some - drawn
+    ways = logs[others - some] - logs[np.maximum(room, 0)] - logs[others] + logs[others - drawn]
+    return np.where(room >= 0, ways, -np.inf)
+
+
+@lru_cache(maxsize=4)
+def _log_factorials(most: int) -> NDArray[np.float64]:
+    """(most + 1,)"""
+    return np.array([math.lgamma(number + 1) for number in range(most + 1)])

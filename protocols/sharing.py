@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 
-from protocols.decoding import misplaced
+import numpy as np
+
 from protocols.errors import Aborted, ParameterError, Tampering
 from protocols.keys import Secret
-from protocols.polynomials import PRIME, Interpolation, evaluated_together
 
 SHARE = 33  # bytes
 _SECRET = 32  # bytes
@@ -180,3 +181,174 @@ def _number(share: bytes) -> int | None:
     """The number below p in its unique encoding; None for bytes that are no share."""
     value = int.from_bytes(share, "little")
     return value if len(share) == SHARE and value < PRIME else None
+
+
+# from protocols.sharing
+# Polynomials over the integers modulo p = 2^256 + 297, the smallest prime above 2^256: their values, and interpolation.
+#
+# Interpolation is Lagrange's in its barycentric form. With w_i = 1 / prod_{j != i} (x_i - x_j), a polynomial f of degree below
+# t
+# is, at any x that is none of x_1 ... x_t,
+#
+#     f(x) = l(x) sum_i w_i f(x_i) / (x - x_i),    l(x) = prod_i (x - x_i)
+#
+# so the w_i take O(t^2) small products once, and every point O(t) and one inversion modulo p.
+#
+
+
+PRIME = 2**256 + 297
+_LAZY = 512  # bits by which a value may exceed the field before reduction
+_WORD = 62  # bits of a machine word that a product of differences may fill
+
+
+class Interpolation:
+    """Interpolation through these places: different integers from 1 to 2^64 - 1."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self.places = tuple(places)
+        self._distances = [product % PRIME for product in _distances(places)]
+
+    @cached_property
+    def barycentric(self) -> list[int]:
+        """w_i"""
+        return inverses(self._distances)
+
+    @cached_property
+    def at_zero(self) -> list[int]:
+        return self.at(0)
+
+    def at(self, point: int) -> list[int]:
+        """The weights that give the value at `point`, which is none of the places, from the values at the places."""
+        differences = [point - place for place in self.places]
+        whole = 1
+        for difference in differences:
+            whole = whole * difference % PRIME
+        below = zip(self._distances, differences, strict=True)
+        return [whole * inverse % PRIME for inverse in inverses([one * other % PRIME for one, other in below])]
+
+
+def evaluated(coefficients: Sequence[int], point: int) -> int:
+    """A polynomial's value by Horner's rule, the highest coefficient first."""
+    value = 0
+    for coefficient in coefficients:
+        value = (value * point + coefficient) % PRIME
+    return value
+
+
+def evaluated_together(polynomials: Sequence[Sequence[int]], points: Sequence[int]) -> list[list[int]]:
+    """The values of polynomials of one degree, coefficients highest first, at points from 1 on: by polynomial, by point.
+
+    Horner's rule for all polynomials in one integer, in bit fields wide enough for `lazy` steps without reduction: before these
+    steps a field is below p, and after them below p (lazy + 1) point^lazy.
+    """
+    bits = max(points).bit_length()
+    lazy = max(1, _LAZY // bits)
+    width = PRIME.bit_length() + lazy * bits + lazy.bit_length()
+    packed = [_packed(each, width) for each in zip(*polynomials, strict=True)]
+    blocks = [packed[start : start + lazy] for start in range(0, len(packed), lazy)]
+    values = [_horner(blocks, point, width, len(polynomials)) for point in points]
+    return [list(each) for each in zip(*values, strict=True)]
+
+
+def _horner(blocks: Sequence[Sequence[int]], point: int, width: int, count: int) -> list[int]:
+    numbers = [0] * count
+    for block in blocks:
+        value = _packed(numbers, width)
+        for coefficients in block:
+            value = value * point + coefficients
+        numbers = [(value >> place * width & (1 << width) - 1) % PRIME for place in range(count)]
+    return numbers
+
+
+def _packed(numbers: Sequence[int], width: int) -> int:
+    return sum(number << place * width for place, number in enumerate(numbers))
+
+
+def _distances(places: Sequence[int]) -> list[int]:
+    """prod_{j != i} (x_i - x_j), for each i. As many differences as fit are multiplied in a machine word."""
+    least, bits = min(places), (max(places) - min(places)).bit_length()
+    count, group = len(places), max(1, _WORD // max(bits, 1))
+    table = np.ones((count, -(-count // group) * group), dtype=np.int64 if bits <= _WORD else object)
+    row = np.array([place - least for place in places], dtype=table.dtype)
+    np.subtract(row[:, None], row, out=table[:, :count])
+    np.fill_diagonal(table, 1)
+    return [math.prod(factors) for factors in np.multiply.reduce(table.reshape(count, group, -1), axis=1).tolist()]
+
+
+def inverses(numbers: Sequence[int]) -> list[int]:
+    """The inverses modulo p of numbers that are not multiples of p. Montgomery's trick: one inverse of the product, unwound."""
+    products = [1]
+    for number in numbers:
+        products.append(products[-1] * number % PRIME)
+    inverse, found = pow(products[-1], -1, PRIME), []
+    for number, product in zip(reversed(numbers), reversed(products[:-1]), strict=True):
+        found.append(inverse * product % PRIME)
+        inverse = inverse * number % PRIME
+    return found[::-1]
+
+
+# from protocols.sharing
+# Unique decoding of Reed-Solomon codes, to find wrong shares.
+#
+# With w_i the weights of interpolation (`polynomials`) through m places, sum_i w_i f(x_i) x_i^j = 0 whenever f has a degree
+# below
+# t and j < m - t. So for values f(x_i) + e_i, where e_i is nonzero only for i in E, the m - t syndromes
+#
+#     S_j = sum_i w_i (f(x_i) + e_i) x_i^j = sum_{i in E} (w_i e_i) x_i^j
+#
+# depend only on the errors. They obey the linear recurrence with the roots x_i, i in E, and if |E| <= (m - t) / 2 they obey no
+# other recurrence as short: the algorithm of Berlekamp and Massey finds it, and its roots are the places of the errors.
+#
+
+
+def misplaced(whole: Interpolation, threshold: int, values: Mapping[int, int]) -> frozenset[int] | None:
+    """The fewest places without which the values lie on one polynomial of degree below `threshold`, if there are few enough.
+
+    `whole` is through all m places that have values. Few enough means (m - threshold) // 2: at most one polynomial passes
+    through all but this many of the values. None if there is no such polynomial. If more values were made wrong on purpose, the
+    polynomial can differ from the shared one: the caller must verify its result. O(m (m - threshold)) products modulo p.
+    """
+    recurrence = _shortest_recurrence(_syndromes(whole, len(whole.places) - threshold, values))
+    errors = len(recurrence) - 1
+    wrong = frozenset(place for place in whole.places if evaluated(recurrence, place) == 0)
+    return wrong if len(wrong) == errors and 2 * errors <= len(whole.places) - threshold else None
+
+
+def _syndromes(whole: Interpolation, count: int, values: Mapping[int, int]) -> list[int]:
+    """S_0 ... S_{count - 1}."""
+    terms = [weight * values[place] % PRIME for weight, place in zip(whole.barycentric, whole.places, strict=True)]
+    found = []
+    for _ in range(count):
+        found.append(sum(terms) % PRIME)
+        terms = [term * place % PRIME for term, place in zip(terms, whole.places, strict=True)]
+    return found
+
+
+def _shortest_recurrence(sequence: Sequence[int]) -> list[int]:
+    """1, c_1 ... c_L with s_j + c_1 s_{j-1} + ... + c_L s_{j-L} = 0 for L <= j < n, and the least possible L.
+
+    After Berlekamp and Massey. As the coefficients of a polynomial, the highest first, it has the roots of the recurrence.
+    """
+    found = [1]
+    before, discrepancy, since = [1], 1, 1  # from the last time that it grew longer, and how long ago that was
+    for index in range(len(sequence)):
+        off = sum(one * sequence[index - back] for back, one in enumerate(found)) % PRIME
+        if off == 0:
+            since += 1
+            continue
+        corrected = _less(found, off * pow(discrepancy, -1, PRIME) % PRIME, [0] * since + before)
+        if len(corrected) > len(found):
+            before, discrepancy, since = found, off, 1
+        else:
+            since += 1
+        found = corrected
+    return found
+
+
+def _less(one: Sequence[int], factor: int, other: Sequence[int]) -> list[int]:
+    """one - factor * other, the shorter one padded with zeros."""
+    size = max(len(one), len(other))
+    left = [*one, *[0] * (size - len(one))]
+    for index, number in enumerate(other):
+        left[index] = (left[index] - factor * number) % PRIME
+    return left
