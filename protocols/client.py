@@ -5,6 +5,31 @@ secrets and answers nothing more. It judges the server's messages by its own `Po
 
 It sends, in this order: public keys; shares sealed to neighbours; its vector under its masks; and at most one share of each
 neighbour, once per session, after `Sessions.claim` has recorded this durably.
+
+The list of survivors determines which of two secrets is opened for each neighbour: the seed of a survivor, or the mask key of a
+client that dropped out. A server that obtained both secrets of one client would read its vector, and a server that could invent
+lists would cut the sum into small sums. So before it opens any share, the client refuses a list
+
+- without itself, or with a client that is not on the roster (in an active session: that has not dealt its shares);
+- shorter than `survivors`, or with fewer than `threshold` holders of its own shares;
+- with a neighbour that never dealt shares, so never completed the stage before the masks;
+- on a ring: whose survivors are no longer certainly connected, given its `window`, since each part would have its own sum.
+
+In an active session every client signs, with its vector, the list of the clients that have dealt shares, which shows with whom
+it masked; and it signs only one list of survivors together with that list, ever (`Sessions`). A client refuses a list of
+survivors
+
+- with a client near it that did not sign the same list of the clients that have dealt (`roster.near`: whose shares it holds, or
+  with whom it shares a mask), so that every counted edge is a mask that both sides have added;
+- where clients choose: with fewer than `partners` of the first choices of a client whose shares it holds, or of its own;
+- without the signatures of `signers` clients, among them `threshold` holders of its own shares.
+
+On a complete graph 2 threshold > h + c, and where clients choose 2 survivors > n + C, so honest clients open shares for only
+one pair of lists. On a complete graph all honest survivors share masks with each other, so no part of them has its own sum; for
+sessions where clients choose, `graph.ChosenGraph` has the proof.
+
+A client runs on its own machine (`OneClient`), or many run in a simulation: in this process (`Here`), or in several
+(`workers.Workers`).
 """
 
 from __future__ import annotations
@@ -21,7 +46,7 @@ from typing import Protocol
 import numpy as np
 
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Tampering
-from protocols.graph import Chosen
+from protocols.graph import ChosenGraph, Topology
 from protocols.keys import AgreementKey, Agreements, Alone, Identity, Secret, commitment, seal, unseal
 from protocols.masking import Words, add_masks
 from protocols.parameters import Parameters, Policy
@@ -29,18 +54,38 @@ from protocols.record import InMemory, Sessions
 from protocols.roster import (
     Agreed,
     Identities,
-    Topology,
     chosen_by,
+    dealers_graph,
     judged,
     near,
-    related,
+    roster_graph,
     signs,
     states,
-    topology,
-    topology_of,
 )
-from protocols.sharing import split_each
-from protocols.wire import SHARE, Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Shares, Survivors
+from protocols.sharing import SHARE, split_each
+from protocols.wire import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Shares, Survivors
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A client's secrets, fresh for every session, from the operating system."""
+
+    channel: AgreementKey
+    mask: AgreementKey
+    seed: Secret  # of the self mask
+    choice: Secret  # the seed of its choice of neighbours, secret until it is advertised
+
+    @classmethod
+    def new(cls) -> Keys:
+        return cls(AgreementKey.new(), AgreementKey.new(), Secret.new(), Secret.new())
+
+
+@dataclass(frozen=True)
+class Held:
+    """One neighbour's shares. At most one of the two is ever opened."""
+
+    seed: Secret
+    key: Secret
 
 
 class Client:
@@ -48,7 +93,7 @@ class Client:
 
     `sessions` records the sessions for which shares were opened; keep it on disk (`OnDisk`) where a client may be restarted. In
     an active session `identity` must be the client's identity in `policy.identities`. `agreements` is for simulations
-    (`one_process`): leave it out for a client on its own machine. ParameterError if the client must not take part.
+    (`workers.OneProcess`): leave it out for a client on its own machine. ParameterError if the client must not take part.
     """
 
     def __init__(
@@ -98,7 +143,13 @@ class Client:
             self._agreed: Agreed = judged(bytes(message), self.parameters, self._identities)
             if self._agreed.adverts.get(self.me) != self._advert:
                 raise Tampering("the roster does not show this client with the keys that it advertised")
-            holders = self._holders()
+            if self.parameters.chosen:
+                related(self.me, self._advert.choice, self._agreed, self.parameters)
+                own = chosen_by(self.me, self._advert.choice, self.parameters)
+                holders = tuple(sorted(self._agreed.adverts.keys() & set(own)))
+            else:
+                self._graph = roster_graph(self.parameters, self._agreed)
+                holders = self._graph.holders(self.me)
             others = self._agreed.members if self.parameters.active else holders
             adverts = {other: self._agreed.adverts[other] for other in others if other != self.me}
             shares, self._inbound = deal(self.parameters, self.me, keys, adverts, holders, self._agreements)
@@ -111,7 +162,7 @@ class Client:
             session = self.parameters.session
             delivery = Delivery.from_bytes(message, self.parameters)
             if self.parameters.active:
-                self._graph = topology_of(delivery.dealt, self.parameters)
+                self._graph = dealers_graph(delivery.dealt, self.parameters)
                 check_dealt(delivery, self.me, self._advert.choice, self._agreed.adverts, self._graph, self.parameters)
             self._held = collect(delivery, self._inbound, session, self.me)
             self._inbound = {}
@@ -150,15 +201,6 @@ class Client:
             self._forget()
             return opened
 
-    def _holders(self) -> tuple[int, ...]:
-        """The holders of its shares, among the clients on the roster."""
-        if not self.parameters.chosen:
-            self._graph = topology(self.parameters, self._agreed)
-            return self._graph.holders(self.me)
-        related(self.me, self._advert.choice, self._agreed, self.parameters)
-        own = chosen_by(self.me, self._advert.choice, self.parameters)
-        return tuple(sorted(self._agreed.adverts.keys() & set(own)))
-
     def _accept(self, message: bytes) -> None:
         """Accept a list of survivors, after checking that shares may be opened for it."""
         told = listed(bytes(message), self.parameters)
@@ -195,9 +237,14 @@ class Client:
             except BaseException as error:
                 place, self._next = self._next, ""
                 self._forget()
-                if isinstance(error, ProtocolError) and not error.stage:
-                    raise _told(error, f"client {self.me}", step, place) from error
-                raise
+                if not isinstance(error, ProtocolError) or error.stage:
+                    raise
+                unopened = "this client's vector stays under its masks, since it has opened no share"
+                learnt = {"": "", "confirm": unopened, "unmask": unopened}.get(
+                    place, "this client's vector was not sent"
+                )
+                who, protected = error.who or f"client {self.me}", error.protected or learnt
+                raise type(error)(error.what, who=who, stage=step, protected=protected) from error
 
     def _forget(self) -> None:
         self._keys, self._inbound, self._held = None, {}, {}
@@ -209,39 +256,21 @@ def steps(parameters: Parameters) -> tuple[str, ...]:
     return ("advertise", "share", "mask", *agreed_list, "unmask")
 
 
-def _told(error: ProtocolError, who: str, step: str, place: str) -> ProtocolError:
-    """The same error, with the party, the step, and what stays protected."""
-    learnt = {"": "", "confirm": _UNOPENED, "unmask": _UNOPENED}.get(place, "this client's vector was not sent")
-    return type(error)(error.what, who=error.who or who, stage=step, protected=error.protected or learnt)
+def related(me: int, mine: bytes, agreed: Agreed, parameters: Parameters) -> None:
+    """Where clients choose, check the roster for the client `me`; `mine` is the seed of its own choice.
 
-
-_UNOPENED = "this client's vector stays under its masks, since it has opened no share"
-
-
-# from protocols.client
-# A client's fresh secrets, how it deals shares of them to its neighbours, and the shares that it holds of theirs.
-
-
-@dataclass(frozen=True)
-class Keys:
-    """A client's secrets, fresh for every session, from the operating system."""
-
-    channel: AgreementKey
-    mask: AgreementKey
-    seed: Secret  # of the self mask
-    choice: Secret  # the seed of its choice of neighbours, secret until it is advertised
-
-    @classmethod
-    def new(cls) -> Keys:
-        return cls(AgreementKey.new(), AgreementKey.new(), Secret.new(), Secret.new())
-
-
-@dataclass(frozen=True)
-class Held:
-    """One neighbour's shares. At most one of the two is ever opened."""
-
-    seed: Secret
-    key: Secret
+    Tampering if a client on the roster neither chose `me` nor was chosen by it; Aborted if fewer than `threshold` of the
+    clients that it chose take part.
+    """
+    own = chosen_by(me, mine, parameters)
+    for other in agreed.adverts.keys() - {me, *own}:
+        if me not in chosen_by(other, agreed.adverts[other].choice, parameters):
+            raise Tampering(
+                f"client {other} is on the roster, but neither it nor client {me} chose the other as a neighbour"
+            )
+    present = len(agreed.adverts.keys() & set(own))
+    if present < parameters.threshold:
+        raise Aborted(f"{present} of the chosen clients take part, fewer than the threshold of {parameters.threshold}")
 
 
 def deal(
@@ -292,7 +321,7 @@ def check_dealt(
         raise Aborted(
             f"{len(dealt)} clients have dealt shares, and no sum of fewer than {parameters.survivors} is opened"
         )
-    if isinstance(graph, Chosen):
+    if isinstance(graph, ChosenGraph):
         graph.require_partners(me, dealt, parameters.partners)
 
 
@@ -306,37 +335,6 @@ def collect(delivery: Delivery, inbound: Mapping[int, Secret], session: bytes, m
         opened = unseal(inbound[owner], sealed, session, owner, me)
         held[owner] = Held(Secret(opened[:SHARE]), Secret(opened[SHARE:]))
     return held
-
-
-# from protocols.client
-# A client's checks of a list of survivors before it opens any share, using only its own state.
-#
-# The list determines which of two secrets is opened for each neighbour: the seed of a survivor, or the mask key of a client
-# that
-# dropped out. A server that obtained both secrets of one client would read its vector, and a server that could invent lists
-# would
-# cut the sum into small sums. So the client refuses a list
-#
-# - without itself, or with a client that is not on the roster (in an active session: that has not dealt its shares);
-# - shorter than `survivors`, or with fewer than `threshold` holders of its own shares;
-# - with a neighbour that never dealt shares, so never completed the stage before the masks;
-# - on a ring: whose survivors are no longer certainly connected, given its `window`, since each part would have its own sum.
-#
-# In an active session every client signs, with its vector, the list of the clients that have dealt shares, which shows with
-# whom
-# it masked; and it signs only one list of survivors together with that list, ever (`Sessions`). A client refuses a list of
-# survivors
-#
-# - with a client near it that did not sign the same list of the clients that have dealt (`near`: whose shares it holds, or with
-#   whom it shares a mask), so that every counted edge is a mask that both sides have added;
-# - where clients choose: with fewer than `partners` of the first choices of a client whose shares it holds, or of its own;
-# - without the signatures of `signers` clients, among them `threshold` holders of its own shares.
-#
-# On a complete graph 2 threshold > h + c, and where clients choose 2 survivors > n + C, so honest clients open shares for only
-# one pair of lists. On a complete graph all honest survivors share masks with each other, so no part of them has its own sum;
-# for
-# sessions where clients choose, `chosen` has the proof.
-#
 
 
 @lru_cache(maxsize=4)
@@ -365,7 +363,7 @@ def check_survivors(
         raise Aborted(
             f"{holders} holders of this client's shares survive, fewer than the threshold of {parameters.threshold}"
         )
-    if isinstance(graph, Chosen):
+    if isinstance(graph, ChosenGraph):
         for owner in (me, *graph.owners(me)):
             if owner in survivors:
                 graph.require_partners(owner, survivors, parameters.partners)
@@ -426,10 +424,6 @@ def signers(
     return frozenset(signatures)
 
 
-# from protocols.client
-# Where the clients of a simulation run: in this process, or in separate processes (`workers`).
-
-
 Message = bytes | bytearray
 
 
@@ -447,7 +441,7 @@ class Waiting:
 
 
 class Played(Protocol):
-    """The interface of `client.Client`, whose messages may be made in another process."""
+    """The interface of `Client`, whose messages may be made in another process."""
 
     @property
     def parameters(self) -> Parameters: ...
@@ -467,7 +461,7 @@ class Players(Protocol):
     """Makes clients. Each client has one record of opened sessions, for all its sessions."""
 
     def client(self, parameters: Parameters, me: int, policy: Policy, identity: Identity | None) -> Played:
-        """A `client.Client` of a session, constructed by its first step at the latest."""
+        """A `Client` of a session, constructed by its first step at the latest."""
 
 
 @dataclass(frozen=True)

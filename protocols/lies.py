@@ -1,4 +1,9 @@
-"""Tools of liars: replaced messages, forged advertisements, an earlier session."""
+"""The lies that a simulated session can contain, by kind: what `secure-fed secagg --tamper KIND` plays.
+
+Each lie is one function, whose name is its kind and whose docstring says what the liar does. Its decorator states who must
+notice the lie, in which stage and by which error (`scene.Attack`). The decorated function changes a message: the parameters of
+the invitation, a client's answer, or a message of the server.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, Spent, Tampering
-from protocols.keys import AgreementKey, Identity, Mask, Secret, pair_mask, registry_digest
+from protocols.keys import AgreementKey, Identity, Secret, pair_mask, registry_digest
 from protocols.masking import add_masks
 from protocols.parameters import Parameters, Policy
 from protocols.roster import near
-from protocols.scene import PARAMETERS, SERVER, Attack, Inbox, Scene, lie, play
+from protocols.scene import PARAMETERS, SERVER, Attack, Inbox, Scene, play
 from protocols.wire import (
     HEADER,
     SEALED,
@@ -33,26 +38,58 @@ from protocols.wire import (
     seeds,
 )
 
-Change = Callable[[Scene, bytes], bytes]
 Tell = Callable[[Scene, str, Inbox], Inbox]
 Send = Callable[[Scene, str, int, bytes], None]
+Adverts = dict[int, Advertise]
 
+ATTACKS: dict[str, Attack] = {}  # by kind, in the order of this file
 _BYSTANDERS = 2  # clients in an earlier session beside the three roles
+_METADATA = b'{"examples": 412, "loss": 0.31}'
 
 
-def sent(stage: str, *, at_once: bool = True) -> Callable[[Change], Send]:
-    """In this stage the liar sends a changed message. The server must refuse it at once, or notice it by the end."""
+def attack_of(kind: str) -> Attack:
+    """The attack of this kind; ParameterError if there is none."""
+    if kind not in ATTACKS:
+        raise ParameterError(f"tamper is {kind!r:.80}: choose one of {', '.join(ATTACKS)}")
+    return ATTACKS[kind]
 
-    def made(change: Change) -> Send:
+
+def lie(
+    catcher: str,
+    stage: str,
+    error: type[ProtocolError],
+    hook: str,
+    how: Callable[[Any], Any] = lambda function: function,
+    **more: Any,
+) -> Callable[[Any], Any]:
+    """Add the attack whose `hook` is made by `how` from the decorated function, with its name as kind and its docstring."""
+
+    def add(function: Any) -> Any:
+        kind, does = function.__name__.replace("_", "-"), " ".join(function.__doc__.split())
+        ATTACKS[kind] = Attack(kind, does, catcher, stage, error, **{hook: how(function)}, **more)
+        return function
+
+    return add
+
+
+def false_answer(stage: str, error: type[ProtocolError], noticed: str = "", **more: Any) -> Callable[[Any], Any]:
+    """In this stage the liar sends a changed message. The server must refuse it at once, or notice it in stage `noticed`."""
+
+    def sending(change: Callable[[Scene, bytes], bytes]) -> Send:
         def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
             lies = (now, client) == (stage, scene.liar)
-            if lies and not at_once:
+            if lies and noticed:
                 scene.expect(SERVER)
-            scene.deliver(client, change(scene, answer) if lies else answer, lie=lies and at_once)
+            scene.deliver(client, change(scene, answer) if lies else answer, lie=lies and not noticed)
 
         return send
 
-    return made
+    return lie("server", noticed or stage, error, "send", sending, **more)
+
+
+false_session = partial(lie, "clients", PARAMETERS, ParameterError, "propose")
+false_roster = partial(lie, "clients", "roster", hook="tell")
+false_list = partial(lie, "clients", "survivors", hook="tell")
 
 
 def told(stage: str) -> Callable[[Callable[[Scene, Inbox], Inbox]], Tell]:
@@ -62,6 +99,16 @@ def told(stage: str) -> Callable[[Callable[[Scene, Inbox], Inbox]], Tell]:
         return lambda scene, now, inbox: change(scene, inbox) if now == scene.stage_of(stage) else inbox
 
     return made
+
+
+def kept_back(stage: str, role: str) -> Send:
+    """The answer of the client in this role does not reach the server in this stage."""
+
+    def send(scene: Scene, now: str, client: int, answer: bytes) -> None:
+        if (now, client) != (stage, getattr(scene, role)):
+            scene.deliver(client, answer)
+
+    return send
 
 
 def forged(scene: Scene) -> Advertise:
@@ -111,29 +158,20 @@ def listing(scene: Scene, survivors: Collection[int], client: int) -> bytes:
     return Survivors(tuple(sorted(survivors)), statements).to_bytes(scene.parameters)
 
 
-def withheld(scene: Scene, stage: str, client: int, answer: bytes) -> None:
-    """The liar vanishes before its shares are out."""
-    if (stage, client) != ("share", scene.liar):
-        scene.deliver(client, answer)
-
-
-# from protocols.lies
-# Vectors under wrong masks, out of bounds, or with appended data.
-
-
-VECTORS: list[Attack] = []
-
-_METADATA = b'{"examples": 412, "loss": 0.31}'
-
-
-@lie(VECTORS, "weak-masks", "server", "unmask", Tampering, "send", sent("mask", at_once=False))
-def _weak_masks(scene: Scene, answer: bytes) -> bytes:
+@false_answer("mask", Tampering, noticed="unmask")
+def weak_masks(scene: Scene, answer: bytes) -> bytes:
     """A client's masks come from a Mersenne Twister seeded with 32 bits; what is taken off is another stream, so no sum
     comes out.
     """
+    client = scene.clients[scene.liar]
+    keys, session, adverts = client._keys, scene.parameters.session, client._agreed.adverts
+    if keys is None:
+        return answer
+    partners = client._graph.partners(client.me) if scene.parameters.active else client._held
+    pairs = [pair_mask(keys.mask, adverts[other].mask, session, client.me, other) for other in partners]
     message = bytearray(answer)
     vector = Masked.from_bytes(message, scene.parameters, scene.liar).vector
-    for secret, sign in _masks(scene):
+    for secret, sign in [(keys.seed, 1), *pairs]:
         add_masks(vector, [(secret, -sign)])
         stream = random.Random(int.from_bytes(secret.reveal()[:4], "little")).randbytes(vector.nbytes)
         combine = np.add if sign > 0 else np.subtract
@@ -141,20 +179,8 @@ def _weak_masks(scene: Scene, answer: bytes) -> bytes:
     return bytes(message)
 
 
-def _masks(scene: Scene) -> list[Mask]:
-    """The masks that the liar added to its vector."""
-    client = scene.clients[scene.liar]
-    keys, session = client._keys, scene.parameters.session
-    if keys is None:
-        return []
-    adverts = client._agreed.adverts
-    partners = client._graph.partners(client.me) if scene.parameters.active else client._held
-    pairs = [pair_mask(keys.mask, adverts[other].mask, session, client.me, other) for other in partners]
-    return [(keys.seed, 1), *pairs]
-
-
-@lie(VECTORS, "beyond-bound", "server", "unmask", Tampering, "send", sent("mask", at_once=False))
-def _beyond_bound(scene: Scene, answer: bytes) -> bytes:
+@false_answer("mask", Tampering, noticed="unmask")
+def beyond_bound(scene: Scene, answer: bytes) -> bytes:
     """A client adds a quarter of all that a word holds to each coordinate of its vector."""
     message = bytearray(answer)
     vector = Masked.from_bytes(message, scene.parameters, scene.liar).vector
@@ -162,17 +188,23 @@ def _beyond_bound(scene: Scene, answer: bytes) -> bytes:
     return bytes(message)
 
 
-@lie(VECTORS, "clear-metadata", "server", "mask", MessageError, "send", sent("mask"), exact=True)
-def _metadata(scene: Scene, answer: bytes) -> bytes:
+@false_answer("mask", MessageError, exact=True)
+def clear_metadata(scene: Scene, answer: bytes) -> bytes:
     """A client appends its example count and a metric, in clear, to its masked vector."""
     return answer + _METADATA
 
 
-# from protocols.lies
-# Keys, shares and messages of a client that lies or drops out. The server notices, or recovers the sum.
+@false_answer("advertise", Tampering, exact=True)
+def small_order(scene: Scene, answer: bytes) -> bytes:
+    """A client advertises a mask key of small order, with which anybody agrees on the same secret."""
+    return _changed_advert(scene, answer, bytes(32))
 
 
-CLIENTS: list[Attack] = []
+@false_answer("advertise", Tampering, exact=True)
+def copied_key(scene: Scene, answer: bytes) -> bytes:
+    """A client advertises the mask key of another client as its own."""
+    of_peer = Advertise.from_bytes(scene.answers["advertise", scene.peer], scene.parameters, scene.peer)
+    return _changed_advert(scene, answer, of_peer.mask)
 
 
 def _changed_advert(scene: Scene, answer: bytes, mask: bytes) -> bytes:
@@ -180,36 +212,23 @@ def _changed_advert(scene: Scene, answer: bytes, mask: bytes) -> bytes:
     return signed(scene, advert, scene.liar, scene.identities.get(scene.liar)).to_bytes(scene.parameters, scene.liar)
 
 
-@lie(CLIENTS, "small-order", "server", "advertise", Tampering, "send", sent("advertise"), exact=True)
-def _small_order(scene: Scene, answer: bytes) -> bytes:
-    """A client advertises a mask key of small order, with which anybody agrees on the same secret."""
-    return _changed_advert(scene, answer, bytes(32))
-
-
-@lie(CLIENTS, "copied-key", "server", "advertise", Tampering, "send", sent("advertise"), exact=True)
-def _copied_key(scene: Scene, answer: bytes) -> bytes:
-    """A client advertises the mask key of another client as its own."""
-    of_peer = Advertise.from_bytes(scene.answers["advertise", scene.peer], scene.parameters, scene.peer)
-    return _changed_advert(scene, answer, of_peer.mask)
-
-
-@lie(CLIENTS, "repeated-id", "server", "advertise", MessageError, "closing", exact=True)
-def _repeated_id(scene: Scene, stage: str) -> None:
+@lie("server", "advertise", MessageError, "closing", exact=True)
+def repeated_id(scene: Scene, stage: str) -> None:
     """Somebody advertises keys of its own under the number of a client that has advertised."""
     if stage == "advertise":
         advert = signed(scene, forged(scene), scene.peer, Identity.new())
         scene.deliver(scene.peer, advert.to_bytes(scene.parameters, scene.peer), lie=True)
 
 
-@lie(CLIENTS, "impostor", "server", "advertise", Tampering, "send", sent("advertise"), active=True, exact=True)
-def _impostor(scene: Scene, answer: bytes) -> bytes:
+@false_answer("advertise", Tampering, active=True, exact=True)
+def impostor(scene: Scene, answer: bytes) -> bytes:
     """A client signs its keys with an identity that is not the registered one."""
     advert = Advertise.from_bytes(answer, scene.parameters, scene.liar)
     return signed(scene, advert, scene.liar, Identity.new()).to_bytes(scene.parameters, scene.liar)
 
 
-@lie(CLIENTS, "self-share", "server", "share", MessageError, "send", sent("share"), exact=True)
-def _self_share(scene: Scene, answer: bytes) -> bytes:
+@false_answer("share", MessageError, exact=True)
+def self_share(scene: Scene, answer: bytes) -> bytes:
     """A client deals a share to itself."""
     shares = Shares.from_bytes(answer, scene.parameters, scene.liar)
     sealed = dict(shares.sealed)
@@ -217,19 +236,8 @@ def _self_share(scene: Scene, answer: bytes) -> bytes:
     return replace(shares, sealed=sealed).to_bytes(scene.parameters, scene.liar)
 
 
-@lie(
-    CLIENTS,
-    "changed-choice",
-    "server",
-    "share",
-    MessageError,
-    "send",
-    sent("share"),
-    active=True,
-    ring=True,
-    exact=True,
-)
-def _changed_choice(scene: Scene, answer: bytes) -> bytes:
+@false_answer("share", MessageError, active=True, ring=True, exact=True)
+def changed_choice(scene: Scene, answer: bytes) -> bytes:
     """A client deals its shares to others than it chose when it advertised."""
     shares = Shares.from_bytes(answer, scene.parameters, scene.liar)
     sealed = dict(shares.sealed)
@@ -238,15 +246,15 @@ def _changed_choice(scene: Scene, answer: bytes) -> bytes:
     return replace(shares, sealed=sealed).to_bytes(scene.parameters, scene.liar)
 
 
-@lie(CLIENTS, "wrong-commitment", "server", "unmask", Tampering, "send", sent("share", at_once=False))
-def _wrong_commitment(scene: Scene, answer: bytes) -> bytes:
+@false_answer("share", Tampering, noticed="unmask")
+def wrong_commitment(scene: Scene, answer: bytes) -> bytes:
     """A client commits itself to another seed than the one it shares."""
     shares = Shares.from_bytes(answer, scene.parameters, scene.liar)
     return replace(shares, commitment=Secret.new().reveal()).to_bytes(scene.parameters, scene.liar)
 
 
-@lie(CLIENTS, "wrong-share", "server", "unmask", Tampering, "send", sent("unmask", at_once=False), exact=True)
-def _wrong_shares(scene: Scene, answer: bytes) -> bytes:
+@false_answer("unmask", Tampering, noticed="unmask", exact=True)
+def wrong_share(scene: Scene, answer: bytes) -> bytes:
     """A client opens a wrong share of everybody; it is named, and the sum comes out all the same."""
     opened = Opened.from_bytes(answer, scene.parameters, scene.liar)
     seeds, keys = (
@@ -256,16 +264,16 @@ def _wrong_shares(scene: Scene, answer: bytes) -> bytes:
     return Opened(seeds, keys).to_bytes(scene.parameters, scene.liar)
 
 
-@lie(CLIENTS, "early-drop", "server", "share", ProtocolError, "outcome", exact=True, send=withheld)
-def _done_without(scene: Scene) -> str:
+@lie("server", "share", ProtocolError, "outcome", exact=True, send=kept_back("share", "liar"))
+def early_drop(scene: Scene) -> str:
     """A client vanishes before its shares are out; the sum of the others comes out all the same."""
     if scene.server.stage != "done" or scene.liar in scene.server.survivors:
         return ""
     return f"client {scene.liar} dealt no shares, and the sum is over the {len(scene.server.survivors)} others"
 
 
-@lie(CLIENTS, "replay", "server", "", MessageError, "send", exact=True)
-def _replay(scene: Scene, stage: str, client: int, answer: bytes) -> None:
+@lie("server", "", MessageError, "send", exact=True)
+def replay(scene: Scene, stage: str, client: int, answer: bytes) -> None:
     """In every stage a message of an earlier session comes first, and the right one comes twice."""
     if client != scene.liar:
         scene.deliver(client, answer)
@@ -277,66 +285,46 @@ def _replay(scene: Scene, stage: str, client: int, answer: bytes) -> None:
     scene.deliver(client, answer, lie=True)
 
 
-# from protocols.lies
-# Sessions weaker than clients require, to which a server invites them.
-
-
-PROPOSALS: list[Attack] = []
-_proposed = partial(lie, PROPOSALS, catcher="clients", stage=PARAMETERS, error=ParameterError, hook="propose")
-
-
-@_proposed("low-threshold")
-def _low_threshold(parameters: Parameters) -> Parameters:
+@false_session()
+def low_threshold(parameters: Parameters) -> Parameters:
     """The server asks its clients into a session with a lower threshold."""
     # The lowest threshold that an active session can have; in a passive one, a single share opens everything.
     least = parameters.holders // 2 + 1 if parameters.active else 1
     return replace(parameters, threshold=min(least, parameters.threshold - 1))
 
 
-@_proposed("small-sum")
-def _small_sum(parameters: Parameters) -> Parameters:
+@false_session()
+def small_sum(parameters: Parameters) -> Parameters:
     """The server asks its clients into a session that releases sums of fewer than they agreed on, of two if it can."""
     # Where clients choose, the smallest number that can agree on one list of survivors.
     least = len(parameters.clients) // 2 + 1 if parameters.chosen else 2
     return replace(parameters, survivors=min(least, parameters.survivors - 1))
 
 
-@_proposed("downgrade", active=True)
-def _passive(parameters: Parameters) -> Parameters:
+@false_session(active=True)
+def downgrade(parameters: Parameters) -> Parameters:
     """The server asks clients that want an active session into a passive one."""
     return replace(parameters, active=False, registry=bytes(32), partners=0)
 
 
-@_proposed("foreign-registry", active=True)
-def _foreign_registry(parameters: Parameters) -> Parameters:
+@false_session(active=True)
+def foreign_registry(parameters: Parameters) -> Parameters:
     """The server asks its clients into a session with identities that it has made itself."""
     identities = {client: Identity.new().public for client in parameters.clients}
     return replace(parameters, registry=registry_digest(identities, parameters.clients))
 
 
-# from protocols.lies
-# Rosters, choices and deliveries that a server has changed.
-
-
-ROSTERS: list[Attack] = []
-Adverts = dict[int, Advertise]
-RosterChange = Callable[[Scene, Adverts], None]
-
-_false_roster = partial(lie, ROSTERS, catcher="clients", stage="roster", hook="tell")
-_false_mail = partial(lie, ROSTERS, catcher="clients", hook="tell")
-
-
-def roster(change: RosterChange) -> Tell:
+def roster_for_all(change: Callable[[Scene, Adverts], None]) -> Tell:
     """All clients but the peer are shown a changed roster; the peer would recognise its own keys."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
-        lie = _changed_roster(scene, inbox[scene.peer], change)
-        return {client: message if client == scene.peer else lie for client, message in inbox.items()}
+        false = _changed_roster(scene, inbox[scene.peer], change)
+        return {client: message if client == scene.peer else false for client, message in inbox.items()}
 
     return told("roster")(shown)
 
 
-def near_peer(change: RosterChange) -> Tell:
+def roster_near_peer(change: Callable[[Scene, Adverts], None]) -> Tell:
     """All clients whose roster contains the peer are shown a changed roster."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
@@ -350,14 +338,14 @@ def near_peer(change: RosterChange) -> Tell:
     return told("roster")(shown)
 
 
-def _changed_roster(scene: Scene, message: bytes, change: RosterChange) -> bytes:
+def _changed_roster(scene: Scene, message: bytes, change: Callable[[Scene, Adverts], None]) -> bytes:
     """The roster of that message with its advertisements changed."""
     adverts = dict(Roster.from_bytes(message, scene.parameters).adverts)
     change(scene, adverts)
     return Roster(adverts).to_bytes(scene.parameters)
 
 
-def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
+def shares_for_victim(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
     """The victim receives other shares than were dealt."""
 
     def brought(scene: Scene, inbox: Inbox) -> Inbox:
@@ -369,72 +357,74 @@ def delivery(change: Callable[[Scene, dict[int, bytes]], None]) -> Tell:
     return told("mask")(brought)
 
 
-@_false_roster("swapped-key", error=Tampering, how=roster, active=True)
-def _swapped_key(scene: Scene, adverts: Adverts) -> None:
+@false_roster(Tampering, how=roster_for_all, active=True)
+def swapped_key(scene: Scene, adverts: Adverts) -> None:
     """The server shows all others its own keys in the place of one client's, to sit in the middle."""
     adverts[scene.peer] = signed(scene, forged(scene), scene.peer, Identity.new())
 
 
-@_false_roster("reused-key", error=Tampering, how=roster, active=True)
-def _reused_key(scene: Scene, adverts: Adverts) -> None:
+@false_roster(Tampering, how=roster_for_all, active=True)
+def reused_key(scene: Scene, adverts: Adverts) -> None:
     """The server shows all others the keys that one client advertised in an earlier session, with its signature of then."""
     # Genuine, from the previous session, in which the server may have rebuilt the key.
     before = earlier(scene)
     adverts[scene.peer] = Advertise.from_bytes(before.answers["advertise", scene.peer], before.parameters, scene.peer)
 
 
-@_false_roster("small-order-roster", error=Tampering, how=roster)
-def _small_order_roster(scene: Scene, adverts: Adverts) -> None:
+@false_roster(Tampering, how=roster_for_all)
+def small_order_roster(scene: Scene, adverts: Adverts) -> None:
     """The server shows all others a mask key of small order as one client's."""
     adverts[scene.peer] = replace(adverts[scene.peer], mask=bytes(32))
 
 
-@_false_roster("uninvited", error=Tampering, how=roster)
-def _uninvited(scene: Scene, adverts: Adverts) -> None:
+@false_roster(Tampering, how=roster_for_all)
+def uninvited(scene: Scene, adverts: Adverts) -> None:
     """The server puts a client of its own on the roster."""
     stranger = scene.parameters.clients[-1] + 1
     adverts[stranger] = signed(scene, forged(scene), stranger, Identity.new())
 
 
-@_false_roster("short-roster", error=Aborted)
-def _few_choices(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+@false_roster(Aborted, how=told("roster"))
+def short_roster(scene: Scene, inbox: Inbox) -> Inbox:
     """The server shows a roster of fewer clients than the least sum has."""
     # Where clients choose, the victim is shown too few of its choices; otherwise all are shown a roster that is too short.
-    if not scene.parameters.chosen or stage != "share":
-        return roster(_short_roster)(scene, stage, inbox)
     adverts = dict(Roster.from_bytes(inbox[scene.victim], scene.parameters).adverts)
-    for client in scene.server._graph.holders(scene.victim)[scene.parameters.threshold - 1 :]:
+    if scene.parameters.chosen:
+        hidden = scene.server._graph.holders(scene.victim)[scene.parameters.threshold - 1 :]
+        shown = {scene.victim}
+    else:
+        others = tuple(one for one in adverts if one not in (scene.peer, scene.victim))
+        hidden = others[
+            scene.parameters.survivors - 3 :
+        ]  # the peer, the victim, and one fewer than would be enough are left
+        shown = inbox.keys() - {scene.peer}
+    for client in hidden:
         adverts.pop(client, None)
-    return {**inbox, scene.victim: Roster(adverts).to_bytes(scene.parameters)}
+    false = Roster(adverts).to_bytes(scene.parameters)
+    return {client: false if client in shown else true for client, true in inbox.items()}
 
 
-def _short_roster(scene: Scene, adverts: Adverts) -> None:
-    spared = (scene.peer, scene.victim)
-    for client in [one for one in adverts if one not in spared][scene.parameters.survivors - 1 - len(spared) :]:
-        del adverts[client]
-
-
-@_false_roster("surround", error=Tampering, how=near_peer, active=True, ring=True)
-def _swapped_choice(scene: Scene, adverts: Adverts) -> None:
+@false_roster(Tampering, how=roster_near_peer, active=True, ring=True)
+def surround(scene: Scene, adverts: Adverts) -> None:
     """The server shows those near a client another choice of neighbours than the client made, to surround whom it likes."""
     adverts[scene.peer] = replace(adverts[scene.peer], choice=bytes(32))
 
 
-@_false_mail("other-choice", stage="mask", error=Tampering, how=told("mask"), active=True, ring=True)
-def _other_choices(scene: Scene, inbox: Inbox) -> Inbox:
+@lie("clients", "mask", Tampering, "tell", told("mask"), active=True, ring=True)
+def other_choice(scene: Scene, inbox: Inbox) -> Inbox:
     """The server lists another choice of neighbours than a client made, so that masks are on one side only."""
     # All clients near the peer receive a list of dealers with another choice of the peer than it advertised.
     messages = dict(inbox)
     for client, message in inbox.items():
         if scene.peer in scene.clients[client]._agreed.adverts:
             true = Delivery.from_bytes(message, scene.parameters)
-            lie = replace(true, dealt={**true.dealt, scene.peer: bytes(32)})
-            messages[client] = lie.to_bytes(scene.parameters)
+            false = replace(true, dealt={**true.dealt, scene.peer: bytes(32)})
+            messages[client] = false.to_bytes(scene.parameters)
     return messages
 
 
-@_false_mail("hidden-choice", stage="", error=Tampering, active=True, ring=True)
-def _hide_chooser(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+@lie("clients", "", Tampering, "tell", active=True, ring=True)
+def hidden_choice(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server hides from one client that another chose it as a neighbour."""
     # The victim is a client that another chose one-sidedly. It notices once it reads everybody's choice, in the next stage.
     if stage == "share":
@@ -468,12 +458,12 @@ def _whatever_it_signed(scene: Scene, stage: str, client: int, answer: bytes) ->
 def _without(scene: Scene, inbox: Inbox, gone: Collection[int]) -> Inbox:
     """The victim's delivery omits the clients `gone`, as if they had not dealt."""
     true = Delivery.from_bytes(inbox[scene.victim], scene.parameters)
-    lie = [{one: entry for one, entry in part.items() if one not in gone} for part in (true.sealed, true.dealt)]
-    return {**inbox, scene.victim: Delivery(*lie).to_bytes(scene.parameters)}
+    false = [{one: entry for one, entry in part.items() if one not in gone} for part in (true.sealed, true.dealt)]
+    return {**inbox, scene.victim: Delivery(*false).to_bytes(scene.parameters)}
 
 
-@_false_mail("withheld-delivery", stage="consistency", error=Tampering, active=True, send=_whatever_it_signed)
-def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+@lie("clients", "consistency", Tampering, "tell", active=True, send=_whatever_it_signed)
+def withheld_delivery(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server says to one client that a neighbour has not dealt its shares, so that the two share no mask."""
     # The victim notices by the list of survivors, and the clients near it by its signature.
     if stage == "mask":
@@ -485,145 +475,123 @@ def _withhold(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     return inbox
 
 
-@_false_mail("deserted", stage="mask", error=Aborted, how=told("mask"))
-def _deserted(scene: Scene, inbox: Inbox) -> Inbox:
+@lie("clients", "mask", Aborted, "tell", told("mask"))
+def deserted(scene: Scene, inbox: Inbox) -> Inbox:
     """The server says to one client that its neighbourhood dropped out, all but a few that collude."""
     graph = scene.server._graph
     around = sorted({*graph.holders(scene.victim), *graph.owners(scene.victim)})
     return _without(scene, inbox, around[scene.parameters.threshold - 1 :])
 
 
-@_false_mail("altered-share", stage="mask", error=Tampering, how=delivery)
-def _altered_share(scene: Scene, sealed: dict[int, bytes]) -> None:
+@lie("clients", "mask", Tampering, "tell", shares_for_victim)
+def altered_share(scene: Scene, sealed: dict[int, bytes]) -> None:
     """The server changes a bit of what one client sealed for another."""
     owner = next(iter(sealed))
     sealed[owner] = sealed[owner][:-1] + bytes([sealed[owner][-1] ^ 1])
 
 
-@_false_mail("own-share", stage="mask", error=Tampering, how=delivery)
-def _own_share(scene: Scene, sealed: dict[int, bytes]) -> None:
+@lie("clients", "mask", Tampering, "tell", shares_for_victim)
+def own_share(scene: Scene, sealed: dict[int, bytes]) -> None:
     """The server delivers to a client a share in its own name."""
     sealed[scene.victim] = bytes(SEALED)
 
 
-# from protocols.lies
-# Lists of survivors that every client that receives one can recognise as false.
-
-
-LISTS: list[Attack] = []
-ListChange = Callable[[Scene, set[int]], None]
-
-_false_list = partial(lie, LISTS, catcher="clients", stage="survivors", hook="tell")
-_in_place_of_lists = told("survivors")
-
-
-def to_victim(change: ListChange) -> Tell:
+def list_for_victim(change: Callable[[Scene, set[int]], None]) -> Tell:
     """Only the victim is shown a changed list."""
-    return _in_place_of_lists(
-        lambda scene, inbox: {**inbox, scene.victim: listing(scene, _changed_list(scene, change), scene.victim)}
-    )
+
+    def shown(scene: Scene, inbox: Inbox) -> Inbox:
+        survivors = set(scene.server.survivors)
+        change(scene, survivors)
+        return {**inbox, scene.victim: listing(scene, survivors, scene.victim)}
+
+    return told("survivors")(shown)
 
 
-def to_all_listed(change: ListChange) -> Tell:
+def list_for_all(change: Callable[[Scene, set[int]], None]) -> Tell:
     """All clients on the changed list are shown it, and no other client is shown a list."""
 
     def shown(scene: Scene, inbox: Inbox) -> Inbox:
-        survivors = _changed_list(scene, change)
+        survivors = set(scene.server.survivors)
+        change(scene, survivors)
         return {client: listing(scene, survivors, client) for client in inbox if client in survivors}
 
-    return _in_place_of_lists(shown)
+    return told("survivors")(shown)
 
 
-def _changed_list(scene: Scene, change: ListChange) -> set[int]:
-    survivors = set(scene.server.survivors)
-    change(scene, survivors)
-    return survivors
-
-
-@_false_list("left-out", error=Tampering, how=to_victim)
-def _leave_out(scene: Scene, survivors: set[int]) -> None:
+@false_list(Tampering, how=list_for_victim)
+def left_out(scene: Scene, survivors: set[int]) -> None:
     """The server shows one client a list of survivors without it, though its vector is in the sum."""
     survivors.remove(scene.victim)
 
 
-@_false_list("unlisted-survivor", error=Tampering, how=to_all_listed)
-def _add_stranger(scene: Scene, survivors: set[int]) -> None:
+@false_list(Tampering, how=list_for_all)
+def unlisted_survivor(scene: Scene, survivors: set[int]) -> None:
     """The server lists a survivor that is not on the roster."""
     survivors.add(scene.parameters.clients[-1] + 1)
 
 
-@_false_list("undealt-survivor", error=Tampering, how=_in_place_of_lists, send=withheld)
-def _undealt(scene: Scene, inbox: Inbox) -> Inbox:
+@false_list(Tampering, how=told("survivors"), send=kept_back("share", "liar"))
+def undealt_survivor(scene: Scene, inbox: Inbox) -> Inbox:
     """The server lists a survivor that dropped out before its shares were out; its neighbours notice."""
-    lie = {*scene.server.survivors, scene.liar}
+    false = {*scene.server.survivors, scene.liar}
     known = inbox if scene.parameters.active else scene.server._graph.holders(scene.liar)
-    return {client: listing(scene, lie, client) if client in known else true for client, true in inbox.items()}
+    return {client: listing(scene, false, client) if client in known else true for client, true in inbox.items()}
 
 
-@_false_list("short-list", error=Aborted, how=to_all_listed)
-def _shorten(scene: Scene, survivors: set[int]) -> None:
+@false_list(Aborted, how=list_for_all)
+def short_list(scene: Scene, survivors: set[int]) -> None:
     """The server lists fewer survivors than the least sum has."""
     for client in sorted(survivors - {scene.victim})[scene.parameters.survivors - 2 :]:
         survivors.remove(client)
 
 
-@_false_list("isolated", error=Aborted, how=to_victim)
-def _isolate(scene: Scene, survivors: set[int]) -> None:
+@false_list(Aborted, how=list_for_victim)
+def isolated(scene: Scene, survivors: set[int]) -> None:
     """The server says to one client that all its neighbours dropped out after it had sent its vector."""
     survivors.difference_update(scene.server._graph.holders(scene.victim))
 
 
-def _cut(scene: Scene, survivors: set[int]) -> None:
-    """Two windows of the ring are said to be gone, so that the two clients between them would have a sum of their own."""
-    order, half = scene.server._graph.order, scene.parameters.neighbours // 2
-    place = order.index(scene.victim)
-    turned = order[place:] + order[:place]
-    survivors.difference_update(turned[half + 1 : 2 * half + 1], turned[2 * half + 3 : 3 * half + 3])
-
-
-@_false_list("cut-ring", error=Aborted, how=_in_place_of_lists, ring=True)
-def _cut_choices(scene: Scene, inbox: Inbox) -> Inbox:
+@false_list(Aborted, how=told("survivors"), ring=True)
+def cut_ring(scene: Scene, inbox: Inbox) -> Inbox:
     """The server says that those dropped out who share masks with one client or two, so that these have a sum of their own."""
-    if not scene.parameters.chosen:
-        return to_all_listed(_cut)(scene, scene.stage, inbox)
-    # Where clients choose, the list omits all mask partners that the victim chose. It and its holders notice.
     graph: Any = scene.server._graph
-    listed = set(scene.server.survivors) - set(graph.firsts(scene.victim))
-    shown = listed & {scene.victim, *graph.holders(scene.victim)}
-    return {client: listing(scene, listed, client) if client in shown else true for client, true in inbox.items()}
+    survivors = set(scene.server.survivors)
+    if scene.parameters.chosen:  # the list omits all mask partners that the victim chose. It and its holders notice.
+        survivors -= set(graph.firsts(scene.victim))
+        shown = survivors & {scene.victim, *graph.holders(scene.victim)}
+        return {
+            client: listing(scene, survivors, client) if client in shown else true for client, true in inbox.items()
+        }
+    # Two windows of the ring are said to be gone, so that the two clients between them would have a sum of their own.
+    half, place = scene.parameters.neighbours // 2, graph.order.index(scene.victim)
+    turned = graph.order[place:] + graph.order[:place]
+    survivors.difference_update(turned[half + 1 : 2 * half + 1], turned[2 * half + 3 : 3 * half + 3])
+    return {client: listing(scene, survivors, client) for client in inbox if client in survivors}
 
 
-@_false_list("listed-twice", error=MessageError, how=_in_place_of_lists)
-def _twice(scene: Scene, inbox: Inbox) -> Inbox:
+@false_list(MessageError, how=told("survivors"))
+def listed_twice(scene: Scene, inbox: Inbox) -> Inbox:
     """The server lists a survivor twice, so that fewer look like more."""
     # Encoded by hand, since the protocol's code never encodes such a list.
     end = HEADER.size + 4 + 4 * len(scene.server.survivors)  # of the list: signatures may follow
     return {client: true[: end - 4] + true[end - 8 : end - 4] + true[end:] for client, true in inbox.items()}
 
 
-@_false_list("stale-list", error=MessageError, how=_in_place_of_lists)
-def _stale(scene: Scene, inbox: Inbox) -> Inbox:
+@false_list(MessageError, how=told("survivors"))
+def stale_list(scene: Scene, inbox: Inbox) -> Inbox:
     """The server shows one client the list of survivors of an earlier session."""
     return {**inbox, scene.victim: earlier(scene).messages[scene.stage, scene.victim]}
 
 
-# from protocols.lies
-# Attacks that show two lists of survivors instead of one, to have both secrets of a client opened.
-
-
-ANSWERS: list[Attack] = []
-_unmasked = partial(lie, ANSWERS, catcher="clients", stage="unmask")
-
-
-@_unmasked("both-shares", error=MessageError, hook="closing", exact=True)
-def _ask_again(scene: Scene, stage: str) -> None:
+@lie("clients", "unmask", MessageError, "closing", exact=True)
+def both_shares(scene: Scene, stage: str) -> None:
     """The server asks all once more, with a list on which one survivor is missing, to have both its secrets opened."""
     if stage != "unmask":
         return
-    lie = set(scene.server.survivors) - {scene.peer}
+    false = set(scene.server.survivors) - {scene.peer}
     for client, machine in scene.clients.items():
         if client in scene.inbox and client not in {*scene.gone, scene.peer}:
-            scene.lie(machine, "unmask", listing(scene, lie, client))
+            scene.lie(machine, "unmask", listing(scene, false, client))
 
 
 def _keep_copy(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
@@ -632,8 +600,8 @@ def _keep_copy(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     return inbox
 
 
-@_unmasked("second-unmask", error=Spent, hook="closing", exact=True, tell=_keep_copy)
-def _ask_copy(scene: Scene, stage: str) -> None:
+@lie("clients", "unmask", Spent, "closing", exact=True, tell=_keep_copy)
+def second_unmask(scene: Scene, stage: str) -> None:
     """The server asks a client once more that was put back to the state before it answered."""
     if stage == "unmask":
         scene.lie(scene.kept, "unmask", scene.messages["unmask", scene.victim])
@@ -660,8 +628,8 @@ def _keep_signatures(scene: Scene, stage: str, client: int, answer: bytes) -> No
     side.append((client, Confirm.from_bytes(answer, scene.parameters, client).signature))
 
 
-@_unmasked("split-survivors", error=Aborted, hook="closing", active=True, tell=_split, send=_keep_signatures)
-def _show_sides(scene: Scene, stage: str) -> None:
+@lie("clients", "unmask", Aborted, "closing", active=True, tell=_split, send=_keep_signatures)
+def split_survivors(scene: Scene, stage: str) -> None:
     """The server shows two lists of survivors, each to half of the clients, to have both secrets of one of them opened."""
     # Each side gets the signatures over its own list, all of them genuine.
     if stage != "consistency":
@@ -672,17 +640,12 @@ def _show_sides(scene: Scene, stage: str) -> None:
             scene.lie(scene.clients[client], "unmask", message)
 
 
-def _all_but_victims(scene: Scene, stage: str, client: int, answer: bytes) -> None:
-    if (stage, client) != ("consistency", scene.victim):
-        scene.deliver(client, answer)
-
-
-@_unmasked("forged-signatures", error=Tampering, hook="tell", active=True, send=_all_but_victims)
-def _forge(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
+@lie("clients", "unmask", Tampering, "tell", active=True, send=kept_back("consistency", "victim"))
+def forged_signatures(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
     """The server shows one client another list than the rest, and signs that list in the others' names."""
-    lie = set(scene.server.survivors) - {scene.peer}
+    false = set(scene.server.survivors) - {scene.peer}
     if stage == "consistency":
-        return {**inbox, scene.victim: listing(scene, lie, scene.victim)}
+        return {**inbox, scene.victim: listing(scene, false, scene.victim)}
     if stage != "unmask":
         return inbox
     session, shown = scene.parameters.session, scene.clients[scene.victim]
@@ -692,19 +655,3 @@ def _forge(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
         if client != scene.peer
     }
     return {**inbox, scene.victim: Confirmations(signatures).to_bytes(scene.parameters)}
-
-
-# from protocols.lies
-# Every lie that a simulation can try, by kind.
-
-
-ATTACKS: dict[str, Attack] = {
-    attack.kind: attack for attack in (*VECTORS, *CLIENTS, *PROPOSALS, *ROSTERS, *LISTS, *ANSWERS)
-}
-
-
-def attack_of(kind: str) -> Attack:
-    """The attack of this kind; ParameterError if there is none."""
-    if kind not in ATTACKS:
-        raise ParameterError(f"tamper is {kind!r:.80}: choose one of {', '.join(ATTACKS)}")
-    return ATTACKS[kind]

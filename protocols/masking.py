@@ -1,7 +1,15 @@
-"""Numbers as integers modulo 2^bits: fixed point, two's complement, with room for the sum over all clients.
+"""Vectors of words: real numbers encoded as integers modulo 2^bits, and masks added to them.
 
-The scale is the largest power of two with which n clients at the bound cannot wrap around, so that a decoded sum is off only by
-rounding: at most 1 / (2 scale) for every client in the sum (1 / scale if it rounds at random), and the last bit of a float64.
+`FixedPoint` encodes in fixed point and two's complement, with room for the sum over all clients. The scale is the largest power
+of two with which n clients at the bound cannot wrap around, so that a decoded sum is off only by rounding: at most
+1 / (2 scale) for every client in the sum (1 / scale if it rounds at random), and the last bit of a float64.
+
+`add_masks` adds masks to a vector of words, or subtracts them. A mask is the AES-256-CTR keystream of a full 256-bit secret,
+from counter zero, read as little-endian words. Each secret is derived for one mask, so no counter is used twice under a key.
+
+Cost of m masks on d words: m d words of keystream and m additions, each made on a piece that stays in the processor's cache, so
+that the addition takes little time beside the cipher. Memory beside the vector, for each thread: at most three pieces, and
+AES's state for 256 keys. Cipher and addition both release the interpreter's lock, so threads use as many cores.
 """
 
 from __future__ import annotations
@@ -27,10 +35,15 @@ Words = NDArray[Any]  # uint32 or uint64
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_AT_ONCE = 1 << 15  # coordinates processed at a time: their temporaries stay in the processor's cache
+_AT_ONCE = 1 << 15  # coordinates encoded at a time: their temporaries stay in the processor's cache
 _EXACT = 2**52  # float64 holds every integer up to twice this
 _WORDS = tuple(np.dtype(order + kind) for kind in ("u4", "u8") for order in "=<")  # the machine's, and a message's
 _LARGEST_EXPONENT = 1023  # of a float64
+_PIECE = 1 << 17  # bytes: two of them fit a second-level cache
+_BLOCK = 16  # bytes of AES
+_KEY = 32  # bytes of AES-256
+_WORTH_THREADS = 1 << 22  # bytes of keystream
+_OPEN = 256  # streams at once: each takes about a kilobyte, and a server may subtract as many masks as there are pairs
 
 
 @dataclass(frozen=True)
@@ -96,14 +109,14 @@ class FixedPoint:
                 raise RangeError(
                     f"coordinate {start + place} is {piece[place]!s}, above the largest that can be sent, {self.bound!s}"
                 )
-            words[start : start + _AT_ONCE] = to_words(self._rounded(piece * self.scale, uniform), self.bits)
+            scaled = piece * self.scale
+            if uniform is None:
+                integers = np.rint(scaled)
+            else:
+                down = np.floor(scaled)
+                integers = down + (uniform(len(scaled)) < scaled - down)
+            words[start : start + _AT_ONCE] = to_words(integers.astype(np.int64), self.bits)
         return words
-
-    def _rounded(self, scaled: Floats, uniform: Callable[[int], Floats] | None) -> Integers:
-        if uniform is None:
-            return np.rint(scaled).astype(np.int64)
-        down = np.floor(scaled)
-        return (down + (uniform(len(scaled)) < scaled - down)).astype(np.int64)
 
     def decode(self, total: Words) -> Floats:
         """(d,) the sum that these words encode."""
@@ -127,26 +140,6 @@ def centred(words: Words) -> Integers:
     if words.dtype not in _WORDS:
         raise ParameterError(f"words are uint32 or uint64, not {words.dtype}")
     return words.view(words.dtype.str.replace("u", "i")).astype(np.int64)
-
-
-# from protocols.masking
-# Masks: keystreams added to a vector of words, or subtracted from it, modulo 2^bits.
-#
-# A mask is the AES-256-CTR keystream of a full 256-bit secret, from counter zero, read as little-endian words. Each secret is
-# derived for one mask, so no counter is used twice under a key.
-#
-# Cost of m masks on d words: m d words of keystream and m additions, each made on a piece that stays in the processor's cache,
-# so
-# that the addition takes little time beside the cipher. Memory beside the vector, for each thread: at most three pieces, and
-# AES's state for 256 keys. Cipher and addition both release the interpreter's lock, so threads use as many cores.
-#
-
-
-_PIECE = 1 << 17  # bytes: two of them fit a second-level cache
-_BLOCK = 16  # bytes of AES
-_KEY = 32  # bytes of AES-256
-_WORTH_THREADS = 1 << 22  # bytes of keystream
-_OPEN = 256  # streams at once: each takes about a kilobyte, and a server may subtract as many masks as there are pairs
 
 
 def add_masks(accumulator: Words, masks: Sequence[Mask], *, threads: int | None = None) -> None:

@@ -1,7 +1,11 @@
-"""The state of one session with all its clients in one process: messages, costs, refusals, and the plain sum to compare with.
+"""One session played in one process with all its clients: its messages, costs and refusals, and at most one attack.
 
-`protocols.scene` carries a scene from stage to stage. The clients and the server are the protocol's own, so a lie is noticed
-by the protocol's checks, or not at all.
+A test rig, and no part of the protocol. It reads and changes the private state of clients and servers, which no party of a
+session can do: to lie like an attacker who knows everything, and to compare the sum with vectors that only the rig has seen. No
+part of the protocol imports it, `lies` or `simulate`.
+
+`Scene` is the state of the session, and `play` takes it from stage to stage. The clients and the server are the protocol's own,
+so a lie is noticed by the protocol's checks, or not at all. `lies` has the attacks, and `simulate` makes scenes.
 """
 
 from __future__ import annotations
@@ -137,10 +141,6 @@ class Scene:
         return self._random.integers(-bound, bound + 1, self.parameters.length, dtype=kind).view(word(self.parameters))
 
 
-# from protocols.scene
-# A lie in a session: the changed messages, and the party that must refuse them, in which stage and with which error.
-
-
 @dataclass(frozen=True)
 class Attack:
     """A lie, the party that should notice it, the stage, and the error.
@@ -166,30 +166,6 @@ class Attack:
 
 
 HONEST = Attack("", "nobody lies", "", "", ProtocolError)
-
-
-def lie(
-    into: list[Attack],
-    kind: str,
-    catcher: str,
-    stage: str,
-    error: type[ProtocolError],
-    hook: str,
-    how: Callable[[Any], Any] = lambda function: function,
-    **more: Any,
-) -> Callable[[Any], Any]:
-    """Add the attack whose `hook` is made by `how` from the decorated function. Its docstring describes the attack."""
-
-    def add(function: Any) -> Any:
-        does = " ".join(function.__doc__.split())
-        into.append(Attack(kind, does, catcher, stage, error, **{hook: how(function)}, **more))
-        return function
-
-    return add
-
-
-# from protocols.scene
-# A session played from its first stage to its last, with at most one attack.
 
 
 def play(scene: Scene, attack: Attack = HONEST) -> None:
@@ -242,7 +218,11 @@ def _stage(scene: Scene, attack: Attack, stage: str) -> None:
         for client, message in inbox.items():
             if message is not scene.inbox.get(client) and client not in scene.gone:
                 scene.expect(client)
-    _forget_shared_work()
+    # Empty the caches of work that all clients repeat on one message, so that the first client of each stage does it anew. The
+    # longest time in a stage is then the time of a client on its own machine.
+    of_rosters = (roster.judged, roster._dealers_graph, roster._ring, roster.chosen_by)
+    for remembered in (*of_rosters, verify, listed, signers):
+        remembered.cache_clear()
     for done, (client, message) in enumerate(inbox.items(), 1):
         _turn(scene, attack, client, message)
         if scene.progress is not None:
@@ -274,13 +254,3 @@ def _turn(scene: Scene, attack: Attack, client: int, message: bytes) -> None:
         attack.send(scene, stage, client, answer)
     else:
         scene.deliver(client, answer)
-
-
-def _forget_shared_work() -> None:
-    """Empty the caches of work that all clients repeat on one message, so that the first client of each stage does it anew.
-
-    The longest time in a stage is then the time of a client on its own machine.
-    """
-    of_rosters = (roster.judged, roster._chosen, roster._graph, roster.chosen_by)
-    for remembered in (*of_rosters, verify, listed, signers):
-        remembered.cache_clear()

@@ -5,7 +5,10 @@ are added to one accumulator as they arrive and are not kept. Its state at any t
 of the threat model; it can compute only the sum of the survivors, and only after `threshold` of each one's neighbours have
 opened their shares.
 
-An error in `receive` leaves the session as it was. An error in `close` ends it: the accumulator is wiped, no sum is released.
+The sum of the masked vectors of the survivors S contains, beside the plain sum, the self mask of every s in S, and for every
+client d that dealt shares and then dropped out, the masks that its neighbours in S added for it. So one secret of each client
+is rebuilt from opened shares: the seed of a survivor, checked against its commitment, or the mask key of a client that dropped
+out, checked against its public key.
 """
 
 from __future__ import annotations
@@ -17,21 +20,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protocols.errors import Aborted, MessageError, Misdealt, ParameterError, ProtocolError, Tampering
-from protocols.graph import Chosen, complete
+from protocols.graph import ChosenGraph, Topology, complete
 from protocols.keys import AgreementKey, Mask, Secret, belongs, commitment, pair_mask, registry_digest
 from protocols.masking import Words, add_masks
 from protocols.parameters import Parameters, stages
 from protocols.roster import (
     Agreed,
     Identities,
-    Topology,
     authentic,
+    dealers_graph,
     judged,
     near,
+    roster_graph,
     signs,
     states,
-    topology,
-    topology_of,
     usable,
 )
 from protocols.sharing import Rebuilder
@@ -49,15 +51,26 @@ from protocols.wire import (
     word,
 )
 
+Near = Callable[[int], Collection[int]]
+_PROTECTED = "no sum was released, and every vector stays under its masks"
+
 
 class Server:
-    """The server's side of one session. `identities`: the registry's public keys, needed in an active session."""
+    """The server's side of one session. `identities`: the registry's public keys, needed in an active session.
+
+    An error in `receive` leaves the session as it was. An error in `close` ends it: the accumulator is wiped, no sum is
+    released.
+    """
 
     def __init__(
         self, parameters: Parameters, *, identities: Mapping[int, bytes] | None = None, threads: int | None = None
     ) -> None:
         self.parameters = parameters
-        self._identities = _registered(parameters, {} if identities is None else identities)
+        identities = {} if identities is None else identities
+        if parameters.active and registry_digest(identities, parameters.clients) != parameters.registry:
+            raise ParameterError("the server's identities are not those of the session's registry")
+        known = parameters.clients if parameters.active else ()
+        self._identities: Identities = tuple((client, identities[client]) for client in known)
         self._known = dict(self._identities)
         self._threads = threads
         self._stages = stages(parameters)
@@ -150,17 +163,16 @@ class Server:
         if not self.parameters.chosen:
             message = Roster(self._adverts).to_bytes(self.parameters)
             self._agreed: Agreed = judged(message, self.parameters, self._identities)
-            self._graph: Topology = topology(self.parameters, self._agreed)
+            self._graph: Topology = roster_graph(self.parameters, self._agreed)
             return dict.fromkeys(self._agreed.members, message)
         self._enough(len(self._adverts), "take part")
         self._agreed = Agreed(tuple(sorted(self._adverts)), self._adverts, b"")
-        self._graph = topology_of(self._choices(self._agreed.members), self.parameters)
-        return {member: self._roster_of(member) for member in self._agreed.members}
-
-    def _roster_of(self, member: int) -> bytes:
-        """The roster for a client: its choices, the clients that chose it, and itself."""
-        shown = {member, *self._graph.holders(member), *self._graph.owners(member)}
-        return Roster({one: self._adverts[one] for one in shown}).to_bytes(self.parameters)
+        self._graph = dealers_graph(self._choices(self._agreed.members), self.parameters)
+        rosters = {}
+        for member in self._agreed.members:  # its choices, the clients that chose it, and itself
+            shown = {member, *self._graph.holders(member), *self._graph.owners(member)}
+            rosters[member] = Roster({one: self._adverts[one] for one in shown}).to_bytes(self.parameters)
+        return rosters
 
     def _choices(self, members: Collection[int]) -> dict[int, bytes]:
         return {member: self._adverts[member].choice for member in sorted(members)}
@@ -180,7 +192,7 @@ class Server:
         mail, self._mail = self._mail, {}
         dealt = self._choices(members) if self.parameters.active else {}
         if self.parameters.active:
-            self._graph = topology_of(dealt, self.parameters)
+            self._graph = dealers_graph(dealt, self.parameters)
         self._members, self._digest = members, Delivery({}, dealt).digest
         return {
             receiver: Delivery({k: v for k, v in mail.get(receiver, {}).items() if k in members}, dealt).to_bytes(
@@ -202,16 +214,17 @@ class Server:
         survivors = frozenset(self._heard)
         self._ballot = Ballot(self._graph, survivors, self._members - survivors)
         self._ballot.enough(survivors, self.parameters.threshold)
-        if isinstance(self._graph, Chosen):
+        if isinstance(self._graph, ChosenGraph):
             for survivor in sorted(survivors):
                 self._graph.require_partners(survivor, survivors, self.parameters.partners)
         self.survivors = tuple(sorted(survivors))
         self._list = Survivors(self.survivors).digest
-        return {survivor: self._list_for(survivor) for survivor in self.survivors}
-
-    def _list_for(self, survivor: int) -> bytes:
-        around = near(survivor, self._graph, self.survivors) if self.parameters.active else ()
-        return Survivors(self.survivors, {one: self._statements[one] for one in around}).to_bytes(self.parameters)
+        lists = {}
+        for survivor in self.survivors:
+            around = near(survivor, self._graph, self.survivors) if self.parameters.active else ()
+            statements = {one: self._statements[one] for one in around}
+            lists[survivor] = Survivors(self.survivors, statements).to_bytes(self.parameters)
+        return lists
 
     def _take_signature(self, sender: int, message: Buffer) -> None:
         signature = Confirm.from_bytes(message, self.parameters, sender).signature
@@ -263,30 +276,6 @@ class Server:
         self._ballot.shares.clear()
 
 
-_PROTECTED = "no sum was released, and every vector stays under its masks"
-
-
-def _registered(parameters: Parameters, identities: Mapping[int, bytes]) -> Identities:
-    if not parameters.active:
-        return ()
-    if registry_digest(identities, parameters.clients) != parameters.registry:
-        raise ParameterError("the server's identities are not those of the session's registry")
-    return tuple((client, identities[client]) for client in parameters.clients)
-
-
-# from protocols.server
-# The secrets that the server rebuilds from opened shares, and the masks that it removes from the sum with them.
-#
-# The sum of the masked vectors of the survivors S contains, beside the plain sum, the self mask of every s in S, and for every
-# client d that dealt shares and then dropped out, the masks that its neighbours in S added for it. So one secret of each client
-# is rebuilt: the seed of a survivor, checked against its commitment, or the mask key of a client that dropped out, checked
-# against its public key.
-#
-
-
-Near = Callable[[int], Collection[int]]
-
-
 @dataclass(frozen=True)
 class Ballot:
     """The secret to rebuild for each client, and the shares of it received so far."""
@@ -324,7 +313,7 @@ def core(graph: Topology, members: Collection[int], threshold: int, partners: in
     A client outside it would find too few and stop, after its neighbours had relied on it.
     """
     needs: list[tuple[Near, Near, int]] = [(graph.holders, graph.owners, threshold)]
-    if isinstance(graph, Chosen):
+    if isinstance(graph, ChosenGraph):
         needs.append((graph.firsts, graph.first_of, partners))
     left = set(members)
     degrees = [{member: len(left.intersection(near(member))) for member in left} for near, _, _ in needs]
@@ -358,17 +347,15 @@ def masks_left(
             others = ballot.survivors.intersection(ballot.graph.partners(owner))
             if others:
                 secret = rebuild(owner, _public(agreed.adverts[owner].mask))
-                masks.extend(_of_a_pair(secret, agreed, session, owner, other) for other in sorted(others))
+                masks.extend(  # the masks that the owner would have added
+                    pair_mask(AgreementKey.from_secret(secret), agreed.adverts[other].mask, session, owner, other)
+                    for other in sorted(others)
+                )
                 del secret
     except ProtocolError:
         masks.clear()  # the error keeps this frame alive, and with it the rebuilt secrets
         raise
     return masks, frozenset(rebuild.suspects)
-
-
-def _of_a_pair(secret: Secret, agreed: Agreed, session: bytes, owner: int, other: int) -> Mask:
-    """The mask that `owner`, whose mask key is known, would have added for `other`."""
-    return pair_mask(AgreementKey.from_secret(secret), agreed.adverts[other].mask, session, owner, other)
 
 
 class _Rebuilding:

@@ -1,8 +1,22 @@
-"""Shamir's secret sharing over the integers modulo p = 2^256 + 297.
+"""Shamir's secret sharing over the integers modulo p = 2^256 + 297, the smallest prime above 2^256.
 
 A secret of 32 bytes is f(0) of a random polynomial f of degree t - 1; holder h gets f(h + 1) in 33 bytes. Any t shares give f
-by interpolation (`polynomials`), and t - 1 shares are equally likely for every secret. Wrong shares are found by unique
-decoding (`decoding`).
+by interpolation, and t - 1 shares are equally likely for every secret. Wrong shares are found by unique decoding.
+
+Interpolation is Lagrange's in its barycentric form. With w_i = 1 / prod_{j != i} (x_i - x_j), a polynomial f of degree below t
+is, at any x that is none of x_1 ... x_t,
+
+    f(x) = l(x) sum_i w_i f(x_i) / (x - x_i),    l(x) = prod_i (x - x_i)
+
+so the w_i take O(t^2) small products once, and every point O(t) and one inversion modulo p.
+
+Unique decoding is that of Reed-Solomon codes. With w_i the weights through m places, sum_i w_i f(x_i) x_i^j = 0 whenever f has
+a degree below t and j < m - t. So for values f(x_i) + e_i, where e_i is nonzero only for i in E, the m - t syndromes
+
+    S_j = sum_i w_i (f(x_i) + e_i) x_i^j = sum_{i in E} (w_i e_i) x_i^j
+
+depend only on the errors. They obey the linear recurrence with the roots x_i, i in E, and if |E| <= (m - t) / 2 they obey no
+other recurrence as short: the algorithm of Berlekamp and Massey finds it, and its roots are the places of the errors.
 
 The time of Python's integer operations depends on the values. Shares are made and combined once each, on the machines of
 parties that may know them, so this leaks only to an observer who can time these machines.
@@ -14,18 +28,21 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import islice, zip_longest
 
 import numpy as np
 
 from protocols.errors import Aborted, ParameterError, Tampering
 from protocols.keys import Secret
 
+PRIME = 2**256 + 297
 SHARE = 33  # bytes
 _SECRET = 32  # bytes
 _TRIES = 512
 _RAREST = 10**6  # sets of holders per set without a liar
 _CHANCE = secrets.SystemRandom()  # `random` itself may be seeded, and liars would know the sets tried
+_LAZY = 512  # bits by which a value may exceed the field before reduction
+_WORD = 62  # bits of a machine word that a product of differences may fill
 
 Fits = Callable[[Secret], bool]
 
@@ -37,19 +54,6 @@ def split(secret: Secret, threshold: int, holders: Sequence[int]) -> dict[int, b
 
 def split_each(secrets_: Sequence[Secret], threshold: int, holders: Sequence[int]) -> list[dict[int, bytes]]:
     """For each secret a share for each holder, by independent polynomials."""
-    _check_split(secrets_, threshold, holders)
-    polynomials = [
-        [*(secrets.randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret.reveal(), "little")]
-        for secret in secrets_
-    ]
-    values = evaluated_together(polynomials, [holder + 1 for holder in holders])
-    return [
-        {holder: value.to_bytes(SHARE, "little") for holder, value in zip(holders, each, strict=True)}
-        for each in values
-    ]
-
-
-def _check_split(secrets_: Sequence[Secret], threshold: int, holders: Sequence[int]) -> None:
     for secret in secrets_:
         if len(secret.reveal()) != _SECRET:
             raise ParameterError(f"the secret to share has {len(secret.reveal())} bytes: it must have {_SECRET}")
@@ -59,6 +63,15 @@ def _check_split(secrets_: Sequence[Secret], threshold: int, holders: Sequence[i
         )
     if len(set(holders)) != len(holders) or min(holders) < 0:
         raise ParameterError("a holder of shares is listed twice, or has a negative number")
+    polynomials = [
+        [*(secrets.randbelow(PRIME) for _ in range(threshold - 1)), int.from_bytes(secret.reveal(), "little")]
+        for secret in secrets_
+    ]
+    values = evaluated_together(polynomials, [holder + 1 for holder in holders])
+    return [
+        {holder: value.to_bytes(SHARE, "little") for holder, value in zip(holders, each, strict=True)}
+        for each in values
+    ]
 
 
 class Rebuilder:
@@ -88,13 +101,23 @@ class Rebuilder:
             )
         if len(shares) < threshold:
             raise Aborted(f"{len(shares)} shares are left, fewer than the {threshold} that rebuild a secret")
-        values = {holder + 1: value for holder, share in shares.items() if (value := _number(share)) is not None}
+        values = {
+            holder + 1: value
+            for holder, share in shares.items()
+            if len(share) == SHARE and (value := int.from_bytes(share, "little")) < PRIME  # a number's only encoding
+        }
         best: tuple[Secret, frozenset[int]] | None = None
         for basis in islice(self._bases(values, threshold), _TRIES):
-            secret = _secret(basis, values)
-            if secret is None or not fits(secret):
+            number = _combined(basis.at_zero, basis, values)
+            if number >= 2 ** (8 * _SECRET):  # cannot have been shared
                 continue
-            off = self._off(basis, values)
+            secret = Secret(number.to_bytes(_SECRET, "little"))
+            if not fits(secret):
+                continue
+            off = set[int]()
+            if self._last is None or self._last.basis is not basis or not self._last.passes(values):
+                others = values.keys() - set(basis.places)
+                off = {place for place in others if _combined(basis.at(place), basis, values) != values[place]}
             if best is None or len(shares) - len(values) + len(off) < len(best[1]):
                 best = secret, frozenset(shares.keys() - {place - 1 for place in values.keys() - off})
             if 2 * len(off) <= len(values) - threshold + 1:
@@ -117,7 +140,12 @@ class Rebuilder:
             return  # all agree, so every set gives the same secret as the first
         if wrong is not None and not wrong.isdisjoint(audit.basis.places):
             yield Interpolation([place for place in places if place not in wrong][:threshold])
-        while _hopeful(len(places), threshold):
+        # Go on if at least one set in a million is without a liar, with one liar more than unique decoding tolerates.
+        # Otherwise all tries together find the secret once in two thousand times at best, and take half a minute for a
+        # thousand holders.
+        honest = len(places) - (len(places) - threshold) // 2 - 1
+        hopeful = math.comb(len(places), threshold) <= _RAREST * math.comb(honest, threshold)
+        while hopeful:
             yield Interpolation(sorted(_CHANCE.sample(places, threshold)))
 
     def _audit(self, places: Sequence[int], threshold: int) -> Audit:
@@ -127,13 +155,6 @@ class Rebuilder:
         if last is None or last.basis is not basis or last.whole.places != tuple(places):
             last = self._last = Audit(basis, places)
         return last
-
-    def _off(self, basis: Interpolation, values: Mapping[int, int]) -> set[int]:
-        """The places whose value is not on the basis' polynomial."""
-        if self._last is not None and self._last.basis is basis and self._last.passes(values):
-            return set()
-        others = values.keys() - set(basis.places)
-        return {place for place in others if _combined(basis.at(place), basis, values) != values[place]}
 
 
 class Audit:
@@ -157,48 +178,44 @@ class Audit:
         return sum(weight * values[place] for place, weight in self._weights.items()) % PRIME == 0
 
 
-def _hopeful(count: int, threshold: int) -> bool:
-    """Whether at least one set in a million is without a liar, with one liar more than unique decoding tolerates.
+def misplaced(whole: Interpolation, threshold: int, values: Mapping[int, int]) -> frozenset[int] | None:
+    """The fewest places without which the values lie on one polynomial of degree below `threshold`, if there are few enough.
 
-    Otherwise all tries together find the secret once in two thousand times at best, and take half a minute for a thousand
-    holders.
+    `whole` is through all m places that have values. Few enough means (m - threshold) // 2: at most one polynomial passes
+    through all but this many of the values. None if there is no such polynomial. If more values were made wrong on purpose, the
+    polynomial can differ from the shared one: the caller must verify its result. O(m (m - threshold)) products modulo p.
     """
-    liars = (count - threshold) // 2 + 1
-    return math.comb(count, threshold) <= _RAREST * math.comb(count - liars, threshold)
+    terms = [weight * values[place] % PRIME for weight, place in zip(whole.barycentric, whole.places, strict=True)]
+    syndromes = []
+    for _ in range(len(whole.places) - threshold):
+        syndromes.append(sum(terms) % PRIME)
+        terms = [term * place % PRIME for term, place in zip(terms, whole.places, strict=True)]
+    recurrence = _shortest_recurrence(syndromes)
+    errors = len(recurrence) - 1
+    wrong = frozenset(place for place in whole.places if evaluated(recurrence, place) == 0)
+    return wrong if len(wrong) == errors and 2 * errors <= len(whole.places) - threshold else None
 
 
-def _combined(weights: Sequence[int], basis: Interpolation, values: Mapping[int, int]) -> int:
-    return sum(weight * values[place] for weight, place in zip(weights, basis.places, strict=True)) % PRIME
+def _shortest_recurrence(sequence: Sequence[int]) -> list[int]:
+    """1, c_1 ... c_L with s_j + c_1 s_{j-1} + ... + c_L s_{j-L} = 0 for L <= j < n, and the least possible L.
 
-
-def _secret(basis: Interpolation, values: Mapping[int, int]) -> Secret | None:
-    """f(0); None if it does not fit 32 bytes and so cannot have been shared."""
-    found = _combined(basis.at_zero, basis, values)
-    return Secret(found.to_bytes(_SECRET, "little")) if found < 2 ** (8 * _SECRET) else None
-
-
-def _number(share: bytes) -> int | None:
-    """The number below p in its unique encoding; None for bytes that are no share."""
-    value = int.from_bytes(share, "little")
-    return value if len(share) == SHARE and value < PRIME else None
-
-
-# from protocols.sharing
-# Polynomials over the integers modulo p = 2^256 + 297, the smallest prime above 2^256: their values, and interpolation.
-#
-# Interpolation is Lagrange's in its barycentric form. With w_i = 1 / prod_{j != i} (x_i - x_j), a polynomial f of degree below
-# t
-# is, at any x that is none of x_1 ... x_t,
-#
-#     f(x) = l(x) sum_i w_i f(x_i) / (x - x_i),    l(x) = prod_i (x - x_i)
-#
-# so the w_i take O(t^2) small products once, and every point O(t) and one inversion modulo p.
-#
-
-
-PRIME = 2**256 + 297
-_LAZY = 512  # bits by which a value may exceed the field before reduction
-_WORD = 62  # bits of a machine word that a product of differences may fill
+    After Berlekamp and Massey. As the coefficients of a polynomial, the highest first, it has the roots of the recurrence.
+    """
+    found = [1]
+    before, discrepancy, since = [1], 1, 1  # from the last time that it grew longer, and how long ago that was
+    for index in range(len(sequence)):
+        off = sum(one * sequence[index - back] for back, one in enumerate(found)) % PRIME
+        if off == 0:
+            since += 1
+            continue
+        factor, shifted = off * pow(discrepancy, -1, PRIME) % PRIME, [0] * since + before
+        corrected = [(one - factor * other) % PRIME for one, other in zip_longest(found, shifted, fillvalue=0)]
+        if len(corrected) > len(found):
+            before, discrepancy, since = found, off, 1
+        else:
+            since += 1
+        found = corrected
+    return found
 
 
 class Interpolation:
@@ -227,41 +244,8 @@ class Interpolation:
         return [whole * inverse % PRIME for inverse in inverses([one * other % PRIME for one, other in below])]
 
 
-def evaluated(coefficients: Sequence[int], point: int) -> int:
-    """A polynomial's value by Horner's rule, the highest coefficient first."""
-    value = 0
-    for coefficient in coefficients:
-        value = (value * point + coefficient) % PRIME
-    return value
-
-
-def evaluated_together(polynomials: Sequence[Sequence[int]], points: Sequence[int]) -> list[list[int]]:
-    """The values of polynomials of one degree, coefficients highest first, at points from 1 on: by polynomial, by point.
-
-    Horner's rule for all polynomials in one integer, in bit fields wide enough for `lazy` steps without reduction: before these
-    steps a field is below p, and after them below p (lazy + 1) point^lazy.
-    """
-    bits = max(points).bit_length()
-    lazy = max(1, _LAZY // bits)
-    width = PRIME.bit_length() + lazy * bits + lazy.bit_length()
-    packed = [_packed(each, width) for each in zip(*polynomials, strict=True)]
-    blocks = [packed[start : start + lazy] for start in range(0, len(packed), lazy)]
-    values = [_horner(blocks, point, width, len(polynomials)) for point in points]
-    return [list(each) for each in zip(*values, strict=True)]
-
-
-def _horner(blocks: Sequence[Sequence[int]], point: int, width: int, count: int) -> list[int]:
-    numbers = [0] * count
-    for block in blocks:
-        value = _packed(numbers, width)
-        for coefficients in block:
-            value = value * point + coefficients
-        numbers = [(value >> place * width & (1 << width) - 1) % PRIME for place in range(count)]
-    return numbers
-
-
-def _packed(numbers: Sequence[int], width: int) -> int:
-    return sum(number << place * width for place, number in enumerate(numbers))
+def _combined(weights: Sequence[int], basis: Interpolation, values: Mapping[int, int]) -> int:
+    return sum(weight * values[place] for weight, place in zip(weights, basis.places, strict=True)) % PRIME
 
 
 def _distances(places: Sequence[int]) -> list[int]:
@@ -287,68 +271,36 @@ def inverses(numbers: Sequence[int]) -> list[int]:
     return found[::-1]
 
 
-# from protocols.sharing
-# Unique decoding of Reed-Solomon codes, to find wrong shares.
-#
-# With w_i the weights of interpolation (`polynomials`) through m places, sum_i w_i f(x_i) x_i^j = 0 whenever f has a degree
-# below
-# t and j < m - t. So for values f(x_i) + e_i, where e_i is nonzero only for i in E, the m - t syndromes
-#
-#     S_j = sum_i w_i (f(x_i) + e_i) x_i^j = sum_{i in E} (w_i e_i) x_i^j
-#
-# depend only on the errors. They obey the linear recurrence with the roots x_i, i in E, and if |E| <= (m - t) / 2 they obey no
-# other recurrence as short: the algorithm of Berlekamp and Massey finds it, and its roots are the places of the errors.
-#
+def evaluated(coefficients: Sequence[int], point: int) -> int:
+    """A polynomial's value by Horner's rule, the highest coefficient first."""
+    value = 0
+    for coefficient in coefficients:
+        value = (value * point + coefficient) % PRIME
+    return value
 
 
-def misplaced(whole: Interpolation, threshold: int, values: Mapping[int, int]) -> frozenset[int] | None:
-    """The fewest places without which the values lie on one polynomial of degree below `threshold`, if there are few enough.
+def evaluated_together(polynomials: Sequence[Sequence[int]], points: Sequence[int]) -> list[list[int]]:
+    """The values of polynomials of one degree, coefficients highest first, at points from 1 on: by polynomial, by point.
 
-    `whole` is through all m places that have values. Few enough means (m - threshold) // 2: at most one polynomial passes
-    through all but this many of the values. None if there is no such polynomial. If more values were made wrong on purpose, the
-    polynomial can differ from the shared one: the caller must verify its result. O(m (m - threshold)) products modulo p.
+    Horner's rule for all polynomials in one integer, in bit fields wide enough for `lazy` steps without reduction: before these
+    steps a field is below p, and after them below p (lazy + 1) point^lazy.
     """
-    recurrence = _shortest_recurrence(_syndromes(whole, len(whole.places) - threshold, values))
-    errors = len(recurrence) - 1
-    wrong = frozenset(place for place in whole.places if evaluated(recurrence, place) == 0)
-    return wrong if len(wrong) == errors and 2 * errors <= len(whole.places) - threshold else None
+    bits = max(points).bit_length()
+    lazy = max(1, _LAZY // bits)
+    width = PRIME.bit_length() + lazy * bits + lazy.bit_length()
+    packed = [_packed(each, width) for each in zip(*polynomials, strict=True)]
+    blocks = [packed[start : start + lazy] for start in range(0, len(packed), lazy)]
+    values = []
+    for point in points:
+        numbers = [0] * len(polynomials)
+        for block in blocks:
+            value = _packed(numbers, width)
+            for coefficients in block:
+                value = value * point + coefficients
+            numbers = [(value >> place * width & (1 << width) - 1) % PRIME for place in range(len(polynomials))]
+        values.append(numbers)
+    return [list(each) for each in zip(*values, strict=True)]
 
 
-def _syndromes(whole: Interpolation, count: int, values: Mapping[int, int]) -> list[int]:
-    """S_0 ... S_{count - 1}."""
-    terms = [weight * values[place] % PRIME for weight, place in zip(whole.barycentric, whole.places, strict=True)]
-    found = []
-    for _ in range(count):
-        found.append(sum(terms) % PRIME)
-        terms = [term * place % PRIME for term, place in zip(terms, whole.places, strict=True)]
-    return found
-
-
-def _shortest_recurrence(sequence: Sequence[int]) -> list[int]:
-    """1, c_1 ... c_L with s_j + c_1 s_{j-1} + ... + c_L s_{j-L} = 0 for L <= j < n, and the least possible L.
-
-    After Berlekamp and Massey. As the coefficients of a polynomial, the highest first, it has the roots of the recurrence.
-    """
-    found = [1]
-    before, discrepancy, since = [1], 1, 1  # from the last time that it grew longer, and how long ago that was
-    for index in range(len(sequence)):
-        off = sum(one * sequence[index - back] for back, one in enumerate(found)) % PRIME
-        if off == 0:
-            since += 1
-            continue
-        corrected = _less(found, off * pow(discrepancy, -1, PRIME) % PRIME, [0] * since + before)
-        if len(corrected) > len(found):
-            before, discrepancy, since = found, off, 1
-        else:
-            since += 1
-        found = corrected
-    return found
-
-
-def _less(one: Sequence[int], factor: int, other: Sequence[int]) -> list[int]:
-    """one - factor * other, the shorter one padded with zeros."""
-    size = max(len(one), len(other))
-    left = [*one, *[0] * (size - len(one))]
-    for index, number in enumerate(other):
-        left[index] = (left[index] - factor * number) % PRIME
-    return left
+def _packed(numbers: Sequence[int], width: int) -> int:
+    return sum(number << place * width for place, number in enumerate(numbers))

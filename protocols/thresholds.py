@@ -1,4 +1,6 @@
-"""The number of neighbours and the threshold, chosen from the shares of clients that may be corrupt and that may drop out.
+"""The number of neighbours and the threshold of a session, from the shares of clients that may be corrupt and may drop out.
+
+`choose` compares graphs by exact hypergeometric probabilities and union bounds, and returns a `Choice`.
 
 Let n clients be invited, C = floor(corrupt n) of them be corrupt, D = floor(dropout n) drop out, and S = n - D be the least
 number of survivors whose sum is released.
@@ -18,8 +20,8 @@ Ring in random order, k neighbours, in passive sessions.
               D clients chosen at random are missing at the end. Some client has fewer than t holders left, or the ring is not
               certain to stay connected. If some were missing before the ring is drawn, the probability would be smaller.
 
-Clients that choose k holders each and mask with the first m = k / 2 of them, in active sessions (see `chosen`). Of the first m
-choices of each survivor, u = c' + a must survive.
+Clients that choose k holders each and mask with the first m = k / 2 of them, in active sessions (`graph.ChosenGraph`). Of the
+first m choices of each survivor, u = c' + a must survive.
 
     failure   n P[H(n - 1, C, k) > c] + n P[H(n - 1, C, m) > c'] + P[cut]
               Some client has more than c corrupt holders, or more than c' corrupt among its first m choices, or the honest
@@ -89,7 +91,15 @@ def choose(
     `neighbours` and `threshold`, where given, are used as they are: ParameterError if they are not safe; if they are, the
     resulting `abort` is reported, however large. ParameterError also where no graph is safe, with the share to lower.
     """
-    case = _case(clients, corrupt, dropout, active, security)
+    if clients < 2:
+        raise ParameterError(f"{clients} clients cannot form a sum: invite at least two")
+    for name, share in (("corrupt", corrupt), ("dropout", dropout)):
+        if not 0 <= share < 1:
+            raise ParameterError(f"{name} is {share}: give a share of the clients from 0 to below 1")
+    if not 1 <= security <= 256:
+        raise ParameterError(f"security is {security}: give a number of bits from 1 to 256, 40 being usual")
+    missing = clients - surviving(clients, dropout)
+    case = _Case(clients, colluding(clients, corrupt), missing, active, security)
     case.check()
     if neighbours is not None and neighbours < 1:
         raise ParameterError(f"neighbours is {neighbours}: choose an even number from 2 on, or clients - 1 for all")
@@ -101,6 +111,26 @@ def choose(
             if (found := _graph(case, k, threshold)) is not None and found.abort <= ABORT:
                 return found
     return _complete(case, threshold)
+
+
+def surviving(clients: int, dropout: float) -> int:
+    """The number of clients left after the share `dropout` has dropped out."""
+    return clients - _count(dropout, clients)
+
+
+def colluding(clients: int, corrupt: float) -> int:
+    """The number of clients that are assumed to collude with the server."""
+    return _count(corrupt, clients)
+
+
+def counted_shares(clients: int, corrupt: float, dropout: float) -> int:
+    """The number of honest clients' noise shares that a sum of `clients` clients has at least."""
+    return max(0, surviving(clients, dropout) - colluding(clients, corrupt))
+
+
+def _count(share: float, clients: int) -> int:
+    """floor(share clients), where 0.29 is 29 / 100 and not the binary fraction just below it."""
+    return math.floor(Fraction(str(share)) * clients)
 
 
 @dataclass(frozen=True)
@@ -128,54 +158,21 @@ class _Case:
                 f"{self.survivors} of {self.clients} clients would be left and {self.corrupt} of them may be corrupt, so fewer "
                 "than two would be honest: lower corrupt or dropout"
             )
-        least = self.least_threshold(self.clients - 1, self.corrupt)
-        if least > self.survivors - 1:
-            raise ParameterError(  # in an active session: a passive one was just found able to finish
-                f"with {self.corrupt} of {self.clients} clients corrupt, an active session needs a threshold of {least}, and "
-                f"with {self.missing} missing only {self.survivors - 1} share holders are left: {self._remedy(least)}"
-            )
-
-    def _remedy(self, least: int) -> str:
         others = self.clients - 1
+        least = self.least_threshold(others, self.corrupt)
+        if least <= self.survivors - 1:
+            return
         remedies = []
         if (missing := others - least) >= 0:
             remedies.append(f"lower dropout to at most {_share(missing, self.clients)}")
-        if (
-            corrupt := 2 * self.survivors - 3 - others
-        ) >= 0:  # the largest with (others + corrupt) // 2 + 1 <= survivors - 1
+        corrupt = 2 * self.survivors - 3 - others  # the largest with (others + corrupt) // 2 + 1 <= survivors - 1
+        if corrupt >= 0:
             remedies.append(f"lower corrupt to at most {_share(corrupt, self.clients)}")
-        return ", or ".join(remedies) or "lower both corrupt and dropout"
-
-
-def _case(clients: int, corrupt: float, dropout: float, active: bool, security: int) -> _Case:
-    if clients < 2:
-        raise ParameterError(f"{clients} clients cannot form a sum: invite at least two")
-    for name, share in (("corrupt", corrupt), ("dropout", dropout)):
-        if not 0 <= share < 1:
-            raise ParameterError(f"{name} is {share}: give a share of the clients from 0 to below 1")
-    if not 1 <= security <= 256:
-        raise ParameterError(f"security is {security}: give a number of bits from 1 to 256, 40 being usual")
-    return _Case(clients, colluding(clients, corrupt), clients - surviving(clients, dropout), active, security)
-
-
-def surviving(clients: int, dropout: float) -> int:
-    """The number of clients left after the share `dropout` has dropped out."""
-    return clients - _count(dropout, clients)
-
-
-def colluding(clients: int, corrupt: float) -> int:
-    """The number of clients that are assumed to collude with the server."""
-    return _count(corrupt, clients)
-
-
-def counted_shares(clients: int, corrupt: float, dropout: float) -> int:
-    """The number of honest clients' noise shares that a sum of `clients` clients has at least."""
-    return max(0, surviving(clients, dropout) - colluding(clients, corrupt))
-
-
-def _count(share: float, clients: int) -> int:
-    """floor(share clients), where 0.29 is 29 / 100 and not the binary fraction just below it."""
-    return math.floor(Fraction(str(share)) * clients)
+        raise ParameterError(  # in an active session: a passive one was just found able to finish
+            f"with {self.corrupt} of {self.clients} clients corrupt, an active session needs a threshold of {least}, and "
+            f"with {self.missing} missing only {self.survivors - 1} share holders are left: "
+            f"{', or '.join(remedies) or 'lower both corrupt and dropout'}"
+        )
 
 
 def _complete(case: _Case, threshold: int | None) -> Choice:
@@ -264,10 +261,6 @@ def _share(count: int, clients: int) -> str:
     return f"{math.floor(1000 * count / clients) / 1000:g}"
 
 
-# from protocols.thresholds
-# Exact probabilities of draws without replacement, and the bound on a cut, by which `choice` compares graphs.
-
-
 def at_least(population: int, marked: int, drawn: int) -> NDArray[np.float64]:
     """(drawn + 2,) P[H >= x] for x = 0 .. drawn + 1, to about ten digits.
 
@@ -286,7 +279,7 @@ def at_least(population: int, marked: int, drawn: int) -> NDArray[np.float64]:
 
 
 def cut_bound(clients: int, corrupt: int, survivors: int, masked: int, honest: int) -> float:
-    """An upper bound on the probability that the honest survivors can be cut in two (P[cut] in `choice`).
+    """An upper bound on the probability that the honest survivors can be cut in two (P[cut] above).
 
     All but `corrupt` of the clients are honest, and `survivors` of them all survive. Each client masks with `masked` others, at
     least `honest` of which are honest survivors.
@@ -298,8 +291,7 @@ def cut_bound(clients: int, corrupt: int, survivors: int, masked: int, honest: i
     logs = _log_factorials(clients)
     pairs = logs[everybody] - logs[s] - logs[r] - logs[everybody - s - r]
     with np.errstate(invalid="ignore"):
-        avoided = [_log_avoiding(logs, others, some, masked) for some in (r, s)]
-        terms = pairs + s * avoided[0] + r * avoided[1]
+        terms = pairs + s * _log_avoiding(logs, others, r, masked) + r * _log_avoiding(logs, others, s, masked)
     return min(1.0, float(np.exp(np.minimum(terms, 0.0)).sum()))
 
 

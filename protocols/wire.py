@@ -1,8 +1,16 @@
-"""Every message of a session, one frozen dataclass each, and its encoded fields.
+"""The messages of a session: their bytes, a frozen dataclass for each, and the traffic that they cause.
 
-`to_bytes` and `from_bytes` are inverse to each other; `wire` has the header and the fields. The parameters, on which both sides
-agree, decide which fields an advertisement has, never the message. Decoding checks that bytes are a message of this session,
-kind and sender. `roster`, `dealing`, `opening`, `client` and `server` check whether its contents are true.
+A message is a header of 48 bytes, little-endian, then fields of fixed size and tables of ascending ids:
+
+    "SFSA" | version u8 | kind u8 | zero u16 | session 32 | sender u32 | zero u32
+
+The server's sender number is 2^32 - 1. A length that does not match, an id out of order, a nonzero reserved byte and a surplus
+byte are each a `MessageError`. A table's length is compared with the available bytes before anything is allocated for it, so
+time and memory are bounded by the size of the message.
+
+`to_bytes` and `from_bytes` of a message are inverse to each other. The parameters, on which both sides agree, decide which
+fields a message has, never the message. Decoding checks that bytes are a message of this session, kind and sender. `roster`,
+`client` and `server` check whether its contents are true.
 """
 
 from __future__ import annotations
@@ -20,12 +28,121 @@ import numpy as np
 from protocols.errors import MessageError
 from protocols.masking import Words
 from protocols.parameters import PROTOCOL, SERVER, Parameters, stages
+from protocols.sharing import SHARE
 
+MAGIC = b"SFSA"
+HEADER = struct.Struct("<4sBBH32sII")
+COUNT = struct.Struct("<I")
 PUBLIC = 32  # an X25519 key
 DIGEST = 32
 SIGNATURE = 64
-SHARE = 33  # one share of a 32-byte secret
 SEALED = 2 * SHARE + 16  # a share of the seed and one of the mask key, and the tag over both
+
+Buffer = bytes | bytearray | memoryview
+Entries = Mapping[int, bytes]  # of a table: bytes by id
+
+
+class Kind(IntEnum):
+    """The kinds of messages. From 16 on they come from the server."""
+
+    ADVERTISE = 1
+    SHARES = 3
+    MASKED = 4
+    CONFIRM = 5
+    OPENED = 6
+    ROSTER = 16
+    DELIVERY = 18
+    SURVIVORS = 19
+    CONFIRMATIONS = 20
+
+
+class Reader:
+    """A message read from front to back. The header is checked first: version, kind, session, sender."""
+
+    def __init__(self, data: Buffer, kind: Kind, parameters: Parameters, sender: int) -> None:
+        self.data = memoryview(data).cast("B")
+        self.at = HEADER.size
+        self._name = kind.name.lower()
+        self._sender = sender
+        if len(self.data) < HEADER.size:
+            raise self.error(f"{len(self.data)} bytes, fewer than the {HEADER.size} of a header")
+        magic, version, found, zero, session, claimed, reserved = HEADER.unpack_from(self.data)
+        if magic != MAGIC:
+            raise self.error("it does not begin like a message of this protocol")
+        if version != PROTOCOL:
+            raise self.error(f"version {version} of the protocol, not {PROTOCOL}")
+        if found != kind:
+            raise self.error(f"its kind is {found}, not {int(kind)}: it belongs to another stage")
+        if session != parameters.session:
+            raise self.error("it belongs to another session, or to other parameters")
+        if claimed != sender:
+            raise self.error(f"its sender number is {claimed}")
+        if zero or reserved:
+            raise self.error("reserved bytes that are not zero")
+
+    def error(self, what: str) -> MessageError:
+        who = "the server" if self._sender == SERVER else f"client {self._sender}"
+        return MessageError(f"no {self._name} message: {what}", who=who)
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes, copied."""
+        return bytes(self.view(size))
+
+    def view(self, size: int) -> memoryview:
+        """The next `size` bytes, as a view of the message."""
+        start, self.at = self.at, self.at + size
+        if self.at > len(self.data):
+            raise self.error(f"{self.at - len(self.data)} bytes are missing at the end")
+        return self.data[start : self.at]
+
+    def count(self) -> int:
+        number: int = COUNT.unpack(self.view(COUNT.size))[0]
+        return number
+
+    def table(self, width: int) -> dict[int, bytes]:
+        """id -> `width` bytes, ids ascending."""
+        entries = self.view(self.count() * (COUNT.size + width))
+        found: dict[int, bytes] = {}
+        last = -1
+        for owner, value in _entry(width).iter_unpack(entries):
+            if owner <= last or owner == SERVER:
+                raise self.error(f"id {owner} is repeated, out of order or no client's")
+            found[owner] = value
+            last = owner
+        return found
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.end()
+
+    def end(self) -> None:
+        """MessageError if bytes are left over."""
+        if self.at != len(self.data):
+            raise self.error(f"{len(self.data) - self.at} bytes too many at the end")
+
+
+def written(kind: Kind, parameters: Parameters, sender: int, *fields: tuple[bytes | Entries, int]) -> bytes:
+    """The header, then each field with its size in bytes; of a table, the size of an entry."""
+    parts = [HEADER.pack(MAGIC, PROTOCOL, kind, 0, parameters.session, sender, 0)]
+    for content, size in fields:
+        for value in [content] if isinstance(content, bytes) else content.values():
+            if len(value) != size:
+                raise MessageError(f"a field of a {kind.name.lower()} message has {len(value)} bytes, not {size}")
+        if isinstance(content, bytes):
+            parts.append(content)
+        else:
+            parts.append(COUNT.pack(len(content)))
+            entry = _entry(size)
+            parts.extend([entry.pack(owner, content[owner]) for owner in sorted(content)])
+    return b"".join(parts)
+
+
+@cache
+def _entry(width: int) -> struct.Struct:
+    return struct.Struct(f"<I{width}s")
 
 
 @dataclass(frozen=True)
@@ -233,150 +350,6 @@ def word(parameters: Parameters) -> str:
     return f"<u{parameters.bits // 8}"
 
 
-# from protocols.wire
-# The bytes of messages: a header of 48 bytes, little-endian, then fields of fixed size and tables of ascending ids.
-#
-#     "SFSA" | version u8 | kind u8 | zero u16 | session 32 | sender u32 | zero u32
-#
-# The server's sender number is 2^32 - 1. A length that does not match, an id out of order, a nonzero reserved byte and a
-# surplus
-# byte are each a `MessageError`. A table's length is compared with the available bytes before anything is allocated for it, so
-# time and memory are bounded by the size of the message.
-#
-
-
-MAGIC = b"SFSA"
-HEADER = struct.Struct("<4sBBH32sII")
-COUNT = struct.Struct("<I")
-
-Buffer = bytes | bytearray | memoryview
-Entries = Mapping[int, bytes]  # of a table: bytes by id
-
-
-class Kind(IntEnum):
-    """The kinds of messages. From 16 on they come from the server."""
-
-    ADVERTISE = 1
-    SHARES = 3
-    MASKED = 4
-    CONFIRM = 5
-    OPENED = 6
-    ROSTER = 16
-    DELIVERY = 18
-    SURVIVORS = 19
-    CONFIRMATIONS = 20
-
-
-class Reader:
-    """A message read from front to back. The header is checked first: version, kind, session, sender."""
-
-    def __init__(self, data: Buffer, kind: Kind, parameters: Parameters, sender: int) -> None:
-        self.data = memoryview(data).cast("B")
-        self.at = HEADER.size
-        self._name = kind.name.lower()
-        self._sender = sender
-        if len(self.data) < HEADER.size:
-            raise self.error(f"{len(self.data)} bytes, fewer than the {HEADER.size} of a header")
-        magic, version, found, zero, session, claimed, reserved = HEADER.unpack_from(self.data)
-        if magic != MAGIC:
-            raise self.error("it does not begin like a message of this protocol")
-        if version != PROTOCOL:
-            raise self.error(f"version {version} of the protocol, not {PROTOCOL}")
-        if found != kind:
-            raise self.error(f"its kind is {found}, not {int(kind)}: it belongs to another stage")
-        if session != parameters.session:
-            raise self.error("it belongs to another session, or to other parameters")
-        if claimed != sender:
-            raise self.error(f"its sender number is {claimed}")
-        if zero or reserved:
-            raise self.error("reserved bytes that are not zero")
-
-    def error(self, what: str) -> MessageError:
-        return MessageError(f"no {self._name} message: {what}", who=named(self._sender))
-
-    def take(self, size: int) -> bytes:
-        """The next `size` bytes, copied."""
-        return bytes(self.view(size))
-
-    def view(self, size: int) -> memoryview:
-        """The next `size` bytes, as a view of the message."""
-        start, self.at = self.at, self.at + size
-        if self.at > len(self.data):
-            raise self.error(f"{self.at - len(self.data)} bytes are missing at the end")
-        return self.data[start : self.at]
-
-    def count(self) -> int:
-        number: int = COUNT.unpack(self.view(COUNT.size))[0]
-        return number
-
-    def table(self, width: int) -> dict[int, bytes]:
-        """id -> `width` bytes, ids ascending."""
-        entries = self.view(self.count() * (COUNT.size + width))
-        found: dict[int, bytes] = {}
-        last = -1
-        for owner, value in _entry(width).iter_unpack(entries):
-            if owner <= last or owner == SERVER:
-                raise self.error(f"id {owner} is repeated, out of order or no client's")
-            found[owner] = value
-            last = owner
-        return found
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.end()
-
-    def end(self) -> None:
-        """MessageError if bytes are left over."""
-        if self.at != len(self.data):
-            raise self.error(f"{len(self.data) - self.at} bytes too many at the end")
-
-
-def written(kind: Kind, parameters: Parameters, sender: int, *fields: tuple[bytes | Entries, int]) -> bytes:
-    """The header, then each field with its size in bytes; of a table, the size of an entry."""
-    parts = [HEADER.pack(MAGIC, PROTOCOL, kind, 0, parameters.session, sender, 0)]
-    for content, size in fields:
-        for value in [content] if isinstance(content, bytes) else content.values():
-            if len(value) != size:
-                raise MessageError(f"a field of a {kind.name.lower()} message has {len(value)} bytes, not {size}")
-        if isinstance(content, bytes):
-            parts.append(content)
-        else:
-            parts.append(COUNT.pack(len(content)))
-            entry = _entry(size)
-            parts.extend([entry.pack(owner, content[owner]) for owner in sorted(content)])
-    return b"".join(parts)
-
-
-def named(sender: int) -> str:
-    """The name of the party with this sender number."""
-    return "the server" if sender == SERVER else f"client {sender}"
-
-
-@cache
-def _entry(width: int) -> struct.Struct:
-    return struct.Struct(f"<I{width}s")
-
-
-# from protocols.wire
-# The cost of a session, in closed form.
-#
-# With n clients, d words of w bytes, h holders of each client's shares (n - 1 on a complete graph, else k), D clients dropped:
-#
-#     bytes, a client up      d w + O(h)          down   O(n) for lists, O(h) for keys (O(n) if clients do not choose) and
-# shares
-#     work, a client          2 h agreements (up to 3 h if clients choose), O(h t) for the shares, (h + 1) d words of keystream
-#                             and additions
-#     work, the server        n d additions; n secrets rebuilt at O(h) each (O(h^2) when the holders change), (n + D h) d words
-#                             of keystream
-#
-
-
-_ID, _COUNT = 4, 4
-
-
 class Traffic(NamedTuple):
     """Bytes of one client in one stage, while nobody drops out."""
 
@@ -389,10 +362,24 @@ def traffic(parameters: Parameters) -> dict[str, Traffic]:
 
     Where clients choose, the number of clients near a client depends on the choices: sizes are expectations, to the nearest
     byte. Everything sent up, and the shares, are exact means over all clients.
+
+    With n clients, D of them dropped, d words of w bytes, and h holders of each client's shares (n - 1 on a complete graph,
+    else k):
+
+        bytes, a client up    d w + O(h)
+        bytes, down           O(n) for lists, O(h) for keys (O(n) if clients do not choose) and shares
+        work, a client        2 h agreements (up to 3 h if clients choose), O(h t) for the shares, (h + 1) d words of keystream
+                              and additions
+        work, the server      n d additions; n secrets rebuilt at O(h) each (O(h^2) when the holders change), (n + D h) d words
+                              of keystream
     """
     clients, holders, active = len(parameters.clients), parameters.holders, parameters.active
     advert = sum(Advertise.sizes(parameters))
-    shown, near = _near(parameters)
+    shown: float = clients  # advertisements that a client receives
+    near: float = clients - 1  # survivors near it
+    if parameters.chosen:
+        k, m = parameters.neighbours, parameters.masked
+        shown, near = 1 + 2 * k - k * k / (clients - 1), k + m - k * m / (clients - 1)
     survivors = _table(clients, 0) + (_table(near, SIGNATURE) if active else 0)
     dealt = _table(holders, SEALED)
     signature = SIGNATURE if active else 0
@@ -416,13 +403,5 @@ def traffic(parameters: Parameters) -> dict[str, Traffic]:
     }
 
 
-def _near(parameters: Parameters) -> tuple[float, float]:
-    """The number of advertisements that a client receives, and of clients near it when the survivors are listed."""
-    clients, k, m = len(parameters.clients), parameters.neighbours, parameters.masked
-    if not parameters.chosen:
-        return clients, clients - 1
-    return 1 + 2 * k - k * k / (clients - 1), k + m - k * m / (clients - 1)
-
-
 def _table(entries: float, width: int) -> float:
-    return _COUNT + entries * (_ID + width)
+    return COUNT.size + entries * (COUNT.size + width)

@@ -1,11 +1,20 @@
-"""Clients of a simulation, played by processes on all cores.
+"""Clients of a simulation: the keys of a pair computed once for both ends, and processes that play the clients.
 
-For simulations alone, like `one_process`: the process that starts the others holds all contributions anyway. A client is a
-state machine that takes bytes and gives bytes, so it can run in any process: the same class plays it, and its keys come from
-the operating system in its own process. Keys of a pair are computed once where both ends are in one process.
+For simulations only. The process that starts the others holds the secrets of all clients anyway, so it learns nothing from a
+key that one end derived for the other end. No part of the protocol imports this file; in the packages only code that plays both
+sides of a session does (`tests/test_layering.py`).
+
+`OneProcess` keeps a pair's key until the second end takes it. A client uses it only if it is passed explicitly, and
+`keys.Alone` otherwise.
+
+`Workers` plays the clients in processes on all cores. A client is a state machine that takes bytes and gives bytes, so it can
+run in any process: the same class plays it, and its keys come from the operating system in its own process. Keys of a pair are
+computed once where both ends are in one process.
 
 A requested step is queued. A process starts to work on its queue at 16 steps, or at `send`; `Waiting.result` sends too, and
-waits for one step. The processes end with the object, or with the process that owns it.
+waits for one step. The processes end with the object, or with the process that owns it. A process reads batches of tasks from
+its standard input and writes the outcome of their steps to its standard output, in order, until its input ends. Both are
+pickles that the two processes exchange: a party that could write to either could do anything else too.
 """
 
 from __future__ import annotations
@@ -21,10 +30,10 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from protocols.client import Client, Message, Waiting
 from protocols.errors import ProtocolError
@@ -35,10 +44,77 @@ from protocols.record import InMemory
 
 _Answer = Future[tuple[Message, float]]
 _AT_ONCE = 16  # steps in a batch: few, so that answers arrive while other steps run
+Key = TypeVar("Key", Channel, Mask)
+_Entry = tuple[int, int, bytes, bytes]  # the owner of the key, the other client, and the public keys of both
+
+
+class OneProcess:
+    """`Agreements` of all clients of this process: a pair's common key is computed once for both ends.
+
+    The keys equal the keys of `Alone` bit for bit. An entry is stored under both numbers, both public keys and its purpose;
+    these and the session determine the keys from either end. So a client that received another key than its peer advertised
+    shares no key with that peer, here as elsewhere.
+
+    An entry is deleted when its second end has taken it, and all remaining entries when the session ends. Outside a session,
+    and for any session other than the open one, nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self._session: bytes | None = None
+        self._channels = _Pairs[Channel](channels, lambda channel: channel[::-1])
+        self._masks = _Pairs[Mask](pair_mask, lambda mask: (mask[0], -mask[1]))
+
+    @contextmanager
+    def session(self, session: bytes) -> Iterator[None]:
+        """Keep the keys of this session until it ends."""
+        self._session = session
+        try:
+            yield
+        finally:
+            self._session = None
+            self._channels.kept.clear()
+            self._masks.kept.clear()
+
+    @property
+    def waiting(self) -> int:
+        """The number of keys that wait for their second end."""
+        return len(self._channels.kept) + len(self._masks.kept)
+
+    def channels(
+        self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int
+    ) -> Mapping[int, Channel]:
+        if session != self._session:
+            return Alone().channels(key, publics, session, me)
+        return self._channels.found(key, publics, session, me)
+
+    def masks(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> Mapping[int, Mask]:
+        if session != self._session:
+            return Alone().masks(key, publics, session, me)
+        return self._masks.found(key, publics, session, me)
+
+
+@dataclass
+class _Pairs(Generic[Key]):
+    """Keys of one kind. mirrored: the key from the other end's side."""
+
+    derive: Callable[[AgreementKey, bytes, bytes, int, int], Key]
+    mirrored: Callable[[Key], Key]
+    kept: dict[_Entry, Key] = field(default_factory=dict, repr=False)
+
+    def found(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> dict[int, Key]:
+        mine = key.public
+        found: dict[int, Key] = {}
+        for other, public in publics.items():
+            key_of_both = self.kept.pop((me, other, mine, public), None)
+            if key_of_both is None:
+                key_of_both = self.derive(key, public, session, me, other)
+                self.kept[other, me, public, mine] = self.mirrored(key_of_both)
+            found[other] = key_of_both
+        return found
 
 
 class Workers:
-    """`players.Players` in `count` processes, which start with the first client. Client i is always in the same process."""
+    """`client.Players` in `count` processes, which start with the first client. Client i is always in the same process."""
 
     def __init__(self, count: int | None = None) -> None:
         self._count = cores() if count is None else count
@@ -73,7 +149,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """`players.Played` in another process."""
+    """`client.Played` in another process."""
 
     _process: _Process
     parameters: Parameters
@@ -172,17 +248,6 @@ def _end(process: subprocess.Popen[bytes], *queues: SimpleQueue[Any]) -> None:
     process.wait()
 
 
-# from protocols.workers
-# A process that plays clients of a simulation, for `workers.Workers`, which starts it and talks to it.
-#
-# It reads batches of tasks from its standard input and writes the outcome of their steps to its standard output, in order,
-# until
-# its input ends. Both are pickles that this process and the process that started it exchange: a party that could write to
-# either
-# could do anything else too.
-#
-
-
 class Open(NamedTuple):
     """A session begins."""
 
@@ -215,7 +280,7 @@ Task = Open | Close | Step
 
 
 class Worker:
-    """Clients of one session at a time, and each one's record of the sessions that it has opened."""
+    """The clients of one process: of one session at a time, and each one's record of the sessions that it has opened."""
 
     def __init__(self) -> None:
         self._records: dict[int, InMemory] = {}
@@ -269,112 +334,20 @@ class Worker:
         self._during.close()
 
 
-def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
-    """Play batches until the input ends."""
-    worker = Worker()
-    while True:
-        try:
-            tasks = pickle.load(inbox)
-        except EOFError:
-            return
-        pickle.dump(worker.play(tasks), outbox, protocol=pickle.HIGHEST_PROTOCOL)
-        outbox.flush()
-
-
 def main() -> None:
-    """The entry point. An interrupt is handled by the process that started this one, which then ends the input."""
+    """The entry point of a process: play batches until the input ends.
+
+    An interrupt is handled by the process that started this one, which then ends the input.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # printed text must not mix with outcomes
-    try:
-        serve(sys.stdin.buffer, outbox)
-    except BrokenPipeError:
-        return
-
-
-if __name__ == "__main__":
-    main()
-
-
-# from protocols.workers
-# Agreements of clients that all run in one process: a pair's common key is computed once for both ends.
-#
-# For simulations only. The process holds the secrets of all clients anyway, so it learns nothing from keeping a key that one
-# end
-# derived for the other end. A client uses it only if it is passed explicitly, and `agreements.Alone` otherwise. No part of the
-# protocol imports this file; in the packages only code that plays both sides of a session does (`tests/test_layering.py`).
-#
-# Guarantees:
-#
-# - The keys equal the keys of `Alone` bit for bit. An entry is stored under both numbers, both public keys and its purpose;
-# these
-#   and the session determine the keys from either end. So a client that received another key than its peer advertised shares no
-#   key with that peer, here as elsewhere.
-# - An entry is deleted when its second end has taken it, and all remaining entries when the session ends. Outside a session,
-# and
-#   for any session other than the open one, nothing is kept.
-#
-
-
-Key = TypeVar("Key", Channel, Mask)
-_Entry = tuple[int, int, bytes, bytes]  # the owner of the key, the other client, and the public keys of both
-
-
-class OneProcess:
-    """`Agreements` of all clients of this process."""
-
-    def __init__(self) -> None:
-        self._session: bytes | None = None
-        self._channels = _Pairs[Channel](channels, lambda channel: channel[::-1])
-        self._masks = _Pairs[Mask](pair_mask, lambda mask: (mask[0], -mask[1]))
-
-    @contextmanager
-    def session(self, session: bytes) -> Iterator[None]:
-        """Keep the keys of this session until it ends."""
-        self._session = session
-        try:
-            yield
-        finally:
-            self._session = None
-            self._channels.kept.clear()
-            self._masks.kept.clear()
-
-    @property
-    def waiting(self) -> int:
-        """The number of keys that wait for their second end."""
-        return len(self._channels.kept) + len(self._masks.kept)
-
-    def channels(
-        self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int
-    ) -> Mapping[int, Channel]:
-        if session != self._session:
-            return _ALONE.channels(key, publics, session, me)
-        return self._channels.found(key, publics, session, me)
-
-    def masks(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> Mapping[int, Mask]:
-        if session != self._session:
-            return _ALONE.masks(key, publics, session, me)
-        return self._masks.found(key, publics, session, me)
-
-
-@dataclass
-class _Pairs(Generic[Key]):
-    """Keys of one kind. mirrored: the key from the other end's side."""
-
-    derive: Callable[[AgreementKey, bytes, bytes, int, int], Key]
-    mirrored: Callable[[Key], Key]
-    kept: dict[_Entry, Key] = field(default_factory=dict, repr=False)
-
-    def found(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> dict[int, Key]:
-        mine = key.public
-        found: dict[int, Key] = {}
-        for other, public in publics.items():
-            key_of_both = self.kept.pop((me, other, mine, public), None)
-            if key_of_both is None:
-                key_of_both = self.derive(key, public, session, me, other)
-                self.kept[other, me, public, mine] = self.mirrored(key_of_both)
-            found[other] = key_of_both
-        return found
-
-
-_ALONE = Alone()
+    worker = Worker()
+    with suppress(BrokenPipeError):
+        while True:
+            try:
+                tasks = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            pickle.dump(worker.play(tasks), outbox, protocol=pickle.HIGHEST_PROTOCOL)
+            outbox.flush()

@@ -16,7 +16,7 @@ import protocols
 import protocols.client
 from protocols.client import Client, Keys
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError
-from protocols.graph import Chosen, Graph, choices, complete, ring
+from protocols.graph import ChosenGraph, Graph, choices, complete, ring
 from protocols.keys import Secret, pair_mask
 from protocols.masking import add_masks
 from protocols.parameters import stages
@@ -307,7 +307,7 @@ def test_the_relations_of_a_chosen_graph_are_each_others_inverses() -> None:
     clients = tuple(range(0, 60, 3))
     chosen = {me: choices(rng.randbytes(32), clients, me, 6) for me in clients}
     for members in (clients, clients[::2], clients[4:17]):
-        graph = Chosen({member: chosen[member] for member in members}, 3)
+        graph = ChosenGraph({member: chosen[member] for member in members}, 3)
         assert graph.order == members
         for me in members:
             assert graph.holders(me) == tuple(sorted(set(chosen[me]) & set(members)))
