@@ -17,6 +17,11 @@ State machines without input or output: bytes in, bytes out. A whole session, wi
 A client that does not answer leaves the session, at any stage; once its vector has arrived, the vector stays in the sum. Active
 sessions have a step `confirm` before `unmask`. The package knows nothing of models: vectors are unsigned words, and
 `FixedPoint` makes them of real numbers.
+
+`parameters` and `thresholds` say which sessions are safe. `keys`, `masking` and `sharing` are the cryptography, `wire` the
+messages, `graph` and `roster` who shares secrets with whom. `client`, with its `record` on disk, and `server` are the two
+sides.
+`workers`, and `simulate` with `scene` and `lies`, are for simulations, and no part of the protocol.
 """
 
 from protocols.client import Client

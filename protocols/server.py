@@ -95,14 +95,14 @@ class Server:
 
     def receive(self, sender: int, message: Buffer) -> None:
         """Accept one client's message of this stage. MessageError if it is invalid or out of turn; Tampering if it lies."""
-        take = self._takes().get(self.stage)
-        if take is None:
+        steps = self._stage_steps()
+        if steps is None:
             raise MessageError(f"the session is {self.stage}: it accepts no more messages", who=f"client {sender}")
         if sender not in self._waiting:
             repeated = "has sent its message already" if sender in self._heard else "takes no part"
             raise MessageError(f"client {sender} {repeated} in this stage", who=f"client {sender}", stage=self.stage)
         try:
-            take(sender, message)  # changes nothing until all is checked
+            steps[0](sender, message)  # changes nothing until all is checked
         except ProtocolError as error:
             raise type(error)(error.what, who=f"client {sender}", stage=self.stage, protected="left out") from error
         self._waiting.discard(sender)
@@ -110,12 +110,12 @@ class Server:
 
     def close(self) -> dict[int, bytes]:
         """End this stage. Returns the next stage's message for each client; nothing after the last stage: the sum is ready."""
-        end = self._ends().get(self.stage)
-        if end is None:
+        steps = self._stage_steps()
+        if steps is None:
             raise MessageError(f"the session is {self.stage}: there is no stage to close")
         stage = self.stage
         try:
-            sent = end()
+            sent = steps[1]()
         except BaseException as error:
             self._abort()
             if isinstance(error, ProtocolError):
@@ -132,23 +132,15 @@ class Server:
             raise MessageError(f"there is no sum: the session is at {self.stage!r}", protected=_PROTECTED)
         return self._accumulator
 
-    def _takes(self) -> dict[str, Callable[[int, Buffer], None]]:
+    def _stage_steps(self) -> tuple[Callable[[int, Buffer], None], Callable[[], dict[int, bytes]]] | None:
+        """How a message of this stage is taken, and how the stage ends; None after the last stage."""
         return {
-            "advertise": self._take_advert,
-            "share": self._take_shares,
-            "mask": self._take_vector,
-            "consistency": self._take_signature,
-            "unmask": self._take_opened,
-        }
-
-    def _ends(self) -> dict[str, Callable[[], dict[int, bytes]]]:
-        return {
-            "advertise": self._show_roster,
-            "share": self._deliver,
-            "mask": self._list_survivors,
-            "consistency": self._show_signatures,
-            "unmask": self._unmask,
-        }
+            "advertise": (self._take_advert, self._show_roster),
+            "share": (self._take_shares, self._deliver),
+            "mask": (self._take_vector, self._list_survivors),
+            "consistency": (self._take_signature, self._show_signatures),
+            "unmask": (self._take_opened, self._unmask),
+        }.get(self.stage)
 
     def _take_advert(self, sender: int, message: Buffer) -> None:
         advert = Advertise.from_bytes(message, self.parameters, sender)

@@ -97,7 +97,10 @@ def hasty(server: Server, sender: int, message: Buffer) -> None:
     if sender not in server._waiting:
         raise MessageError("has sent its message already")
     server._waiting.discard(sender)
-    server._takes()[server.stage](sender, message)
+    steps = server._stage_steps()
+    if steps is None:
+        raise KeyError(server.stage)
+    steps[0](sender, message)
     server._heard.add(sender)
 
 
