@@ -43,7 +43,7 @@ from secure_aggregation_ours import (
 )
 from timing import Limit, at_least, at_most, machine, medians, show, timed, turns
 
-from protocols.choice import Choice
+from protocols.thresholds import Choice
 
 STATED = 300_000  # vector size of the limits for shares and the server
 LIMIT, FASTER, MUCH_FASTER, WORD = 1.5, 5, 50, 4.01  # bytes a number: 4, and a header

@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 from timing import Timed, timed
 
 from protocols import roster
-from protocols.choice import Choice, choose
 from protocols.client import Client
-from protocols.codec import FixedPoint
 from protocols.keys import Secret
-from protocols.masking import add_masks
-from protocols.parameters import Parameters
-from protocols.policy import Policy
+from protocols.masking import FixedPoint, add_masks
+from protocols.parameters import Parameters, Policy
 from protocols.server import Server
+from protocols.thresholds import Choice, choose
 
 CORRUPT, DROPOUT = 0.1, 0.2  # shares of the clients for the choice of parameters
 COMPLETE = 50  # up to so many clients, all are neighbours of each other

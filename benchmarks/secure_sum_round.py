@@ -64,7 +64,7 @@ def federation(clients: int, numbers: int, active: bool, corrupt: float, dropout
 
 def set_apart() -> None:
     """Make each client in this process compute its key agreements itself, instead of once for each pair."""
-    from protocols.agreements import Alone
+    from protocols.keys import Alone
     from secure_fed.rounds.masked import wiring
 
     class Apart(Alone):

@@ -17,17 +17,21 @@ State machines without input or output: bytes in, bytes out. A whole session, wi
 A client that does not answer leaves the session, at any stage; once its vector has arrived, the vector stays in the sum. Active
 sessions have a step `confirm` before `unmask`. The package knows nothing of models: vectors are unsigned words, and
 `FixedPoint` makes them of real numbers.
+
+`parameters` and `thresholds` say which sessions are safe. `keys`, `masking` and `sharing` are the cryptography, `wire` the
+messages, `graph` and `roster` who shares secrets with whom. `client`, with its `record` on disk, and `server` are the two
+sides.
+`workers`, and `simulate` with `scene` and `lies`, are for simulations, and no part of the protocol.
 """
 
-from protocols.choice import Choice, choose
 from protocols.client import Client
-from protocols.codec import FixedPoint
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters, stages
-from protocols.policy import Policy
+from protocols.masking import FixedPoint
+from protocols.parameters import Parameters, Policy, stages
 from protocols.record import InMemory, OnDisk, Sessions
 from protocols.server import Server
+from protocols.thresholds import Choice, choose
 
 __all__ = [
     "Aborted",

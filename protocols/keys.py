@@ -4,7 +4,7 @@ agreement     X25519, fresh for every session
 identity      Ed25519, registered out of band
 derivation    HKDF-SHA256, salted with the session
 channel       ChaCha20-Poly1305; every key is derived for one message, so the nonce is zero
-pairs         a channel each way, and one mask
+pairs         a channel each way, and one mask, as a client's `Agreements` give them
 
 The mask of clients i and j is PRG(s_ij), with s_ij derived from their mask keys. The client with the smaller id adds it and the
 other subtracts it, so it cancels in a sum over both. A holder of either one's private mask key can compute it.
@@ -18,7 +18,7 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -29,12 +29,12 @@ from protocols.errors import ParameterError, Tampering
 
 Private = TypeVar("Private", X25519PrivateKey, Ed25519PrivateKey)
 
+FIELD = 2**255 - 19  # the integers modulo this are the coordinates of both curves
 _VERSION = b"secure-fed/1"
 _NONCE = bytes(12)
 _LENGTH = struct.Struct("<I")
-_FIELD = 2**255 - 19
 _EIGHTH = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826  # y of a point of order 8
-_SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _EIGHTH, _FIELD - _EIGHTH})  # y of the points whose order divides 8
+_SMALL_ORDER = frozenset({0, 1, FIELD - 1, _EIGHTH, FIELD - _EIGHTH})  # y of the points whose order divides 8
 
 
 class Secret:
@@ -70,6 +70,7 @@ class Secret:
 
 
 Mask = tuple[Secret, int]  # the key of the stream, and the sign with which it is added
+Channel = tuple[Secret, Secret]  # the keys for messages to another client, and for messages from it
 
 
 class _Key(Generic[Private]):
@@ -156,7 +157,7 @@ def verify(public: bytes, signature: bytes, purpose: str, session: bytes, body: 
     An identity of small order has no holder: anybody can sign for it, and 32 zeros, left where a key was forgotten, are of
     order 4. All of this is public, so a process that plays many clients checks a signature once.
     """
-    if (int.from_bytes(public, "little") & (2**255 - 1)) % _FIELD in _SMALL_ORDER:
+    if (int.from_bytes(public, "little") & (2**255 - 1)) % FIELD in _SMALL_ORDER:
         return False
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, _encoded(purpose, session, body))
@@ -223,6 +224,11 @@ def unseal(key: Secret, sealed: bytes, session: bytes, sender: int, receiver: in
         raise Tampering(what) from None
 
 
+def commitment(secret: Secret, session: bytes, purpose: str, owner: int) -> bytes:
+    """(32,) a value that identifies the secret and reveals nothing about 32 random bytes."""
+    return hashlib.sha256(_encoded(purpose, session + struct.pack("<I", owner), secret.reveal())).digest()
+
+
 def pair_mask(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> Mask:
     """The mask that `me` adds for `other`, from the mask key of `me` and the public mask key of `other`.
 
@@ -232,15 +238,34 @@ def pair_mask(key: AgreementKey, public: bytes, session: bytes, me: int, other: 
     return secret, 1 if other > me else -1
 
 
-def channels(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> tuple[Secret, Secret]:
+def channels(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> Channel:
     """The keys for messages from `me` to `other`, and back. Each seals one message of a session."""
     extracted = _extracted(key.agree(public), session)
     return _expanded(extracted, "share", me, other), _expanded(extracted, "share", other, me)
 
 
-def commitment(secret: Secret, session: bytes, purpose: str, owner: int) -> bytes:
-    """(32,) a value that identifies the secret and reveals nothing about 32 random bytes."""
-    return hashlib.sha256(_encoded(purpose, session + struct.pack("<I", owner), secret.reveal())).digest()
+class Agreements(Protocol):
+    """How a client obtains the keys that it shares with others, from its private key, its number and their public keys."""
+
+    def channels(
+        self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int
+    ) -> Mapping[int, Channel]:
+        """`channels` with each client in `publics`."""
+
+    def masks(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> Mapping[int, Mask]:
+        """`pair_mask` with each client in `publics`."""
+
+
+class Alone:
+    """`Agreements` of a client on its own machine, which has only its own secrets. `workers.OneProcess` is for simulations."""
+
+    def channels(
+        self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int
+    ) -> Mapping[int, Channel]:
+        return {other: channels(key, public, session, me, other) for other, public in publics.items()}
+
+    def masks(self, key: AgreementKey, publics: Mapping[int, bytes], session: bytes, me: int) -> Mapping[int, Mask]:
+        return {other: pair_mask(key, public, session, me, other) for other, public in publics.items()}
 
 
 def _clamped(secret: Secret) -> Secret:

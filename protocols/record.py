@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -64,7 +64,9 @@ class OnDisk:
                 _check(session, session in claimed)
                 os.ftruncate(file, SIZE * (1 + len(claimed)) if claimed else 0)
                 os.lseek(file, 0, os.SEEK_END)
-                _write(file, session if claimed else HEADER + session)
+                entry = session if claimed else HEADER + session
+                while entry:
+                    entry = entry[os.write(file, entry) :]
                 os.fsync(file)
                 _sync_folder(self.path.parent)
         except OSError as error:
@@ -75,7 +77,10 @@ class OnDisk:
 
     def _read(self, file: int) -> list[bytes]:
         """The complete entries; ParameterError if the file is something else."""
-        content = _content(file)
+        os.lseek(file, 0, os.SEEK_SET)
+        content = b""
+        while part := os.read(file, 1 << 20):
+            content += part
         if content[:SIZE] != HEADER[: len(content)]:
             raise ParameterError(f"{self.path} is not a record of sessions: name another file, or a new one")
         return [content[at : at + SIZE] for at in range(SIZE, len(content) - SIZE + 1, SIZE)]
@@ -96,7 +101,7 @@ def _check(session: bytes, claimed: bool) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
     """The file open for reading and writing, created if needed, with exclusive access."""
-    with _lock_file(path) if fcntl is None else _nothing():
+    with _lock_file(path) if fcntl is None else nullcontext():
         file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         try:
             if fcntl is not None:
@@ -104,11 +109,6 @@ def _locked(path: Path) -> Iterator[int]:
             yield file
         finally:
             os.close(file)  # also releases the lock
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 @contextmanager
@@ -131,19 +131,6 @@ def _lock_file(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.unlink(missing_ok=True)
-
-
-def _content(file: int) -> bytes:
-    os.lseek(file, 0, os.SEEK_SET)
-    parts = []
-    while part := os.read(file, 1 << 20):
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _write(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
 
 
 def _sync_folder(folder: Path) -> None:

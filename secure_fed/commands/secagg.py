@@ -20,7 +20,7 @@ from secure_fed.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from protocols.rig.simulate import Report, Simulation
+    from protocols.simulate import Report, Simulation
 
 _QUIET_SECONDS = 2.0  # before the first line of progress, and between two lines
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Simulate, print, and return the exit status."""
     from protocols.errors import ParameterError
-    from protocols.rig.simulate import Simulation, simulate
+    from protocols.simulate import Simulation, simulate
 
     if chosen.neighbours is not None and chosen.neighbours > chosen.clients - 1:
         message = (
@@ -183,7 +183,7 @@ def _kinds() -> str:
     """All kinds of tampering, with the party that should detect each, and the stage."""
     import textwrap
 
-    from protocols.rig.tampering import ATTACKS
+    from protocols.lies import ATTACKS
 
     lines = ["kinds of lies for --tamper, each with who notices it in which stage:", ""]
     for attack in ATTACKS.values():

@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from protocols import costs
-from protocols.choice import choose, counted_shares
+from protocols import wire
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
+from protocols.thresholds import choose, counted_shares
 from secure_fed.report.formatting import size
 from secure_fed.report.terminal import NARROW, PlainConsole
 
@@ -75,7 +75,7 @@ def sent_by_all(setting: Setting, way: Way, chosen: argparse.Namespace) -> int |
         active=False,
         partners=everybody.partners,
     )
-    return sum(stage.up for stage in costs.traffic(parameters).values())
+    return sum(stage.up for stage in wire.traffic(parameters).values())
 
 
 def show(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from protocols.players import Here
+from protocols.client import Here
 from secure_fed.deployment.home import BEGUN, RUN, CoordinatorHome
 from secure_fed.deployment.links import Carrier, Links
 from secure_fed.deployment.problem import of_coordinator

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from protocols.players import Here
+from protocols.client import Here
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, Member
 from secure_fed.deployment.deployable import faults

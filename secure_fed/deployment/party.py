@@ -20,8 +20,8 @@ from pathlib import Path
 
 from privacy.entropy import Entropy
 from privacy.sampling import Attendance, PublicOrder
+from protocols.client import OneClient
 from protocols.keys import Identity
-from protocols.players import OneClient
 from protocols.record import OnDisk
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from protocols.choice import surviving
+from protocols.thresholds import surviving
 from secure_fed.config import RunConfig
 from secure_fed.config.setting import key
 from secure_fed.deployment.charter import Charter, fingerprint

@@ -125,7 +125,7 @@ def _left_open(privacy: PrivacyConfig, way: Way) -> bool:
 
 def _counted(config: RunConfig, cohort: int) -> int:
     """The number of noise shares that the guarantee counts in a masked sum of the cohort; 0 without masks."""
-    from protocols.choice import counted_shares
+    from protocols.thresholds import counted_shares
 
     settings = config.secure_aggregation
     return counted_shares(cohort, settings.corrupt, settings.dropout) if settings.enabled else 0

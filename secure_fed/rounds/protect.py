@@ -184,7 +184,7 @@ def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: 
 
 def _counted(config: RunConfig, everybody: int, silent: int) -> int:
     """The noise shares that a sum has at least, if all who vanish or collude are clients and none is a phantom."""
-    from protocols.choice import counted_shares
+    from protocols.thresholds import counted_shares
 
     settings = config.secure_aggregation
     return counted_shares(everybody, settings.corrupt, settings.dropout) - silent

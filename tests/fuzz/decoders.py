@@ -25,22 +25,11 @@ import atheris  # type: ignore[import-untyped]
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 with atheris.instrument_imports(include=["protocols"]):
-    from protocols.client import Client
-    from protocols.dealing import Keys
+    from protocols.client import Client, Keys
     from protocols.errors import MessageError, ProtocolError
-    from protocols.messages import (
-        Advertise,
-        Confirm,
-        Confirmations,
-        Delivery,
-        Masked,
-        Opened,
-        Roster,
-        Shares,
-        Survivors,
-    )
     from protocols.parameters import SERVER, Parameters, stages
     from protocols.server import Server
+    from protocols.wire import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
     from tests.fuzz.mutations import Noise, Pick, mutated
     from tests.protocols.sessions import METHODS, Play, cast, play
 

@@ -15,7 +15,7 @@ from privacy.distributed import DistributedGaussian, Grid, Integers, norm_bound,
 from privacy.entropy import Floats, SeededEntropy, Stream, SystemEntropy
 from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian
-from protocols.choice import counted_shares
+from protocols.thresholds import counted_shares
 from tests.cells import every
 from tests.privacy.discrete_laws import divergence, shares, shifted
 

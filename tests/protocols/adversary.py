@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from protocols.dealing import Keys
+from protocols.client import Keys
 from protocols.keys import AgreementKey, Secret, pair_mask
 from protocols.masking import add_masks
-from protocols.messages import Masked
+from protocols.wire import Masked
 from tests.protocols.randomness import Words
 from tests.protocols.sessions import Cast, Play, play
 

@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.chosen import Chosen
-from protocols.client import Client
-from protocols.dealing import Keys
+from protocols.client import Client, Keys
 from protocols.errors import Aborted
+from protocols.graph import ChosenGraph, Topology
 from protocols.keys import AgreementKey, Identity, Secret
 from protocols.masking import add_masks
-from protocols.messages import Masked, Opened
 from protocols.parameters import stages
-from protocols.roster import Topology, chosen_by
+from protocols.roster import chosen_by
 from protocols.server import Server
+from protocols.wire import Masked, Opened
 from tests.protocols.sessions import METHODS, Cast
 
 
@@ -196,7 +195,7 @@ def foretold(session: Session) -> set[int] | None:
     graph = session.server._graph
     if parameters.chosen:
         chosen = {me: chosen_by(me, session.keys[me].choice.reveal(), parameters) for me in left}
-        graph = Chosen(chosen, parameters.masked)
+        graph = ChosenGraph(chosen, parameters.masked)
     left = dealt = naive_core(graph, left - silent["share"], parameters.threshold, parameters.partners)
     survivors = dealt - silent["mask"]
     if min(len(dealt), len(survivors)) < least or short(graph, dealt, survivors, survivors, parameters.threshold):
@@ -219,7 +218,7 @@ def naive_core(graph: Topology, members: set[int], threshold: int, partners: int
     left = set(members)
 
     def lonely(me: int) -> bool:
-        alone = isinstance(graph, Chosen) and len(left.intersection(graph.firsts(me))) < partners
+        alone = isinstance(graph, ChosenGraph) and len(left.intersection(graph.firsts(me))) < partners
         return alone or len(left.intersection(graph.holders(me))) < threshold
 
     while found := [me for me in left if lonely(me)]:
@@ -238,7 +237,7 @@ def together(graph: Topology, survivors: set[int], window: int, partners: int) -
 
     Where clients choose: whether each survivor has at least `partners` survivors among its first choices.
     """
-    if isinstance(graph, Chosen):
+    if isinstance(graph, ChosenGraph):
         return all(len(survivors.intersection(graph.firsts(me))) >= partners for me in survivors)
     if graph.complete:
         return True

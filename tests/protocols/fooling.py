@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from protocols.client import Client
-from protocols.dealing import Keys
+from protocols.client import Client, Keys
 from protocols.errors import MessageError, ProtocolError
 from protocols.keys import Identity
 from protocols.parameters import stages

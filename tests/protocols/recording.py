@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from protocols.client import Client
-from protocols.dealing import Keys
+from protocols.client import Client, Keys
 from protocols.errors import ProtocolError
 from protocols.keys import AgreementKey, Identity, Secret
 from protocols.parameters import stages

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from protocols.client import Client
 from protocols.errors import ProtocolError
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters, stages
-from protocols.policy import Policy
+from protocols.parameters import Parameters, Policy, stages
 from protocols.server import Server
 
 METHODS = {

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.client import Client, steps
-from protocols.dealing import Keys
+from protocols.client import Client, Keys, steps
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError, RangeError, Spent, Tampering
 from protocols.keys import AgreementKey, Identity
-from protocols.messages import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
-from protocols.opening import near
-from protocols.policy import Policy
+from protocols.parameters import Policy
 from protocols.record import InMemory, OnDisk
-from protocols.roster import SMALL_ORDER, chosen_by, point
+from protocols.roster import SMALL_ORDER, chosen_by, near, point
+from protocols.wire import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
 from tests.protocols.sessions import METHODS, Cast, Play, cast, play
 
 VICTIM = 3

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from protocols import codec
-from protocols.codec import FixedPoint, centred, to_words
+from protocols import masking
 from protocols.errors import ParameterError, RangeError
+from protocols.masking import FixedPoint, centred, to_words
 from tests.cells import every
 
 CLIENTS = (1, 2, 3, 5, 10, 100, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4096, 65536, 10**6, 2**22, 2**23 - 1)
@@ -263,7 +263,7 @@ def test_what_is_no_word_is_not_centred(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [">u4", ">u8"])
 def test_words_of_a_message_are_read_in_their_own_order(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulates a machine whose own byte order is not the little-endian order of messages."""
-    monkeypatch.setattr(codec, "_WORDS", (np.dtype(dtype),))
+    monkeypatch.setattr(masking, "_WORDS", (np.dtype(dtype),))
     words = np.array([1, 2 ** (8 * np.dtype(dtype).itemsize) - 3], dtype)
     assert centred(words).tolist() == [1, -3]
 

@@ -19,9 +19,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import MessageError
-from protocols.messages import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
 from protocols.parameters import SERVER, Parameters
-from protocols.wire import Kind, Reader
+from protocols.wire import (
+    Advertise,
+    Confirm,
+    Confirmations,
+    Delivery,
+    Kind,
+    Masked,
+    Opened,
+    Reader,
+    Roster,
+    Shares,
+    Survivors,
+)
 from tests.fuzz.mutations import mutated
 from tests.protocols.fooling import CASTS, choices, messages, pool, recorded
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from protocols.client import Client
 from protocols.errors import Aborted, MessageError, ProtocolError, Tampering
-from protocols.messages import Opened
 from protocols.parameters import stages
 from protocols.server import Server
-from protocols.wire import Buffer
+from protocols.wire import Buffer, Opened
 from tests.cells import chosen
 from tests.fuzz.mutations import mutated
 from tests.protocols.fooling import (
@@ -98,7 +97,10 @@ def hasty(server: Server, sender: int, message: Buffer) -> None:
     if sender not in server._waiting:
         raise MessageError("has sent its message already")
     server._waiting.discard(sender)
-    server._takes()[server.stage](sender, message)
+    steps = server._stage_steps()
+    if steps is None:
+        raise KeyError(server.stage)
+    steps[0](sender, message)
     server._heard.add(sender)
 
 

@@ -23,17 +23,7 @@ from hypothesis import strategies as st
 
 from protocols import keys
 from protocols.errors import Tampering
-from protocols.keys import (
-    AgreementKey,
-    Identity,
-    Secret,
-    belongs,
-    commitment,
-    derive,
-    seal,
-    unseal,
-    verify,
-)
+from protocols.keys import AgreementKey, Identity, Secret, belongs, commitment, derive, seal, unseal, verify
 from tests.cells import every
 
 RAW = bytes(range(100, 132))

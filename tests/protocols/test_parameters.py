@@ -1,4 +1,7 @@
-"""The limits of a session's parameters, and a session number that depends on all of them."""
+"""The limits of a session's parameters, its number, which depends on all of them, and the sessions that a policy refuses.
+
+A policy is computed for one number of neighbours: a server free to choose it would choose a graph with more colluders.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocols.client import Client
 from protocols.errors import ParameterError
-from protocols.keys import registry_digest
-from protocols.parameters import PROTOCOL, Parameters, stages
+from protocols.keys import Identity, registry_digest
+from protocols.parameters import PROTOCOL, Parameters, Policy, stages
+from protocols.thresholds import choose
 from tests.cells import every
 
 IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}
@@ -228,3 +233,228 @@ def test_a_registry_of_other_clients_or_keys_is_another() -> None:
 def test_a_registry_has_a_key_for_each(keys: dict[int, bytes], says: str) -> None:
     with pytest.raises(ParameterError, match=says):
         registry_digest(keys, (0, 1))
+
+
+def policy_of(**changes: Any) -> Policy:
+    given: dict[str, Any] = {"threshold": 2, "survivors": 2, "identities": IDENTITIES}
+    return Policy(**(given | changes))
+
+
+def accepts(policy: Policy, parameters: Parameters) -> bool:
+    try:
+        policy.check(parameters)
+    except ParameterError:
+        return False
+    return True
+
+
+def test_a_passive_session_needs_more_than_the_corrupt_holders() -> None:
+    for threshold in range(1, 10):
+        for corrupt in range(9):
+            parameters = session_of(threshold=threshold, survivors=10)
+            assert accepts(policy_of(threshold=1, corrupt=corrupt), parameters) == (corrupt < threshold)
+
+
+@every("neighbours", [4, 6, 8, 9, 10, 50])
+def test_an_active_session_needs_twice_the_threshold_over_holders_and_corrupt(neighbours: int) -> None:
+    """h is the number of holders: at most the number of other clients, however large `neighbours` is."""
+    h = min(neighbours, 9)
+    seen = set()
+    for threshold in range(h // 2 + 1, h + 1):
+        for corrupt in range(h):
+            parameters = active_of(neighbours=neighbours, threshold=threshold, survivors=10)
+            safe = 2 * threshold > h + corrupt
+            policy = policy_of(corrupt=corrupt, partners=int(neighbours < 9), neighbours=neighbours)
+            assert accepts(policy, parameters) == safe
+            seen.add(safe)
+    assert seen == {True, False}
+
+
+def test_why_the_rule_of_an_active_session_is_that() -> None:
+    """Of two lists honest holders answer one, corrupt holders both: both lists can get t answers exactly if 2 t <= h + c."""
+    for holders in range(1, 12):
+        for corrupt in range(holders + 1):
+            for threshold in range(1, holders + 1):
+                both = any(
+                    first + corrupt >= threshold and (holders - corrupt - first) + corrupt >= threshold
+                    for first in range(holders - corrupt + 1)
+                )
+                assert both == (2 * threshold <= holders + corrupt)
+
+
+@pytest.mark.parametrize("name", ["threshold", "survivors", "clients"])
+def test_the_clients_own_minima_hold(name: str) -> None:
+    value = {"threshold": 6, "survivors": 7, "clients": 10}[name]
+    policy_of(**{name: value}).check(session_of())
+    with pytest.raises(ParameterError, match=f"session's {name} is {value}, and .* at least {value + 1}"):
+        policy_of(**{name: value + 1}).check(session_of())
+
+
+def test_two_of_a_sum_are_honest() -> None:
+    policy_of(corrupt=5).check(session_of(survivors=7))
+    with pytest.raises(ParameterError, match="raise survivors to at least 7"):
+        policy_of(corrupt=5).check(session_of(survivors=6))
+
+
+def test_who_asks_for_an_active_session_refuses_a_passive_one() -> None:
+    policy_of(active=True).check(active_of())
+    policy_of(active=False).check(active_of())
+    with pytest.raises(ParameterError, match="session is passive"):
+        policy_of(active=True).check(session_of())
+
+
+def test_an_active_session_is_of_the_identities_that_the_client_has_registered() -> None:
+    foreign = IDENTITIES | {4: bytes(32)}
+    with pytest.raises(ParameterError, match="identities differ from those registered at this client"):
+        policy_of(identities=foreign).check(active_of())
+    with pytest.raises(ParameterError, match="client 0 has no registered identity"):
+        policy_of(identities={}).check(active_of())
+    policy_of(identities=IDENTITIES | {77: bytes(32)}).check(active_of())  # identities of uninvited clients are ignored
+
+
+def test_a_window_that_guards_nothing_is_refused() -> None:
+    ring = session_of(clients=tuple(range(20)), neighbours=8, survivors=15)
+    policy_of(corrupt=3, window=3).check(ring)
+    policy_of().check(ring)
+    policy_of(corrupt=3).check(session_of())  # a complete graph needs no window
+    with pytest.raises(ParameterError, match="set window"):
+        policy_of(corrupt=3).check(ring)
+    with pytest.raises(ParameterError, match="4 corrupt in 4 consecutive"):
+        policy_of(corrupt=3, window=4).check(ring)
+
+
+def test_where_clients_choose_a_policy_asks_for_partners_and_for_one_list() -> None:
+    def chosen(**changes: Any) -> Parameters:
+        return active_of(**({"neighbours": 8, "threshold": 7, "survivors": 8, "partners": 3} | changes))
+
+    policy = policy_of(corrupt=2, partners=3, colluding=5, neighbours=8)
+    policy.check(chosen())
+    with pytest.raises(ParameterError, match="partners is 2, and this client's policy needs 3"):
+        policy.check(chosen(partners=2))
+    with pytest.raises(ParameterError, match=r"with 5 corrupt of 10 two lists .* raise survivors to at least 8"):
+        policy.check(chosen(survivors=7))
+    with pytest.raises(ParameterError, match="sets no partners: set partners"):
+        policy_of(corrupt=2, neighbours=8).check(chosen())
+    for changes, says in (
+        ({"partners": 0}, "partners is 0: choose from 1 to 4"),
+        ({"partners": 5}, "partners is 5: choose from 1 to 4"),
+        ({"survivors": 5}, "survivors is 5, and that many of 10"),
+    ):
+        with pytest.raises(ParameterError, match=says):
+            chosen(**changes)
+    with pytest.raises(ParameterError, match="partners is 1: it is 0 where clients do not choose"):
+        session_of(partners=1)
+
+
+def test_two_lists_of_survivors_cannot_both_be_signed_by_enough() -> None:
+    """A corrupt client signs both lists, an honest client one. Both get enough signatures exactly if 2 survivors <= n + C."""
+    for clients in range(2, 12):
+        for corrupt in range(clients + 1):
+            for survivors in range(1, clients + 1):
+                honest = clients - corrupt
+                both = any(
+                    one + corrupt >= survivors and honest - one + corrupt >= survivors for one in range(honest + 1)
+                )
+                assert both == (2 * survivors <= clients + corrupt)
+
+
+@every(
+    "changes",
+    [
+        {"threshold": 0},
+        {"survivors": 1},
+        {"corrupt": -1},
+        {"window": -1},
+        {"clients": 1},
+        {"corrupt": 0.5},
+        {"partners": -1},
+    ],
+)
+def test_a_policy_is_of_sensible_numbers(changes: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=f"{next(iter(changes))} of the policy"):
+        policy_of(**changes)
+
+
+@every("named", [4, 6, 8, 9, 10, 50])
+@every("told", [4, 6, 8, 9, 10, 50])
+def test_a_client_takes_part_on_the_graph_of_its_policy_and_on_no_other(named: int, told: int) -> None:
+    parameters = active_of(neighbours=told, threshold=min(told, 9), survivors=10)
+    policy = policy_of(corrupt=1, partners=int(named < 9), neighbours=named)
+    assert accepts(policy, parameters) == (named == told)
+    if named != told:
+        with pytest.raises(ParameterError, match=f"has {told} neighbours, and this client's policy is for {named}"):
+            policy.check(parameters)
+
+
+@pytest.mark.parametrize("named", [4, 9])
+def test_a_number_that_is_named_holds_in_a_passive_session_too(named: int) -> None:
+    for told in (4, 6, 9):
+        parameters = session_of(neighbours=told, threshold=min(told, 6))
+        assert accepts(policy_of(neighbours=named), parameters) == (named == told)
+
+
+def test_who_expects_corrupt_clients_in_an_active_session_has_to_name_a_number() -> None:
+    for neighbours in (8, 9):
+        parameters = active_of(neighbours=neighbours, threshold=8, survivors=10)
+        for corrupt in range(3):
+            assert accepts(policy_of(corrupt=corrupt, partners=int(neighbours < 9)), parameters) == (corrupt == 0)
+            assert accepts(policy_of(corrupt=corrupt, partners=int(neighbours < 9), neighbours=neighbours), parameters)
+    with pytest.raises(ParameterError, match="sets no number of neighbours: set neighbours"):
+        policy_of(corrupt=1, window=1).check(active_of(threshold=9, survivors=10))
+    # A passive session's rule does not depend on the number of holders.
+    policy_of(corrupt=1, window=1).check(session_of())
+
+
+def test_nothing_is_sent_on_another_graph() -> None:
+    """The constructor of `Client` raises the error, before there are any keys to send."""
+    identities = [Identity.new() for _ in range(10)]
+    public = {client: identity.public for client, identity in enumerate(identities)}
+    told = {"neighbours": 9, "threshold": 9, "survivors": 10, "registry": registry_digest(public, tuple(range(10)))}
+    for policy in (
+        policy_of(corrupt=1, window=1, neighbours=6, identities=public),
+        policy_of(corrupt=1, window=1, identities=public),
+    ):
+        with pytest.raises(ParameterError, match="neighbours"):
+            Client(active_of(**told), 0, policy, identity=identities[0])
+    policy = policy_of(corrupt=1, window=1, neighbours=9, identities=public)
+    Client(active_of(**told), 0, policy, identity=identities[0]).advertise()
+
+
+@pytest.mark.parametrize(
+    ("clients", "corrupt", "dropout"), [(170, 0.25, 0.05), (300, 0.1, 0.1), (500, 0.1, 0.1), (1000, 0.1, 0.1)]
+)
+def test_a_graph_on_which_the_colluders_would_read_a_vector_is_refused(
+    clients: int, corrupt: float, dropout: float
+) -> None:
+    """Where clients choose, c bounds the colluders among few neighbours. On a complete graph all colluders would hold shares:
+    at the threshold required for c, all colluders and half of the honest clients suffice for each of two lists of survivors."""
+    choice = choose(clients, corrupt=corrupt, dropout=dropout, active=True)
+    identities = {client: client.to_bytes(32) for client in range(clients)}
+    policy = Policy(choice.threshold, 2, choice.corrupt, choice.window, True, identities, neighbours=choice.neighbours)
+    policy = replace(policy, partners=choice.partners, colluding=choice.colluding)
+    own = _session(clients, choice.neighbours, choice.threshold, identities, choice.partners)
+    policy.check(own)
+    assert 2 * own.threshold > own.holders + choice.corrupt
+    caught = 0
+    for threshold in range(max((clients - 1 + choice.corrupt) // 2 + 1, choice.threshold), clients, 20):
+        told = _session(clients, clients - 1, threshold, identities)
+        assert not accepts(policy, told)
+        assert not accepts(replace(policy, neighbours=None), told)
+        assert accepts(replace(policy, neighbours=clients - 1), told), "nothing else would have refused it"
+        caught += 2 * threshold <= told.holders + int(corrupt * clients)
+    assert caught, "the attack would have succeeded at some of these thresholds"
+
+
+def _session(
+    clients: int, neighbours: int, threshold: int, identities: dict[int, bytes], partners: int = 0
+) -> Parameters:
+    invited = tuple(range(clients))
+    return session_of(
+        clients=invited,
+        neighbours=neighbours,
+        threshold=threshold,
+        survivors=clients,
+        active=True,
+        partners=partners,
+        registry=registry_digest(identities, invited),
+    )

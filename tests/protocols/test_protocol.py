@@ -13,18 +13,15 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import protocols
-from protocols import dealing
-from protocols.chosen import Chosen, choices
-from protocols.client import Client
-from protocols.dealing import Keys
+import protocols.client
+from protocols.client import Client, Keys
 from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError
-from protocols.graph import Graph, complete, ring
+from protocols.graph import ChosenGraph, Graph, choices, complete, ring
 from protocols.keys import Secret, pair_mask
 from protocols.masking import add_masks
-from protocols.messages import Masked, Opened, Shares
 from protocols.parameters import stages
-from protocols.rebuilding import core
-from protocols.server import Server
+from protocols.server import Server, core
+from protocols.wire import Masked, Opened, Shares
 from tests.protocols.randomness import CHANCE
 from tests.protocols.sessions import Cast, Play, cast, play
 
@@ -310,7 +307,7 @@ def test_the_relations_of_a_chosen_graph_are_each_others_inverses() -> None:
     clients = tuple(range(0, 60, 3))
     chosen = {me: choices(rng.randbytes(32), clients, me, 6) for me in clients}
     for members in (clients, clients[::2], clients[4:17]):
-        graph = Chosen({member: chosen[member] for member in members}, 3)
+        graph = ChosenGraph({member: chosen[member] for member in members}, 3)
         assert graph.order == members
         for me in members:
             assert graph.holders(me) == tuple(sorted(set(chosen[me]) & set(members)))
@@ -331,13 +328,13 @@ def test_messages_have_the_sizes_that_were_promised() -> None:
 
 
 def test_both_secrets_of_a_client_are_dealt_at_the_threshold_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    dealt, split_each = [], dealing.split_each
+    dealt, split_each = [], protocols.client.split_each
 
     def noted(secrets: Sequence[Secret], threshold: int, holders: Sequence[int]) -> list[dict[int, bytes]]:
         dealt.append((len(secrets), threshold))
         return split_each(secrets, threshold, holders)
 
-    monkeypatch.setattr(dealing, "split_each", noted)
+    monkeypatch.setattr(protocols.client, "split_each", noted)
     play(cast(count=6, threshold=4))
     assert dealt == [(2, 4)] * 6
 

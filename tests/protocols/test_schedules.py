@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.dealing import Keys
+from protocols.client import Keys
 from protocols.errors import MessageError, ProtocolError
 from protocols.keys import Secret
-from protocols.messages import Masked
-from protocols.rebuilding import masks_left
-from protocols.server import Server
+from protocols.server import Server, masks_left
+from protocols.wire import Masked
 from tests.protocols.crowds import Session, agreement, foretold
 from tests.protocols.looking import contents, remains
 

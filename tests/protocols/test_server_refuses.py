@@ -12,8 +12,8 @@ import pytest
 
 from protocols.errors import Aborted, MessageError, Misdealt, ParameterError, ProtocolError, Tampering
 from protocols.keys import AgreementKey, Identity
-from protocols.messages import Advertise, Masked, Opened, Roster, Shares
 from protocols.server import Server
+from protocols.wire import Advertise, Masked, Opened, Roster, Shares
 from tests.protocols.sessions import Cast, Play, cast, play
 
 RING = {"count": 9, "neighbours": 4, "threshold": 3}

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from protocols import lies
+from protocols import simulate as module
 from protocols.client import Client
-from protocols.costs import traffic
 from protocols.errors import ParameterError
-from protocols.messages import Masked
 from protocols.parameters import stages
-from protocols.rig import simulate as module
-from protocols.rig.simulate import Simulation, departures, simulate
-from protocols.rig.tampering import vectors
 from protocols.server import Server
+from protocols.simulate import Simulation, departures, simulate
+from protocols.wire import Masked, traffic
 from tests.cells import chosen, every
 
 RING = {"clients": 24, "neighbours": 10, "corrupt": 0.0}
@@ -69,12 +68,12 @@ def test_with_dropouts_a_complete_graph_always_finishes(dropout: float, active: 
 
 def test_the_exact_sum_is_that_of_python_s_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clients' vectors and the server's total are recorded during the session, and compared here."""
-    vectors: dict[int, list[int]] = {}
+    lies: dict[int, list[int]] = {}
     totals: list[tuple[tuple[int, ...], list[int]]] = []
     mask, total = Client.mask, Server.total
 
     def watched(self: Client, message: bytes, vector: NDArray[Any]) -> bytearray:
-        vectors[self.me] = vector.tolist()
+        lies[self.me] = vector.tolist()
         return mask(self, message, vector)
 
     def told(self: Server) -> NDArray[Any]:
@@ -87,8 +86,8 @@ def test_the_exact_sum_is_that_of_python_s_integers(monkeypatch: pytest.MonkeyPa
     ((survivors, result),) = totals
     assert report.exact
     assert report.survivors == len(survivors) < 12
-    assert result == [sum(column) % 2**32 for column in zip(*(vectors[me] for me in survivors), strict=True)]
-    assert len({tuple(vector) for vector in vectors.values()}) == len(vectors)
+    assert result == [sum(column) % 2**32 for column in zip(*(lies[me] for me in survivors), strict=True)]
+    assert len({tuple(vector) for vector in lies.values()}) == len(lies)
 
 
 def test_a_wrong_sum_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +232,6 @@ def test_weak_masks_replace_the_masks_that_the_liar_added(
 
     monkeypatch.setattr(Client, "mask", masked)
     monkeypatch.setattr(Server, "receive", taken)
-    monkeypatch.setattr(vectors, "random", SimpleNamespace(Random=lambda seed: SimpleNamespace(randbytes=bytes)))
+    monkeypatch.setattr(lies, "random", SimpleNamespace(Random=lambda seed: SimpleNamespace(randbytes=bytes)))
     simulate(Simulation(clients=clients, dim=8, active=active, corrupt=0.05, tamper="weak-masks"))
     assert len([client for client in received if np.array_equal(received[client], plain[client])]) == 1

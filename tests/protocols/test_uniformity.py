@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.dealing import Keys
+from protocols.client import Keys
 from protocols.keys import AgreementKey, Secret
 from protocols.masking import add_masks
-from protocols.messages import Opened, Survivors
-from protocols.shamir import split
+from protocols.sharing import split
+from protocols.wire import Opened, Survivors
 from tests.protocols.adversary import View, guessed, session
 from tests.protocols.randomness import CHANCE, SURELY, Words, p_value
 from tests.protocols.sessions import Cast

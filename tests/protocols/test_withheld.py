@@ -17,9 +17,9 @@ import protocols.client
 from protocols.errors import ProtocolError, Tampering
 from protocols.keys import AgreementKey, Secret, pair_mask
 from protocols.masking import add_masks
-from protocols.messages import Confirm, Confirmations, Delivery, Masked, Opened, Survivors
-from protocols.opening import near
-from protocols.shamir import Rebuilder
+from protocols.roster import near
+from protocols.sharing import Rebuilder
+from protocols.wire import Confirm, Confirmations, Delivery, Masked, Opened, Survivors
 from tests.protocols.sessions import Cast, Play, cast, play
 
 CAST: dict[str, Any] = {"count": 40, "neighbours": 8, "threshold": 5, "active": True, "partners": 1, "length": 6}

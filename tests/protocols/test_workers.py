@@ -1,18 +1,28 @@
-"""Clients in separate processes: the same sessions, the same errors, and no process left behind."""
+"""Clients of a simulation: a pair's keys computed once for both ends, and clients in processes of their own.
+
+The keys are the same, and deleted with the session. In separate processes sessions and errors are the same, and no process is
+left behind.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
+from protocols import keys, sharing
+from protocols.client import Client, Keys, Waiting
 from protocols.errors import Aborted, ParameterError, ProtocolError, RangeError, Spent, Tampering
-from protocols.players import Waiting
-from protocols.workers import Workers
+from protocols.keys import AgreementKey, Agreements, Alone, Secret
+from protocols.workers import OneProcess, Workers
 from tests.protocols.sessions import Cast, Play, cast, play
 
 CASTS = {
@@ -21,6 +31,166 @@ CASTS = {
     "active": {"count": 7, "threshold": 4, "active": True},
     "chosen": {"count": 14, "neighbours": 10, "threshold": 6, "active": True, "survivors": 9},
 }
+SESSION, OTHER = bytes(range(32)), bytes(32)
+Silent = Mapping[str, list[int]]
+
+
+def fixed(client: int) -> Keys:
+    """A client's secrets, the same in every session."""
+    raws = [Secret(random.Random(f"{client} {name}").randbytes(32)) for name in Keys.__dataclass_fields__]
+    return Keys(AgreementKey.from_secret(raws[0]), AgreementKey.from_secret(raws[1]), *raws[2:])
+
+
+def played_with_fixed_keys(
+    made: Cast, silent: Silent, agreements: Agreements | None, monkeypatch: pytest.MonkeyPatch
+) -> Play:
+    """A session with fixed keys and fixed random numbers for the shares."""
+    drawn = random.Random(0)
+    monkeypatch.setattr(sharing.secrets, "randbelow", drawn.randrange)
+    clients = {me: made.client(me, agreements=agreements, _keys=fixed(me)) for me in made.ids}
+    return play(made, silent=silent, clients=clients)
+
+
+@pytest.mark.parametrize("kind", CASTS)
+def test_a_session_is_the_same_to_the_byte(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cast(**CASTS[kind])
+    silent = {"mask": [made.ids[2]], "unmask": [made.ids[4]]}
+    alone = played_with_fixed_keys(made, silent, None, monkeypatch)
+    together = OneProcess()
+    with together.session(made.parameters.session):
+        shared = played_with_fixed_keys(made, silent, together, monkeypatch)
+    assert (shared.said, shared.told) == (alone.said, alone.told)
+    assert len(alone.server.survivors) == made.count - 1
+    assert (alone.server.total() == shared.server.total()).all()
+    assert (shared.server.total() == shared.expected()).all()
+
+
+def agreed(monkeypatch: pytest.MonkeyPatch) -> Counter[frozenset[bytes]]:
+    """The number of agreements for each pair of public keys, from either end."""
+    seen: Counter[frozenset[bytes]] = Counter()
+    agree = AgreementKey.agree
+
+    def counted(self: AgreementKey, public: bytes) -> Secret:
+        seen[frozenset((self.public, public))] += 1
+        return agree(self, public)
+
+    monkeypatch.setattr(AgreementKey, "agree", counted)
+    return seen
+
+
+def test_a_pair_agrees_once_for_both_ends_and_twice_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cast(count=12)
+    seen = agreed(monkeypatch)
+    played_with_fixed_keys(made, {}, None, monkeypatch)
+    assert set(seen.values()) == {2}
+    pairs = len(seen)
+    assert pairs == 12 * 11  # 66 pairs, each with a channel and a mask
+    seen.clear()
+    together = OneProcess()
+    with together.session(made.parameters.session):
+        played_with_fixed_keys(made, {}, together, monkeypatch)
+        assert together.waiting == 0, "both ends have taken every key"
+    assert set(seen.values()) == {1}
+    assert len(seen) == pairs
+
+
+@pytest.mark.parametrize("ends", ["in time", "by an abort"])
+def test_no_key_outlives_its_session(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, together = cast(count=8, threshold=3), OneProcess()
+    lost = {"mask": [made.ids[0]]} if ends == "in time" else {"mask": list(made.ids[1:])}
+    left = []
+
+    def run() -> None:
+        with together.session(made.parameters.session):
+            try:
+                played_with_fixed_keys(made, lost, together, monkeypatch)
+            finally:
+                left.append(together.waiting)
+                assert len(reachable(together)) >= together.waiting
+
+    if ends == "in time":
+        run()
+    else:
+        with pytest.raises(Aborted):
+            run()
+    assert left[0] > 0, "a key waits for the client that vanished"
+    assert together.waiting == 0
+    assert not reachable(together), "no secret can be reached from what is left of the session"
+
+
+def reachable(start: object) -> list[Secret]:
+    """The secrets that `start` holds, however deep in containers and attributes."""
+    seen, found, todo = set[int](), list[Secret](), [start]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(one))
+        found += [one] if isinstance(one, Secret) else []
+        todo += gc.get_referents(one)
+    return found
+
+
+@pytest.mark.parametrize("session", [None, OTHER])
+def test_outside_its_session_nothing_is_kept(session: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside a session, or for another session than the open one, each client computes its keys alone."""
+    seen, together = agreed(monkeypatch), OneProcess()
+    one, other = fixed(1).mask, fixed(2).mask
+
+    def both() -> None:
+        assert together.masks(one, {2: other.public}, SESSION, 1) == Alone().masks(one, {2: other.public}, SESSION, 1)
+        assert together.masks(other, {1: one.public}, SESSION, 2) == Alone().masks(other, {1: one.public}, SESSION, 2)
+        together.channels(one, {2: other.public}, SESSION, 1)
+        assert together.waiting == 0
+
+    if session is None:
+        both()
+    else:
+        with together.session(session):
+            both()
+    assert seen[frozenset((one.public, other.public))] == 5
+
+
+def test_who_was_shown_another_key_than_its_peer_s_shares_nothing_with_it() -> None:
+    """A server puts its own key between two clients: each end still gets the keys that it would compute alone."""
+    one, other, liar = (fixed(client).mask for client in (1, 2, 3))
+    together = OneProcess()
+    with together.session(SESSION):
+        first = together.masks(one, {2: liar.public}, SESSION, 1)
+        second = together.masks(other, {1: one.public}, SESSION, 2)
+        third = together.masks(liar, {1: one.public}, SESSION, 4)  # as client 4; client 1 saw this key as client 2's
+        assert first == Alone().masks(one, {2: liar.public}, SESSION, 1)
+        assert second == Alone().masks(other, {1: one.public}, SESSION, 2)
+        assert third == Alone().masks(liar, {1: one.public}, SESSION, 4)
+        assert first[2][0] != second[1][0]
+        assert together.waiting == 3
+        with pytest.raises(Tampering, match="small order"):
+            together.channels(one, {other: bytes(32) for other in range(2, 12)}, SESSION, 1)
+        assert together.waiting == 3
+
+
+def test_both_ends_have_the_keys_of_clients_on_their_own() -> None:
+    public = {client: fixed(client).channel.public for client in range(20)}
+    together = OneProcess()
+    with together.session(SESSION):
+        for me in (7, 0, 13):
+            others = {client: key for client, key in public.items() if client != me}
+            key = fixed(me).channel
+            assert together.channels(key, others, SESSION, me) == Alone().channels(key, others, SESSION, me)
+            assert together.masks(key, others, SESSION, me) == Alone().masks(key, others, SESSION, me)
+
+
+def test_a_client_is_alone_unless_it_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = cast(count=4)
+    assert isinstance(made.client(made.ids[0])._agreements, Alone)
+    both = [Client(made.parameters, me, made.policy) for me in made.ids[:2]]
+    assert both[0]._agreements.__dict__ == {}, "it has no state in which a secret could stay"
+    asked: list[bytes] = []
+    monkeypatch.setattr(keys.AgreementKey, "agree", lambda self, public: asked.append(public) or Secret(bytes(32)))
+    for one, other in (both, both[::-1]):
+        key, peer = fixed(one.me).mask, fixed(other.me).mask
+        one._agreements.masks(key, {other.me: peer.public}, SESSION, one.me)
+    assert len(asked) == 2
 
 
 @pytest.fixture(scope="module")

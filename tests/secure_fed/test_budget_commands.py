@@ -21,7 +21,7 @@ from privacy.filters import Cost
 from privacy.forecast import Possible, Setting, recommended
 from privacy.ledger import Ledger
 from privacy.plan import Target
-from protocols.rig.simulate import Simulation, simulate
+from protocols.simulate import Simulation, simulate
 from secure_fed.commands import ways as shown_ways
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from protocols.policy import Policy
-from protocols.rig.tampering import ATTACKS
+from protocols.lies import ATTACKS
+from protocols.parameters import Policy
 from protocols.server import Server
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.commands.cli import main
@@ -137,7 +137,7 @@ def test_a_sum_that_aborted_or_is_wrong_is_a_failure(told: Told, monkeypatch: py
         assert status == 1
         assert "WRONG" in out
     everybody = {"mask": list(range(8))}
-    monkeypatch.setattr("protocols.rig.simulate.departures", lambda parameters, count: everybody)
+    monkeypatch.setattr("protocols.simulate.departures", lambda parameters, count: everybody)
     status, out, _ = told(*SMALL, "--json")
     facts = json.loads(out)
     assert (status, facts["exact"], facts["survivors"]) == (1, None, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocols.players import Message, Waiting
+from protocols.client import Message, Waiting
 
 
 @dataclass

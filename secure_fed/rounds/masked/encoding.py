@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import Stream
-from protocols.codec import FixedPoint, centred, to_words
+from protocols.masking import FixedPoint, centred, to_words
 from secure_fed.rounds.masked.plan import PublicPlan
 
 Words = NDArray[Any]

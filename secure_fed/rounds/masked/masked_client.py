@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from privacy.entropy import Entropy
+from protocols.client import Here, Message, Played, Players, Waiting, listed
 from protocols.errors import Aborted, RangeError, Tampering
 from protocols.keys import Identity
-from protocols.opening import listed
-from protocols.players import Here, Message, Played, Players, Waiting
 from secure_fed.errors import TrainingError
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.rounds.client import Client

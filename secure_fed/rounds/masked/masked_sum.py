@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from protocols import costs
+from protocols import wire
 from protocols.errors import Aborted, Misdealt, Tampering
 from protocols.server import Server as Unmasking
 from secure_fed.errors import TrainingError
@@ -152,7 +152,7 @@ class MaskedSum:
     ) -> tuple[float, float]:
         """Bytes of a sum to which `cohort` of the invited clients contribute and from which none vanishes."""
         encoding, invited = self.terms.encoding(layout.size, request.clip_norm), self.terms.invited
-        traffic = costs.traffic(self.terms.parameters(0, range(invited), bytes(32), encoding.length, encoding.largest))
+        traffic = wire.traffic(self.terms.parameters(0, range(invited), bytes(32), encoding.length, encoding.largest))
         up, down = (invited * sum(stage[way] for stage in traffic.values()) for way in (0, 1))
         listed = invited * ContributorList.bytes_of(cohort) if self.terms.declares else 0.0
         return up, down + listed + cohort * request.bytes_down

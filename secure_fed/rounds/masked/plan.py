@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from protocols.codec import FixedPoint
 from protocols.errors import RangeError
+from protocols.masking import FixedPoint
 from secure_fed.errors import ConfigError
 
 

@@ -13,11 +13,10 @@ from functools import cached_property, lru_cache
 
 from privacy.errors import PlanError
 from privacy.sampling import PublicOrder
-from protocols.choice import Choice, choose, colluding, surviving
 from protocols.errors import Aborted, ParameterError
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters
-from protocols.policy import Policy
+from protocols.parameters import Parameters, Policy
+from protocols.thresholds import Choice, choose, colluding, surviving
 from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.encoding import Encoding, Noised, Rounded
@@ -249,5 +248,5 @@ def _chosen(
     return choose(clients, corrupt=corrupt, dropout=dropout, active=active, neighbours=neighbours, threshold=threshold)
 
 
-_NEVER = 2.0**-40  # as in `protocols.choice`
+_NEVER = 2.0**-40  # as in `protocols.thresholds`
 _FARTHEST = 9.0  # standard deviations: no normal number of `privacy.entropy` is farther out

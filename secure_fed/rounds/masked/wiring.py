@@ -13,11 +13,10 @@ import torch
 
 from privacy.mechanisms import AdaptiveGaussian
 from privacy.sampling import Poisson, PublicOrder, Sampler
+from protocols.client import Here, Players
 from protocols.masking import cores
-from protocols.one_process import OneProcess
 from protocols.parameters import stages
-from protocols.players import Here, Players
-from protocols.workers import Workers
+from protocols.workers import OneProcess, Workers
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method

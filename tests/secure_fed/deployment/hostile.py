@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from protocols.keys import AgreementKey, Identity
-from protocols.messages import SIGNATURE, Advertise, Confirmations, Masked, Roster, Shares, Survivors
+from protocols.wire import SIGNATURE, Advertise, Confirmations, Masked, Roster, Shares, Survivors
 from secure_fed.deployment import messages, seal
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.links import Links

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols import costs
+from protocols import wire
 from secure_fed.rounds.transport import Recording
 from tests.cells import chosen
 from tests.secure_fed import toys
@@ -57,7 +57,7 @@ def test_a_run_goes_from_end_to_end(kind: str, way: str, privacy: str) -> None:
     assert result.summary["secure_aggregation"]["neighbours"] == (11 if kind == "complete" else 8)
     for ask, reply in recording.exchanges:
         if kind == "complete" or ask.name != "unmask":  # the number of shares held depends on the clients' choices
-            assert len(reply.message) == costs.traffic(ask.parameters)[ask.name].up
+            assert len(reply.message) == wire.traffic(ask.parameters)[ask.name].up
         assert any(ask.parameters.registry)
 
 

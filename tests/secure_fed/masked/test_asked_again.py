@@ -15,8 +15,8 @@ from scipy.stats import kstest
 from privacy.entropy import SystemEntropy
 from privacy.ledger import Ledger
 from privacy.plan import realised
-from protocols.codec import centred
 from protocols.errors import Tampering
+from protocols.masking import centred
 from secure_fed.rounds.masked.bound import Passes
 from secure_fed.rounds.masked.masked_client import MaskedClient
 from tests.secure_fed.masked.lying import Heard, request_of, session, watch

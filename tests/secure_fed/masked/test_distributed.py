@@ -15,8 +15,8 @@ from privacy import distributed
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
 from privacy.errors import PlanError
-from protocols.choice import colluding, surviving
 from protocols.errors import Aborted
+from protocols.thresholds import colluding, surviving
 from secure_fed.rounds.masked.encoding import Contribution, Noised
 from tests.cells import chosen
 from tests.secure_fed import private_toys

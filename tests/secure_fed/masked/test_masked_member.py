@@ -172,7 +172,7 @@ def test_another_client_s_message_is_refused() -> None:
 
 
 def test_two_lists_of_survivors_are_noticed_in_active_mode() -> None:
-    from protocols.messages import Survivors
+    from protocols.wire import Survivors
 
     settings = {**MASKED, **ACTIVE, "secure_aggregation.dropout": 0.25}
     built = federation(settings, sizes=[4] * 8)

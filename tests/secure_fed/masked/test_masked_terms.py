@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from protocols.choice import choose, colluding, surviving
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
+from protocols.thresholds import choose, colluding, surviving
 from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.terms import Registry, Terms

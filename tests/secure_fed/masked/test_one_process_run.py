@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from protocols.agreements import Alone
-from protocols.one_process import OneProcess
+from protocols.keys import Alone
+from protocols.workers import OneProcess
 from secure_fed.learning.training.local import Trained
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked import wiring

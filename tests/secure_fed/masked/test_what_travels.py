@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols import costs
-from protocols.messages import Masked
+from protocols import wire
+from protocols.wire import Masked
 from secure_fed.rounds.transport import Recording, Staged
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
@@ -45,7 +45,7 @@ def test_nothing_but_messages_of_the_protocol_comes_up(way: str, privacy: str) -
     assert names == ["advertise", "share", "mask", "unmask"] * passes
     assert all(isinstance(reply.message, (bytes, bytearray)) for _, reply in exchanges)
     for ask, reply in exchanges:
-        size = costs.traffic(ask.parameters)[ask.name].up
+        size = wire.traffic(ask.parameters)[ask.name].up
         assert len(reply.message) == size, "the size of a message tells nothing"
     contributed = [reply.contribution for replies in heard.replies.values() for reply in replies.values()]
     texts = [
@@ -200,7 +200,7 @@ def _traffic_of(built: Any) -> tuple[int, int]:
     terms = built.assembly.masks.sums.terms
     encoding = terms.encoding(layout.size, 0.1)
     parameters = terms.parameters(0, range(4), bytes(32), encoding.length, encoding.largest)
-    stages = costs.traffic(parameters).values()
+    stages = wire.traffic(parameters).values()
     plan = built.assembly.server.plan(built.assembly.initial)
     model: Tensors = built.assembly.initial.tensors.select(plan.down)
     return sum(one.up for one in stages), sum(one.down for one in stages) + len(model.to_bytes())

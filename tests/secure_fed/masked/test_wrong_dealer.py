@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from protocols.errors import Aborted
-from protocols.messages import Shares
+from protocols.wire import Shares
 from secure_fed.rounds.transport import Recording
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.masked.wide_toys import (

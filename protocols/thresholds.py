@@ -1,4 +1,6 @@
-"""The number of neighbours and the threshold, chosen from the shares of clients that may be corrupt and that may drop out.
+"""The number of neighbours and the threshold of a session, from the shares of clients that may be corrupt and may drop out.
+
+`choose` compares graphs by exact hypergeometric probabilities and union bounds, and returns a `Choice`.
 
 Let n clients be invited, C = floor(corrupt n) of them be corrupt, D = floor(dropout n) drop out, and S = n - D be the least
 number of survivors whose sum is released.
@@ -18,8 +20,8 @@ Ring in random order, k neighbours, in passive sessions.
               D clients chosen at random are missing at the end. Some client has fewer than t holders left, or the ring is not
               certain to stay connected. If some were missing before the ring is drawn, the probability would be smaller.
 
-Clients that choose k holders each and mask with the first m = k / 2 of them, in active sessions (see `chosen`). Of the first m
-choices of each survivor, u = c' + a must survive.
+Clients that choose k holders each and mask with the first m = k / 2 of them, in active sessions (`graph.ChosenGraph`). Of the
+first m choices of each survivor, u = c' + a must survive.
 
     failure   n P[H(n - 1, C, k) > c] + n P[H(n - 1, C, m) > c'] + P[cut]
               Some client has more than c corrupt holders, or more than c' corrupt among its first m choices, or the honest
@@ -44,8 +46,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from protocols import odds
 from protocols.errors import ParameterError
 
 ABORT = 1e-6  # the accepted probability that a round with the foreseen dropouts aborts
@@ -89,7 +91,15 @@ def choose(
     `neighbours` and `threshold`, where given, are used as they are: ParameterError if they are not safe; if they are, the
     resulting `abort` is reported, however large. ParameterError also where no graph is safe, with the share to lower.
     """
-    case = _case(clients, corrupt, dropout, active, security)
+    if clients < 2:
+        raise ParameterError(f"{clients} clients cannot form a sum: invite at least two")
+    for name, share in (("corrupt", corrupt), ("dropout", dropout)):
+        if not 0 <= share < 1:
+            raise ParameterError(f"{name} is {share}: give a share of the clients from 0 to below 1")
+    if not 1 <= security <= 256:
+        raise ParameterError(f"security is {security}: give a number of bits from 1 to 256, 40 being usual")
+    missing = clients - surviving(clients, dropout)
+    case = _Case(clients, colluding(clients, corrupt), missing, active, security)
     case.check()
     if neighbours is not None and neighbours < 1:
         raise ParameterError(f"neighbours is {neighbours}: choose an even number from 2 on, or clients - 1 for all")
@@ -101,6 +111,26 @@ def choose(
             if (found := _graph(case, k, threshold)) is not None and found.abort <= ABORT:
                 return found
     return _complete(case, threshold)
+
+
+def surviving(clients: int, dropout: float) -> int:
+    """The number of clients left after the share `dropout` has dropped out."""
+    return clients - _count(dropout, clients)
+
+
+def colluding(clients: int, corrupt: float) -> int:
+    """The number of clients that are assumed to collude with the server."""
+    return _count(corrupt, clients)
+
+
+def counted_shares(clients: int, corrupt: float, dropout: float) -> int:
+    """The number of honest clients' noise shares that a sum of `clients` clients has at least."""
+    return max(0, surviving(clients, dropout) - colluding(clients, corrupt))
+
+
+def _count(share: float, clients: int) -> int:
+    """floor(share clients), where 0.29 is 29 / 100 and not the binary fraction just below it."""
+    return math.floor(Fraction(str(share)) * clients)
 
 
 @dataclass(frozen=True)
@@ -128,54 +158,21 @@ class _Case:
                 f"{self.survivors} of {self.clients} clients would be left and {self.corrupt} of them may be corrupt, so fewer "
                 "than two would be honest: lower corrupt or dropout"
             )
-        least = self.least_threshold(self.clients - 1, self.corrupt)
-        if least > self.survivors - 1:
-            raise ParameterError(  # in an active session: a passive one was just found able to finish
-                f"with {self.corrupt} of {self.clients} clients corrupt, an active session needs a threshold of {least}, and "
-                f"with {self.missing} missing only {self.survivors - 1} share holders are left: {self._remedy(least)}"
-            )
-
-    def _remedy(self, least: int) -> str:
         others = self.clients - 1
+        least = self.least_threshold(others, self.corrupt)
+        if least <= self.survivors - 1:
+            return
         remedies = []
         if (missing := others - least) >= 0:
             remedies.append(f"lower dropout to at most {_share(missing, self.clients)}")
-        if (
-            corrupt := 2 * self.survivors - 3 - others
-        ) >= 0:  # the largest with (others + corrupt) // 2 + 1 <= survivors - 1
+        corrupt = 2 * self.survivors - 3 - others  # the largest with (others + corrupt) // 2 + 1 <= survivors - 1
+        if corrupt >= 0:
             remedies.append(f"lower corrupt to at most {_share(corrupt, self.clients)}")
-        return ", or ".join(remedies) or "lower both corrupt and dropout"
-
-
-def _case(clients: int, corrupt: float, dropout: float, active: bool, security: int) -> _Case:
-    if clients < 2:
-        raise ParameterError(f"{clients} clients cannot form a sum: invite at least two")
-    for name, share in (("corrupt", corrupt), ("dropout", dropout)):
-        if not 0 <= share < 1:
-            raise ParameterError(f"{name} is {share}: give a share of the clients from 0 to below 1")
-    if not 1 <= security <= 256:
-        raise ParameterError(f"security is {security}: give a number of bits from 1 to 256, 40 being usual")
-    return _Case(clients, colluding(clients, corrupt), clients - surviving(clients, dropout), active, security)
-
-
-def surviving(clients: int, dropout: float) -> int:
-    """The number of clients left after the share `dropout` has dropped out."""
-    return clients - _count(dropout, clients)
-
-
-def colluding(clients: int, corrupt: float) -> int:
-    """The number of clients that are assumed to collude with the server."""
-    return _count(corrupt, clients)
-
-
-def counted_shares(clients: int, corrupt: float, dropout: float) -> int:
-    """The number of honest clients' noise shares that a sum of `clients` clients has at least."""
-    return max(0, surviving(clients, dropout) - colluding(clients, corrupt))
-
-
-def _count(share: float, clients: int) -> int:
-    """floor(share clients), where 0.29 is 29 / 100 and not the binary fraction just below it."""
-    return math.floor(Fraction(str(share)) * clients)
+        raise ParameterError(  # in an active session: a passive one was just found able to finish
+            f"with {self.corrupt} of {self.clients} clients corrupt, an active session needs a threshold of {least}, and "
+            f"with {self.missing} missing only {self.survivors - 1} share holders are left: "
+            f"{', or '.join(remedies) or 'lower both corrupt and dropout'}"
+        )
 
 
 def _complete(case: _Case, threshold: int | None) -> Choice:
@@ -220,17 +217,17 @@ def _graph(case: _Case, k: int, threshold: int | None) -> Choice | None:
         return None
     n, half = case.clients, k // 2
     window, partners = 0, 0
-    short = n * float(odds.at_least(n - 1, case.missing, k)[k - chosen + 1])
+    short = n * float(at_least(n - 1, case.missing, k)[k - chosen + 1])
     if case.active:
         if (found := _partners(case, half)) is None:
             return None
         partners, cut = found
-        torn = n * float(odds.at_least(n - 1, case.missing, half)[half - partners + 1])
+        torn = n * float(at_least(n - 1, case.missing, half)[half - partners + 1])
     else:
         window, cut = _exceeded(case, case.survivors, half)
         if window >= half:
             return None
-        torn = n * float(odds.at_least(n, case.missing, half)[half - window])
+        torn = n * float(at_least(n, case.missing, half)[half - window])
     failure, abort = surrounded + cut, min(1.0, short + torn)
     return Choice(n, k, chosen, case.survivors, corrupt, window, failure, abort, partners, case.corrupt)
 
@@ -243,7 +240,7 @@ def _most_corrupt(case: _Case, k: int) -> tuple[int, float]:
 
 def _exceeded(case: _Case, population: int, drawn: int, parts: int = 2) -> tuple[int, float]:
     """The least number that n draws exceed with a probability of at most 2^-security / parts, and that probability."""
-    tails = case.clients * odds.at_least(population, case.corrupt, drawn)
+    tails = case.clients * at_least(population, case.corrupt, drawn)
     most = int(np.argmax(tails <= 2.0**-case.security / parts)) - 1
     return most, float(tails[most + 1])
 
@@ -253,7 +250,7 @@ def _partners(case: _Case, masked: int) -> tuple[int, float] | None:
     """u and its terms of `failure`; None if even all of the first m choices are not enough."""
     corrupt, surrounded = _exceeded(case, case.clients - 1, masked, parts=4)
     for honest in range(1, masked - corrupt + 1):
-        cut = odds.cut(case.clients, case.corrupt, case.survivors, masked, honest)
+        cut = cut_bound(case.clients, case.corrupt, case.survivors, masked, honest)
         if cut <= 2.0 ** -(case.security + 1):
             return corrupt + honest, surrounded + cut
     return None
@@ -262,3 +259,50 @@ def _partners(case: _Case, masked: int) -> tuple[int, float] | None:
 def _share(count: int, clients: int) -> str:
     """The largest three-digit share of the clients that is no more than `count` of them."""
     return f"{math.floor(1000 * count / clients) / 1000:g}"
+
+
+def at_least(population: int, marked: int, drawn: int) -> NDArray[np.float64]:
+    """(drawn + 2,) P[H >= x] for x = 0 .. drawn + 1, to about ten digits.
+
+    H counts the marked items among `drawn` items that are drawn without replacement from `population` items.
+    """
+    low, high = max(0, drawn - (population - marked)), min(marked, drawn)
+    x = np.arange(low, high + 1)
+    logs = _log_factorials(population)
+    rest = population - marked
+    terms = logs[marked] - logs[x] - logs[marked - x] + logs[rest] - logs[drawn - x] - logs[rest - drawn + x]
+    terms -= logs[population] - logs[drawn] - logs[population - drawn]
+    tails = np.zeros(drawn + 2)
+    tails[low : high + 1] = np.minimum(np.cumsum(np.exp(terms)[::-1])[::-1], 1.0)  # small terms are added first
+    tails[:low] = 1.0
+    return tails
+
+
+def cut_bound(clients: int, corrupt: int, survivors: int, masked: int, honest: int) -> float:
+    """An upper bound on the probability that the honest survivors can be cut in two (P[cut] above).
+
+    All but `corrupt` of the clients are honest, and `survivors` of them all survive. Each client masks with `masked` others, at
+    least `honest` of which are honest survivors.
+    """
+    everybody, others = clients - corrupt, clients - 1
+    s = np.arange(honest + 1, everybody - honest)
+    r = np.maximum(honest + 1, survivors - corrupt - s)
+    s, r = s[s + r <= everybody], r[s + r <= everybody]
+    logs = _log_factorials(clients)
+    pairs = logs[everybody] - logs[s] - logs[r] - logs[everybody - s - r]
+    with np.errstate(invalid="ignore"):
+        terms = pairs + s * _log_avoiding(logs, others, r, masked) + r * _log_avoiding(logs, others, s, masked)
+    return min(1.0, float(np.exp(np.minimum(terms, 0.0)).sum()))
+
+
+def _log_avoiding(logs: NDArray[np.float64], others: int, some: NDArray[np.int64], drawn: int) -> NDArray[np.float64]:
+    """log P[none of `drawn` of the `others` is in a set of size `some`]; minus infinity where that is impossible."""
+    room = others - some - drawn
+    ways = logs[others - some] - logs[np.maximum(room, 0)] - logs[others] + logs[others - drawn]
+    return np.where(room >= 0, ways, -np.inf)
+
+
+@lru_cache(maxsize=4)
+def _log_factorials(most: int) -> NDArray[np.float64]:
+    """(most + 1,)"""
+    return np.array([math.lgamma(number + 1) for number in range(most + 1)])

@@ -18,16 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from protocols.choice import Choice, choose
 from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest
-from protocols.parameters import Parameters, stages
-from protocols.policy import Policy
-from protocols.rig.attack import HONEST, Attack
-from protocols.rig.play import play
-from protocols.rig.scene import Progress, Scene, Tally
-from protocols.rig.tampering import attack_of
-from protocols.rig.verdict import Verdict, verdict
+from protocols.lies import attack_of
+from protocols.parameters import Parameters, Policy, stages
+from protocols.scene import HONEST, SERVER, Attack, Progress, Scene, Tally, play
+from protocols.thresholds import Choice, choose
 
 FORESEEN = 10  # a session is chosen so that at least one client in ten may be missing
 _MOST_CLIENTS, _MOST_DIM = 100_000, 100_000_000  # the limits of one process
@@ -63,10 +59,6 @@ class Simulation:
             raise ParameterError(f"dropout is {self.dropout}: give a share of the clients from 0 to below 1")
         if self.bits not in (32, 64):
             raise ParameterError(f"bits is {self.bits}: a word has 32 or 64")
-        self._check_attack()
-        _ = self.choice
-
-    def _check_attack(self) -> None:
         attack = self.attack
         if attack.active and not self.active:
             raise ParameterError(f"tamper is {attack.kind}: only an active session can notice it: set active")
@@ -79,6 +71,7 @@ class Simulation:
             raise ParameterError(
                 f"tamper is {attack.kind}: it needs an incomplete graph: lower neighbours, or raise clients to 200"
             )
+        _ = self.choice  # ParameterError if no choice is safe
 
     @property
     def attack(self) -> Attack:
@@ -135,6 +128,20 @@ class Stage:
     client_seconds_most: float
     server_seconds: float
     answered: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a lie was caught: by which party, at which stage, with which message.
+
+    Where no party that had to notice did, `by` and `stage` are None, and `what` describes the events instead.
+    """
+
+    kind: str
+    caught: bool
+    by: str | None
+    stage: str | None
+    what: str
 
 
 @dataclass(frozen=True)
@@ -244,3 +251,37 @@ def _stage(tally: Tally) -> Stage:
 
 def _mean(numbers: list[int] | list[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
+
+
+def verdict(scene: Scene, attack: Attack, exact: bool | None) -> Verdict:
+    """Caught: every party noticed every lie that it had to notice, in the right stage and with the right error.
+
+    Where an attack must not cost the others their sum, they must also have the exact sum.
+    """
+    noticed = [
+        one for one in scene.refusals if isinstance(one.error, attack.error) and (one.who, one.stage) in scene.expected
+    ]
+    seen = {who: sum((one.who, one.stage) == who for one in noticed) for who in scene.expected}
+    words = attack.outcome(scene) if attack.outcome is not None else ""
+    caught = all(seen[who] >= times for who, times in scene.expected.items()) and bool(noticed or words)
+    if scene.believed or (attack.exact and not exact):
+        caught = False
+    if words:
+        return Verdict(attack.kind, caught, "the server", scene.stage_of(attack.stage), words)
+    if noticed:
+        first, others = noticed[0], len({one.who for one in noticed}) - 1
+        more = f" and {others} other{'s' if others > 1 else ''}" if others and first.who != SERVER else ""
+        missed = "" if caught else "; but not every party that had to notice did, or the others lost their sum"
+        return Verdict(attack.kind, caught, _named(first.who) + more, first.stage, first.error.what + missed)
+    if not scene.refusals:
+        return Verdict(attack.kind, False, None, None, "nobody noticed")
+    first = scene.refusals[0]
+    what = (
+        f"no party that had to notice did; the first error, in stage {first.stage}, was raised by {_named(first.who)}: "
+        f"{first.error.what}"
+    )
+    return Verdict(attack.kind, False, None, None, what)
+
+
+def _named(who: int) -> str:
+    return "the server" if who == SERVER else f"client {who}"

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocols.choice import ABORT, Choice, choose
 from protocols.errors import ParameterError
 from protocols.graph import ring
 from protocols.keys import registry_digest
-from protocols.odds import at_least
-from protocols.parameters import Parameters
-from protocols.policy import Policy
+from protocols.parameters import Parameters, Policy
+from protocols.thresholds import ABORT, Choice, at_least, choose
 from tests.cells import chosen, every
 
 SIZES = (10, 50, 99, 100, 200, 250)
