@@ -44,7 +44,6 @@ Adverts = dict[int, Advertise]
 
 ATTACKS: dict[str, Attack] = {}  # by kind, in the order of this file
 _BYSTANDERS = 2  # clients in an earlier session beside the three roles
-_METADATA = b'{"examples": 412, "loss": 0.31}'
 
 
 def attack_of(kind: str) -> Attack:
@@ -133,15 +132,15 @@ def earlier(scene: Scene) -> Scene:
     invited = tuple(sorted({*roles, *others}))
     identities = {client: scene.identities[client] for client in invited if client in scene.identities}
     public = {client: identity.public for client, identity in identities.items()}
-    complete = not scene.parameters.chosen
+    size, chosen = len(invited), scene.parameters.chosen
     parameters = replace(
         scene.parameters,
         round=scene.parameters.round - 1,
         clients=invited,
-        neighbours=len(invited) - 1 if complete else 2,
-        threshold=len(invited) - 1 if complete else 2,
-        survivors=2 if complete else len(invited),
-        partners=0 if complete else 1,
+        neighbours=2 if chosen else size - 1,
+        threshold=2 if chosen else size - 1,
+        survivors=size if chosen else 2,
+        partners=int(chosen),
         registry=registry_digest(public, invited) if scene.parameters.active else bytes(32),
     )
     policy = Policy(threshold=parameters.threshold, survivors=2, active=parameters.active, identities=public)
@@ -191,7 +190,7 @@ def beyond_bound(scene: Scene, answer: bytes) -> bytes:
 @false_answer("mask", MessageError, exact=True)
 def clear_metadata(scene: Scene, answer: bytes) -> bytes:
     """A client appends its example count and a metric, in clear, to its masked vector."""
-    return answer + _METADATA
+    return answer + b'{"examples": 412, "loss": 0.31}'
 
 
 @false_answer("advertise", Tampering, exact=True)
@@ -394,9 +393,7 @@ def short_roster(scene: Scene, inbox: Inbox) -> Inbox:
         shown = {scene.victim}
     else:
         others = tuple(one for one in adverts if one not in (scene.peer, scene.victim))
-        hidden = others[
-            scene.parameters.survivors - 3 :
-        ]  # the peer, the victim, and one fewer than would be enough are left
+        hidden = others[scene.parameters.survivors - 3 :]  # one client fewer is left than the least sum has
         shown = inbox.keys() - {scene.peer}
     for client in hidden:
         adverts.pop(client, None)
@@ -594,13 +591,12 @@ def both_shares(scene: Scene, stage: str) -> None:
             scene.lie(machine, "unmask", listing(scene, false, client))
 
 
-def _keep_copy(scene: Scene, stage: str, inbox: Inbox) -> Inbox:
-    if stage == "unmask":
-        scene.kept = copy.copy(scene.clients[scene.victim])
+def _keep_copy(scene: Scene, inbox: Inbox) -> Inbox:
+    scene.kept = copy.copy(scene.clients[scene.victim])
     return inbox
 
 
-@lie("clients", "unmask", Spent, "closing", exact=True, tell=_keep_copy)
+@lie("clients", "unmask", Spent, "closing", exact=True, tell=told("unmask")(_keep_copy))
 def second_unmask(scene: Scene, stage: str) -> None:
     """The server asks a client once more that was put back to the state before it answered."""
     if stage == "unmask":
