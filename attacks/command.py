@@ -28,7 +28,7 @@ _PATIENCE = 300.0  # seconds that references may train by default
 _OF_MODELS = {
     "--lying": lying.run,
     "--attribute": inference.run,
-    "--share": share_command.run,
+    "--share": share_command.run_share,
     "--extract": extraction.run,
     "--exposure": prepared.run,
     "--prepared": prepared.run,
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
         prepared.add_arguments(parser)
         extraction.add_arguments(parser)
         inference.add_arguments(parser)
-        share_command.add_arguments(parser)
+        share_command.add_share(parser)
         lying.add_arguments(parser)
         names = ", ".join(ATTACKS)
         parser.add_argument(

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from attacks.adversary.null import Floats
 from attacks.any_model import neighbours, own, recall, signals
 from attacks.any_model.p_values import above_by_chance
-from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.verdict import Found, Verdict, judged
 from attacks.evidence.baseline import Baseline

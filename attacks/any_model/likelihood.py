@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.any_model.signals import Floats, Tokens
+from attacks.adversary.null import Floats
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import IGNORED, Encoded, batches
 from secure_fed.learning.tasks.next_tokens import rows_together, token_figures
@@ -18,6 +19,19 @@ from secure_fed.learning.training.objective import to_device
 
 BATCH = 16
 _PREDICTED_FROM = {"AutoModelForCausalLM": 1, "AutoModelForTokenClassification": 0}  # place of the first labelled token
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A language model's predictions of a text's tokens, each from the tokens before it.
+
+    said: (T,) the log-likelihood of each token. mean, deviation: (T,) mean and standard deviation of the log-likelihood of a
+    token drawn from the model's distribution at that place.
+    """
+
+    said: Floats
+    mean: Floats
+    deviation: Floats
 
 
 @torch.no_grad()

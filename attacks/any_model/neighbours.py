@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from attacks.adversary.null import Floats
 from attacks.any_model.in_options import in_options
-from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.texts import Texts
 from secure_fed.errors import ModelError, UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attacks.any_model.signals import Floats
+from attacks.adversary.null import Floats
 from attacks.any_model.subject import Subject
 from attacks.catalogue import executed, guarded, refused
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attacks.any_model.signals import Floats
+from attacks.adversary.null import Floats
 
 _AT_ONCE = 100  # permutations, which bounds the memory
 SHUFFLES = 1999  # the smallest p-value of tied scores is 1 / 2000: a leak even as the best of a hundred signals

@@ -25,7 +25,7 @@ def page(audit: Audit, *, show_texts: bool = False) -> str:
     sections = (
         _first(told),
         _evidence(audit, told),
-        _signals(told),
+        _signal_table(told),
         _without_model(told),
         _texts(audit) if show_texts else "",
         section("Why no epsilon is stated", paragraph(_NO_EPSILON)),
@@ -81,12 +81,12 @@ def _drawing(audit: Audit, best: dict[str, Any]) -> str:
     place = list(audit.scores).index(best["signal"]) + 1
     return figure(
         f"Signal: {best['signal']}",
-        plots.characteristic(f"operating characteristic, signal {place}", drawn, floor),
+        plots.drawn_roc(f"operating characteristic, signal {place}", drawn, floor),
         caption,
     )
 
 
-def _signals(told: dict[str, Any]) -> str:
+def _signal_table(told: dict[str, Any]) -> str:
     head = ("signal", "paper", "right of 100 (95 %)", *(f"caught at {_share(rate)}" for rate in _RATES), "by chance")
     rows = []
     for one in told["signals"]:

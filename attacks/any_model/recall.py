@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attacks.adversary.null import Floats
 from attacks.any_model.in_options import in_options
 from attacks.any_model.likelihood import tokens_of
-from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.texts import plain_of
 from secure_fed.errors import DataError, UsageError

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attacks.adversary.null import Floats
 from attacks.adversary.shadows import coins, lots, trained
 from attacks.any_model.fitting import require_fits
-from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Asked, Subject
 from attacks.shadow_scores import lira, rmia
 from secure_fed.config import DataConfig, RunConfig

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from attacks.adversary.null import Floats
+from attacks.any_model.likelihood import Tokens
 from attacks.shadow_scores import lira, rmia
 from secure_fed.learning.tasks.confidence import of_likelihood
 
-Floats = NDArray[np.float64]
 PAPERS = {
     "loss": "Yeom et al. 2018",
     "loss beside references": "Watson et al. 2022",
@@ -31,19 +30,6 @@ PAPERS = {
     "RMIA offline": "Zarifzadeh et al. 2024",
 }
 SHARE = 0.2  # of a text's tokens, the least likely ones: the middle of the values in the papers on Min-K %
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A language model's predictions of a text's tokens, each from the tokens before it.
-
-    said: (T,) the log-likelihood of each token. mean, deviation: (T,) mean and standard deviation of the log-likelihood of a
-    token drawn from the model's distribution at that place.
-    """
-
-    said: Floats
-    mean: Floats
-    deviation: Floats
 
 
 def loss(losses: Floats) -> Floats:

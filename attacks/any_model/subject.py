@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from attacks.adversary.null import Floats
 from attacks.any_model.apart import require_apart, require_different
 from attacks.any_model.classes import in_order, require_same_order
 from attacks.any_model.dates import column
 from attacks.any_model.heads import adapted, require_adapter, require_head, require_head_of_either
 from attacks.any_model.in_options import in_options
-from attacks.any_model.likelihood import losses_of, predicted, tokens_of
+from attacks.any_model.likelihood import Tokens, losses_of, predicted, tokens_of
 from attacks.any_model.scale import UNSCALED, learned, require_same
-from attacks.any_model.signals import Floats, Tokens
 from attacks.any_model.texts import Texts, joined
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import UsageError

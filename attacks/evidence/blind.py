@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from attacks.evidence.baseline import Baseline, Words, baseline, told_apart
 
 Floats = NDArray[np.float64]
-SHUFFLES = 79  # for length and for dates
+MORE_SHUFFLES = 79  # for length and for dates
 FEWEST_DATED = 10  # texts
 _BINS = 10
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
@@ -44,10 +44,10 @@ def blind(
     """
     when_written = dated(texts) if dates is None else np.array([when(one) for one in dates])
     found: dict[str, Baseline | str] = {"words": baseline(units, members, seed)}
-    found["length"] = told_apart(lengths(texts), members, seed, SHUFFLES)
+    found["length"] = told_apart(lengths(texts), members, seed, MORE_SHUFFLES)
     there = int((~np.isnan(when_written)).sum())
     few = f"{there or 'no'} text{'s have' if there > 1 else ' has'} a date"
-    found["dates"] = few if there < FEWEST_DATED else told_apart(_binned(when_written), members, seed, SHUFFLES)
+    found["dates"] = few if there < FEWEST_DATED else told_apart(_binned(when_written), members, seed, MORE_SHUFFLES)
     return found
 
 

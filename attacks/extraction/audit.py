@@ -9,7 +9,7 @@ from typing import Any
 
 from attacks.any_model.subject import Subject
 from attacks.extraction.conversations import conversation_windows
-from attacks.extraction.personal import Item, found
+from attacks.extraction.personal import Item, personal_items
 from attacks.extraction.prefix import Continued, Windows, continued, leading, windows
 from attacks.extraction.similarity import NEAR
 from secure_fed.config import ModelConfig
@@ -136,7 +136,7 @@ def _models(subject: Subject) -> Iterator[tuple[str, bool, Any, Any]]:
 def _personal(tokenizer: Any, rests: list[list[int]], given: Windows) -> Iterator[set[Item]]:
     """For each text, the items in its beginning joined with this continuation, without those of the beginning alone."""
     for row, start, rest in zip(given.ids.tolist(), given.starts, rests, strict=True):
-        yield found(tokenizer.decode([*row[:start], *rest])) - found(tokenizer.decode(row[:start]))
+        yield personal_items(tokenizer.decode([*row[:start], *rest])) - personal_items(tokenizer.decode(row[:start]))
 
 
 def _shown(subject: Subject, own: Reader, given: Windows, index: int, show_texts: bool) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from attacks.any_model.signals import Floats
+from attacks.adversary.null import Floats
 from attacks.extraction.likelihood import of_chats, of_targets, of_texts
 from attacks.extraction.template import Planted, Template
 from secure_fed.learning.data.chats import Chat, chat_of

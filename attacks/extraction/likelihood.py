@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.adversary.null import Floats
 from attacks.any_model.likelihood import require_numbers
-from attacks.any_model.signals import Floats
 from secure_fed.learning.data.chats import Chat
 from secure_fed.learning.data.encode import IGNORED, pad_id
 from secure_fed.learning.data.rows import Rows

@@ -54,7 +54,7 @@ PATTERNS: dict[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {
 }
 
 
-def found(text: str) -> set[Item]:
+def personal_items(text: str) -> set[Item]:
     """The items in a text. A match of one pattern is not searched by later patterns."""
     items: set[Item] = set()
     for kind, (pattern, right) in PATTERNS.items():

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from attacks.adversary.null import Floats
 from attacks.any_model.likelihood import require_numbers
-from attacks.any_model.signals import Floats
 from attacks.extraction.likelihood import log_likelihoods
 from attacks.extraction.similarity import NEAR, similarity
 from secure_fed.learning.data.encode import IGNORED

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.any_model.signals import Floats
+from attacks.adversary.null import Floats
 
 Indices = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attacks.any_model.signals import Floats
+from attacks.adversary.null import Floats
 from attacks.any_model.subject import Subject
 from attacks.any_model.texts import Texts
 from attacks.inference.attribute import Advantage, Bools, Indices, advantage, guesses, prior, without_model

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from attacks.any_model.signals import Floats
+from attacks.adversary.null import Floats
 
 Update = Callable[[Sequence[Any]], Floats]  # (numbers,) the update of a client with these examples
 PENALTIES = 10.0 ** np.arange(-4, 5)  # as multiples of the mean squared length of an update

@@ -16,8 +16,8 @@ import torch
 
 from attacks.adversary.active import LyingServer
 from attacks.adversary.case import Inapplicable
+from attacks.adversary.null import Floats
 from attacks.adversary.target import opened
-from attacks.any_model.signals import Floats
 from attacks.inference.share import Shares, guessed, made_up
 from secure_fed.errors import UsageError
 from secure_fed.tensors.layout import Layout

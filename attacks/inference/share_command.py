@@ -10,7 +10,7 @@ from attacks.limits import ABOVE_LIMIT, limit_of
 from secure_fed.errors import UsageError
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_share(parser: argparse.ArgumentParser) -> None:
     """Add this command's options to `audit`."""
     own = parser.add_argument_group("a share of a client's texts")
     what = (
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--share", metavar="WORD", help=what)
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run_share(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the gain is above the limit."""
     if chosen.run_dir is None:
         raise UsageError("--share is for the audit of a run: name its RUN_DIR")

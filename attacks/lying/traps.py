@@ -20,7 +20,7 @@ from attacks.lying.head import Head
 from secure_fed.tensors.tensors import Tensors
 
 _NARROW = 3.0  # windows to a bin
-_LOUD = 4.0  # the largest joint output of all traps
+_LOUDEST = 4.0  # the largest joint output of all traps
 
 
 def traps(head: Head, public: Tensor, limit: float, seed: int = 0) -> Tensors:
@@ -35,7 +35,7 @@ def traps(head: Head, public: Tensor, limit: float, seed: int = 0) -> Tensors:
     slopes = _NARROW / bins.clamp_min(1e-4)
     slopes = slopes.clamp_max(min(limit / float(u.abs().max()), limit / float(q.abs().max())) * 0.999)
     v = torch.randn(head.classes, generator=generator, dtype=torch.float64)
-    v *= _LOUD / head.hidden / v.abs().max()
+    v *= _LOUDEST / head.hidden / v.abs().max()
     outer = v[:, None].expand(-1, head.hidden)
     return head.tensors(slopes[:, None] * u, -slopes * q, outer, torch.zeros(head.classes))
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from attacks.adversary.null import Floats
 from attacks.any_model import signals
-from attacks.any_model.signals import Floats
 from attacks.any_model.subject import Subject
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.prepared.coins import Bools

@@ -8,7 +8,7 @@ from attacks.report.audited import Audit
 from attacks.report.sentences_membership import uncovered
 from attacks.report.verdict import in_short
 from attacks.report.wording import COIN, sides, units
-from secure_fed.report.formatting import number
+from secure_fed.report.formatting import number as shown
 from secure_fed.report.membership import WIDE
 
 _HEADLINES = {
@@ -29,7 +29,7 @@ def finding(audit: Audit, level: str) -> str:
 
 def headline(audit: Audit, level: str) -> str:
     """The finding, with the number of attacks behind it if not all were made."""
-    found, made = finding(audit, level), tried(audit)
+    found, made = finding(audit, level), tried_by_name(audit)
     if audit.asked_for:
         return f"{made}: {found[:1].lower()}{found[1:]}" if made else found
     return found + (able(audit) if in_short(audit, level) == "none_found" else "")
@@ -44,7 +44,7 @@ def able(audit: Audit) -> str:
     return f" by {these} that {'was' if applied == 1 else 'were'} possible"
 
 
-def tried(audit: Audit) -> str:
+def tried_by_name(audit: Audit) -> str:
     """The number of attacks made, if only some were requested: "1 of 13 attacks tried"."""
     made = _made(audit)
     own = sum(name not in ATTACKS for name in made)
@@ -73,8 +73,8 @@ def reading(audit: Audit) -> str:
     if cell.interval is None or not cell.interval[0] <= COIN <= cell.interval[1]:
         return meaning
     low, high = cell.interval
-    sizes = f"{number(cell.members)} and {number(cell.non_members)}"
-    wide = f" Here the interval, {number(low)} to {number(high)}, is wide: {sizes} are too few to show whether there is a leak."
+    sizes = f"{shown(cell.members)} and {shown(cell.non_members)}"
+    wide = f" Here the interval, {shown(low)} to {shown(high)}, is wide: {sizes} are too few to show whether there is a leak."
     return meaning + (wide if high - low > WIDE else "")
 
 

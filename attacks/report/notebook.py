@@ -10,7 +10,7 @@ from attacks.report.headline import headline, reading, untried
 from attacks.report.reading import read
 from attacks.report.verdict import recorded
 from attacks.report.wording import at_least, promised
-from secure_fed.report.formatting import number
+from secure_fed.report.formatting import number as shown
 from secure_fed.report.notebook import table
 
 
@@ -29,8 +29,8 @@ class Audited(dict[str, Any]):
 
 def _rows(audit: Audit) -> Iterator[tuple[str, str]]:
     for cell in audit.results:
-        between = "" if cell.interval is None else f" ({number(cell.interval[0])} to {number(cell.interval[1])})"
+        between = "" if cell.interval is None else f" ({shown(cell.interval[0])} to {shown(cell.interval[1])})"
         name = f"AUC of {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage).lower()}"
-        yield name, f"{number(cell.auc)}{between}"
+        yield name, f"{shown(cell.auc)}{between}"
     yield "epsilon accounted", promised(audit)
     yield "epsilon, lower bound", at_least(next((cell.lower for cell in audit.bounded), None))

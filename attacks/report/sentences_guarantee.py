@@ -50,7 +50,7 @@ def guarantee(audit: Audit) -> str:
     covered = [cell for cell in audit.bounded if audit.covers(cell)]
     if not covered:
         return f"{_COULD_NOT}: {_BOUNDS_OF_OTHERS if audit.bounded else _NO_BOUND}"
-    most, limit = covered[0], f"{best(audit)}{blunt(audit)}"
+    most, limit = covered[0], f"{best_possible(audit)}{blunt(audit)}"
     if not most.lower:
         return f"The guarantee, epsilon {at_most(most.accounted)}, is not contradicted: the largest lower bound is 0.{limit}"
     return (
@@ -59,7 +59,7 @@ def guarantee(audit: Audit) -> str:
     )
 
 
-def best(audit: Audit) -> str:
+def best_possible(audit: Audit) -> str:
     """The lower bound expected from the best possible attack, which distinguishes a weak attack from a strong guarantee."""
     if audit.expected is None:
         return ""

@@ -19,10 +19,10 @@ from attacks.report.wording import at_least
 from secure_fed.errors import RunDirectoryError
 from secure_fed.runs.directory import AUDIT, RESULT, private_part, read_object, read_text
 
-Row = dict[str, Any]
+Run = dict[str, Any]
 
 
-def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> list[Row]:
+def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> list[Run]:
     """A row for each run, the strongest guarantee first, runs without one last. The run itself is not repeated."""
     others = rows_beside(run_dir, beside)
     if not others:
@@ -35,13 +35,13 @@ def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> li
     return sorted(rows, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0))
 
 
-def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Row]:
+def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Run]:
     """The rows of other runs, each once. RunDirectoryError for a run that was not audited, or that changed after its audit."""
     others = {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}
     return [_audited_row(other) for other in others.values()]
 
 
-def _audited_row(run_dir: Path) -> Row:
+def _audited_row(run_dir: Path) -> Run:
     folder = private_part(run_dir)
     if read_text(folder / AUDIT) is None:
         raise RunDirectoryError(
@@ -62,17 +62,17 @@ def sentence(row: Mapping[str, Any]) -> str:
     if area is None:
         clauses.append("no attack on membership gave a result")
     else:
-        whose = _whose(row["attack"], row["vantage"])
+        whose = _by_whom(row["attack"], row["vantage"])
         clauses.append(f"AUC {area:.2f} on membership (.5 is a coin) by {whose}")
     if lower is None:
         clauses.append("no lower bound on epsilon")
     else:
-        whose = _whose(row["epsilon_lower_attack"], row["epsilon_lower_vantage"])
+        whose = _by_whom(row["epsilon_lower_attack"], row["epsilon_lower_vantage"])
         clauses.append(f"epsilon at least {at_least(lower)} at delta {row['delta']:g} by {whose}")
     return f"{row['label']}: {'; '.join(clauses)}"
 
 
-def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
+def _row(run_dir: Path, audit: Mapping[str, Any]) -> Run:
     """The AUC of the run's main attack and its largest lower bound on epsilon, each with its attack and adversary.
 
     The main attack was chosen before scores were seen; for an audit without one it is the largest AUC. For a run with a
@@ -102,13 +102,13 @@ def _row(run_dir: Path, audit: Mapping[str, Any]) -> Row:
     }
 
 
-def _tail(cell: Cell | None, target: float) -> Row | None:
+def _tail(cell: Cell | None, target: float) -> Run | None:
     """The true-positive rate at that false-positive rate with its intervals; None if there were too few held-out units."""
     tail = cell and cell.tail(target)
     return asdict(tail) if tail else None
 
 
-def _whose(attack: str, vantage: str) -> str:
+def _by_whom(attack: str, vantage: str) -> str:
     """An attack and its adversary, for display: '"Loss threshold" (outsider)'."""
     title = ATTACKS[attack].title if attack in ATTACKS else attack
     who = VANTAGES[vantage].title if vantage in VANTAGES else vantage

@@ -10,14 +10,15 @@ from rich.table import Column, Table
 
 from attacks.report import significance
 from attacks.report.audited import Audit, Cell
-from attacks.report.headline import able, reading, tried, untried
+from attacks.report.headline import able, reading, tried_by_name, untried
 from attacks.report.measured import measured
 from attacks.report.reading import read
 from attacks.report.sentences_estimates import NAMES, estimates
 from attacks.report.sentences_membership import uncovered
 from attacks.report.verdict import in_short, recorded
 from attacks.report.wording import at_least, promised, sides, units
-from secure_fed.report.formatting import number, percent
+from secure_fed.report.formatting import number as shown
+from secure_fed.report.formatting import percent
 from secure_fed.report.terminal import PlainConsole
 
 _MARKS = {
@@ -46,7 +47,7 @@ def show(audit: Mapping[str, Any]) -> None:
     parsed = read(audit)
     level, text, _ = recorded(audit)
     console = PlainConsole()
-    made = f"{tried(parsed)}: " if tried(parsed) else ""
+    made = f"{tried_by_name(parsed)}: " if tried_by_name(parsed) else ""
     found = in_short(parsed, level)
     by = able(parsed) if found == "none_found" else ""
     console.print(f"verdict: {made}{_LEVELS[found].format(uncovered(parsed))}{by}", style="bold")
@@ -101,7 +102,7 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
 def _numbers(audit: Audit) -> Table:
     table = Table(show_header=False)
     table.add_row("accuracy", percent(audit.accuracy))
-    table.add_row(f"{units(audit)} {', '.join(sides(audit))}", f"{number(audit.members)}, {number(audit.non_members)}")
+    table.add_row(f"{units(audit)} {', '.join(sides(audit))}", f"{shown(audit.members)}, {shown(audit.non_members)}")
     table.add_row("epsilon accounted", promised(audit))
     for one in estimates(audit):
         table.add_row(f"estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon))

@@ -23,8 +23,8 @@ from scipy.stats import hypergeom, norm, rankdata
 from attacks.any_model import classes, signals
 from attacks.any_model.audit import _found, audited
 from attacks.any_model.heads import require_head
+from attacks.any_model.likelihood import Tokens
 from attacks.any_model.p_values import above_by_chance
-from attacks.any_model.signals import Tokens
 from attacks.any_model.subject import Asked, _distinct, _parts, opened
 from attacks.any_model.texts import Texts
 from attacks.any_model.verdict import ALPHA, judged

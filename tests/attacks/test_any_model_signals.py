@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from attacks.any_model import neighbours, recall, signals
-from attacks.any_model.likelihood import _moments
+from attacks.any_model.likelihood import Tokens, _moments
 from attacks.any_model.neighbours import dropped
-from attacks.any_model.signals import Tokens
 from attacks.any_model.subject import Asked, Subject, opened
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig

@@ -15,7 +15,7 @@ import torch
 
 from attacks.extraction.exposure import BY_CHANCE, Exposure, chance, exact, exposures, modelled, sampled
 from attacks.extraction.likelihood import of_targets, of_texts
-from attacks.extraction.personal import Item, found
+from attacks.extraction.personal import Item, personal_items
 from attacks.extraction.prefix import Continued, continued, leading, windows
 from attacks.extraction.similarity import similarity
 from attacks.extraction.template import Planted, Template
@@ -282,7 +282,7 @@ def test_an_audit_that_cannot_tell_says_why(members: list[float], others: list[f
     ],
 )
 def test_personal_data_are_found_by_patterns(text: str, items: set[tuple[str, str]]) -> None:
-    assert found(text) == {Item(*one) for one in items}
+    assert personal_items(text) == {Item(*one) for one in items}
 
 
 # From the command line.

@@ -11,7 +11,8 @@ from attacks.report.page.plots import Curve
 from attacks.report.sentences_estimates import NAMES, SUPPOSES, estimates
 from attacks.report.values import numbers
 from attacks.report.wording import apart, at_least, confidence, promised, unit_one
-from secure_fed.report.formatting import MISSING, at_most, number, percent
+from secure_fed.report.formatting import MISSING, at_most, percent
+from secure_fed.report.formatting import number as shown
 from secure_fed.report.page.markup import figure, figures, folded, paragraph, section, subsection, table
 
 _LOWEST = 1e-4
@@ -25,7 +26,7 @@ def first_curve(audit: Audit) -> str:
     return "" if first is None else _drawing(audit, first, _AXES)
 
 
-def characteristic(audit: Audit) -> str:
+def roc_curves(audit: Audit) -> str:
     """The ROC of each adversary's strongest attack that no weaker adversary can make, without the one on the first screen."""
     shown = None if audit.baseline.at_chance is False else _first(audit)
     drawn = [_drawing(audit, cell) for cell in _best(audit) if cell != shown]
@@ -95,7 +96,7 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
         return ""
     title = f"{audit.attack_title(cell.attack)}: {audit.vantage_title(cell.vantage)}"
     place = audit.cells.index(cell)  # names are untrusted text, which must not get into a drawing
-    sentences = [f"AUC {number(cell.auc)}."]
+    sentences = [f"AUC {shown(cell.auc)}."]
     for tail in cell.tails:
         if tail.tpr is None:
             sentences.append(f"No TPR at FPR {100 * tail.target:g} %: too few non-members.")
@@ -103,8 +104,8 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
             sentences.append(f"TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}.")
     most = significance.allows(cell, audit)
     if most is not None and most.by == "mechanism":
-        sentences.append(f"The run's mechanism allows an AUC of {number(most.auc)}.")
-    drawn = plots.characteristic(f"operating characteristic, cell {place + 1}", curve, _floor(cell))
+        sentences.append(f"The run's mechanism allows an AUC of {shown(most.auc)}.")
+    drawn = plots.drawn_roc(f"operating characteristic, cell {place + 1}", curve, _floor(cell))
     return figure(title, drawn, " ".join((*explained, *sentences)))
 
 

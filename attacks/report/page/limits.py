@@ -6,16 +6,17 @@ from attacks.report.audited import Audit
 from attacks.report.sentences_guarantee import ONE_IN
 from attacks.report.significance import looks
 from attacks.report.wording import sides, unit_one, units
-from secure_fed.report.formatting import MISSING, number
+from secure_fed.report.formatting import MISSING
+from secure_fed.report.formatting import number as shown
 from secure_fed.report.page.markup import bullets, facts, folded, paragraph, section, table
 
 
 def baseline(audit: Audit) -> str:
     """The baseline: whether members and non-members differ without any model, which makes all AUCs void."""
     found = audit.baseline
-    about = f"AUC {number(found.auc)}"
+    about = f"AUC {shown(found.auc)}"
     if found.interval is not None:
-        about += f" ({number(found.interval[0])} to {number(found.interval[1])})"
+        about += f" ({shown(found.interval[0])} to {shown(found.interval[1])})"
     title = "Without any model"
     if audit.phantoms:
         return section(title, paragraph(_NO_TEXTS))
@@ -50,10 +51,10 @@ def how(audit: Audit) -> str:
     """The experiment: coins, unit, significance, and the papers of the attacks."""
     rows = (
         ("unit", unit_one(audit.audited)),
-        (f"{units(audit)} " + " and ".join(sides(audit)), f"{number(audit.members)} and {number(audit.non_members)}"),
+        (f"{units(audit)} " + " and ".join(sides(audit)), f"{shown(audit.members)} and {shown(audit.non_members)}"),
         ("significance of all findings, together", f"{audit.significance:g}"),
         ("significance of all lower bounds, together", f"{audit.significance:g}"),
-        ("numbers tested", number(looks(audit))),
+        ("numbers tested", shown(looks(audit))),
         ("delta of lower bounds", f"{audit.delta or 0.0:g}"),
     )
     papers = ((attack.title, attack.about or MISSING) for attack in audit.attacks)

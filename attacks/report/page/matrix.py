@@ -36,7 +36,7 @@ def matrix(audit: Audit) -> str:
         folded(
             "How to read this table",
             paragraph(_READING),
-            paragraph(_main(audit)),
+            paragraph(_of_main(audit)),
             bullets((*sees, "Each adversary also sees what the adversaries above it see.")),
         ),
         _left_out(audit),
@@ -44,7 +44,7 @@ def matrix(audit: Audit) -> str:
     )
 
 
-def _main(audit: Audit) -> str:
+def _of_main(audit: Audit) -> str:
     """The main attack, and its significance."""
     cell = audit.main_cell
     if cell is None:

@@ -6,13 +6,14 @@ import math
 
 from attacks.report import significance
 from attacks.report.audited import NO_UNIT, Audit
-from attacks.report.headline import finding, headline, reading, tried, untried
+from attacks.report.headline import finding, headline, reading, tried_by_name, untried
 from attacks.report.page.curves import first_curve
 from attacks.report.sentences_estimates import NAMES, estimates
 from attacks.report.sentences_guarantee import blunt
 from attacks.report.verdict import in_short
 from attacks.report.wording import apart, at_least, confidence, promised, sides, unit_one, units, who
-from secure_fed.report.formatting import at_most, number, percent
+from secure_fed.report.formatting import at_most, percent
+from secure_fed.report.formatting import number as shown
 from secure_fed.report.page import pictures
 from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, text
 from secure_fed.report.page.observers import limit
@@ -51,9 +52,9 @@ def for_the_record(body: str) -> str:
 def _key(audit: Audit) -> tuple[tuple[str, str], ...]:
     """The key figures: members and non-members, accuracy, main AUC, and both bounds on epsilon."""
     return (
-        (f"{units(audit)} {' and '.join(sides(audit))}", f"{number(audit.members)} and {number(audit.non_members)}"),
+        (f"{units(audit)} {' and '.join(sides(audit))}", f"{shown(audit.members)} and {shown(audit.non_members)}"),
         ("accuracy of the model", percent(audit.accuracy)),
-        *_main(audit),
+        *_main_figures(audit),
         ("epsilon accounted", promised(audit)),
         ("epsilon, lower bound", at_least(_lower(audit))),
     )
@@ -105,18 +106,18 @@ def _apart(audit: Audit) -> tuple[str, str]:
     return at_most(audit.epsilon), at_least(_lower(audit))
 
 
-def _main(audit: Audit) -> list[tuple[str, str]]:
+def _main_figures(audit: Audit) -> list[tuple[str, str]]:
     """The main attack's AUC, and the AUC that a run with exactly this guarantee may show."""
     cell = audit.main_cell
     if cell is None:
         return []
-    between = "" if cell.interval is None else f" ({number(cell.interval[0])} to {number(cell.interval[1])})"
+    between = "" if cell.interval is None else f" ({shown(cell.interval[0])} to {shown(cell.interval[1])})"
     most = significance.allows(cell, audit)
-    rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{number(cell.auc)}{between}")]
+    rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{shown(cell.auc)}{between}")]
     if most is None:
         return rows
     whose = "this mechanism" if most.by == "mechanism" else "this epsilon"
-    return [*rows, (f"AUC that {whose} allows", number(most.auc))]
+    return [*rows, (f"AUC that {whose} allows", shown(most.auc))]
 
 
 def _lower(audit: Audit) -> float | None:
@@ -133,7 +134,7 @@ def _untested(audit: Audit) -> str:
 
 def _ends(audit: Audit) -> str:
     """The run's guarantee and the audit's finding, in two sentences."""
-    made = "No attack that was tried" if tried(audit) else "No attack"
+    made = "No attack that was tried" if tried_by_name(audit) else "No attack"
     lower, (allowed, shown) = _lower(audit), _apart(audit)
     promise = (
         f"The run promises at most epsilon {allowed} for {unit_one(audit.unit)}"

@@ -19,7 +19,7 @@ Section = Callable[[Audit], str]
 # In reading order, behind the first screen. A section returns "" if the audit has no data for it.
 SECTIONS: tuple[Section, ...] = (
     matrix.matrix,
-    curves.characteristic,
+    curves.roc_curves,
     curves.bounds,
     sweep.sweep,
     exposure.clients,

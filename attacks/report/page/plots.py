@@ -36,19 +36,19 @@ class Mark:
     interval: Interval | None
 
 
-def characteristic(title: str, curve: Curve, floor: float) -> str:
+def drawn_roc(title: str, curve: Curve, floor: float) -> str:
     """True- against false-positive rate, both logarithmic from `floor` on, with its band and a coin's line."""
-    return drawing(title, lambda axes: _draw_characteristic(axes, curve, floor), inches=(4.6, 3.6))
+    return drawing(title, lambda axes: _draw_roc(axes, curve, floor), inches=(4.6, 3.6))
 
 
-def scores(title: str, marks: Sequence[Mark]) -> str:
+def drawn_scores(title: str, marks: Sequence[Mark]) -> str:
     """Accuracy and AUC of every run, the AUC with its interval; empty if none was measured."""
     if not any(mark.accuracy is not None or mark.auc is not None for mark in marks):
         return ""
     return drawing(title, lambda axes: _draw_scores(axes, marks))
 
 
-def _draw_characteristic(axes: Axes, curve: Curve, floor: float) -> None:
+def _draw_roc(axes: Axes, curve: Curve, floor: float) -> None:
     keep = _thinned(curve.fpr, floor)
     fpr = [max(curve.fpr[i], floor) for i in keep]
 

@@ -100,7 +100,7 @@ def _drawings(runs: Sequence[Row]) -> tuple[str, str]:
         "accounted epsilon and lower bound of every run", [bar for run in runs for bar in _bars(run)]
     )
     return (
-        figure("Accuracy and AUC", plots.scores("accuracy and AUC of every run", marks), _SCORES),
+        figure("Accuracy and AUC", plots.drawn_scores("accuracy and AUC of every run", marks), _SCORES),
         figure("Accounted epsilon and lower bound", epsilons, _EPSILONS),
     )
 
