@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
-from attacks.steps import alignment
+from attacks.steps.alignment import cosines
 from attacks.steps.steps import examples_of, of_clients, spaced
 from secure_fed.runs.recording import Update
 
@@ -102,7 +102,7 @@ def _cosines(case: Case, round_: int, updates: Sequence[Update]) -> tuple[Floats
     if len(own):
         examples, owner = examples_of(case, own)
         before = case.seen.states[round_]
-        found[own] = alignment.cosines(case.assembly, before, round_, examples, owner, list(sent.values()))
+        found[own] = cosines(case.assembly, before, round_, examples, owner, list(sent.values()))
     return found, list(sent)
 
 

@@ -14,7 +14,7 @@ from secure_fed.report.formatting import MISSING, at_most, counted, duration, li
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.page.markup import bullets, folded, paragraph, section, table, text
 
-_SHOWN = 3  # numbers shown for an attack that is not on membership
+_NUMBERS_SHOWN = 3  # numbers shown for an attack that is not on membership
 _WORDS = {
     "leak": "leak",
     "within": "within the guarantee",
@@ -122,7 +122,7 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
         return _filled("none", "does not apply", cell.why or "no reason is given")
     mark = significance.mark(cell, audit)
     if cell.auc is None:
-        own = [f"{name} {value}" for name, value in measured(cell)[:_SHOWN]]
+        own = [f"{name} {value}" for name, value in measured(cell)[:_NUMBERS_SHOWN]]
         recovered = short(cell)
         css = {"leak": "leak", "part": "sign"}.get(mark, "own")
         return _filled(
