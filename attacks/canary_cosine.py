@@ -32,8 +32,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, sphere_tails
-from attacks.steps.released import Release, releases_of, unit_vector
-from attacks.steps.turns import public, weights_of
+from attacks.adversary.steps import Release, public, releases_of, unit_vector, weights_of
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.dealing import places_of

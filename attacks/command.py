@@ -14,8 +14,8 @@ from typing import Any
 from attacks.any_model import command as any_model
 from attacks.catalogue import ATTACKS
 from attacks.extraction import command as extraction
+from attacks.inference import command
 from attacks.inference import command as inference
-from attacks.inference import share_command
 from attacks.lying import command as lying
 from attacks.options import kind, require_read
 from attacks.prepared import command as prepared
@@ -28,7 +28,7 @@ _PATIENCE = 300.0  # seconds that references may train by default
 _OF_MODELS = {
     "--lying": lying.run,
     "--attribute": inference.run,
-    "--share": share_command.run_share,
+    "--share": command.run_share,
     "--extract": extraction.run,
     "--exposure": prepared.run,
     "--prepared": prepared.run,
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
         prepared.add_arguments(parser)
         extraction.add_arguments(parser)
         inference.add_arguments(parser)
-        share_command.add_share(parser)
+        command.add_share(parser)
         lying.add_arguments(parser)
         names = ", ".join(ATTACKS)
         parser.add_argument(
@@ -107,8 +107,7 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
 
     Returns lines to print: one for each run, and the path of the report.
     """
-    from attacks.adversary.case import Settings
-    from attacks.adversary.target import opened
+    from attacks.adversary.case import Settings, opened
     from attacks.audit import audited
     from attacks.report.sweep import sentence
 
@@ -179,8 +178,7 @@ def affordable(seconds: float) -> int:
 
 
 def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> dict[str, Any]:
-    from attacks.adversary.case import Settings
-    from attacks.adversary.target import opened
+    from attacks.adversary.case import Settings, opened
     from attacks.audit import audited
     from attacks.audit import chosen as attacks_named
     from secure_fed.errors import ConfigError
@@ -220,7 +218,7 @@ def _reasons(audit: Mapping[str, Any]) -> list[str]:
 
 
 def _show(audit: dict[str, Any], *, as_json: bool) -> None:
-    from attacks.report.terminal import show
+    from attacks.report.display import show
 
     print(_as_json(audit)) if as_json else show(audit)
 

@@ -1,4 +1,4 @@
-"""LiRA (Carlini et al. 2022, Algorithm 1) as an attack on a run; its formulas are in `attacks.shadow_scores.lira`."""
+"""LiRA (Carlini et al. 2022, Algorithm 1) as an attack on a run; its formulas are in `attacks.shadow_scores`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Settings
 from attacks.adversary.null import Floats
-from attacks.shadow_scores.lira import OWN_VARIANCE, Bools, offline, online, require_references
+from attacks.shadow_scores import OWN_VARIANCE, Bools, offline, online, require_references
 from secure_fed.runs.membership.measured import mean_of_units
 
 __all__ = ["OWN_VARIANCE", "offline", "online", "require_references", "run", "run_offline"]

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
-from attacks.steps.alignment import flattened, gradients, trained_names
-from attacks.steps.steps import EVERYBODY, examples_of, spaced, stepping, steps
+from attacks.adversary.steps import EVERYBODY, examples_of, flattened, gradients, spaced, stepping, steps, trained_names
 from secure_fed.tensors.tensors import Tensors
 
 RIDGE = 0.1

@@ -1,6 +1,6 @@
 """RMIA (Zarifzadeh, Liu and Shokri 2024, Algorithm 1) as an attack on a run.
 
-Its formulas are in `attacks.shadow_scores.rmia`.
+Its formulas are in `attacks.shadow_scores`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from attacks.adversary.case import Case, Finding, Settings
-from attacks.shadow_scores.rmia import (
+from attacks.shadow_scores import (
     CANDIDATES,
     GAMMA,
     UNTUNED_A,

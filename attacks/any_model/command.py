@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from attacks.any_model import of_tasks
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
+from attacks import options
+from attacks.options import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from secure_fed.errors import ConfigError, UsageError, plainly
 
 if TYPE_CHECKING:
-    from attacks.any_model.audit import Audit
+    from attacks.any_model.report import Audit
     from attacks.any_model.subject import Asked
     from secure_fed.config import RunConfig
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--max-length", type=int, metavar="TOKENS", help=f"longer texts are cut (default: {LENGTH}; chats: {OF_CHATS})"
     )
-    of_tasks.add_arguments(own)
+    options.add_arguments(own)
     own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
     own.add_argument("--scores", type=Path, metavar="FILE.csv", help="also write every text's scores")
     folder = "write audit.html, a page to read, audit.json and scores.csv into this folder, readable by you alone"
@@ -92,10 +92,9 @@ def run(chosen: argparse.Namespace) -> int:
         _made(chosen.out)
     if chosen.scores:
         _require_writable(chosen.scores)
-    from attacks.any_model.audit import audited
-    from attacks.any_model.fitting import require_fits
+    from attacks.any_model.report import audited, show
+    from attacks.any_model.shadows import require_fits
     from attacks.any_model.subject import opened
-    from attacks.any_model.terminal import show
 
     asked = _asked(chosen)
     if asked.recall is not None and asked.data.task not in _LANGUAGE_MODELS:
@@ -107,7 +106,7 @@ def run(chosen: argparse.Namespace) -> int:
         _write(audit, chosen.scores)
     print(json.dumps(audit.to_dict())) if chosen.json else show(audit)
     if chosen.out:
-        from attacks.any_model.folder import written
+        from attacks.any_model.report import written
 
         page = written(audit, chosen.out, show_texts=chosen.show_texts)
         print(f"report: {page}", file=sys.stderr if chosen.json else sys.stdout)
@@ -136,8 +135,8 @@ def _asked(chosen: argparse.Namespace) -> Asked:
     columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
     config = _config(chosen)
     task = chosen.task or "classification"
-    of_tasks.require_columns(task, chosen.text_b, chosen.label)
-    settings = {} if config is not None else of_tasks.chosen_settings(chosen, task)
+    options.require_columns(task, chosen.text_b, chosen.label)
+    settings = {} if config is not None else options.chosen_settings(chosen, task)
     data = DataConfig(train="of the user", task=task, **columns, **settings)
     return Asked(
         chosen.model,
@@ -156,7 +155,7 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         neighbours=chosen.neighbours or 0,
         neighbour_model=chosen.neighbour_model or "",
         attacks=_own(chosen.attack),
-        scale_given=of_tasks.gives_scale(settings),
+        scale_given=options.gives_scale(settings),
     )
 
 
@@ -198,7 +197,7 @@ def _config(chosen: argparse.Namespace) -> RunConfig | None:
         )
     if chosen.config is None:
         return None
-    for name in ("data.task", "data.text", "data.text_b", "data.label", "model.max_length", *of_tasks.SETTINGS):
+    for name in ("data.task", "data.text", "data.text_b", "data.label", "model.max_length", *options.SETTINGS):
         option = name.partition(".")[2]
         if getattr(chosen, option) is not None:
             raise UsageError(
@@ -208,7 +207,7 @@ def _config(chosen: argparse.Namespace) -> RunConfig | None:
 
 
 def _write(audit: Audit, place: Path) -> None:
-    from attacks.any_model.folder import as_csv
+    from attacks.any_model.report import as_csv
     from secure_fed.runs.durable import atomic_write
 
     atomic_write(place, as_csv(audit), private=True)

@@ -21,19 +21,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attacks import shadow_scores
 from attacks.adversary.null import Floats
 from attacks.adversary.shadows import coins, lots, trained
-from attacks.any_model.fitting import require_fits
+from attacks.any_model.outputs import in_options
 from attacks.any_model.subject import Asked, Subject
-from attacks.shadow_scores import lira, rmia
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import ConfigError
+from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.federation import Federation
 from secure_fed.learning import tasks
 from secure_fed.learning.audit_pool.hold_out import everything
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.chats import as_messages
 from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.models.architecture import is_pooled, of_text
+from secure_fed.learning.models.loading import explained, quiet
+from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.chat import Chats
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.item_extras import without_aside
@@ -62,8 +66,10 @@ def scored(phi: Floats, made: Shadows) -> dict[str, Floats]:
     one.
     """
     return {
-        "LiRA": lira.online(phi, made.phi, made.inside),
-        "RMIA": rmia.scores(phi, made.phi, made.inside, phi, made.phi, a=rmia.UNTUNED_A, population_inside=made.inside),
+        "LiRA": shadow_scores.online(phi, made.phi, made.inside),
+        "RMIA": shadow_scores.scores(
+            phi, made.phi, made.inside, phi, made.phi, a=shadow_scores.UNTUNED_A, population_inside=made.inside
+        ),
     }
 
 
@@ -162,3 +168,77 @@ def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: 
 _BATCH = 16
 _TURNS = "turns"
 _COINS = 2
+
+
+# from attacks.any_model.shadows
+# Whether a configuration can train an audited model's shadows: same starting weights, architecture, and kind of adapter.
+
+
+FEWEST = 4
+_SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+
+
+def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
+    """ConfigError if the configuration's shadows would be models of another kind, or if `count` is too small."""
+    if count < FEWEST:
+        raise ConfigError(f"--shadows is {count}: at least {FEWEST}, and 16 to see a small leak")
+    begun, audited = config.model.name, asked.model
+    with in_options(texts=False):
+        _read(audited)  # errors below are about the configuration's model
+    same = str(locate(begun)) == str(locate(audited))
+    if asked.adapter is not None and not same:
+        raise _refused(begun, f"and the audited adapter is on {audited}: set model.name to that")
+    if asked.adapter is None and same:
+        raise _refused(
+            begun,
+            "which is the audited model itself, and has seen the members: set model.name to the base model of its training",
+        )
+    for name in _SIZES:
+        ours, theirs = (getattr(of_text(_read(one)), name, None) for one in (begun, audited))
+        if ours != theirs:
+            raise _refused(
+                begun, f"with {name} = {ours}, and {audited} has {theirs}: name the base model of its training"
+            )
+    _require_head(config, asked)
+    if asked.adapter is not None:
+        _require_rank(config, asked)
+
+
+def _require_head(config: RunConfig, asked: Asked) -> None:
+    """Require that the shadows' head reads the same input as the audited model's head."""
+    ours = config.model.pooling == "mean" or is_pooled(_read(config.model.name))
+    theirs = on_mean_pooled(asked.adapter) if asked.adapter is not None else is_pooled(_read(asked.model))
+    if ours != theirs:
+        wanted = "mean" if theirs else "model"
+        raise ConfigError(
+            f"--config has model.pooling = {config.model.pooling!r}, and the audited model's head reads another pooling: "
+            f"set model.pooling = {wanted!r}"
+        ).about("model.pooling", config.model.pooling, f"{wanted!r}, as in the audited model")
+
+
+def _require_rank(config: RunConfig, asked: Asked) -> None:
+    """Require the audited adapter's rank. Only PEFT's adapters state one."""
+    try:
+        noted = json.loads((asked.adapter / "adapter_config.json").read_text(encoding="utf-8")) if asked.adapter else {}
+    except (OSError, ValueError):
+        return
+    rank = noted.get("r")
+    if noted.get("peft_type") == "LORA" and config.method.name in _OF_FACTORS and rank != config.method.rank:
+        raise ConfigError(
+            f"--config trains adapters of rank {config.method.rank}, and {asked.adapter} has rank {rank}: set "
+            f"method.rank = {rank}"
+        ).about("method.rank", config.method.rank, f"the rank of the adapter, {rank}")
+
+
+def _read(name: str) -> Any:
+    import transformers
+
+    with quiet(), explained(name):
+        return transformers.AutoConfig.from_pretrained(locate(name))
+
+
+def _refused(begun: str, why: str) -> ConfigError:
+    return ConfigError(f"--config trains {begun}, {why}").about("model.name", begun, "the base model of that training")
+
+
+_OF_FACTORS = ("fedlora", "ffa_lora", "fra_lora", "rolora")

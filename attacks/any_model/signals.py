@@ -5,16 +5,33 @@ Each is a function of numbers, so it works with any model.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from attacks import shadow_scores
 from attacks.adversary.null import Floats
-from attacks.any_model.likelihood import Tokens
-from attacks.shadow_scores import lira, rmia
+from attacks.any_model.outputs import in_options
+from attacks.any_model.subject import Subject, Texts, Tokens, plain_of, tokens_of
+from attacks.catalogue import executed, guarded, refused
+from secure_fed.errors import DataError, ModelError, UsageError
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.chats import ASSISTANT, Chat
+from secure_fed.learning.data.encode import IGNORED, Encoded
+from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.models.architecture import positions_of
+from secure_fed.learning.models.loading import explained, quiet
+from secure_fed.learning.models.locate import locate
+from secure_fed.learning.tasks.chat import Chats
 from secure_fed.learning.tasks.confidence import of_likelihood
+from secure_fed.learning.tasks.item_extras import ASIDE
 
 PAPERS = {
     "loss": "Yeom et al. 2018",
@@ -55,8 +72,10 @@ def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
     nobody = np.zeros(reference_phi.shape, dtype=bool)
     given = phi, reference_phi, nobody
     return {
-        "LiRA offline": lira.offline(*given),
-        "RMIA offline": rmia.scores(*given, phi, reference_phi, a=rmia.UNTUNED_A, marginal=rmia.offline_marginal),
+        "LiRA offline": shadow_scores.offline(*given),
+        "RMIA offline": shadow_scores.scores(
+            *given, phi, reference_phi, a=shadow_scores.UNTUNED_A, marginal=shadow_scores.offline_marginal
+        ),
     }
 
 
@@ -104,3 +123,223 @@ def _least(values: Floats, share: float) -> float:
         return 0.0
     count = max(1, int(len(values) * share))
     return float(np.sort(values)[:count].mean())
+
+
+# from attacks.any_model.signals
+# Neighbours of a text, with one word changed: a memorised text has a far lower loss than its neighbours.
+#
+#     score(x) = mean over neighbours n of loss(n) - loss(x)                    (Mattern et al. 2023, arXiv 2305.18462)
+#
+# A masked language model proposes words for each place; the most probable whole words are taken. Without such a model
+# a neighbour
+# lacks one word, which is a cruder change. Of a conversation the words of the assistant's turns are changed, which are learned.
+#
+
+
+_WORD = re.compile(r"\w+")
+_MARKS = tuple(map(chr, range(0xE000, 0xE100)))  # of Unicode's private use, and part of no word; one between answers
+_CANDIDATES = 10  # words proposed for a place; those equal to the text's own are dropped
+_TASKS = ("classification", "multi_label", "regression", "causal_lm", "chat")
+
+
+def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
+    """`count` times (texts,) losses of one neighbour of each text; of the text itself if it has no word to change.
+
+    masked: a masked language model, by name or folder.
+    """
+    if subject.asked.data.task not in _TASKS:
+        raise UsageError(
+            f"--neighbours changes words, and the labels of {subject.task.title} belong to single words: leave it out"
+        )
+    task, rows = subject.task, subject.texts.rows
+    if isinstance(task, Chats):
+        chats = [left for left, _, _ in task.turns(subject.tokenizer, rows, subject.asked.max_length)]
+        marks = [next(one for one in _MARKS if all(one not in said for _, said in chat)) for chat in chats]
+        texts = [mark.join(_answers(chat)) for mark, chat in zip(marks, chats, strict=True)]
+    else:
+        field = "text_b" if subject.language_model and rows.text_b is not None else "text"
+        texts = [_read(text, subject) for text in getattr(rows, field)]
+    made = _swapped(texts, count, masked) if masked else [dropped(text, count) for text in texts]
+    near = [[of_text[number] for of_text in made] for number in range(count)]
+    if isinstance(task, Chats):
+        parts = [[text.split(mark) for text, mark in zip(some, marks, strict=True)] for some in near]
+        return [_losses(subject, "text", _in_room(subject, chats, some)) for some in parts]
+    return [_losses(subject, field, some) for some in near]
+
+
+def _answers(chat: Chat) -> list[str]:
+    return [said for role, said in chat if role == ASSISTANT]
+
+
+def _in_room(subject: Subject, chats: Sequence[Chat], answers: Sequence[Sequence[str]]) -> list[Chat]:
+    """The conversations with these answers; a conversation itself where with them it would lose a turn to `--max-length`."""
+    changed: list[Chat] = []
+    for chat, said in zip(chats, answers, strict=True):
+        left = iter(said)
+        changed.append(tuple((role, next(left) if role == ASSISTANT else text) for role, text in chat))
+    rows = replace(subject.texts.rows, text=changed)
+    lost = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length).columns[ASIDE]
+    return [chat if gone else new for chat, new, gone in zip(chats, changed, lost, strict=True)]
+
+
+def dropped(text: str, count: int) -> list[str]:
+    """`count` copies, each without a different word; with fewer words, starting again from the first."""
+    words = list(_WORD.finditer(text))
+    if len(words) < 2:
+        return [text] * count
+    order = np.random.default_rng(len(text)).permutation(len(words))
+    return [text[: words[at].start()] + text[words[at].end() :] for at in np.resize(order, count)]
+
+
+def _read(text: str, subject: Subject) -> str:
+    """The part of a text that the audited model reads: a changed word behind it would have no effect."""
+    if not subject.tokenizer.is_fast:
+        return text
+    read = subject.tokenizer(text, truncation=True, max_length=subject.asked.max_length, return_offsets_mapping=True)
+    return text[: max((int(end) for _, end in read["offset_mapping"]), default=0)]
+
+
+def _losses(subject: Subject, field: str, texts: Sequence[Any]) -> Floats:
+    own = subject.texts
+    rows = replace(own.rows, **{field: tuple(texts)})
+    encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
+    return replace(subject, texts=Texts(rows, own.members, encoded)).losses()
+
+
+def _swapped(texts: Sequence[str], count: int, name: str) -> list[list[str]]:
+    import transformers
+
+    with in_options("--neighbour-model"), quiet(), explained(name):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(locate(name))
+    if tokenizer.mask_token_id is None or not tokenizer.is_fast:
+        raise ModelError(
+            f"--neighbour-model {name} is no masked language model with a fast tokenizer: name one such as a BERT"
+        )
+    with in_options("--neighbour-model"), quiet(), explained(name):
+        model = transformers.AutoModelForMaskedLM.from_pretrained(locate(name)).eval()
+    return [_of_text(text, count, tokenizer, model) for text in texts]
+
+
+@torch.no_grad()
+def _of_text(text: str, count: int, tokenizer: Any, model: Any) -> list[str]:
+    """The `count` most probable texts with one word swapped; the text itself where there are fewer."""
+    read = tokenizer(text, return_offsets_mapping=True, truncation=True, max_length=512)
+    words = {match.span() for match in _WORD.finditer(text)}
+    places = [at for at, span in enumerate(read["offset_mapping"]) if tuple(span) in words]
+    if not places:
+        return [text] * count
+    ids = torch.tensor(read["input_ids"]).repeat(len(places), 1)
+    ids[range(len(places)), places] = tokenizer.mask_token_id
+    log = model(input_ids=ids).logits[range(len(places)), places].log_softmax(1)  # (places, words)
+    found: list[tuple[float, str]] = []
+    for row, at in enumerate(places):
+        start, end = read["offset_mapping"][at]
+        own = text[start:end]
+        # p(new) / (1 - p(own)), the paper's swap probability
+        rest = float(torch.log1p(-log[row, read["input_ids"][at]].exp().clamp(max=1 - 1e-6)))
+        best = log[row].topk(_CANDIDATES)
+        for score, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            word = _as(own, tokenizer.convert_tokens_to_string([tokenizer.convert_ids_to_tokens(token)]).strip())
+            if _WORD.fullmatch(word) and word.lower() != own.lower():
+                found.append((score - rest, text[:start] + word + text[end:]))
+    best_first = [changed for _, changed in sorted(found, key=lambda one: -one[0])]
+    return [*best_first, *[text] * count][:count]
+
+
+def _as(own: str, word: str) -> str:
+    """`word` with the capitalisation of `own`."""
+    if own.isupper() and len(own) > 1:
+        return word.upper()
+    return word[:1].upper() + word[1:] if own[:1].isupper() else word
+
+
+# from attacks.any_model.signals
+# ReCaLL (Xie et al. 2024, arXiv 2406.15968): the ratio of a text's log-likelihood after a prefix to that without it.
+#
+#     score(x) = LL(x | P) / LL(x)
+#
+# LL is a text's log-likelihood, and the prefix P consists of some texts of the same kind that were not in the training. The
+# prefix lowers the log-likelihood of a memorised text more than that of another, so its ratio is higher. The texts of
+# P must not
+# be among the audited texts: after a copy of itself, every text is likely.
+#
+
+
+Ids = NDArray[np.integer[Any]]
+
+_SHOTS = 12  # texts of the prefix, at most
+_LONGEST = 2048  # tokens, if the model states no limit
+_BATCH = 2
+
+
+def conditional(subject: Subject, file: Path) -> Floats:
+    """(texts,) the log-likelihood of each text after the prefix, over the same tokens as without it."""
+    with in_options():
+        prefix = _prefix(subject, file)
+    given = [_after(prefix, *own, subject.tokenizer.bos_token_id) for own in _columns(subject.texts.examples)]
+    columns = {"input_ids": tuple(ids for ids, _ in given), "labels": tuple(labels for _, labels in given)}
+    examples = Encoded({**subject.texts.examples.columns, **columns})
+    found = tokens_of(subject.model, subject.task, subject.tokenizer, examples, _BATCH)
+    return np.array([one.said.sum() for one in found])
+
+
+def _columns(examples: Encoded) -> list[tuple[Ids, Ids]]:
+    return list(zip(examples.input_ids, examples.columns["labels"], strict=True))
+
+
+def _after(prefix: Ids, ids: Ids, labels: Ids, begin: int | None) -> tuple[Ids, Ids]:
+    """The text appended to the prefix, without its begin token. Its first token is not scored, as without a prefix."""
+    labels = np.concatenate([[IGNORED], labels[1:]])
+    first = int(len(ids) > 1 and ids[0] == begin)
+    return np.concatenate([prefix, ids[first:]]), np.concatenate([np.full(len(prefix), IGNORED), labels[first:]])
+
+
+def _prefix(subject: Subject, file: Path) -> Ids:
+    """The tokens of the file's first texts, as many as fit before the longest text."""
+    tables = sources.of_one_party(subject.task, [file], "--recall")
+    rows = subject.task.rows(tables, Vocabulary((), ()))
+    both = set(subject.texts.plain) & set(plain_of(rows))
+    if both:
+        raise DataError(
+            f"{file} has {len(both)} texts of --members or --non-members: --recall needs texts that were in no training"
+        )
+    limit = positions_of(subject.model) or _LONGEST
+    room = limit - int(subject.texts.examples.lengths.max())
+    encoded = subject.task.encode(subject.tokenizer, rows.take(range(min(_SHOTS, len(rows)))), limit)
+    found: list[Ids] = []
+    for ids in encoded.input_ids:
+        if len(ids) and sum(len(one) for one in found) + len(ids) <= room:
+            found.append(ids)
+    if not found:
+        raise UsageError(
+            f"no text of --recall fits in front of a text: the model reads {limit} tokens, and the texts take up to "
+            f"{limit - room}: lower --max-length"
+        )
+    return np.concatenate(found)
+
+
+# from attacks.any_model.signals
+# A user-defined signal, in a file: its `scores(subject)` returns a number for each text, higher for members.
+#
+# `subject` (`attacks.any_model.subject.Subject`) has the model, its tokenizer, the task, `texts` and `losses()`, and
+# for language
+# models `tokens()`. The first `subject.texts.members` rows are the members: a signal must not use this number, or its result is
+# meaningless.
+#
+
+
+def scores(file: Path, subject: Subject) -> Floats:
+    """(texts,) the scores of the file's function.
+
+    ConfigError, naming the file, if the function fails or does not return a number for each text.
+    """
+    function = getattr(executed(file), "scores", None)
+    if not callable(function):
+        raise refused(file, "has no function scores(subject) that returns a number for each text")
+    found = np.asarray(guarded(file, function)(subject))
+    count = len(subject.texts.rows)
+    if found.shape != (count,) or found.dtype.kind not in "fiub" or not np.isfinite(found).all():
+        raise refused(
+            file, f"returned {found.dtype} of shape {found.shape}: it must return {count} finite numbers, one a text"
+        )
+    return found.astype(np.float64)

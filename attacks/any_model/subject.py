@@ -13,26 +13,42 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from attacks.adversary.null import Floats
-from attacks.any_model.apart import require_apart, require_different
-from attacks.any_model.classes import in_order, require_same_order
-from attacks.any_model.dates import column
-from attacks.any_model.heads import adapted, require_adapter, require_head, require_head_of_either
-from attacks.any_model.in_options import in_options
-from attacks.any_model.likelihood import Tokens, losses_of, predicted, tokens_of
-from attacks.any_model.scale import UNSCALED, learned, require_same
-from attacks.any_model.texts import Texts, joined
+from attacks.any_model.outputs import (
+    UNSCALED,
+    adapted,
+    in_options,
+    in_order,
+    learned,
+    require_adapter,
+    require_head,
+    require_head_of_either,
+    require_same,
+    require_same_order,
+)
+from attacks.evidence.baseline import when
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
-from secure_fed.errors import UsageError
+from secure_fed.errors import DataError, ModelError, UsageError
 from secure_fed.export.label_scale import of
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
-from secure_fed.learning.data import sources
+from secure_fed.learning.data import files, sources
+from secure_fed.learning.data.chats import ASSISTANT
+from secure_fed.learning.data.encode import IGNORED, Encoded, batches
 from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.texts import is_chat, normal
 from secure_fed.learning.models import loading
+from secure_fed.learning.models.locate import locate
+from secure_fed.learning.tasks.next_tokens import rows_together, token_figures
 from secure_fed.learning.tasks.task import Task
+from secure_fed.learning.training.objective import to_device
 
 Switch = Callable[[], AbstractContextManager[Any]]
 
@@ -256,3 +272,189 @@ def _files(asked: Asked) -> list[tuple[Path, str]]:
     if asked.others is None:
         return [(asked.members, asked.all_in)]
     return [(asked.members, "--members"), (asked.others, "--non-members")]
+
+
+# from attacks.any_model.subject
+# The texts of an audit, in one sequence.
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All texts, members first. members: their number. examples: the texts, tokenised for the model."""
+
+    rows: Rows
+    members: int
+    examples: Encoded
+
+    @property
+    def learned(self) -> list[str]:
+        """The text of each that a training learns, as far as its turns say so: the assistant's, of a conversation."""
+        if any(map(is_chat, self.rows.text)):
+            return ["\n".join(said for role, said in chat if role == ASSISTANT) for chat in self.rows.text]
+        return self.plain
+
+    @property
+    def plain(self) -> list[str]:
+        return plain_of(self.rows)
+
+
+def plain_of(rows: Rows) -> list[str]:
+    """The text of each row; a second text is appended to the first. A conversation is its turns, each with its role."""
+    if any(map(is_chat, rows.text)):
+        return ["\n".join(f"{role}: {said}" for role, said in chat) for chat in rows.text]
+    seconds = rows.text_b or ("",) * len(rows)
+    return [f"{one} {two}".strip() for one, two in zip(rows.text, seconds, strict=True)]
+
+
+def joined(members: Rows, others: Rows | None = None) -> Rows:
+    """The rows of both files, members first."""
+    if others is None:
+        return members
+    second = None if members.text_b is None else kept(members.text_b, others.text_b or ())
+    text, label = kept(members.text, others.text), kept(members.label, others.label)
+    return Rows(text, label, members.label_names, second)
+
+
+# from attacks.any_model.subject
+# Losses of examples under a model, and a language model's log-likelihoods of their tokens.
+
+
+BATCH = 16
+_PREDICTED_FROM = {"AutoModelForCausalLM": 1, "AutoModelForTokenClassification": 0}  # place of the first labelled token
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A language model's predictions of a text's tokens, each from the tokens before it.
+
+    said: (T,) the log-likelihood of each token. mean, deviation: (T,) mean and standard deviation of the log-likelihood of a
+    token drawn from the model's distribution at that place.
+    """
+
+    said: Floats
+    mean: Floats
+    deviation: Floats
+
+
+@torch.no_grad()
+def losses_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, label_names: Sequence[str]) -> Floats:
+    """(examples,) the task's loss of each example."""
+    loss, device = task.loss(label_names), next(model.parameters()).device
+    found = np.zeros(len(examples))
+    with rows_together():
+        for batch in batches(examples, BATCH, task.collate(tokenizer), None):
+            found[batch.indices] = loss(model, to_device(batch.inputs, device)).double().cpu().numpy()
+    require_numbers(found)
+    return found
+
+
+@torch.no_grad()
+def tokens_of(model: Any, task: Task, tokenizer: Any, examples: Encoded, size: int = BATCH) -> list[Tokens]:
+    """The log-likelihoods of every predicted token, for each example."""
+    found: dict[int, Tokens] = {}
+    device = next(model.parameters()).device
+    for batch in batches(examples, size, task.collate(tokenizer), None):
+        with rows_together():
+            parts, there = token_figures(model, to_device(batch.inputs, device), _figures)
+        for row, index in enumerate(batch.indices.tolist()):
+            found[index] = Tokens(*(part[row][there[row]].double().cpu().numpy() for part in parts))
+    tokens = [found[index] for index in range(len(examples))]
+    require_numbers(np.array([one.said.sum() + one.mean.sum() + one.deviation.sum() for one in tokens]))
+    return tokens
+
+
+def _figures(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log p of each target, and the mean and the standard deviation of log p for tokens drawn by p."""
+    log = scores.log_softmax(1)
+    said = log.gather(1, targets.clamp_min(0)[:, None])[:, 0]
+    mean, square = _moments(log)
+    return said, mean, (square - mean.square()).clamp_min(0).sqrt()
+
+
+def _moments(log: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,) means of log p and of its square, for tokens drawn by p; log: (N, V). A token with p = 0 adds nothing."""
+    p = log.exp()
+    weighted = torch.xlogy(p, p)
+    return weighted.sum(-1), torch.xlogy(weighted, p).sum(-1)
+
+
+def predicted(task: Task, examples: Encoded) -> list[int]:
+    """The indices of the examples with a token to predict. The loss of the others is 0, as of a text known by heart."""
+    if (first := _PREDICTED_FROM.get(task.auto)) is None:
+        return list(range(len(examples)))
+    return [index for index, own in enumerate(examples.columns["labels"]) if (own[first:] != IGNORED).any()]
+
+
+def require_numbers(losses: Floats) -> None:
+    """ModelError if a text's loss is not a number, because no attack could rank it."""
+    if broken := int(np.isnan(losses).sum()):
+        raise ModelError(
+            f"the model gives {broken} of {len(losses)} texts a loss that is not a number (NaN): its weights are damaged, or "
+            "they overflow in the precision that they are stored in; give a model that was saved whole, in float32"
+        )
+
+
+# from attacks.any_model.subject
+# Checks that an audit compares different things: references and the model, and members and others.
+
+
+def require_different(model: str, references: Sequence[str]) -> None:
+    """Refuse a model as its own reference, and a repeated reference: the spread over references would be meaningless."""
+    seen = {_place(model, "--model"): "is the --model itself"}
+    for name in references:
+        place = _place(name, "--reference")
+        if (why := seen.get(place)) is not None:
+            raise UsageError(
+                f"--reference {name} {why}: leave it out, or name another model that never saw the members"
+            )
+        seen[place] = "is given twice"
+
+
+def require_apart(members: Rows, others: Rows) -> None:
+    """Refuse a text that is on both sides, under any label: it was in the training, so listing it among the others would hide a
+    leak, and with another label it would pose as one.
+    """
+    first, both = _plain(members), set(_plain(members)) & set(_plain(others))
+    if both:
+        raise UsageError(
+            f"{len(both)} texts are both in --members and in --non-members, such as row "
+            f"{min(map(first.index, both)) + 1} of --members (labels, white space and capitals do not count): what was in the "
+            "training is a member, so take them out of --non-members"
+        )
+
+
+def _place(name: str, option: str) -> str:
+    """The whole path of a folder, or a Hub id unchanged. ModelError, naming the option, for anything else."""
+    try:
+        found = locate(name)
+    except ModelError as error:
+        raise ModelError(str(error).replace("model.name", option, 1)) from error
+    return str(Path(found).resolve()) if Path(found).exists() else found
+
+
+def _plain(rows: Rows) -> list[tuple[str, str]]:
+    """Each row's texts, as `normal` writes them."""
+    seconds = rows.text_b or ("",) * len(rows)
+    return [(normal(one), normal(two)) for one, two in zip(rows.text, seconds, strict=True)]
+
+
+# from attacks.any_model.subject
+# The dates of the texts, in a column that the user names.
+
+
+def column(parts: Sequence[tuple[Path, str]], kept: Sequence[Sequence[int]], name: str) -> tuple[object, ...]:
+    """The dates of all files' kept rows. parts: files and their options. DataError for a date that cannot be read."""
+    return tuple(one for part, rows in zip(parts, kept, strict=True) for one in _read(*part, rows, name))
+
+
+def _read(path: Path, option: str, rows: Sequence[int], name: str) -> tuple[object, ...]:
+    values = files.read(path, [name], option).column(name, "--date")
+    for row in rows:
+        try:
+            when(values[row])
+        except ValueError as error:
+            raise DataError(
+                f"row {row + 1} of {option} has {values[row]!r:.40} in the column {name!r}, which --date cannot read: write "
+                "dates as 2021-07-04, and leave out the date of a text that has none"
+            ) from error
+    return tuple(values[row] for row in rows)

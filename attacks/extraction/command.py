@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attacks.any_model import of_tasks
+from attacks import options
 from attacks.any_model.command import longest
-from attacks.limits import ABOVE_LIMIT, limit_of
+from attacks.options import ABOVE_LIMIT, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 PREFIX = SUFFIX = 32
@@ -53,11 +53,11 @@ def run(chosen: argparse.Namespace) -> int:
         _length(chosen, "suffix", SUFFIX),
     )
     from attacks.any_model.subject import Asked, opened
-    from attacks.extraction.audit import extracted
+    from attacks.extraction.prefix import extracted
     from secure_fed.config import DataConfig
 
-    of_tasks.require_columns(task, chosen.text_b, None)
-    settings = of_tasks.chosen_settings(chosen, task)
+    options.require_columns(task, chosen.text_b, None)
+    settings = options.chosen_settings(chosen, task)
     data = replace(DataConfig("", "of the user", "", task, chosen.text or "", chosen.text_b or ""), **settings)
     most = longest(chosen, task) if task == "chat" else (prefix or 0) + suffix
     of_model = chosen.adapter, tuple(chosen.reference), (), most, chosen.device

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from attacks.any_model.command import longest
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
+from attacks.options import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from secure_fed.errors import UsageError
 
 _TASKS = ("classification", "multi_label", "regression", "causal_lm")
@@ -38,7 +38,7 @@ def run(chosen: argparse.Namespace) -> int:
         )
     limit = limit_of(chosen.fail_above, "advantage", "with --attribute give advantage= and a number from 0 to 1")
     from attacks.any_model.subject import Asked, opened
-    from attacks.inference.audit import attribute, audited
+    from attacks.inference.attribute import attribute, audited
     from secure_fed.config import DataConfig
 
     columns = chosen.text or "", chosen.text_b or "", chosen.label or ""
@@ -75,3 +75,41 @@ def _show(facts: dict[str, Any]) -> None:
     console.print(table)
     counts = f"{facts['members']} members and {facts['non_members']} others, {facts['values']} values"
     console.print(f"{counts}; the adversary knows a record except for its {facts['attribute']}")
+
+
+# from attacks.inference.command
+# `secure-fed audit RUN_DIR --share WORD`: the share of a client's texts that contain a word, guessed from its update.
+
+
+def add_share(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options to `audit`."""
+    own = parser.add_argument_group("a share of a client's texts")
+    what = (
+        "guess which share of a client's texts contain this word, from an update that each of at most 60 clients of RUN_DIR "
+        "makes from the final model"
+    )
+    own.add_argument("--share", metavar="WORD", help=what)
+
+
+def run_share(chosen: argparse.Namespace) -> int:
+    """Make the audit and print it; the exit status shows whether the gain is above the limit."""
+    if chosen.run_dir is None:
+        raise UsageError("--share is for the audit of a run: name its RUN_DIR")
+    limit = limit_of(chosen.fail_above, "gain", "with --share give gain= and a number from 0 to 1")
+    from attacks.adversary.case import Inapplicable
+    from attacks.inference.share import audited
+
+    try:
+        found = audited(chosen.run_dir, chosen.share, lambda what: print(f"secure-fed: {what}", file=sys.stderr))
+    except Inapplicable as error:
+        raise UsageError(f"--share does not apply: {error}") from error
+    if chosen.json:
+        print(json.dumps(found))
+    else:
+        heads = {"leak": "LEAK", "nothing": "nothing found"}
+        print(f"verdict on the share of {found['word']!r} in {found['clients']} clients: {heads[found['verdict']]}")
+        print("\n".join(found["sentences"]))
+    if found["gain"] <= limit or found["verdict"] == "nothing":
+        return 0
+    print(f"secure-fed: a gain of {found['gain']:.3f} is above --fail-above gain={limit:g}", file=sys.stderr)
+    return ABOVE_LIMIT

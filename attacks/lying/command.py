@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
+from attacks.options import ABOVE_LIMIT, CANNOT_TELL, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from attacks.adversary.active import LyingServer
+    from attacks.adversary.lying_server import LyingServer
 
 TRIALS, FEWEST_TRIALS = 20, 8  # with fewer, half of them with a member, even all right verdicts may be chance
 _MOST_TEXTS = 64
@@ -60,9 +60,7 @@ def run(chosen: argparse.Namespace) -> int:
 def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -> dict[str, Any]:
     """The rates of these attacks against the clients of a federation, or the reason why one does not apply."""
     from attacks.adversary.case import Inapplicable
-    from attacks.lying.rates import rate
-    from attacks.lying.table import Table
-    from attacks.lying.trials import LIES, tried
+    from attacks.lying.trials import LIES, Table, rate, tried
 
     sizes = [len(one) for one in server.assembly.problem.train]
     each = max(2, min(_MOST_TEXTS, round(median(sizes))))
@@ -83,8 +81,8 @@ def _server(path: Path) -> LyingServer:
     """The vantage in the last round of a finished run, repeated from its final tensors, or in the second round of a configured
     run.
     """
-    from attacks.adversary.active import LyingServer
-    from attacks.adversary.target import opened
+    from attacks.adversary.case import opened
+    from attacks.adversary.lying_server import LyingServer
     from secure_fed.config import RunConfig
     from secure_fed.federation import Federation
 

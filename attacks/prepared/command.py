@@ -11,10 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks.any_model import of_tasks
+from attacks import options
 from attacks.any_model.command import longest
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
-from attacks.prepared.kinds import KINDS, TASKS
+from attacks.options import ABOVE_LIMIT, CANNOT_TELL, KINDS, TASKS, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -61,9 +60,9 @@ def prepare(chosen: argparse.Namespace) -> None:
     """Prepare the folder, and print who gets which of its files."""
     from dataclasses import asdict
 
-    from attacks.extraction.template import DIGITS, USUAL, USUAL_CHAT, Template
-    from attacks.prepared.making import Wish
-    from attacks.prepared.making import prepare as made
+    from attacks.extraction.exposure import DIGITS, USUAL, USUAL_CHAT, Template
+    from attacks.prepared.folder import Wish
+    from attacks.prepared.folder import prepare as made
     from secure_fed.config import DataConfig
 
     if chosen.canaries != "secrets" and (chosen.template is not None or chosen.digits is not None):
@@ -73,7 +72,7 @@ def prepare(chosen: argparse.Namespace) -> None:
         usual if chosen.template is None else chosen.template,
         DIGITS if chosen.digits is None else chosen.digits,
     )
-    of_tasks.require_columns(chosen.task, chosen.text_b, chosen.label)
+    options.require_columns(chosen.task, chosen.text_b, chosen.label)
     data = DataConfig("", "of the user", "", chosen.task, chosen.text, chosen.text_b, chosen.label)
     manifest = made(Wish(chosen.data, data, chosen.canaries, chosen.count, chosen.repeat, template), chosen.out)
     if chosen.json:
@@ -100,15 +99,15 @@ def run(chosen: argparse.Namespace) -> int:
     limit = limit_of(
         chosen.fail_above, "epsilon", "with --prepared give epsilon= and a number from 0, such as epsilon=1", math.inf
     )
-    from attacks.prepared import audit
+    from attacks.prepared import findings
     from attacks.prepared.folder import read
 
-    delta = audit.DELTA if chosen.delta is None else chosen.delta
+    delta = findings.DELTA if chosen.delta is None else chosen.delta
     if not 0 <= delta < 1:
         raise ConfigError(f"--delta is {delta:g}: give a number from 0 to below 1, such as 1e-5")
     manifest = read(chosen.prepared)
     subject = _opened(chosen, manifest)
-    found = audit.audited(
+    found = findings.audited(
         subject, chosen.prepared, manifest, delta, lambda what: print(f"secure-fed: {what}", file=sys.stderr)
     )
     print(json.dumps(found)) if chosen.json else _show(found)
@@ -135,7 +134,7 @@ def _exposure(chosen: argparse.Namespace) -> int:
     tried = chosen.secrets_tried
     if tried is not None and tried < 1:
         raise ConfigError(f"--secrets-tried is {tried}; it must be at least 1, and 1000 to see ten bits")
-    from attacks.prepared.exposure import exposed, sentences, untold
+    from attacks.prepared.findings import exposed, sentences, untold
     from attacks.prepared.folder import planted_in, read
 
     manifest = read(chosen.prepared)
@@ -164,7 +163,7 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
     from attacks.prepared.folder import CANDIDATES
     from secure_fed.config import DataConfig
 
-    settings = of_tasks.chosen_settings(chosen, manifest.task)
+    settings = options.chosen_settings(chosen, manifest.task)
     columns = manifest.text, manifest.text_b, manifest.label
     data = replace(DataConfig("", "of the user", "", manifest.task, *columns), **settings)
     labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
@@ -179,7 +178,7 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
         longest(chosen, manifest.task),
         chosen.device,
         manifest.classes,
-        scale_given=of_tasks.gives_scale(settings),
+        scale_given=options.gives_scale(settings),
     )
     return opened(asked)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from attacks.report.values import Interval, Row
+from attacks.evidence.attempts import Attempt, Grade, best, exact, guessed, matched
 
 NO_UNIT = "none"
 
@@ -192,3 +193,229 @@ class Audit:
     def vantage_title(self, name: str) -> str:
         """A vantage point's name for display."""
         return next((vantage.title for vantage in self.vantages if vantage.name == name), name)
+
+
+# from attacks.report.audited
+# Typed values from untrusted JSON: a value of the wrong type counts as missing. Nothing here raises.
+
+
+Interval = tuple[float, float]
+Row = Mapping[str, Any]
+
+LARGEST = 1e12  # no figure of an audit is near it; a larger number may not fit into a float or onto a page
+
+
+def number(value: object) -> float | None:
+    """A finite number of plausible size, else None, also for True and False."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
+        return None
+    return float(value)
+
+
+def share(value: object, default: float) -> float:
+    """A number strictly between 0 and 1, else the default."""
+    found = number(value)
+    return found if found is not None and 0 < found < 1 else default
+
+
+def count(value: object) -> int | None:
+    """A non-negative integer, else None."""
+    found = number(value)
+    return None if found is None or found < 0 or found != int(found) else int(found)
+
+
+def words(value: object) -> str:
+    """A text or a number as text, else ""."""
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+
+
+def row(value: object) -> Row:
+    """A mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def rows(value: object) -> tuple[Row, ...]:
+    """The mappings in a list."""
+    return tuple(one for one in value if isinstance(one, Mapping)) if isinstance(value, list | tuple) else ()
+
+
+def interval(value: object) -> Interval | None:
+    """Two numbers in order, else None."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        return None
+    low, high = map(number, value)
+    return None if low is None or high is None or low > high else (low, high)
+
+
+def numbers(value: object) -> list[float]:
+    """A list of finite numbers; empty if any element is not one."""
+    found = [number(one) for one in value] if isinstance(value, list | tuple) else []
+    kept = [one for one in found if one is not None]
+    return kept if len(kept) == len(found) else []
+
+
+# from attacks.report.audited
+# audit.json as typed values. Missing and invalid values are None or empty.
+#
+# An audit may be old, cut short or edited by hand, and its reader should still see the rest. So nothing here raises, and no
+# number is made up: an unreadable value is missing, never 0.
+#
+
+
+def read(audit: Mapping[str, Any]) -> Audit:
+    """The audit as typed values, as far as it can be read."""
+    fields = row(audit)
+    unit = words(fields.get("unit")) or NO_UNIT
+    return Audit(
+        run=words(fields.get("run_dir")),
+        method=words(fields.get("method")),
+        unit=unit,
+        audited=words(fields.get("audited_unit")) or ("example" if unit == NO_UNIT else unit),
+        epsilon=number(fields.get("epsilon_accounted")),
+        delta=number(fields.get("delta")),
+        accuracy=number(fields.get("accuracy")),
+        members=count(fields.get("members")),
+        non_members=count(fields.get("non_members")),
+        significance=share(fields.get("significance"), 0.05),
+        baseline=_baseline(row(fields.get("baseline"))),
+        vantages=_named(fields, "vantages", "vantage", "sees"),
+        attacks=_named(fields, "attacks", "attack", "paper"),
+        cells=tuple(_cell(one, fields) for one in rows(fields.get("cells"))),
+        roc={words(name): row(curve) for name, curve in row(fields.get("roc")).items()},
+        clients=rows(fields.get("clients")),
+        exposed=rows(fields.get("exposed")),
+        sweep=rows(fields.get("sweep")),
+        verdict=row(fields.get("verdict")),
+        canaries=words(fields.get("canaries")) or "none",
+        promised=number(fields.get("epsilon_promised")),
+        adjacency=words(fields.get("adjacency")),
+        asked_for=_names(fields.get("asked_for")),
+        personal=_names(fields.get("personal")),
+        main=_main(row(fields.get("main"))),
+        accusations=rows(fields.get("accusations")),
+        expected=number(row(fields.get("expected")).get("epsilon_lower")),
+        phantoms=words(fields.get("audited_of")) == "phantoms",
+    )
+
+
+def _main(fields: Row) -> tuple[str, str] | None:
+    attack, vantage = words(fields.get("attack")), words(fields.get("vantage"))
+    return (attack, vantage) if attack and vantage else None
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(filter(None, map(words, value))) if isinstance(value, list | tuple) else ()
+
+
+def _cell(one: Row, fields: Row) -> Cell:
+    applicable = one.get("applicable") is not False
+    return Cell(
+        attack=words(one.get("attack")),
+        vantage=words(one.get("vantage")),
+        applicable=applicable,
+        why=words(one.get("why")),
+        auc=number(one.get("auc")) if applicable else None,
+        interval=interval(one.get("auc_interval")) if applicable else None,
+        tails=_tails(row(one.get("tpr_at_fpr"))) if applicable else (),
+        lower=number(one.get("epsilon_lower")) if applicable else None,
+        how=words(one.get("epsilon_how")),
+        accounted=_accounted(one, fields),
+        members=_own(one, fields, "members"),
+        non_members=_own(one, fields, "non_members"),
+        measured=row(one.get("measured")) if applicable else {},
+        note=words(one.get("note")),
+        seconds=number(one.get("seconds")),
+        showable=number(one.get("epsilon_showable")) if applicable else None,
+        null=words(one.get("null")),
+        estimates=_estimates(one.get("estimates")) if applicable else (),
+        allowed=_allowed(row(one.get("allowed"))),
+    )
+
+
+def _estimates(value: object) -> tuple[Estimated, ...]:
+    found = ((words(one.get("name")), number(one.get("epsilon")), number(one.get("point"))) for one in rows(value))
+    return tuple(Estimated(name, epsilon, point) for name, epsilon, point in found if name and epsilon is not None)
+
+
+def _allowed(fields: Row) -> Allowed | None:
+    auc = number(fields.get("auc"))
+    if auc is None:
+        return None
+    rates = {float(name): number(rate) for name, rate in row(fields.get("tpr_at_fpr")).items() if _is_rate(name)}
+    return Allowed(auc, {at: rate for at, rate in rates.items() if rate is not None}, words(fields.get("by")))
+
+
+def _is_rate(name: object) -> bool:
+    try:
+        return math.isfinite(float(name))  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+
+
+def _accounted(one: Row, fields: Row) -> float | None:
+    """The epsilon that holds against this adversary, None without one: the cell's, else its vantage point's, else the run's."""
+    at = next((seen for seen in rows(fields.get("vantages")) if seen.get("name") == one.get("vantage")), {})
+    for place in (one, at):
+        if "epsilon_accounted" in place:
+            return number(place["epsilon_accounted"])
+    return number(fields.get("epsilon_accounted"))
+
+
+def _own(one: Row, fields: Row, name: str) -> int | None:
+    return next((found for found in (count(at.get(name)) for at in (one, fields)) if found is not None), None)
+
+
+def _tails(fields: Row) -> tuple[Tail, ...]:
+    found = []
+    for name, rates in fields.items():
+        if not _is_rate(name):
+            continue
+        at = row(rates)
+        tpr, fpr = number(at.get("tpr")), number(at.get("fpr"))
+        found.append(Tail(float(name), tpr, interval(at.get("tpr_interval")), fpr, interval(at.get("fpr_interval"))))
+    return tuple(sorted(found, key=lambda tail: -tail.target))
+
+
+def _baseline(fields: Row) -> Baseline:
+    auc, about = number(fields.get("auc")), interval(fields.get("auc_interval"))
+    at_chance = fields.get("at_chance")
+    if not isinstance(at_chance, bool):
+        at_chance = None if about is None else about[0] <= 0.5
+    return Baseline(auc, about, at_chance, words(fields.get("why")))
+
+
+def _named(fields: Row, several: str, one: str, about: str) -> tuple[Named, ...]:
+    """The listed ones in their order, then any that only cells name."""
+    listed = {words(entry.get("name")): entry for entry in rows(fields.get(several))}
+    every: dict[str, Row] = {words(cell.get(one)): {} for cell in rows(fields.get("cells"))}
+    every = {**listed, **{name: entry for name, entry in every.items() if name not in listed}}
+    return tuple(
+        Named(name, words(entry.get("title")) or name, words(entry.get(about))) for name, entry in every.items() if name
+    )
+
+
+# from attacks.report.audited
+# Texts recovered by the attacks of an audit: attempts of a cell, and the grade of the best (`attacks.evidence.attempts`).
+
+
+def attempts(cell: Cell) -> tuple[Attempt, ...]:
+    """Every attempt of an attack on texts that has a number."""
+    return () if cell.of_membership else tuple(one for one in _all(cell.measured) if one.mean.most is not None)
+
+
+def grade(cell: Cell) -> Grade | None:
+    """The grade of the best attempt; None for an attack that is not on texts."""
+    found = best(attempts(cell))
+    return None if found is None else found.grade
+
+
+def _all(measured: Row) -> Iterator[Attempt]:
+    together = row(measured.get("all_rounds"))
+    for figures, of_all in ((measured, False), (together, True)):
+        looked, applied = count(figures.get("updates")), count(figures.get("exact_applicable"))
+        most = row(figures.get("most_exposed"))
+        yield Attempt("exact", exact(figures), exact(most) if most else None, of_all, looked, applied)
+        most = row(figures.get("most_exposed_guess"))
+        yield Attempt("guessed", guessed(figures), guessed(most) if most else None, of_all, looked)
+    optimised = row(measured.get("matching"))
+    yield Attempt("matched", matched(optimised), looked=count(optimised.get("updates")))

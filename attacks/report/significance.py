@@ -15,23 +15,23 @@ A number is significant if its p-value is at most its level (`main_attack`): for
 significance, for every other number an equal part of the last fifth, or of the whole significance if the main AUC is
 significant. An AUC must also have an interval, by itself, above 1/2. If a model reveals nothing, any number is significant in
 at most `significance` of audits; the same limit holds for a null number beside others that are not null. Only significance
-counts as a finding on membership. Recovered texts are a leak by themselves, whatever the coins (`attacks.report.readback`).
+counts as a finding on membership. Recovered texts are a leak by themselves, whatever the coins (`attacks.report.audited`).
 
 A significant finding is a leak if no guarantee covers the unit and the adversary. If one does, the finding is within the
-guarantee up to the figures that it allows (`attacks.evidence.allowed`), and `beyond` if its whole interval is above them.
+guarantee up to the figures that it allows (`attacks.evidence.tradeoff`), and `beyond` if its whole interval is above them.
 `beyond` is not a contradiction, because an interval assumes independent units: only a lower bound contradicts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 from typing import Literal
 
+from attacks.catalogue import ATTACKS
 from attacks.evidence import tradeoff
-from attacks.evidence.main_attack import level
-from attacks.report import readback
+from attacks.report import audited
 from attacks.report.audited import Allowed, Audit, Cell, Tail
 
 Mark = Literal["leak", "within", "beyond", "part", "sign", "inverted", "chance", "none"]
@@ -120,7 +120,7 @@ def mark(cell: Cell, audit: Audit) -> Mark:
     texts was recovered.
     """
     if not cell.of_membership:
-        found = readback.grade(cell)
+        found = audited.grade(cell)
         return found if found in ("leak", "part") else "none"
     if holds_up(cell, audit):
         return "leak" if not audit.covers(cell) else "beyond" if beyond(cell, audit) else "within"
@@ -175,12 +175,12 @@ def unnoticed(audit: Audit) -> float | None:
 
 def partly(audit: Audit) -> bool:
     """Whether some or all of the texts were recovered."""
-    return any(readback.grade(cell) in ("leak", "part") for cell in audit.cells)
+    return any(audited.grade(cell) in ("leak", "part") for cell in audit.cells)
 
 
 def named(audit: Audit) -> bool:
     """Whether an attack on texts named a considerable part of them, whether it counts or not."""
-    return any(readback.grade(cell) not in (None, "little") for cell in audit.cells)
+    return any(audited.grade(cell) not in (None, "little") for cell in audit.cells)
 
 
 def enough(audit: Audit) -> bool:
@@ -197,3 +197,54 @@ def _units(cell: Cell) -> tuple[int, int] | None:
     if cell.members is None or cell.non_members is None or min(cell.members, cell.non_members) < FEWEST:
         return None
     return cell.members, cell.non_members
+
+
+# from attacks.report.significance
+# The choice of the main attack, and the share of the significance that each attack is tested at.
+#
+# The choice depends on public facts and on which attacks could be made, and on no score: the first of `ORDER` that
+# could be made
+# on the run, at its weakest vantage, else the first of the catalogue. Whether an attack can be made depends on the run's
+# settings, its number of clients, its recording and the references.
+#
+#     canaries of random direction, clients by secret coins,
+#     rounds recorded                                           canary_likelihood, the most powerful test where it applies
+#     canaries of random direction otherwise                    canary_cosine, and without recorded rounds one_run
+#     canaries of wrong labels or rare tokens                   one_run
+#     no canaries                                               lira if there are references, else loss
+#
+# The main AUC is tested at the level SHARE a, where a is the significance, and each of the k other numbers at (1 -
+# SHARE) a / k.
+# If the main AUC is significant, each of the others is tested at a / k. So the probability of any false finding is at most a,
+# whichever numbers are null and however they depend on each other. It is the fallback procedure of Wiens (2003) with two
+# families, the second by Bonferroni. (Judging the main AUC at a, and the others at another a, would allow 2 a.) Lower bounds on
+# epsilon are a separate family, at a in the same shares without the second step.
+#
+
+
+ORDER = ("canary_likelihood", "canary_cosine", "one_run", "lira", "loss")
+SHARE = 0.8
+
+Where = tuple[str, str]
+
+
+def main_of(scored: Iterable[Where], vantages: Sequence[str]) -> Where | None:
+    """The main attack among these, which all gave scores; None if there are none. vantages: all vantages, the weakest first."""
+    names = [*ORDER, *(name for name in ATTACKS if name not in ORDER)]
+    rank = {name: number for number, name in enumerate(names)}  # a user's attack comes last
+    return min(
+        scored, key=lambda where: (rank.get(where[0], len(rank)), where[0], vantages.index(where[1])), default=None
+    )
+
+
+def level(significance: float, others: int, *, main: bool, main_found: bool = False) -> float:
+    """The significance of one number beside `others` more. Without others the main number gets all of it."""
+    if main:
+        return significance * SHARE if others else significance
+    return significance * (1 if main_found else 1 - SHARE) / max(others, 1)
+
+
+def levels(significance: float, scored: Sequence[Where], vantages: Sequence[str]) -> dict[Where, float]:
+    """The significance of the lower bound of each."""
+    main = main_of(scored, vantages)
+    return {where: level(significance, len(scored) - 1, main=where == main) for where in scored}

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attacks.adversary.case import Case, Shadows
-from attacks.adversary.vantage import seen
+from attacks.adversary.case import Case, Shadows, seen
 from secure_fed.federation import Federation
 from secure_fed.runs import recording
 from secure_fed.runs.membership import roc

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.texts.adamw_step import factor_of, undone
+from attacks.texts.factor_changes import factor_of, undone
 
 
 def stepped(before: Tensor, gradient: Tensor, lr: float, times: int = 1) -> Tensor:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from attacks.adversary import steps
 from attacks.adversary.case import Case
-from attacks.steps import alignment
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.tensors.tensors import Tensors
@@ -56,11 +56,11 @@ def test_a_cosine_is_that_of_the_gradient_of_a_units_mean_loss(method: str) -> N
     before = Tensors(
         (name, before.tensor(name) + 0.05 * torch.randn(before[name].shape, generator=generator)) for name in before
     )
-    names = alignment.trained_names(federation.assembly, before, 0)
+    names = steps.trained_names(federation.assembly, before, 0)
     direction = Tensors((name, torch.randn(before[name].shape, generator=generator)) for name in names)
     examples = [federation.assembly.problem.test[i] for i in range(8)]
     owner = np.array([0, 1, 1, 2, 2, 2, 2, 2])
-    found = alignment.cosines(federation.assembly, before, 0, examples, owner, [direction, direction * -2.0])
+    found = steps.cosines(federation.assembly, before, 0, examples, owner, [direction, direction * -2.0])
     for unit in range(3):
         own = [examples[i] for i in np.flatnonzero(owner == unit)]
         expected = naive_cosine(federation, before, own, direction, names)
@@ -69,16 +69,16 @@ def test_a_cosine_is_that_of_the_gradient_of_a_units_mean_loss(method: str) -> N
 
 def test_small_batches_give_the_same(monkeypatch: pytest.MonkeyPatch, fellow: Case) -> None:
     states = fellow.seen.states
-    step = alignment.of_states(fellow.assembly, states[3], states[4], 3)
+    step = steps.of_states(fellow.assembly, states[3], states[4], 3)
     examples, owner = fellow.looked_at
-    whole = alignment.cosines(fellow.assembly, states[3], 3, examples, owner, [step])
-    monkeypatch.setattr(alignment, "_EXAMPLES", 3)
-    assert alignment.cosines(fellow.assembly, states[3], 3, examples, owner, [step]) == pytest.approx(whole, abs=1e-5)
+    whole = steps.cosines(fellow.assembly, states[3], 3, examples, owner, [step])
+    monkeypatch.setattr(steps, "_EXAMPLES", 3)
+    assert steps.cosines(fellow.assembly, states[3], 3, examples, owner, [step]) == pytest.approx(whole, abs=1e-5)
 
 
 def test_the_step_of_a_method_that_averages_is_the_change_of_what_trained(fellow: Case) -> None:
     states, federation = fellow.seen.states, fellow.assembly
-    step = alignment.of_states(federation, states[0], states[1], 0)
+    step = steps.of_states(federation, states[0], states[1], 0)
     names = federation.method.plan(federation.initial).trainable
     assert list(step) == sorted(names)
     for name in names:
@@ -100,7 +100,7 @@ def test_a_step_does_not_go_by_how_products_are_split(method: str) -> None:
     for pair in pairs(after):
         turned[pair.a] = (torch.linalg.inv(mixed) @ after.tensor(pair.a).double()).float()
         turned[pair.b] = (after.tensor(pair.b).double() @ mixed).float()
-    one, other = (alignment.of_states(federation.assembly, before, end, 0) for end in (after, Tensors(turned)))
+    one, other = (steps.of_states(federation.assembly, before, end, 0) for end in (after, Tensors(turned)))
     for name in one:
         torch.testing.assert_close(
             one.tensor(name), other.tensor(name), rtol=1e-3, atol=1e-3 * float(one.tensor(name).abs().max())
@@ -118,7 +118,7 @@ def test_a_pulled_back_product_is_its_inner_product_with_any_small_step(method: 
         return Tensors((name, torch.randn(like[name].shape, generator=generator).double()) for name in like)
 
     before, after, v = (normal(federation.assembly.initial.tensors) for _ in range(3))
-    step = alignment.of_states(federation.assembly, before, after, 0)
+    step = steps.of_states(federation.assembly, before, after, 0)
     expected = sum(float((step.tensor(n) * v.tensor(n)).sum()) for n in before)
     found = 0.0
     adapted = set()
@@ -133,6 +133,6 @@ def test_a_pulled_back_product_is_its_inner_product_with_any_small_step(method: 
 
 def test_a_cosine_with_nothing_is_zero(fellow: Case) -> None:
     states = fellow.seen.states
-    nothing = alignment.of_states(fellow.assembly, states[2], states[2], 2)
+    nothing = steps.of_states(fellow.assembly, states[2], states[2], 2)
     examples, owner = fellow.looked_at
-    assert not alignment.cosines(fellow.assembly, states[2], 2, examples, owner, [nothing]).any()
+    assert not steps.cosines(fellow.assembly, states[2], 2, examples, owner, [nothing]).any()

@@ -17,12 +17,10 @@ import torch
 from torch import nn
 
 from attacks import canary_cosine
-from attacks.adversary.case import Case, Settings, Shadows
-from attacks.adversary.target import Target
-from attacks.adversary.vantage import VANTAGES, seen, sums_of
+from attacks.adversary.case import VANTAGES, Case, Settings, Shadows, Target, seen, sums_of
 from attacks.audit import accounted, audited, chosen
 from attacks.catalogue import ATTACKS
-from attacks.evidence.exposure import accusations, exposed
+from attacks.evidence.judge import accusations, exposed
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.errors import ConfigError

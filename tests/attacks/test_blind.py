@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from attacks.evidence.blind import blind, dated, lengths, when
+from attacks.evidence.baseline import blind, dated, lengths, when
 
 WORDS = [
     "the",

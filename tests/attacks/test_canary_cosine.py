@@ -11,11 +11,10 @@ import torch
 from scipy import stats
 
 from attacks import canary_cosine
-from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.adversary.vantage import Seen, sums_of
+from attacks.adversary.case import Case, Inapplicable, Seen, Settings, sums_of
+from attacks.adversary.steps import evenly, releases
 from attacks.evidence.bounds import lower_bound
-from attacks.evidence.canary_estimate import independent
-from attacks.steps.released import evenly, releases
+from attacks.evidence.judge import independent
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.layout import Layout

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from attacks.evidence.bounds import lower_bound
-from attacks.evidence.expected import drawn, expected, same_epsilon
-from attacks.evidence.tradeoff import Gaussian, sampled_gaussian
+from attacks.evidence.tradeoff import Gaussian, drawn, expected, same_epsilon, sampled_gaussian
 
 MEMBERS = np.arange(500) < 250
 

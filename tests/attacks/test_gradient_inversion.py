@@ -10,10 +10,8 @@ import torch
 
 from attacks import gradient_inversion
 from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.texts.first_layer import ANYWHERE, NoFirstLayerError, first_layer
-from attacks.texts.prior_knowledge import prior_knowledge
-from attacks.texts.recovery import recover
-from attacks.texts.token_scores import GUESSED, USUAL, Common, means, score, truth_of
+from attacks.texts.recovery import GUESSED, USUAL, Common, means, prior_knowledge, recover, score, truth_of
+from attacks.texts.span import ANYWHERE, NoFirstLayerError, first_layer
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from tests.attacks.federations import case
 from tests.secure_fed import small_models

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from attacks.catalogue import ATTACKS
-from attacks.report.headline import headline, reading, untried
-from attacks.report.notebook import Audited
-from attacks.report.page import page
-from attacks.report.reading import read
-from attacks.report.terminal import show
-from attacks.report.verdict import recorded, verdict
+from attacks.report import page
+from attacks.report.audited import read
+from attacks.report.display import Audited, show
+from attacks.report.verdict import headline, reading, recorded, untried, verdict
 from secure_fed.report.page import plots
 from tests.attacks import samples
 

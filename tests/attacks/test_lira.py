@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from attacks import lira
+from attacks import shadow_scores as formulas
 from attacks.adversary.case import Settings
-from attacks.shadow_scores import lira as formulas
 from secure_fed.errors import UsageError
 from tests.attacks import overfitted
 

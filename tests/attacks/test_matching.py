@@ -7,8 +7,7 @@ import torch
 
 from attacks import gradient_inversion
 from attacks.adversary.case import Case, Settings
-from attacks.texts import matching
-from attacks.texts.prior_knowledge import prior_knowledge
+from attacks.texts.recovery import prior_knowledge
 from tests.attacks.federations import case
 
 
@@ -35,21 +34,23 @@ def test_the_distance_falls_as_it_looks(short: Case) -> None:
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     names = [name for name in one.contribution if bool(one.contribution.tensor(name).any())]
     leaves = {name: before.tensor(name).clone().requires_grad_() for name in before}
-    loss = matching._loss(model, leaves, 0)
+    loss = gradient_inversion._loss(model, leaves, 0)
     table = model.get_input_embeddings().weight.detach()  # type: ignore[operator]
     target = [-one.contribution.tensor(name) for name in names]
 
     def reached(steps: int) -> float:
-        budget = matching.Budget(starts=1, steps=steps)
-        start = matching._start(table, 8, torch.Generator().manual_seed(0))
-        return matching._optimised(loss, [leaves[name] for name in names], target, start, table, budget)[1]
+        budget = gradient_inversion.Budget(starts=1, steps=steps)
+        start = gradient_inversion._start(table, 8, torch.Generator().manual_seed(0))
+        return gradient_inversion._optimised(loss, [leaves[name] for name in names], target, start, table, budget)[1]
 
     assert reached(12) < reached(1)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in model.state_dict().items())
 
 
 def test_other_optimisers_are_not_tried(short: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "_optimised", lambda loss, leaves, target, start, *more: (start, 0.0))  # at once
+    monkeypatch.setattr(
+        gradient_inversion, "_optimised", lambda loss, leaves, target, start, *more: (start, 0.0)
+    )  # at once
     assert gradient_inversion._matched(prior_knowledge(short), short.seen.updates) is not None
     adamw = case(clients=2, training__optimizer="adamw", training__lr=0.005, federation__rounds=1)
     assert gradient_inversion._matched(prior_knowledge(adamw), adamw.seen.updates) is None

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from attacks.report import page, sweep, terminal
-from attacks.report.page import plots
+from attacks.report import curves, display, page, sweep
 from attacks.report.verdict import verdict
 from tests.attacks import samples
 from tests.attacks.outline import Outline
@@ -25,24 +24,24 @@ def outlined(audit: Audit) -> Outline:
     return Outline(paged(audit))
 
 
-DRAWING = plots.drawing
+DRAWING = curves.drawing
 
 
 @lru_cache
 def _page(told: str, drawn: bool) -> str:
-    assert drawn == (plots.drawing is DRAWING)
+    assert drawn == (curves.drawing is DRAWING)
     return page.page(json.loads(told))
 
 
 def paged(audit: Audit) -> str:
     """The page, made once for equal audits with drawings, and once without."""
-    return _page(json.dumps(audit), plots.drawing is DRAWING)
+    return _page(json.dumps(audit), curves.drawing is DRAWING)
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without plots, which take most of the time."""
-    monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
+    monkeypatch.setattr(curves, "drawing", lambda *args, **named: "<svg></svg>")
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +331,7 @@ def test_a_terminal_of_80_columns_shows_the_verdict_and_every_attack(
     unprotected: Audit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    terminal.show(samples.copied(unprotected, method=HOSTILE))
+    display.show(samples.copied(unprotected, method=HOSTILE))
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert printed.startswith("verdict: LEAK, no guarantee covers it\n")
@@ -354,7 +353,7 @@ def test_the_terminal_names_an_attack_that_applies_nowhere_below_the_table(
     for cell in told["cells"]:
         if cell["attack"] == gone["name"]:
             cell.update(applicable=False, why="no such tensors")
-    terminal.show(told)
+    display.show(told)
     table, _, below = capsys.readouterr().out.partition("AUC with its 95 % interval.")
     assert gone["title"] not in table
     assert told["attacks"][1]["title"] in table

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from attacks.report import page, terminal
-from attacks.report.page import plots
+from attacks.report import curves, display, page
 from attacks.report.verdict import verdict
 from tests.attacks import samples
 from tests.attacks.outline import Outline
@@ -21,7 +20,7 @@ Audit = dict[str, Any]
 @pytest.mark.parametrize("audit", [{}, {"cells": [{}]}, {"sweep": [{}], "clients": [{}], "exposed": [{}]}])
 def test_an_audit_of_next_to_nothing_has_a_page(audit: Audit, capsys: pytest.CaptureFixture[str]) -> None:
     assert "This audit cannot tell" in Outline(page.page(audit)).text
-    terminal.show(audit)
+    display.show(audit)
     assert "cannot tell" in capsys.readouterr().out
 
 
@@ -56,7 +55,7 @@ def test_whatever_one_value_is_the_page_is_written(
     spoil: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without drawings, which take most of the time, get numbers alone, and have a test of their own."""
-    monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
+    monkeypatch.setattr(curves, "drawing", lambda *args, **named: "<svg></svg>")
     whole = small()
     for path in paths(whole):
         audit = samples.copied(whole)
@@ -66,7 +65,7 @@ def test_whatever_one_value_is_the_page_is_written(
         place[path[-1]] = spoil
         Outline(page.page(audit))
         verdict(audit)
-    terminal.show(audit)
+    display.show(audit)
     assert "verdict" in capsys.readouterr().out
 
 

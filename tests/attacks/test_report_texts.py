@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from attacks.report import page, terminal
-from attacks.report.page import plots
+from attacks.report import curves, display, page
 from attacks.report.verdict import verdict
 from tests.attacks import samples
 from tests.attacks.outline import Outline
@@ -20,7 +19,7 @@ Audit = dict[str, Any]
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without drawings, which take most of the time."""
-    monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
+    monkeypatch.setattr(curves, "drawing", lambda *args, **named: "<svg></svg>")
 
 
 def outlined(audit: Audit) -> Outline:
@@ -95,7 +94,7 @@ def test_no_headline_says_that_there_is_no_leak_where_a_part_of_the_texts_is_rea
     part = texts(protected, bag_recall=0.3, bag_precision=1.0)
     assert "Nothing of membership was found, and part of the texts was read back" in outlined(part).text
     assert "Nothing was found" not in outlined(part).text
-    terminal.show(part)
+    display.show(part)
     printed = capsys.readouterr().out
     assert "verdict: nothing of membership found; part of the texts read back" in printed
     assert "in part" in printed
@@ -108,7 +107,7 @@ def test_a_guarantee_without_an_epsilon_that_coins_can_test_is_not_called_none(
     """Noise in shares, or neighbours that are replaced: the run is protected, and the audit has nothing to set against it."""
     shares = samples.copied(protected, epsilon_accounted=None)
     text = outlined(shares).text
-    terminal.show(shares)
+    display.show(shares)
     for said in (text, capsys.readouterr().out):
         assert "no guarantee" not in said
         assert "none that coins can test" in said
@@ -119,7 +118,7 @@ def test_a_guarantee_without_an_epsilon_that_coins_can_test_is_not_called_none(
 def test_what_such_a_run_promises_is_named(protected: Audit, capsys: pytest.CaptureFixture[str]) -> None:
     named = {"epsilon_accounted": None, "epsilon_promised": 7.08, "adjacency": "one client replaced by another"}
     replaced = samples.copied(protected, **named)
-    terminal.show(replaced)
+    display.show(replaced)
     assert "7.08, which coins cannot test" in capsys.readouterr().out
     assert "epsilon 7.08 for neighbours that differ by one client replaced by another" in outlined(replaced).text
     said = verdict(replaced)["text"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.steps.rounding_grid import scaled_by
+from attacks.texts.factor_changes import scaled_by
 from tests.cells import every
 
 

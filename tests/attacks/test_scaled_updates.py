@@ -12,8 +12,7 @@ from attacks import gradient_inversion
 from attacks.adversary.case import Case, Settings
 from attacks.texts import factor_changes
 from attacks.texts.factor_changes import Sent, families
-from attacks.texts.prior_knowledge import prior_knowledge
-from attacks.texts.recovery import Recovery, recover
+from attacks.texts.recovery import Recovery, prior_knowledge, recover
 from attacks.texts.span import Family
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.tensors import Tensors

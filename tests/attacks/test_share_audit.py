@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks.inference.share import Shares
-from attacks.inference.share_audit import facts
+from attacks.inference.share import Shares, facts
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attacks.evidence.allowed import allowed
-from attacks.evidence.tradeoff import Gaussian, area, rate, sampled_gaussian
+from attacks.evidence.tradeoff import Gaussian, allowed, area, rate, sampled_gaussian
 from privacy import accounting
 from tests.cells import chosen
 

@@ -11,9 +11,8 @@ import pytest
 from attacks import canary_cosine, canary_likelihood
 from attacks.adversary.case import Case, Inapplicable, Settings
 from attacks.adversary.null import Floats, refuted
+from attacks.adversary.steps import releases, weights_of
 from attacks.evidence import judge
-from attacks.steps.released import releases
-from attacks.steps.turns import weights_of
 from tests.attacks import canaried
 
 TURNS: dict[str, Any] = {

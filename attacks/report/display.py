@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from attacks.report import significance
-from attacks.report.audited import Audit, Cell
-from attacks.report.headline import able, reading, tried_by_name, untried
-from attacks.report.measured import measured
-from attacks.report.reading import read
-from attacks.report.sentences_estimates import NAMES, estimates
-from attacks.report.sentences_membership import uncovered
-from attacks.report.verdict import in_short, recorded
-from attacks.report.wording import at_least, promised, sides, units
+from attacks.report.audited import Audit, Cell, read
+from attacks.report.verdict import able, headline, in_short, reading, recorded, tried_by_name, uncovered, untried
+from attacks.report.wording import NAMES, at_least, estimates, measured, promised, sides, units
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.formatting import percent
+from secure_fed.report.notebook import table
 from secure_fed.report.terminal import PlainConsole
 
 _MARKS = {
@@ -116,3 +112,29 @@ def _numbers(audit: Audit) -> Table:
 
 def _short(value: float) -> str:
     return f"{value:.2f}".removeprefix("0")
+
+
+# from attacks.report.display
+# An audit with a notebook display: its headline, how to read it, and the AUC of every attack that was made.
+
+
+class Audited(dict[str, Any]):
+    """The content of `audit.json`."""
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The text version that a notebook keeps beside the table: the headline."""
+        printer.text(headline(read(self), recorded(self)[0]))
+
+    def _repr_html_(self) -> str:
+        audit = read(self)
+        lead = " ".join(filter(None, (reading(audit), untried(audit))))
+        return table(headline(audit, recorded(self)[0]), _rows(audit), lead)
+
+
+def _rows(audit: Audit) -> Iterator[tuple[str, str]]:
+    for cell in audit.results:
+        between = "" if cell.interval is None else f" ({shown(cell.interval[0])} to {shown(cell.interval[1])})"
+        name = f"AUC of {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage).lower()}"
+        yield name, f"{shown(cell.auc)}{between}"
+    yield "epsilon accounted", promised(audit)
+    yield "epsilon, lower bound", at_least(next((cell.lower for cell in audit.bounded), None))
