@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attacks.adversary.case import VANTAGES, Case, Finding, Inapplicable, Seen, Settings, Shadows, Target, seen
+from attacks.adversary.case import VANTAGES, Case, Finding, Inapplicable, Seen, Settings, Target, seen
+from attacks.adversary.shadows import SharedReferences
 from attacks.catalogue import ATTACKS, Attack, from_file
 from attacks.evidence import judge
 from attacks.evidence.baseline import baseline
@@ -235,7 +236,7 @@ def findings(
     why: the reason why membership is unknown, else empty; by_name: the attacks were requested by name, so a failure is an
     error.
     """
-    shadows = Shadows(
+    shadows = SharedReferences(
         target.assembly,
         settings.seed,
         lambda done, of: progress(f"reference adapters, round {done} of {of} of them all"),

@@ -17,7 +17,7 @@ from typing import Any
 from attacks.adversary.case import Settings, opened
 from attacks.audit import audited
 from attacks.command import written
-from attacks.report.audited import read
+from attacks.report.reading import read
 from secure_fed import Federation, RunConfig
 
 

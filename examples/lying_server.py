@@ -9,8 +9,7 @@ own.
 
 from attacks.adversary.lying_server import LyingServer
 from attacks.lying import lies
-from attacks.lying.command import audited
-from attacks.lying.trials import Table
+from attacks.lying.trials import Table, audited
 from secure_fed import Federation, RunConfig, heartbeat
 
 SETTINGS = ["federation.clients=40", "data.examples=320", "data.test_examples=2000", "method.name=fedlora"]

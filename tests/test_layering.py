@@ -482,7 +482,7 @@ def test_a_planted_import_of_a_room_that_is_not_below_is_caught(module: str, sou
     [
         ("attacks.lira", "from attacks.command import main\nfrom attacks.adversary.case import Case"),
         ("attacks.one_run", "from attacks import canary_cosine"),
-        ("attacks.report.page", "from attacks.report.audited import Audit"),
+        ("attacks.report.page", "from attacks.report.reading import Audit"),
         ("protocols.rig.simulate", "from protocols.rig.tampering import attack_of"),
         ("secure_fed.rounds.engine", "from secure_fed.rounds.server import Server"),
     ],

@@ -18,9 +18,10 @@ Differences from the run:
 - Privacy is not accounted again: the noise is the run's, even where other members would have led to another plan.
 
 References train in lockstep: the clients of all references that train in a round share passes over the base model (module
-`cohort`). For that, a round is computed twice: first up to each client's training, to collect the training jobs, then in full
-with their results. Both draw the same, because all randomness comes from seeds. Where training steps have noise (privacy for
-examples or groups), and where a function of the user's trains, every client trains by itself.
+`cohort`). For that, a round of a reference is computed twice. `Reference.noted` stops at each client's training and returns the
+training jobs, without a change to the clients; `Reference.round` computes the whole round with the results of these jobs. Both
+draw the same cohort, order and coins, because all randomness comes from seeds. Where training steps have noise (privacy for
+examples or groups), and where a function of the user's trains, every client trains by itself, on request.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks.adversary.null import Floats
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
@@ -84,6 +86,32 @@ class References:
     inside: Bools
     states: list[Tensors]
     why_not_together: str = ""
+
+
+@dataclass
+class SharedReferences:
+    """Reference adapters of one audit, trained on first use and then shared by all attacks and vantages.
+
+    rounds: the rounds that the run completed, if it ended early.
+    """
+
+    assembly: Assembly
+    seed: int = 0
+    progress: Progress | None = None
+    rounds: int | None = None
+    _made: dict[int, References] = field(default_factory=dict)
+    _read: dict[int, Floats] = field(default_factory=dict)
+
+    def __call__(self, count: int) -> References:
+        if count not in self._made:
+            self._made[count] = references(self.assembly, count, self.seed, self.progress, rounds=self.rounds)
+        return self._made[count]
+
+    def confidences(self, count: int, of_one: Callable[[Tensors], Floats]) -> Floats:
+        """(references, examples) `of_one` of each reference, computed once and shared by all cases."""
+        if count not in self._read:
+            self._read[count] = np.stack([of_one(state) for state in self(count).states])
+        return self._read[count]
 
 
 def references(
@@ -187,16 +215,6 @@ _COINS = 1
 _HELD = 1 << 26  # trained numbers, 256 MB
 
 
-# from attacks.adversary.shadows
-# One reference federation: the run's, with other members. It releases nothing and charges nothing.
-#
-# A round is computed twice. `noted` stops at each client's training and returns the training jobs. `round` computes the whole
-# round, with the results of these jobs or with clients that train on request. Both draw the same cohort, order and
-# coins, because
-# these come from seeds; `noted` does not change the clients.
-#
-
-
 @dataclass
 class Reference:
     """A reference adapter in training; `state` is its current global state."""
@@ -264,6 +282,38 @@ class Reference:
         most = float(config.secure_aggregation.most_examples) if capped else math.inf
         participants: Any = [_Participant(client, most) for client in self.clients]
         return in_process(config, participants, None)
+
+
+def _protection(real: Protection, seed: int) -> Protection:
+    """The run's protection, with noise from a seed; clients' shares of noise are added to the sum instead."""
+    seeded = replace(real, entropy=SeededEntropy(seed))
+    if real.correlated is not None:
+        seeded = replace(seeded, correlated=replace(real.correlated).open(seeded.entropy))
+    if real.shares is None:
+        return seeded
+    shares = _AllShares(real.shares.noise_multiplier, real.shares, real.shares.contributors - real.beside)
+    return replace(seeded, placement=SUM, hidden=False, mechanism=shares)
+
+
+def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetup:
+    config, plan = assembly.config, assembly.protection.plan
+    return ClientSetup(
+        objective=assembly.objective,
+        method=assembly.method,
+        protection=protection,
+        training=config.training,
+        collate=assembly.problem.collate,
+        initial=assembly.initial.tensors,
+        rounds=config.federation.rounds,
+        personal=assembly.server.personal,
+        by_examples=config.federation.weighting == "examples",
+        seed=config.federation.seed,
+        group_examples=config.privacy.group_examples,
+        allowance=_Allowance(math.inf if plan is None or plan.participations is None else plan.participations),
+        train=desk.train,
+        last=assembly.problem.last,
+        ranks=config.method.ranks_by_name,
+    )
 
 
 class Desk:
@@ -368,35 +418,3 @@ class _Allowance:
             return 0
         taken.add(round_)
         return wanted
-
-
-def _protection(real: Protection, seed: int) -> Protection:
-    """The run's protection, with noise from a seed; clients' shares of noise are added to the sum instead."""
-    seeded = replace(real, entropy=SeededEntropy(seed))
-    if real.correlated is not None:
-        seeded = replace(seeded, correlated=replace(real.correlated).open(seeded.entropy))
-    if real.shares is None:
-        return seeded
-    shares = _AllShares(real.shares.noise_multiplier, real.shares, real.shares.contributors - real.beside)
-    return replace(seeded, placement=SUM, hidden=False, mechanism=shares)
-
-
-def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetup:
-    config, plan = assembly.config, assembly.protection.plan
-    return ClientSetup(
-        objective=assembly.objective,
-        method=assembly.method,
-        protection=protection,
-        training=config.training,
-        collate=assembly.problem.collate,
-        initial=assembly.initial.tensors,
-        rounds=config.federation.rounds,
-        personal=assembly.server.personal,
-        by_examples=config.federation.weighting == "examples",
-        seed=config.federation.seed,
-        group_examples=config.privacy.group_examples,
-        allowance=_Allowance(math.inf if plan is None or plan.participations is None else plan.participations),
-        train=desk.train,
-        last=assembly.problem.last,
-        ranks=config.method.ranks_by_name,
-    )

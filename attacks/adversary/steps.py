@@ -1,4 +1,27 @@
-"""The training steps of each round in an adversary's view, in the coordinates of the trained tensors."""
+"""What an adversary sees of training: steps, gradients to compare them with, and releases as vectors.
+
+Steps (`steps`, `of_clients`) are in the coordinates of the trained tensors. Local training moves these along minus the gradient
+of the mean loss of its examples. So the cosine between a unit's -g and a step d indicates whether the unit contributed:
+
+    cos(u) = <-g_u, d> / (|g_u| |d|)        g_u: of the unit's mean loss at the state that the step began at
+
+If a method sends products of factors, or splits them again in every round, a difference of factors means little, so the change
+is pulled back through the map c(w) that computes the contribution: with its Jacobian J at the state, d = J^T c. The inner
+product of d with a step v of the factors equals that of J v with the contribution.
+
+Releases (`releases_of`) are in the coordinates of a client's contribution. The most informative one in an adversary's view is,
+for an example, its client's contribution if updates are seen; else the sums; else the change of the global state in each round,
+written as the contribution of a client that trained exactly this change; else the change over all rounds.
+
+Turns (`weights_of`) are the rounds that are informative about a unit under a public order of participation. Let c_t be the
+release of round t over its norm |c_t|, and w_t its weight in the sum V that a unit's direction is compared with
+(`canary_cosine`). If secret coins draw cohorts, every round has weight one. Under a public order a round without the unit's
+turn has weight zero, because it contains nothing of the unit. If the noise is correlated over rounds, C^-1 Z, the rounds around
+a turn share its noise and help to remove it. Row t of C times the releases has independent noise and contains the unit a_t
+times: a = C [turns]. The sum over t of a_t times row t is most powerful if the other clients add nothing along the direction,
+so w = C^T a |c|. A sum before the server's noise has no such noise, and there only turns count. All inputs are public: the
+order, the settings, and the releases.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +29,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +52,9 @@ from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
 
 EVERYBODY = ""  # stands for all clients if single clients' steps are not seen
+_One = TypeVar("_One")
+_NUMBERS = 2**26  # numbers of per-example gradients at once
+_EXAMPLES = 64
 
 
 def stepping(case: Case) -> dict[int, frozenset[str]]:
@@ -95,48 +121,6 @@ def _means(updates: Sequence[Update]) -> dict[str, Tensors]:
     return {name: total[name] * (1 / weight[name]) for name in total}
 
 
-def examples_of(case: Case, units: NDArray[np.int64]) -> tuple[list[Any], NDArray[np.int64]]:
-    """The selected examples of these units, and each example's index into `units`, ascending."""
-    looked_at, owner = case.looked_at
-    places = np.full(len(case.units), -1)
-    places[units] = np.arange(len(units))
-    at = np.flatnonzero(places[owner] >= 0)
-    return [looked_at[i] for i in at], places[owner[at]]
-
-
-def spaced(rounds: Sequence[int], most: int | None) -> list[int]:
-    """At most `most` of the rounds, evenly spaced, including the first and the last."""
-    if most is None or len(rounds) <= most:
-        return list(rounds)
-    return [rounds[int(i)] for i in np.linspace(0, len(rounds) - 1, max(1, most)).round()]
-
-
-# from attacks.adversary.steps
-# The cosine between a change and the negative gradients of examples.
-#
-# Local training moves the trained tensors along minus the gradient of the mean loss of its examples. So the cosine between a
-# unit's -g and a change of the model indicates whether the unit contributed:
-#
-#     cos(u) = <-g_u, d> / (|g_u| |d|)        g_u: of the unit's mean loss at the state that the change began at
-#
-# `d` is in the coordinates of the trained tensors. If a method sends products of factors, or splits them again in
-# every round, a
-# difference of factors means little, so the change is pulled back through the map c(w) that computes the contribution: with its
-# Jacobian J at the state, d = J^T c. The inner product of d with a step v of the factors equals that of J v with the
-# contribution.
-#
-
-
-_NUMBERS = 2**26  # numbers of per-example gradients at once
-_EXAMPLES = 64
-
-
-def trained_names(assembly: Assembly, state: Tensors, round_: int) -> tuple[str, ...]:
-    """The tensors that local training of that round changes and sends."""
-    trainable = assembly.method.plan(State(state, round=round_)).trainable
-    return tuple(name for name in trainable if name not in assembly.server.personal)
-
-
 def of_contribution(
     assembly: Assembly,
     before: Tensors,
@@ -162,6 +146,17 @@ def of_contribution(
     return Tensors(zip(leaves, found, strict=True))
 
 
+def _inner(one: Member, other: Member) -> Tensor:
+    """The inner product of two members, differentiable in the first; low-rank products are not formed."""
+    if isinstance(one, LowRank) and isinstance(other, LowRank):
+        return ((one.left.T @ other.left) * (one.right @ other.right.T)).sum()
+    if isinstance(one, LowRank):
+        return ((one.left.T @ dense(other)) * one.right).sum()
+    if isinstance(other, LowRank):
+        return ((other.left.T @ one) * other.right).sum()
+    return (one * other).sum()
+
+
 def of_states(assembly: Assembly, before: Tensors, after: Tensors, round_: int) -> Tensors:
     """The change of the global state in a round, for the trained tensors that kept their shape.
 
@@ -184,6 +179,12 @@ def of_states(assembly: Assembly, before: Tensors, after: Tensors, round_: int) 
         if pair.b in plain:
             plain[pair.b] = scale * (b_new @ (a_new @ a.T) - b @ (a @ a.T))
     return Tensors(plain)
+
+
+def trained_names(assembly: Assembly, state: Tensors, round_: int) -> tuple[str, ...]:
+    """The tensors that local training of that round changes and sends."""
+    trainable = assembly.method.plan(State(state, round=round_)).trainable
+    return tuple(name for name in trainable if name not in assembly.server.personal)
 
 
 def cosines(
@@ -228,12 +229,6 @@ def gradients(
         yield units, rows.new_zeros(len(units), rows.shape[1]).index_add_(0, local.to(rows.device), rows)
 
 
-def flattened(tensors: Tensors, names: Sequence[str]) -> Tensor:
-    """(P,) the coordinates of the tensors `names`, concatenated."""
-    parts = tensors.parts()
-    return torch.cat([parts[name].detach().reshape(-1).float() for name in names])
-
-
 def _batches(
     examples: Sequence[Any], owner: NDArray[np.int64], numbers: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]]:
@@ -262,24 +257,26 @@ def _batch(
     return np.array(chosen), at, local
 
 
-def _inner(one: Member, other: Member) -> Tensor:
-    """The inner product of two members, differentiable in the first; low-rank products are not formed."""
-    if isinstance(one, LowRank) and isinstance(other, LowRank):
-        return ((one.left.T @ other.left) * (one.right @ other.right.T)).sum()
-    if isinstance(one, LowRank):
-        return ((one.left.T @ dense(other)) * one.right).sum()
-    if isinstance(other, LowRank):
-        return ((other.left.T @ one) * other.right).sum()
-    return (one * other).sum()
+def flattened(tensors: Tensors, names: Sequence[str]) -> Tensor:
+    """(P,) the coordinates of the tensors `names`, concatenated."""
+    parts = tensors.parts()
+    return torch.cat([parts[name].detach().reshape(-1).float() for name in names])
 
 
-# from attacks.adversary.steps
-# The releases of each round, as vectors in the coordinates of a client's contribution.
-#
-# The most informative release in an adversary's view: for an example, its client's contribution if updates are seen; else the
-# sums; else the change of the global state in each round, written as the contribution of a client that trained exactly this
-# change; else the change over all rounds.
-#
+def examples_of(case: Case, units: NDArray[np.int64]) -> tuple[list[Any], NDArray[np.int64]]:
+    """The selected examples of these units, and each example's index into `units`, ascending."""
+    looked_at, owner = case.looked_at
+    places = np.full(len(case.units), -1)
+    places[units] = np.arange(len(units))
+    at = np.flatnonzero(places[owner] >= 0)
+    return [looked_at[i] for i in at], places[owner[at]]
+
+
+def spaced(rounds: Sequence[_One], most: int | None) -> list[_One]:
+    """At most `most` rounds, or releases, evenly spaced, including the first and the last."""
+    if most is None or len(rounds) <= most:
+        return list(rounds)
+    return [rounds[int(i)] for i in np.linspace(0, len(rounds) - 1, max(1, most)).round()]
 
 
 @dataclass(frozen=True)
@@ -312,7 +309,7 @@ def releases_of(case: Case, most: int | None) -> Callable[[str], list[Release]]:
 
     Otherwise the last client's are cached, because units are ordered by client.
     """
-    found = lru_cache(1)(lambda client: evenly(releases(case, client), most))
+    found = lru_cache(1)(lambda client: spaced(releases(case, client), most))
     return found if _by_client(case) else lambda client: found("")
 
 
@@ -352,17 +349,25 @@ def _stepped(case: Case, a: int, b: int) -> Release | None:
     return None if change is None else _release(case, a, states[a], _first_pass(case, a, states[a]), change)
 
 
-def _changed(case: Case, round_: int, before: Tensors, after: Tensors) -> Release | None:
-    """The change of the global state, as a contribution; None if it lost entries."""
-    change = _change(case, round_, before, after)
-    return None if change is None else _release(case, round_, before, _first_pass(case, round_, before), change)
-
-
-def _first_pass(case: Case, round_: int, before: Tensors) -> str:
-    return case.assembly.method.plan(State(before, round=round_)).passes[0]
+def _over_all(case: Case) -> list[Release | None]:
+    """The change over all rounds, once for every set of tensors that trained in some round."""
+    assembly, before = case.assembly, case.assembly.initial.tensors
+    rounds: dict[tuple[str, ...], int] = {}
+    for round_ in range(assembly.config.federation.rounds):
+        rounds.setdefault(assembly.method.plan(State(before, round=round_)).trainable, round_)
+    found: list[Release | None] = []
+    for round_ in rounds.values():
+        change = _change(case, round_, before, case.seen.final)
+        if change is None:
+            raise Inapplicable(
+                "the tensors of this method lost entries over the rounds, so the last cannot be compared with the first"
+            )
+        found.append(_release(case, round_, before, _first_pass(case, round_, before), change))
+    return found
 
 
 def _change(case: Case, round_: int, before: Tensors, after: Tensors) -> Tensors | None:
+    """The change of the global state, as a contribution; None if it lost entries."""
     method, plan = case.assembly.method, case.assembly.method.plan(State(before, round=round_))
     sent = [name for name in plan.trainable if name not in case.assembly.server.personal]
     if Layout.of(before.select(sent)) != Layout.of(after.select(sent)):
@@ -370,18 +375,8 @@ def _change(case: Case, round_: int, before: Tensors, after: Tensors) -> Tensors
     return method.contribute(plan.passes[0], before, after.select(sent), {})
 
 
-def _over_all(case: Case) -> list[Release | None]:
-    """The change over all rounds, once for every set of tensors that trained in some round."""
-    assembly, before = case.assembly, case.assembly.initial.tensors
-    rounds: dict[tuple[str, ...], int] = {}
-    for round_ in range(assembly.config.federation.rounds):
-        rounds.setdefault(assembly.method.plan(State(before, round=round_)).trainable, round_)
-    found = [_changed(case, round_, before, case.seen.final) for round_ in rounds.values()]
-    if None in found:
-        raise Inapplicable(
-            "the tensors of this method lost entries over the rounds, so the last cannot be compared with the first"
-        )
-    return found
+def _first_pass(case: Case, round_: int, before: Tensors) -> str:
+    return case.assembly.method.plan(State(before, round=round_)).passes[0]
 
 
 def _release(case: Case, round_: int, before: Tensors, pass_name: str, released: Tensors) -> Release | None:
@@ -398,36 +393,11 @@ def _release(case: Case, round_: int, before: Tensors, pass_name: str, released:
     )
 
 
-def evenly(found: Sequence[Release], most: int | None) -> list[Release]:
-    """At most `most` releases, evenly spaced."""
-    if most is None or len(found) <= most:
-        return list(found)
-    return [found[i] for i in np.linspace(0, len(found) - 1, most).round().astype(int)]
-
-
 def unit_vector(tensors: Tensors, layout: Layout) -> Floats:
     """The tensors in the coordinates of the layout, divided by their norm; zeros stay zeros."""
     flat: Floats = layout.flatten(tensors, torch.float64).numpy()
     norm = float(np.linalg.norm(flat))
     return flat / norm if norm else flat
-
-
-# from attacks.adversary.steps
-# The rounds that are informative about a unit, and their weights, under a public order of participation.
-#
-# Let c_t be the release of round t over its norm |c_t|, and w_t its weight in the sum V that a unit's direction is
-# compared with
-# (`canary_cosine`). If secret coins draw cohorts, every round has weight one. Under a public order a round without the unit's
-# turn has weight zero, because it contains nothing of the unit.
-#
-# If the noise is correlated over rounds, C^-1 Z, the rounds around a turn share its noise and help to remove it. Row t
-# of C times
-# the releases has independent noise and contains the unit a_t times: a = C [turns]. The sum over t of a_t times row t is most
-# powerful if the other clients add nothing along the direction, so w = C^T a |c|. A sum before the server's noise has no such
-# noise, and there only turns count.
-#
-# All inputs are public: the order, the settings, and the releases.
-#
 
 
 Weights = Callable[[Unit, Sequence[Release]], Floats]
@@ -444,14 +414,16 @@ def weights_of(case: Case) -> Weights:
     if not (public(case) and by_rounds):
         return lambda unit, seen: np.ones(len(seen))
     turns, rounds = _turns(case)
+    plan = case.assembly.protection.plan
+    band = (1.0,) if plan is None else plan.correlation.column
     column = np.zeros(rounds)
-    column[: len(_column(case))] = _column(case)[:rounds]
+    column[: len(band)] = band[:rounds]
     number = {unit.name: index for index, unit in enumerate(case.units)}
 
     def weights(unit: Unit, seen: Sequence[Release]) -> Floats:
         """Ones for rounds with the unit's turn; under correlated noise, C^T C of these, times the length of each release."""
         own = turns[:, number[unit.name]]
-        if len(_column(case)) > 1 and not case.seen.sums:
+        if len(band) > 1 and not case.seen.sums:
             own = np.correlate(np.convolve(column, own)[:rounds], column, "full")[rounds - 1 :]
             found = np.array([own[release.round] * release.length for release in seen])
         else:
@@ -478,8 +450,3 @@ def _turns(case: Case) -> tuple[Floats, int]:
     if isinstance(order, PublicOrder) and not phantoms:
         turns = replace(turns, draw=lambda round_: order.places_of_round(round_).tolist())
     return np.stack([turns.rates(round_) for round_ in range(rounds)]), rounds
-
-
-def _column(case: Case) -> Sequence[float]:
-    plan = case.assembly.protection.plan
-    return (1.0,) if plan is None else plan.correlation.column

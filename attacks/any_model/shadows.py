@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks import shadow_scores
+from attacks import lira, rmia
 from attacks.adversary.null import Floats
 from attacks.adversary.shadows import coins, lots, trained
 from attacks.any_model.outputs import in_options
@@ -66,10 +66,8 @@ def scored(phi: Floats, made: Shadows) -> dict[str, Floats]:
     one.
     """
     return {
-        "LiRA": shadow_scores.online(phi, made.phi, made.inside),
-        "RMIA": shadow_scores.scores(
-            phi, made.phi, made.inside, phi, made.phi, a=shadow_scores.UNTUNED_A, population_inside=made.inside
-        ),
+        "LiRA": lira.online(phi, made.phi, made.inside),
+        "RMIA": rmia.scores(phi, made.phi, made.inside, phi, made.phi, a=rmia.UNTUNED_A, population_inside=made.inside),
     }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attacks import shadow_scores
+from attacks import lira, rmia
 from attacks.adversary.null import Floats
 from attacks.any_model.outputs import in_options
 from attacks.any_model.subject import Subject, Texts, Tokens, plain_of, tokens_of
@@ -72,10 +72,8 @@ def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
     nobody = np.zeros(reference_phi.shape, dtype=bool)
     given = phi, reference_phi, nobody
     return {
-        "LiRA offline": shadow_scores.offline(*given),
-        "RMIA offline": shadow_scores.scores(
-            *given, phi, reference_phi, a=shadow_scores.UNTUNED_A, marginal=shadow_scores.offline_marginal
-        ),
+        "LiRA offline": lira.offline(*given),
+        "RMIA offline": rmia.scores(*given, phi, reference_phi, a=rmia.UNTUNED_A, marginal=rmia.offline_marginal),
     }
 
 

@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from scores of members and non-members, or from right guesses.
+"""Lower bounds on epsilon from scores of members and non-members of ONE run, or from right guesses of its coins.
 
 Audits call `lower_bound`. `Bound.epsilon` is Steinke, Nasr and Jagielski's bound. It needs one run, an independent fair coin
 for each unit, and scores computed without the coins; it assumes nothing about the mechanism. So a bound above the accounted
@@ -6,13 +6,27 @@ epsilon means, with a confidence of 1 - significance, that the guarantee does no
 and for neighbours of which one has one unit more. Units that share a coin (duplicates) or a contribution (examples of one
 client under the client's epsilon) do not qualify as units here.
 
-`Bound.mu` is Mahloujifar, Melis and Chaudhuri's bound, which assumes the trade-off curve of a Gaussian mechanism. Sampling has
-another curve, and a mechanism may keep its (epsilon, delta) while the fitted Gaussian curve has a larger epsilon at that delta.
-So `mu` is reported as an estimate and never as a violation. Each of the two bounds alone holds at the whole significance.
+The game: the coins include or exclude each of m units, and the mechanism runs once on the included ones. Somebody who sees its
+output but not the coins guesses r coins, r fixed beforehand, and v guesses are right. Guesses may depend on each other in any
+way. Neighbours differ in the presence of one unit, so the bounds are for that adjacency and that unit. Under pure epsilon-DP
+each guess is right with a probability of at most q = e^epsilon / (1 + e^epsilon), as in randomised response, and delta adds a
+term:
+
+    P(at least v right) <= beta + 2 m delta alpha                             (Steinke, Nasr and Jagielski, 2023, Corollary 5.4)
+    beta = P(Bin(r, q) >= v),   alpha = max_{1 <= i <= v} P(v - i <= Bin(r, q) < v) / i
+
+`Bound.mu` is Mahloujifar, Melis and Chaudhuri's bound. For a mechanism with trade-off curve f, fbar = 1 - f, let p_i be the
+probability of i right guesses. For every set T of counts
+
+    sum_{i in T} (i / m) p_i <= fbar(sum_{i in T} ((r - i + 1) / m) p_{i-1})  (Mahloujifar, Melis and Chaudhuri, 2024)
+
+Here f is the curve of a Gaussian mechanism, fbar(x) = Phi(Phi^-1(x) + mu). Sampling has another curve, and a mechanism may keep
+its (epsilon, delta) while the fitted Gaussian curve has a larger epsilon at that delta. So `mu` is reported as an estimate and
+never as a violation. Each of the two bounds alone holds at the whole significance.
 
 `clopper_pearson_epsilon` assumes independent units. Scores of one run share its noise and are not independent: the function is
-for one score from each of many runs, and no audit calls it. (`canary_estimate.independent` makes the same assumption where the
-law of non-members is known, and calls its result an estimate.) Every choice of the best of several tests is corrected for.
+for one score from each of many runs, and no audit calls it. (`judge.independent` makes the same assumption where the law of
+non-members is known, and calls its result an estimate.) Every choice of the best of several tests is corrected for.
 """
 
 from __future__ import annotations
@@ -28,6 +42,9 @@ from attacks.adversary.null import Floats
 from secure_fed.runs.membership.roc_interval import exact_limits
 
 Bools = NDArray[np.bool_]
+# Shares of the units, highest scores and lowest: the first suits balanced attacks, the others attacks that are right in a tail.
+WAYS = ((0.5, 0.5), (0.15, 0.15), (0.05, 0.05), (0.15, 0.0), (0.05, 0.0), (0.015, 0.0))
+_ROUNDING = 1e-9  # 0.15 * 20 is 3 and 0.29 * 100 is 28.999999999999996
 
 
 @dataclass(frozen=True)
@@ -48,30 +65,6 @@ class Bound:
     guesses: int = 0
     right: int = 0
     most: float = 0.0
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """A way to bound epsilon, fixed before scores are seen: guess that the units with the highest scores (a share `highest`)
-    are members and those with the lowest (a share `lowest`) non-members (`guessing`).
-    """
-
-    highest: float
-    lowest: float
-    delta: float = 0.0
-
-    def counts(self, units: int) -> tuple[int, int]:
-        return int(self.highest * units + _ROUNDING), int(self.lowest * units + _ROUNDING)
-
-    def right(self, scores: Floats, members: Bools) -> int:
-        """Equal scores are taken in their order, so the caller must shuffle them."""
-        ins, outs = self.counts(len(scores))
-        order = np.argsort(scores, kind="stable")
-        return int(members[order[len(order) - ins :]].sum() + (~members[order[:outs]]).sum())
-
-    def __call__(self, scores: Floats, members: Bools, significance: float) -> float:
-        made = sum(self.counts(len(scores)))
-        return one_run_epsilon(len(scores), made, self.right(scores, members), self.delta, significance)
 
 
 def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significance: float, seed: int = 0) -> Bound:
@@ -100,6 +93,30 @@ def lower_bound(scores: ArrayLike, members: ArrayLike, delta: float, significanc
     return Bound(epsilons[best], how, significance, mu, estimate if delta else None, *guessed[best], most)
 
 
+@dataclass(frozen=True)
+class Guesses:
+    """A way to bound epsilon, fixed before scores are seen: guess that the units with the highest scores (a share `highest`)
+    are members and those with the lowest (a share `lowest`) non-members.
+    """
+
+    highest: float
+    lowest: float
+    delta: float = 0.0
+
+    def counts(self, units: int) -> tuple[int, int]:
+        return int(self.highest * units + _ROUNDING), int(self.lowest * units + _ROUNDING)
+
+    def right(self, scores: Floats, members: Bools) -> int:
+        """Equal scores are taken in their order, so the caller must shuffle them."""
+        ins, outs = self.counts(len(scores))
+        order = np.argsort(scores, kind="stable")
+        return int(members[order[len(order) - ins :]].sum() + (~members[order[:outs]]).sum())
+
+    def __call__(self, scores: Floats, members: Bools, significance: float) -> float:
+        made = sum(self.counts(len(scores)))
+        return one_run_epsilon(len(scores), made, self.right(scores, members), self.delta, significance)
+
+
 def _in_words(way: Guesses, units: int, right: int, ways: int) -> str:
     ins, outs = way.counts(units)
     lowest = f", the {outs} lowest non-members" if outs else ""
@@ -120,70 +137,6 @@ def _shuffled(scores: ArrayLike, members: ArrayLike, seed: int) -> tuple[Floats,
         raise ValueError(f"{int(np.isnan(found).sum())} of {found.size} scores are NaN, which has no rank")
     order = np.random.default_rng(seed).permutation(len(found))
     return found[order], truth[order]
-
-
-def clopper_pearson_epsilon(
-    tp: int, members: int, fp: int, non_members: int, delta: float, significance: float
-) -> float:
-    """max(0, ln((1 - delta - FNR_u) / FPR_u)), both upper limits at significance / 2; for one threshold fixed beforehand."""
-    fnr, fpr = _upper(members - tp, members, significance / 2), _upper(fp, non_members, significance / 2)
-    return max(0.0, math.log((1 - fnr - delta) / fpr)) if 1 - fnr > delta else 0.0
-
-
-def _upper(count: int, of: int, tail: float) -> float:
-    if not 0 <= count <= of or of < 1:
-        raise ValueError(f"{count} of {of} is no count: at least one unit, and no more hits than units")
-    return float(exact_limits(np.array(count), of, tail)[1])
-
-
-# Shares of the units, highest scores and lowest: the first suits balanced attacks, the others attacks that are right in a tail.
-WAYS = ((0.5, 0.5), (0.15, 0.15), (0.05, 0.05), (0.15, 0.0), (0.05, 0.0), (0.015, 0.0))
-_ROUNDING = 1e-9  # 0.15 * 20 is 3 and 0.29 * 100 is 28.999999999999996
-
-
-# from attacks.evidence.bounds
-# Lower bounds on epsilon from correct guesses of fair coins after ONE run of a mechanism.
-#
-# The game: an independent fair coin includes or excludes each of m units, and the mechanism runs once on the included ones.
-# Somebody who sees its output but not the coins guesses r coins, r fixed beforehand, and v guesses are right. Guesses
-# may depend
-# on each other in any way. Neighbours differ in the presence of one unit, so the bounds are for that adjacency and that unit.
-#
-# Under pure epsilon-DP each guess is right with a probability of at most q = e^epsilon / (1 + e^epsilon), as in randomised
-# response, and delta adds a term:
-#
-# P(at least v right) <= beta + 2 m delta alpha                             (Steinke, Nasr and Jagielski, 2023, Corollary 5.4)
-#     beta = P(Bin(r, q) >= v),   alpha = max_{1 <= i <= v} P(v - i <= Bin(r, q) < v) / i
-#
-# For a mechanism with trade-off curve f, fbar = 1 - f, let p_i be the probability of i right guesses. For every set T of counts
-#
-#     sum_{i in T} (i / m) p_i <= fbar(sum_{i in T} ((r - i + 1) / m) p_{i-1})  (Mahloujifar, Melis and Chaudhuri, 2024)
-#
-# Here f is the curve of a Gaussian mechanism, fbar(x) = Phi(Phi^-1(x) + mu). The resulting mu holds for mechanisms with such a
-# curve; another (epsilon, delta)-DP mechanism may be assigned a mu whose epsilon at delta is above its own.
-#
-
-
-def one_run_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """An upper bound on the probability of at least v right guesses under (epsilon, delta)-DP."""
-    from scipy.special import bdtrc
-
-    beta = float(bdtrc(v - 1, r, 1 / (1 + math.exp(-epsilon)))) if v else 1.0
-    if not delta or not v:
-        return min(1.0, beta)
-    just_below = np.cumsum(_chances(r, np.arange(v - 1, -1, -1), epsilon))
-    alpha = float(np.max(just_below / np.arange(1, v + 1)))
-    return min(1.0, beta + 2 * m * delta * alpha)
-
-
-def _chances(r: int, counts: NDArray[np.int64], epsilon: float) -> Floats:
-    """P(Bin(r, q) = count) for each count. scipy's `binom.pmf` gives the same, but spends most of a search for epsilon on
-    checking its arguments.
-    """
-    from scipy.special import gammaln, log_expit
-
-    ways = gammaln(r + 1) - gammaln(counts + 1) - gammaln(r - counts + 1)
-    return np.asarray(np.exp(ways + counts * log_expit(epsilon) + (r - counts) * log_expit(-epsilon)))
 
 
 @lru_cache(maxsize=4096)  # an audit repeats equal counts
@@ -209,6 +162,28 @@ def one_run_epsilon(m: int, r: int, v: int, delta: float, significance: float) -
     return low
 
 
+def one_run_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
+    """An upper bound on the probability of at least v right guesses under (epsilon, delta)-DP."""
+    from scipy.special import bdtrc
+
+    beta = float(bdtrc(v - 1, r, 1 / (1 + math.exp(-epsilon)))) if v else 1.0
+    if not delta or not v:
+        return min(1.0, beta)
+    just_below = np.cumsum(_chances(r, np.arange(v - 1, -1, -1), epsilon))
+    alpha = float(np.max(just_below / np.arange(1, v + 1)))
+    return min(1.0, beta + 2 * m * delta * alpha)
+
+
+def _chances(r: int, counts: NDArray[np.int64], epsilon: float) -> Floats:
+    """P(Bin(r, q) = count) for each count. scipy's `binom.pmf` gives the same, but spends most of a search for epsilon on
+    checking its arguments.
+    """
+    from scipy.special import gammaln, log_expit
+
+    ways = gammaln(r + 1) - gammaln(counts + 1) - gammaln(r - counts + 1)
+    return np.asarray(np.exp(ways + counts * log_expit(epsilon) + (r - counts) * log_expit(-epsilon)))
+
+
 @lru_cache(maxsize=4096)
 def one_run_fdp(m: int, r: int, v: int, delta: float, significance: float) -> tuple[float, float]:
     """The largest mu that v right guesses reject among Gaussian trade-off curves, and its epsilon at delta (infinite at 0)."""
@@ -222,6 +197,10 @@ def one_run_fdp(m: int, r: int, v: int, delta: float, significance: float) -> tu
         first = int(kept[0]) if kept.size else len(tried) - 1
         low, high = float(tried[first - 1]), float(tried[first])
     return low, gaussian_epsilon(low, delta)
+
+
+_ROUNDS = 6  # each narrows mu by a factor of 32, to 3e-8 at the end
+_LARGEST_MU = 32.0  # Phi(-16) is 1e-57: no number of guesses rejects a mu as large
 
 
 def gaussian_rejected(m: int, r: int, v: int, mu: Floats, significance: float) -> NDArray[np.bool_]:
@@ -275,5 +254,15 @@ def check_levels(delta: float, significance: float) -> None:
         raise ValueError(f"a significance of {significance:g} must be above 0 and below 1")
 
 
-_ROUNDS = 6  # each narrows mu by a factor of 32, to 3e-8 at the end
-_LARGEST_MU = 32.0  # Phi(-16) is 1e-57: no number of guesses rejects a mu as large
+def clopper_pearson_epsilon(
+    tp: int, members: int, fp: int, non_members: int, delta: float, significance: float
+) -> float:
+    """max(0, ln((1 - delta - FNR_u) / FPR_u)), both upper limits at significance / 2; for one threshold fixed beforehand."""
+    fnr, fpr = _upper(members - tp, members, significance / 2), _upper(fp, non_members, significance / 2)
+    return max(0.0, math.log((1 - fnr - delta) / fpr)) if 1 - fnr > delta else 0.0
+
+
+def _upper(count: int, of: int, tail: float) -> float:
+    if not 0 <= count <= of or of < 1:
+        raise ValueError(f"{count} of {of} is no count: at least one unit, and no more hits than units")
+    return float(exact_limits(np.array(count), of, tail)[1])

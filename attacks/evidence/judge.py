@@ -1,4 +1,15 @@
-"""Figures of a finding, from its scores and the true members. Only a run's own loss threshold reads the members elsewhere."""
+"""The figures of a finding, from its scores and the true members. Only a run's own loss threshold reads the members elsewhere.
+
+`judged` computes the AUC, the true-positive rates and the lower bound on epsilon (`bounds`). Where the law of a non-member's
+score is known (`null`), members are compared with the law: with t_i the probability that a non-member scores at least as high
+as member i, the AUC is the mean of 1 - t_i, the share of all possible non-members, not just of the held-out ones, below a
+member. At a false-positive rate of exactly r, the members with t_i <= r are caught.
+
+A known law also permits estimates of epsilon (`Estimate`), which are sharper than a lower bound but not proven.
+
+`clients`, `exposed` and `accusations` list the units and clients that an attack ranks highest, over all units of the audit,
+members and non-members alike: a list of members alone would hide false accusations. Texts are shown only on request.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +33,9 @@ from secure_fed.runs.membership import roc, roc_interval
 from secure_fed.runs.membership.roc_interval import exact_limits
 
 ROC_POINTS = 200  # points of a drawn curve
+CONFIDENCE = 0.95  # of each interval and each estimate by itself
+_RESAMPLES = 2000
+_FEWEST = 10
 
 
 @dataclass(frozen=True)
@@ -62,9 +76,9 @@ def judged(
         given_up = "refuted" if null is not None else ""
         return Judged(finding, roc.rank(ins, outs, seed=seed), bound, _curve(ins, outs), given_up)
     tails = null.tails[members]
-    ranking = rank(tails, int((~members).sum()), seed)
+    ranking = rank_by_law(tails, int((~members).sum()), seed)
     estimated = tuple(estimates(null, members, delta, releases))
-    return Judged(finding, ranking, bound, _thinned(curve(tails), len(tails)), "known", estimated)
+    return Judged(finding, ranking, bound, _thinned(curve_by_law(tails), len(tails)), "known", estimated)
 
 
 def _curve(ins: Floats, outs: Floats) -> dict[str, list[float]]:
@@ -125,37 +139,24 @@ def empty(attack: str, vantage: str, why: str) -> dict[str, Any]:
     return named | nothing | {"epsilon_how": "", "measured": {}, "note": "", "null": "", "estimates": []}
 
 
-# from attacks.evidence.judge
-# AUC and true-positive rates of members against non-members whose scores have a known law (`null`).
-#
-# With t_i the probability that a non-member scores at least as high as member i, the AUC is the mean of 1 - t_i: the
-# share of all
-# possible non-members, not just of the held-out ones, below a member. At a false-positive rate of exactly r, the
-# members with t_i
-# <= r are caught.
-#
+def rank_by_law(tails: Floats, non_members: int, seed: int = 0) -> roc.Ranking:
+    """AUC and true-positive rates of members against the known law of a non-member's score.
 
-
-CONFIDENCE = 0.95
-_RESAMPLES = 2000
-_FEWEST = 10
-
-
-def rank(tails: Floats, non_members: int, seed: int = 0) -> roc.Ranking:
-    """tails: the members'. non_members: the number held out, which no figure here depends on."""
+    tails: the members'. non_members: the number held out, which no figure here depends on.
+    """
     below = 1 - tails
+
+    def caught(rate: float) -> roc.TprAt:
+        known = roc.Rate(rate, rate, rate)
+        return roc.TprAt(rate, roc.exact_rate(int((tails <= rate).sum()), len(tails), CONFIDENCE), known)
+
     return roc.Ranking(
         auc=float(below.mean()),
         auc_interval=_interval(below, np.random.default_rng(seed)),
         members=len(tails),
         non_members=non_members,
-        at={rate: _caught(tails, rate) for rate in roc.FALSE_POSITIVE_RATES},
+        at={rate: caught(rate) for rate in roc.FALSE_POSITIVE_RATES},
     )
-
-
-def _caught(tails: Floats, rate: float) -> roc.TprAt:
-    known = roc.Rate(rate, rate, rate)
-    return roc.TprAt(rate, roc.exact_rate(int((tails <= rate).sum()), len(tails), CONFIDENCE), known)
 
 
 def _interval(below: Floats, rng: np.random.Generator) -> tuple[float, float]:
@@ -175,7 +176,7 @@ def _interval(below: Floats, rng: np.random.Generator) -> tuple[float, float]:
     return min(float(low), found), max(float(high), found)
 
 
-def curve(tails: Floats) -> dict[str, list[float]]:
+def curve_by_law(tails: Floats) -> dict[str, list[float]]:
     """The ROC at the members' own tails, with a pointwise band: false-positive rates are known, true-positive ones counted."""
     fpr = np.sort(tails)
     hits = np.searchsorted(fpr, fpr, side="right")
@@ -185,36 +186,6 @@ def curve(tails: Floats) -> dict[str, list[float]]:
     return {name: [ends[name][0], *line.tolist(), ends[name][1]] for name, line in lines.items()}
 
 
-# from attacks.evidence.judge
-# Estimates of epsilon from canaries whose null distribution is known (`null`): sharper than a lower bound, but not proven.
-#
-# Each makes an assumption that no audit can check, and is named after it. Neither is ever evidence of a violation: only
-# `bounds.lower_bound` is, which assumes nothing but fair coins.
-#
-# independent       assumes that the members' scores are independent draws from one law. Then k of n members with a tail of at
-#                   most r give a lower limit of the true-positive rate at a false-positive rate of exactly r (Clopper and
-#                   Pearson, 1934), and epsilon >= log((TPR - delta) / r). The thresholds r, and each one's share of the 5 %
-# error, are fixed (`SHARES`), so the best of them errs in at most 5 %. It is only an estimate because canaries
-# of one run share its noise: directions in d dimensions overlap by only 1 / sqrt(d), but nothing ensures that
-#                   a broken mechanism treats them independently.
-# sampled_gaussian  also assumes that the mechanism is a Gaussian over Poisson samples, at the run's rate q and number of
-# releases, with an unknown noise multiplier z = 1 / mu, the same in every release. A member's numbers x_t are
-# then draws from (1 - q) N(0, 1) + q N(mu, 1), with one unknown. The point is the epsilon of the most likely
-# mu. The 95 % lower limit is the epsilon of the smallest mu that a likelihood-ratio test does not reject: with
-#                   2 (log L(most likely mu) - log L(mu)) <= 2.71, the quantile .9 of chi^2 with one degree of freedom, since
-#                   half of the errors are on the other side. It is tested on mechanisms of known z
-#                   (`tests/attacks/test_estimates.py`).
-#
-# Under a public order there is no sampling: a score covers all turns of a canary and counts as one release of a plain Gaussian
-# (q = 1).
-#
-# Both are too low, not too high, where canaries move a release by less than a unit may, or where some releases were
-# not used. The
-# second may be too high where the noise is not Gaussian, or differs between releases.
-#
-
-
-CONFIDENCE = 0.95  # of each estimate by itself
 # Thresholds on the tails, and each one's share of the error: largest where a few hundred members show most.
 SHARES = {1e-1: 0.05, 1e-2: 0.15, 1e-3: 0.4, 1e-4: 0.3, 1e-6: 0.06, 1e-9: 0.04}
 _TWICE_LOG_RATIO = 2.705543454095404  # chi^2 of one degree of freedom, quantile .9
@@ -224,7 +195,29 @@ _LARGEST_MU, _SMALLEST_MU = 200.0, 1e-3
 
 @dataclass(frozen=True)
 class Estimate:
-    """epsilon: a 95 % lower limit, if the assumption holds; point: the most likely epsilon."""
+    """An estimate of epsilon: each makes an assumption that no audit can check, and is named after it. Neither is ever evidence
+    of a violation: only `bounds.lower_bound` is, which assumes nothing but fair coins.
+
+    independent assumes that the members' scores are independent draws from one law. Then k of n members with a tail of at
+    most r give a lower limit of the true-positive rate at a false-positive rate of exactly r (Clopper and Pearson, 1934),
+    and epsilon >= log((TPR - delta) / r). The thresholds r, and each one's share of the 5 % error, are fixed (`SHARES`), so
+    the best of them errs in at most 5 %. It is only an estimate because canaries of one run share its noise: directions in
+    d dimensions overlap by only 1 / sqrt(d), but nothing ensures that a broken mechanism treats them independently.
+
+    sampled_gaussian also assumes that the mechanism is a Gaussian over Poisson samples, at the run's rate q and number of
+    releases, with an unknown noise multiplier z = 1 / mu, the same in every release. A member's numbers x_t are then draws
+    from (1 - q) N(0, 1) + q N(mu, 1), with one unknown. The point is the epsilon of the most likely mu. The 95 % lower
+    limit is the epsilon of the smallest mu that a likelihood-ratio test does not reject: with 2 (log L(most likely mu) -
+    log L(mu)) <= 2.71, the quantile .9 of chi^2 with one degree of freedom, since half of the errors are on the other side.
+    It is tested on mechanisms of known z (`tests/attacks/test_estimates.py`).
+
+    Under a public order there is no sampling: a score covers all turns of a canary and counts as one release of a plain
+    Gaussian (q = 1). Both estimates are too low, not too high, where canaries move a release by less than a unit may, or
+    where some releases were not used. The second may be too high where the noise is not Gaussian, or differs between
+    releases.
+
+    epsilon: a 95 % lower limit, if the assumption holds; point: the most likely epsilon.
+    """
 
     name: str
     epsilon: float
@@ -286,13 +279,6 @@ def _epsilon(mu: float, rate: float, releases: int, delta: float) -> float:
     return sampled_gaussian(1 / mu, rate, releases).epsilon(delta) if mu >= _SMALLEST_MU else 0.0
 
 
-# from attacks.evidence.judge
-# The units and clients that an attack ranks highest, over all units of the audit, members and non-members alike.
-#
-# A list of members alone would hide false accusations. Texts are shown only on request.
-#
-
-
 MOST = 50  # units listed
 MOST_CLIENTS = 20
 FIRST = (10, 20, 50)  # false accusations are counted among so many first units
@@ -341,7 +327,7 @@ def exposed(assembly: Assembly, scores: Floats, *, show_texts: bool) -> list[dic
             "share_below": float(shares[i]),
             "rank": rank,
             "member": bool(held.members[i]),
-            "text": text(assembly, held.units[i]) if show_texts else None,
+            "text": _text(assembly, held.units[i]) if show_texts else None,
         }
         for rank, i in enumerate(_order(scores)[:MOST].tolist(), 1)
     ]
@@ -351,7 +337,7 @@ def _order(scores: Floats) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.argsort(-scores, kind="stable")
 
 
-def text(assembly: Assembly, unit: Unit) -> str | None:
+def _text(assembly: Assembly, unit: Unit) -> str | None:
     """The first example of a unit as text, if the tokenizer can decode it."""
     tokenizer = assembly.problem.tokenizer
     if tokenizer is None or not len(unit.examples):

@@ -1,8 +1,15 @@
-"""The hidden layer of a classifier's head, p = softmax(V tanh(W x + b) + c): the tensors that a lying server crafts.
+"""The lies: tensors for a classifier's head that make a client's update tell of its texts, and what is read from the answer.
 
-It is trained and sent with every adapter, LoRA included, so these attacks do not depend on the adapter. x (d,) is the model's
-representation of a text before the head. One gradient step moves row i of W along sum_e delta_ei (1 - h_ei^2) x_e and b_i along
-the same sum without x_e (delta_e = V^T (p_e - y_e)), and V along sum_e (p_e - y_e) h_e^T.
+The head is p = softmax(V tanh(W x + b) + c). It is trained and sent with every adapter, LoRA included, so these attacks do not
+depend on the adapter. x (d,) is the model's representation of a text before the head. One gradient step moves row i of W along
+sum_e delta_ei (1 - h_ei^2) x_e and b_i along the same sum without x_e (delta_e = V^T (p_e - y_e)), and V along the sum over e
+of (p_e - y_e) h_e^T.
+
+traps      units that isolate single examples of a batch; `named` reads the texts that they caught
+alarm      units that fire for one text alone; `score` and `is_member` read whether it was there
+dead       no gradient, for the other clients of a sum; `moved` measures it
+flat       hidden units that are nearly 0; `counts` reads the numbers of labels
+has_text   compares an answer with repetitions of the client's training, with a text and without it
 """
 
 from __future__ import annotations
@@ -121,28 +128,23 @@ def _sent(server: LyingServer) -> set[str]:
     return set(plan.trainable) & set(server.honest) - set(assembly.server.personal)
 
 
-# from attacks.lying.lies
-# Traps: units that isolate single examples of a batch, and the texts that they identify.
-#
-# After Fowl et al. 2022 (Robbing the Fed: bins of one linear measurement) and 2023 (Decepticons: the same for transformers),
-# Boenisch et al. 2023 (trap weights, Algorithm 1), Zhao et al. 2024 (LoKI: the same behind a sum), and Shi et al. 2026
-# (NeuroImprint: one unit a text, in adapters and under AdamW). Deviations: their differences of neighbouring ReLU bins are
-# windows of tanh here, because a head has tanh; a text is identified among candidates, not decoded.
-#
-# Unit i is tanh(s_i (u x - q_i)), u a direction common to all units and q_i the quantiles of u x over public texts. It
-# moves only
-# for texts whose u x is within about 1 / s_i of q_i. If this holds for one text x of the batch, row i moves along x: exactly
-# under SGD, along the signs of x under AdamW, whose steps keep signs and lose sizes. All columns of V are equal, so no unit's
-# delta is 0.
-#
-
-
 _NARROW = 3.0  # windows to a bin
 _LOUDEST = 4.0  # the largest joint output of all traps
 
 
 def traps(head: Head, public: Tensor, limit: float, seed: int = 0) -> Tensors:
-    """The tensors of a head whose units are traps. public: (n, d) inputs of public texts. limit: the largest value allowed."""
+    """The tensors of a head whose units are traps. public: (n, d) inputs of public texts. limit: the largest value allowed.
+
+    After Fowl et al. 2022 (Robbing the Fed: bins of one linear measurement) and 2023 (Decepticons: the same for transformers),
+    Boenisch et al. 2023 (trap weights, Algorithm 1), Zhao et al. 2024 (LoKI: the same behind a sum), and Shi et al. 2026
+    (NeuroImprint: one unit a text, in adapters and under AdamW). Deviations: their differences of neighbouring ReLU bins are
+    windows of tanh here, because a head has tanh; a text is identified among candidates, not decoded.
+
+    Unit i is tanh(s_i (u x - q_i)), u a direction common to all units and q_i the quantiles of u x over public texts. It moves
+    only for texts whose u x is within about 1 / s_i of q_i. If this holds for one text x of the batch, row i moves along x:
+    exactly under SGD, along the signs of x under AdamW, whose steps keep signs and lose sizes. All columns of V are equal, so
+    no unit's delta is 0.
+    """
     generator = torch.Generator().manual_seed(seed)
     u = torch.randn(head.width, generator=generator, dtype=torch.float64)
     u /= u.norm()
@@ -169,34 +171,10 @@ def named(head: Head, update: Tensors, candidates: Tensor, most: int, *, signs: 
     if not heard.any():
         return []
     targets = torch.sign(candidates) if signs else candidates
-    cosines = _normed(rows[heard]) @ _normed(targets).T
-    return _best(cosines, most)
-
-
-def _best(cosines: Tensor, most: int) -> list[int]:
-    """Each unit names its nearest candidate; returns the names with the highest cosines."""
-    best, which = cosines.abs().max(dim=1)
+    left, right = (part / part.norm(dim=1, keepdim=True).clamp_min(1e-30) for part in (rows[heard], targets))
+    best, which = (left @ right.T).abs().max(dim=1)  # each unit names its nearest candidate
     order = best.argsort(descending=True).tolist()
     return list(dict.fromkeys(int(which[row]) for row in order))[:most]
-
-
-def _normed(rows: Tensor) -> Tensor:
-    lengths = rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    return torch.div(rows, lengths)
-
-
-# from attacks.lying.lies
-# Membership by a crafted model with hidden units that fire for one text only.
-#
-# After Nguyen et al. 2023 (active membership inference, AMI: a unit whose gradient is not 0 if and only if the target is in the
-# batch). Deviation: their two ReLU layers are one window of tanh here, along Fisher's direction between the target and public
-# texts, so that other texts lie where tanh is flat.
-#
-# The score is the squared distance that the update moved the units along the target. It is compared with the scores of `NULLS`
-# simulated clients with public texts only: the verdict is "member" if it is above all of them. A client without the
-# target, whose
-# texts are like the public ones, gets this verdict with a probability of at most 1 / (NULLS + 1).
-#
 
 
 NULLS = 19
@@ -207,7 +185,12 @@ _LOUD = 2.0
 
 
 def alarm(head: Head, target: Tensor, public: Tensor, limit: float) -> Tensors:
-    """The tensors of a head that moves for the target (d,) only. public: (n, d). limit: the largest magnitude of a value."""
+    """The tensors of a head that moves for the target (d,) only. public: (n, d). limit: the largest magnitude of a value.
+
+    After Nguyen et al. 2023 (active membership inference, AMI: a unit whose gradient is not 0 if and only if the target is in
+    the batch). Deviation: their two ReLU layers are one window of tanh here, along Fisher's direction between the target and
+    public texts, so that other texts lie where tanh is flat.
+    """
     mean = public.mean(0)
     spread = torch.cov(public.T) + _RIDGE * torch.eye(head.width, dtype=torch.float64)
     u = torch.linalg.solve(spread, target - mean)
@@ -224,7 +207,12 @@ def alarm(head: Head, target: Tensor, public: Tensor, limit: float) -> Tensors:
 
 
 def score(head: Head, update: Tensors, target: Tensor) -> float:
-    """The squared distance that the units moved along the target, in either direction."""
+    """The squared distance that the units moved along the target, in either direction.
+
+    It is compared with the scores of `NULLS` simulated clients with public texts only: the verdict is "member" if it is above
+    all of them. A client without the target, whose texts are like the public ones, gets this verdict with a probability of at
+    most 1 / (NULLS + 1).
+    """
     w, b, _, _ = head.changes(update)
     return float(torch.cat([w @ target, b]).square().sum())
 
@@ -234,18 +222,14 @@ def is_member(score_: float, nulls: Sequence[float]) -> bool:
     return score_ > max(nulls)
 
 
-# from attacks.lying.lies
-# Eluding a secure sum: all clients but one get a model whose gradient is 0, so the sum is that client's contribution.
-#
-# After Pasquini et al. 2022 (Eluding secure aggregation: gradient suppression by model inconsistency). Deviation:
-# their dead ReLU
-# layer is a head with W = b = V = 0 here. Its hidden units are 0 and pass no gradient, so only the last bias moves, and nothing
-# else in the head or in the adapter below it.
-#
-
-
 def dead(head: Head) -> Tensors:
-    """The tensors of a head under which every client's gradient is 0 except for the last bias."""
+    """The tensors of a head under which every client's gradient is 0 except for the last bias.
+
+    If all clients of a secure sum but one get them, the sum is that client's contribution. After Pasquini et al. 2022 (Eluding
+    secure aggregation: gradient suppression by model inconsistency). Deviation: their dead ReLU layer is a head with W = b = V
+    = 0 here. Its hidden units are 0 and pass no gradient, so only the last bias moves, and nothing else in the head or in the
+    adapter below it.
+    """
     w, v = torch.zeros(head.hidden, head.width), torch.zeros(head.classes, head.hidden)
     return head.tensors(w, torch.zeros(head.hidden), v, torch.zeros(head.classes))
 
@@ -256,51 +240,23 @@ def moved(head: Head, update: Tensors) -> float:
     return max(float(rest.tensor(name).abs().max()) for name in rest)
 
 
-# from attacks.lying.lies
-# Replay: the server repeats a client's local training with and without a text, and answers with the closer of the two.
-#
-# The distinguishing game behind differential privacy, played by a server that knows everything except whether the
-# client has the
-# text (Nasr et al. 2021, Adversary instantiation: a malicious data set and a white-box federated server). In a run
-# without privacy, order and dropout come from its seed, and a replay equals the client's contribution bit for bit.
-# Honest tensors
-# suffice; the tensors of `membership.alarm` make the two trainings differ most.
-#
-
-
-def has_text(answer: Tensors, with_text: Tensors, without: Tensors) -> bool:
-    """Whether the client's contribution is closer to the training with the text: the likelihood ratio under Gaussian noise.
-
-    answer: the client's contribution, or a sum minus the expected contributions of the others. A tie counts as "without".
-    """
-    layout = Layout.of(without)
-    seen, yes, no = (layout.flatten(one.dense(), torch.float64) for one in (answer, with_text, without))
-    return bool((seen - no).norm() > (seen - yes).norm())
-
-
-# from attacks.lying.lies
-# The number of examples of each class at a client, from its step of AdamW or SGD.
-#
-# After Wainakh et al. 2022 (LLG: signs and sizes of the last layer's gradient). AdamW's first step is lr g / (|g| + eps), whose
-# size is lr unless g is tiny; so `label_counts` does not apply to it. A lying server makes g tiny. With W = 0, V = 0, c = 0 and
-# b = atanh(a), every hidden unit has the value a for every text, every class has probability 1 / k, and
-#
-#     g_V[j, i] = a (1 / k - n_j / B),        step = -lr g / (|g| + eps)
-#
-# With a far below eps the step is linear in g, and the counts are read exactly. This attack is the project's own; Shi
-# et al. 2026
-# (NeuroImprint) avoid the same obstacle by moving each unit once. By the second step of AdamW the hidden layer has
-# moved, and the
-# counts are lost.
-#
-
-
 EPS = 1e-8  # of torch's AdamW
 SMALL = {"adamw": 1e-10, "sgd": 0.5}  # a, by the optimiser
 
 
 def flat(head: Head, optimizer: str) -> Tensors:
-    """The tensors of a head with the same output for every text, and hidden units at a."""
+    """The tensors of a head with the same output for every text, and hidden units at a: its step tells the label counts.
+
+    After Wainakh et al. 2022 (LLG: signs and sizes of the last layer's gradient). AdamW's first step is lr g / (|g| + eps),
+    whose size is lr unless g is tiny; so the attack `label_counts` does not apply to it. A lying server makes g tiny. With W =
+    0, V = 0, c = 0 and b = atanh(a), every hidden unit has the value a for every text, every class has probability 1 / k, and
+
+        g_V[j, i] = a (1 / k - n_j / B),        step = -lr g / (|g| + eps)
+
+    With a far below eps the step is linear in g, and the counts are read exactly. This attack is the project's own; Shi et al.
+    2026 (NeuroImprint) avoid the same obstacle by moving each unit once. By the second step of AdamW the hidden layer has
+    moved, and the counts are lost.
+    """
     b = torch.full((head.hidden,), math.atanh(SMALL[optimizer]), dtype=torch.float64)
     v = torch.zeros(head.classes, head.hidden)
     return head.tensors(torch.zeros(head.hidden, head.width), b, v, torch.zeros(head.classes))
@@ -328,3 +284,19 @@ def whole(shares: Tensor, examples: int) -> Tensor:
     order = (wanted - low).argsort(descending=True)
     low[order[:left]] += 1
     return low.long()
+
+
+def has_text(answer: Tensors, with_text: Tensors, without: Tensors) -> bool:
+    """Whether the client's contribution is closer to the training with the text: the likelihood ratio under Gaussian noise.
+
+    The server repeats a client's local training with and without a text, and answers with the closer of the two: the
+    distinguishing game behind differential privacy, played by a server that knows everything except whether the client has the
+    text (Nasr et al. 2021, Adversary instantiation: a malicious data set and a white-box federated server). In a run without
+    privacy, order and dropout come from its seed, and a replay equals the client's contribution bit for bit. Honest tensors
+    suffice; the tensors of `alarm` make the two trainings differ most.
+
+    answer: the client's contribution, or a sum minus the expected contributions of the others. A tie counts as "without".
+    """
+    layout = Layout.of(without)
+    seen, yes, no = (layout.flatten(one.dense(), torch.float64) for one in (answer, with_text, without))
+    return bool((seen - no).norm() > (seen - yes).norm())

@@ -1,12 +1,19 @@
-"""Repeated trials of each attack of a lying server on a federation, with the rate of a guess without any update."""
+"""Repeated trials of each attack of a lying server on a federation, beside the success rate of a guess without any update.
+
+`audited` makes the trials. For every trial, texts are drawn afresh (`Table`): the victim and the other clients of a sum get
+texts from one part of the test set; the server gets public texts from another part. So trials are independent, except that they
+share the federation. The crafted tensors are in `lies`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import binomtest, fisher_exact
 from torch import Tensor
 
@@ -14,8 +21,93 @@ from attacks.adversary.case import Inapplicable
 from attacks.adversary.lying_server import LyingServer, Refused
 from attacks.lying import lies
 from attacks.lying.lies import Head
+from attacks.options import say
 from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.tensors.tensors import Tensors
+
+_MOST_TEXTS = 64
+_ERROR = 0.025
+CANDIDATES, PUBLIC, FEWEST = 1000, 1000, 100
+_OPEN_SUM = 10  # clients in a sum without masks
+
+
+def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -> dict[str, Any]:
+    """The rates of these attacks against the clients of a federation, or the reason why one does not apply."""
+    sizes = [len(one) for one in server.assembly.problem.train]
+    each = max(2, min(_MOST_TEXTS, round(median(sizes))))
+    table, rows = Table.laid(server, each, seed), []
+    for lie in (LIES[name] for name in names):
+        say(lie.title)
+        row = {"attack": lie.name, "title": lie.title, "paper": lie.paper, "success": lie.stated}
+        try:
+            found = rate(tried(lie, table, trials))
+            rows.append(row | asdict(found) | {"works": found.works, "applicable": True})
+        except Inapplicable as error:
+            rows.append(row | {"applicable": False, "why": str(error)})
+    sees = "sums behind masks" if server.assembly.masks else "single updates"
+    return {"round": server.round + 1, "texts": each, "trials": trials, "sees": sees, "cells": rows}
+
+
+def tried(lie: Lie, table: Table, trials: int) -> list[Outcome]:
+    """The outcomes of `trials` trials. A refusal counts as a failure."""
+
+    def outcome() -> Outcome:
+        try:
+            return lie.trial(table)
+        except Refused as error:
+            return Outcome(False, 0.0, str(error))
+
+    return [outcome() for _ in range(trials)]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """hits: of `of` trials; for membership, of the trials with a member. interval: exact, 95 %, over trials. guess: the mean
+    success rate of a guess.
+
+    refused: trials that a client or the protocol refused; they count as misses. why: the first refusal. false_alarms: among the
+    `quiet` trials, which have no member.
+    """
+
+    hits: int
+    of: int
+    interval: tuple[float, float]
+    guess: float
+    refused: int
+    why: str
+    false_alarms: int
+    quiet: int
+
+    @property
+    def works(self) -> bool:
+        """Whether the attack is better than the guess, and recognises members more often than it accuses others; each at 97.5 %
+        confidence.
+        """
+        if not self.quiet:
+            return self.interval[0] > self.guess
+        # the probability of so many more hits than false alarms if both are equally likely (Fisher)
+        trials = [[self.hits, self.of - self.hits], [self.false_alarms, self.quiet - self.false_alarms]]
+        return self.interval[0] > self.guess and float(fisher_exact(trials, alternative="greater").pvalue) < _ERROR
+
+
+def rate(outcomes: Sequence[Outcome]) -> Rate:
+    """The rate of these trials."""
+    loud = [one for one in outcomes if not one.quiet]
+    hits = sum(one.hit for one in loud)
+    answered = [one.guess for one in outcomes if not one.refused]
+    refusals = [one.refused for one in outcomes if one.refused]
+    quiet = [one for one in outcomes if one.quiet]
+    interval = binomtest(hits, len(loud)).proportion_ci(0.95) if loud else (0.0, 1.0)
+    return Rate(
+        hits,
+        len(loud),
+        (float(interval[0]), float(interval[1])),
+        sum(answered) / len(answered) if answered else 0.0,
+        len(refusals),
+        refusals[0] if refusals else "",
+        sum(one.hit for one in quiet),
+        len(quiet),
+    )
 
 
 @dataclass(frozen=True)
@@ -95,8 +187,6 @@ def _guessed_labels(table: Table) -> float:
     """
     classes, each = table.head.classes, table.each
     of = np.array([_label(one) for one in table.candidates])
-    import torch
-
     shares = np.bincount([_label(one) for one in table.public], minlength=classes) / len(table.public)
     guess = lies.whole(torch.from_numpy(shares), each).numpy()
     dealt = [np.bincount(of[at : at + each], minlength=classes) for at in range(0, len(of) - each + 1, each)]
@@ -145,30 +235,6 @@ LIES = {
         Lie("labels", "Counts of labels from one step", "Wainakh et al. 2022", "all counts are right", _labels),
     )
 }
-
-
-def tried(lie: Lie, table: Table, trials: int) -> list[Outcome]:
-    """The outcomes of `trials` trials. A refusal counts as a failure."""
-    return [_tried(lie, table) for _ in range(trials)]
-
-
-def _tried(lie: Lie, table: Table) -> Outcome:
-    try:
-        return lie.trial(table)
-    except Refused as error:
-        return Outcome(False, 0.0, str(error))
-
-
-# from attacks.lying.trials
-# The setting of a lying server's trials: a federation, and texts that are drawn afresh for every trial.
-#
-# The victim and the other clients of a sum get texts from one part; the server gets public texts from another part. So
-# trials are
-# independent, except that they share the federation.
-#
-
-
-CANDIDATES, PUBLIC, FEWEST = 1000, 1000, 100
 
 
 @dataclass
@@ -268,64 +334,3 @@ class Table:
     def _of_others(self, held: Sequence[int]) -> list[Any]:
         rest = np.setdiff1d(np.arange(len(self.candidates)), held)
         return [self.candidates[one] for one in self.rng.choice(rest, self.each, replace=False)]
-
-
-_OPEN_SUM = 10  # clients in a sum without masks
-
-
-# from attacks.lying.trials
-# An attack's success rate with its interval, beside the rate of a guess without any update.
-
-
-_ERROR = 0.025
-
-
-@dataclass(frozen=True)
-class Rate:
-    """hits: of `of` trials; for membership, of the trials with a member. interval: exact, 95 %, over trials. guess: the mean
-    success rate of a guess.
-
-    refused: trials that a client or the protocol refused; they count as misses. why: the first refusal. false_alarms: among the
-    `quiet` trials, which have no member.
-    """
-
-    hits: int
-    of: int
-    interval: tuple[float, float]
-    guess: float
-    refused: int
-    why: str
-    false_alarms: int
-    quiet: int
-
-    @property
-    def works(self) -> bool:
-        """Whether the attack is better than the guess, and recognises members more often than it accuses others; each at 97.5 %
-        confidence.
-        """
-        return self.interval[0] > self.guess and (not self.quiet or self._above_false_alarms() < _ERROR)
-
-    def _above_false_alarms(self) -> float:
-        """The probability of so many more hits than false alarms if both are equally likely (Fisher)."""
-        trials = [[self.hits, self.of - self.hits], [self.false_alarms, self.quiet - self.false_alarms]]
-        return float(fisher_exact(trials, alternative="greater").pvalue)
-
-
-def rate(outcomes: Sequence[Outcome]) -> Rate:
-    """The rate of these trials."""
-    loud = [one for one in outcomes if not one.quiet]
-    hits = sum(one.hit for one in loud)
-    answered = [one.guess for one in outcomes if not one.refused]
-    refusals = [one.refused for one in outcomes if one.refused]
-    quiet = [one for one in outcomes if one.quiet]
-    interval = binomtest(hits, len(loud)).proportion_ci(0.95) if loud else (0.0, 1.0)
-    return Rate(
-        hits,
-        len(loud),
-        (float(interval[0]), float(interval[1])),
-        sum(answered) / len(answered) if answered else 0.0,
-        len(refusals),
-        refusals[0] if refusals else "",
-        sum(one.hit for one in quiet),
-        len(quiet),
-    )

@@ -1,4 +1,7 @@
-"""Inline SVG plots of an audit's numbers, in the colours of `secure_fed.report.page.plots`; they contain no untrusted text."""
+"""The ROC at low false-positive rates for each adversary, and the lower bounds on epsilon.
+
+Drawings are inline SVG in the colours of `secure_fed.report.page.plots`. They contain no untrusted text.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from attacks.report import significance
-from attacks.report.audited import NO_UNIT, Audit, Cell, Interval, numbers
+from attacks.report.reading import NO_UNIT, Audit, Cell, Interval, numbers
 from attacks.report.wording import NAMES, SUPPOSES, apart, at_least, confidence, estimates, promised, unit_one
 from secure_fed.report.formatting import MISSING, at_most, percent
 from secure_fed.report.formatting import number as shown
@@ -17,120 +20,6 @@ from secure_fed.report.page.plots import FIRST, INK, RULE, SECOND, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-_MOST_POINTS = 240
-
-
-@dataclass(frozen=True)
-class Curve:
-    """An empirical ROC curve: equally long lists of rising rates; low and high are empty without a band."""
-
-    fpr: Sequence[float]
-    tpr: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
-class Mark:
-    """One run of a sweep. epsilon: None for a run without a guarantee."""
-
-    epsilon: float | None
-    accuracy: float | None
-    auc: float | None
-    interval: Interval | None
-
-
-def drawn_roc(title: str, curve: Curve, floor: float) -> str:
-    """True- against false-positive rate, both logarithmic from `floor` on, with its band and a coin's line."""
-    return drawing(title, lambda axes: _draw_roc(axes, curve, floor), inches=(4.6, 3.6))
-
-
-def drawn_scores(title: str, marks: Sequence[Mark]) -> str:
-    """Accuracy and AUC of every run, the AUC with its interval; empty if none was measured."""
-    if not any(mark.accuracy is not None or mark.auc is not None for mark in marks):
-        return ""
-    return drawing(title, lambda axes: _draw_scores(axes, marks))
-
-
-def _draw_roc(axes: Axes, curve: Curve, floor: float) -> None:
-    keep = _thinned(curve.fpr, floor)
-    fpr = [max(curve.fpr[i], floor) for i in keep]
-
-    def kept(values: Sequence[float]) -> list[float]:
-        return [max(values[i], floor) for i in keep]
-
-    if len(curve.low) == len(curve.high) == len(curve.fpr):
-        axes.fill_between(
-            fpr, kept(curve.low), kept(curve.high), step="post", color=FIRST, alpha=0.18, linewidth=0, label="interval"
-        )
-    axes.plot(fpr, kept(curve.tpr), color=FIRST, drawstyle="steps-post", label="attack")
-    axes.plot([floor, 1], [floor, 1], color=INK, linestyle=":", linewidth=1, label="a coin")
-    axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.15))
-    ticks = [10.0**power for power in range(math.ceil(math.log10(floor) - 1e-9), 1)]
-    names = [f"{100 * tick:g} %" for tick in ticks]
-    axes.set_xticks(ticks, labels=names)
-    axes.set_yticks(ticks, labels=names)
-    axes.minorticks_off()
-    axes.grid(color=RULE, linewidth=0.6)
-    axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
-    _legend(axes, 3)
-
-
-def _draw_scores(axes: Axes, marks: Sequence[Mark]) -> None:
-    axes.axhline(0.5, color=INK, linestyle=":", linewidth=1, label="a coin")
-    measured = [(place, mark.accuracy) for place, mark in enumerate(marks) if mark.accuracy is not None]
-    axes.plot(
-        [place for place, _ in measured], [value for _, value in measured], color=FIRST, marker="o", label="accuracy"
-    )
-    lowest = _draw_aucs(axes, [(place, mark) for place, mark in enumerate(marks) if mark.auc is not None])
-    axes.set(ylim=(min(0.4, lowest) - 0.02, 1.02), ylabel="score")
-    _places(axes, marks)
-
-
-def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, Mark]]) -> float:
-    """Draw AUCs with their whiskers; returns the lowest point drawn."""
-    aucs = [mark.auc or 0.0 for _, mark in placed]
-    ends = [mark.interval or (auc, auc) for (_, mark), auc in zip(placed, aucs, strict=True)]
-    below = [max(0.0, auc - low) for auc, (low, _) in zip(aucs, ends, strict=True)]
-    above = [max(0.0, high - auc) for auc, (_, high) in zip(aucs, ends, strict=True)]
-    style: dict[str, Any] = {"color": SECOND, "linestyle": "--", "marker": "s", "capsize": 3}
-    axes.errorbar([place for place, _ in placed], aucs, yerr=(below, above), label="AUC of the attack", **style)
-    return min((auc - less for auc, less in zip(aucs, below, strict=True)), default=0.5)
-
-
-def _places(axes: Axes, marks: Sequence[Mark]) -> None:
-    names = ["no guarantee" if mark.epsilon is None else f"{mark.epsilon:.3g}" for mark in marks]
-    axes.set_xticks(range(len(marks)), labels=names)
-    axes.set(xlim=(-0.6, len(marks) - 0.4), xlabel="accounted epsilon of the run")
-    axes.grid(axis="y")
-    _legend(axes, 3)
-
-
-def _legend(axes: Axes, columns: int) -> None:
-    axes.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, borderaxespad=0.2, columnspacing=1.2
-    )
-
-
-def _thinned(fpr: Sequence[float], floor: float) -> list[int]:
-    """Indices of points that are far enough apart on a logarithmic axis, and of the last point at or below the floor."""
-    step = -math.log(floor) / _MOST_POINTS
-    kept: list[int] = []
-    last = -math.inf
-    for place, rate in enumerate(fpr):
-        at = math.log(max(rate, floor))
-        if place + 1 == len(fpr) or at - last >= step:
-            kept.append(place)
-            last = at
-        elif at <= math.log(floor):
-            kept[-1] = place
-    return kept
-
-
-# from attacks.report.curves
-# The ROC at low false-positive rates for each adversary, and the lower bounds on epsilon.
 
 
 _LOWEST = 1e-4
@@ -172,42 +61,6 @@ def _best(audit: Audit) -> list[Cell]:
     return [cell for cell in best if cell is not None]
 
 
-def bounds(audit: Audit) -> str:
-    """The lower bounds beside the accounted epsilon, a contradiction first."""
-    found = _bounded(audit)
-    if not found:
-        return section("Accounted epsilon and lower bounds", paragraph(_NO_BOUND))
-    broken = [cell for cell in found if significance.contradicts(cell, audit)]
-    cell = (broken or found)[0]
-    rows = [_row(audit, one) for one in found]
-    return section(
-        "Accounted epsilon and lower bounds",
-        paragraph(_loud(audit, cell), "loud") if broken else "",
-        paragraph(_bounds(audit)),
-        _estimated(audit),
-        subsection("Every lower bound", table(_HEAD, rows[:_FIRST])),
-        folded("The other lower bounds", table(_HEAD, rows[_FIRST:])) if rows[_FIRST:] else "",
-    )
-
-
-def _bounded(audit: Audit) -> list[Cell]:
-    """Every cell with a lower bound; equal bounds of one attack against the same guarantee count once."""
-    found: dict[object, Cell] = {}
-    for cell in audit.bounded:
-        found.setdefault((cell.attack, cell.auc, cell.lower, cell.accounted), cell)
-    return list(found.values())
-
-
-def _row(audit: Audit, cell: Cell) -> tuple[str, ...]:
-    return (
-        audit.attack_title(cell.attack),
-        audit.vantage_title(cell.vantage),
-        at_least(cell.lower),
-        _promise(audit, cell),
-        "BROKEN" if significance.contradicts(cell, audit) else "stands" if audit.covers(cell) else MISSING,
-    )
-
-
 def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
     curve = _curve(audit, cell)
     if curve is None:
@@ -223,7 +76,10 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
     most = significance.allows(cell, audit)
     if most is not None and most.by == "mechanism":
         sentences.append(f"The run's mechanism allows an AUC of {shown(most.auc)}.")
-    drawn = drawn_roc(f"operating characteristic, cell {place + 1}", curve, _floor(cell))
+    # the power of ten below one unit's share, so that the first unit is on the axis
+    smallest = 1 / max(cell.members or 100, cell.non_members or 100)
+    floor = max(_LOWEST, 10.0 ** math.floor(math.log10(smallest)))
+    drawn = drawn_roc(f"operating characteristic, cell {place + 1}", curve, floor)
     return figure(title, drawn, " ".join((*explained, *sentences)))
 
 
@@ -235,17 +91,149 @@ def _curve(audit: Audit, cell: Cell) -> Curve | None:
     return Curve(fpr, tpr, numbers(points.get("low")), numbers(points.get("high")))
 
 
-def _floor(cell: Cell) -> float:
-    """The power of ten below one unit's share, so that the first unit is on the axis."""
-    smallest = 1 / max(cell.members or 100, cell.non_members or 100)
-    return max(_LOWEST, 10.0 ** math.floor(math.log10(smallest)))
+@dataclass(frozen=True)
+class Curve:
+    """An empirical ROC curve: equally long lists of rising rates; low and high are empty without a band."""
+
+    fpr: Sequence[float]
+    tpr: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
 
 
-def _loud(audit: Audit, cell: Cell) -> str:
-    promise, found = apart(cell.accounted or 0.0, cell.lower or 0.0)
+def drawn_roc(title: str, curve: Curve, floor: float) -> str:
+    """True- against false-positive rate, both logarithmic from `floor` on, with its band and a coin's line."""
+    return drawing(title, lambda axes: _draw_roc(axes, curve, floor), inches=(4.6, 3.6))
+
+
+def _draw_roc(axes: Axes, curve: Curve, floor: float) -> None:
+    keep = _thinned(curve.fpr, floor)
+    fpr = [max(curve.fpr[i], floor) for i in keep]
+
+    def kept(values: Sequence[float]) -> list[float]:
+        return [max(values[i], floor) for i in keep]
+
+    if len(curve.low) == len(curve.high) == len(curve.fpr):
+        axes.fill_between(
+            fpr, kept(curve.low), kept(curve.high), step="post", color=FIRST, alpha=0.18, linewidth=0, label="interval"
+        )
+    axes.plot(fpr, kept(curve.tpr), color=FIRST, drawstyle="steps-post", label="attack")
+    axes.plot([floor, 1], [floor, 1], color=INK, linestyle=":", linewidth=1, label="a coin")
+    axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.15))
+    ticks = [10.0**power for power in range(math.ceil(math.log10(floor) - 1e-9), 1)]
+    names = [f"{100 * tick:g} %" for tick in ticks]
+    axes.set_xticks(ticks, labels=names)
+    axes.set_yticks(ticks, labels=names)
+    axes.minorticks_off()
+    axes.grid(color=RULE, linewidth=0.6)
+    axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
+    _legend(axes, 3)
+
+
+_MOST_POINTS = 240
+
+
+def _thinned(fpr: Sequence[float], floor: float) -> list[int]:
+    """Indices of points that are far enough apart on a logarithmic axis, and of the last point at or below the floor."""
+    step = -math.log(floor) / _MOST_POINTS
+    kept: list[int] = []
+    last = -math.inf
+    for place, rate in enumerate(fpr):
+        at = math.log(max(rate, floor))
+        if place + 1 == len(fpr) or at - last >= step:
+            kept.append(place)
+            last = at
+        elif at <= math.log(floor):
+            kept[-1] = place
+    return kept
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One run of a sweep. epsilon: None for a run without a guarantee."""
+
+    epsilon: float | None
+    accuracy: float | None
+    auc: float | None
+    interval: Interval | None
+
+
+def drawn_scores(title: str, marks: Sequence[Mark]) -> str:
+    """Accuracy and AUC of every run, the AUC with its interval; empty if none was measured."""
+    if not any(mark.accuracy is not None or mark.auc is not None for mark in marks):
+        return ""
+    return drawing(title, lambda axes: _draw_scores(axes, marks))
+
+
+def _draw_scores(axes: Axes, marks: Sequence[Mark]) -> None:
+    axes.axhline(0.5, color=INK, linestyle=":", linewidth=1, label="a coin")
+    measured = [(place, mark.accuracy) for place, mark in enumerate(marks) if mark.accuracy is not None]
+    axes.plot(
+        [place for place, _ in measured], [value for _, value in measured], color=FIRST, marker="o", label="accuracy"
+    )
+    lowest = _draw_aucs(axes, [(place, mark) for place, mark in enumerate(marks) if mark.auc is not None])
+    axes.set(ylim=(min(0.4, lowest) - 0.02, 1.02), ylabel="score")
+    names = ["no guarantee" if mark.epsilon is None else f"{mark.epsilon:.3g}" for mark in marks]
+    axes.set_xticks(range(len(marks)), labels=names)
+    axes.set(xlim=(-0.6, len(marks) - 0.4), xlabel="accounted epsilon of the run")
+    axes.grid(axis="y")
+    _legend(axes, 3)
+
+
+def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, Mark]]) -> float:
+    """Draw AUCs with their whiskers; returns the lowest point drawn."""
+    aucs = [mark.auc or 0.0 for _, mark in placed]
+    ends = [mark.interval or (auc, auc) for (_, mark), auc in zip(placed, aucs, strict=True)]
+    below = [max(0.0, auc - low) for auc, (low, _) in zip(aucs, ends, strict=True)]
+    above = [max(0.0, high - auc) for auc, (_, high) in zip(aucs, ends, strict=True)]
+    style: dict[str, Any] = {"color": SECOND, "linestyle": "--", "marker": "s", "capsize": 3}
+    axes.errorbar([place for place, _ in placed], aucs, yerr=(below, above), label="AUC of the attack", **style)
+    return min((auc - less for auc, less in zip(aucs, below, strict=True)), default=0.5)
+
+
+def _legend(axes: Axes, columns: int) -> None:
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, borderaxespad=0.2, columnspacing=1.2
+    )
+
+
+def bounds(audit: Audit) -> str:
+    """The lower bounds beside the accounted epsilon, a contradiction first."""
+    found: dict[object, Cell] = {}  # equal bounds of one attack against the same guarantee count once
+    for cell in audit.bounded:
+        found.setdefault((cell.attack, cell.auc, cell.lower, cell.accounted), cell)
+    if not found:
+        return section("Accounted epsilon and lower bounds", paragraph(_NO_BOUND))
+    broken, loud = [cell for cell in found.values() if significance.contradicts(cell, audit)], ""
+    if broken:
+        promise, least = apart(broken[0].accounted or 0.0, broken[0].lower or 0.0)
+        loud = (
+            f"CONTRADICTION: the run claims epsilon {promise} for {unit_one(audit.audited)}; a lower bound is"
+            f" {least}, with a confidence of {confidence(audit)}. Do not rely on the claim."
+        )
+    rows = [_row(audit, one) for one in found.values()]
+    return section(
+        "Accounted epsilon and lower bounds",
+        paragraph(loud, "loud") if broken else "",
+        paragraph(_bounds(audit)),
+        _estimated(audit),
+        subsection("Every lower bound", table(_HEAD, rows[:_FIRST])),
+        folded("The other lower bounds", table(_HEAD, rows[_FIRST:])) if rows[_FIRST:] else "",
+    )
+
+
+def _row(audit: Audit, cell: Cell) -> tuple[str, ...]:
+    promise = MISSING
+    if not audit.protected:
+        promise = promised(audit)
+    elif audit.comparable:
+        promise = at_most(cell.accounted) if cell.accounted is not None else "none against this adversary"
     return (
-        f"CONTRADICTION: the run claims epsilon {promise} for {unit_one(audit.audited)}; a lower bound is"
-        f" {found}, with a confidence of {confidence(audit)}. Do not rely on the claim."
+        audit.attack_title(cell.attack),
+        audit.vantage_title(cell.vantage),
+        at_least(cell.lower),
+        promise,
+        "BROKEN" if significance.contradicts(cell, audit) else "stands" if audit.covers(cell) else MISSING,
     )
 
 
@@ -281,14 +269,6 @@ def _estimated(audit: Audit) -> str:
         return ""
     head = ("estimate", "epsilon, 95 % lower end", "most likely", "assumes, beside fair coins")
     return subsection("Estimates, which are no bounds", paragraph(_ESTIMATES), table(head, rows))
-
-
-def _promise(audit: Audit, cell: Cell) -> str:
-    if not audit.protected:
-        return promised(audit)
-    if not audit.comparable:
-        return MISSING
-    return at_most(cell.accounted) if cell.accounted is not None else "none against this adversary"
 
 
 _AXES = "Vertical: members that the attack identifies. Horizontal: non-members that it accuses."

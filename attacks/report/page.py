@@ -1,24 +1,41 @@
-"""The sections of an audit in one self-contained file."""
+"""An audit as one HTML file that opens from disk: first the finding in words, then all of its evidence.
+
+The sections stand here in the order of the page: the verdict with its pictures, the table of attacks and vantage points, the
+units and clients that stand out, the baseline, and the limits of an audit. Curves and lower bounds are in `curves`, runs side
+by side in `sweep`. A section is empty if the audit has no data for it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from attacks.report import curves, significance, sweep
-from attacks.report.audited import NO_UNIT, Audit, Cell, Named, Row, count, number, read, words
 from attacks.report.curves import first_curve
+from attacks.report.reading import NO_UNIT, Audit, Cell, Row, count, number, read, words
 from attacks.report.significance import level, looks
-from attacks.report.verdict import ONE_IN, blunt, finding, headline, in_short, reading, recorded, tried_by_name, untried
+from attacks.report.verdict import (
+    MARKS,
+    ONE_IN,
+    blunt,
+    finding,
+    headline,
+    how_to_read,
+    in_short,
+    recorded,
+    tried_by_name,
+    untried,
+)
 from attacks.report.wording import (
     NAMES,
     apart,
     at_least,
     capital,
     confidence,
+    ends,
     estimates,
     measured,
     promised,
@@ -37,8 +54,6 @@ from secure_fed.report.page.page import document
 from secure_fed.report.page.pictures import Bar
 from secure_fed.runs.durable import atomic_write
 
-Section = Callable[[Audit], str]
-
 
 def write(audit: Mapping[str, Any], path: Path) -> Path:
     """Write the page of a parsed audit.json to `path`, whole or not at all, and return it."""
@@ -52,18 +67,19 @@ def page(audit: Mapping[str, Any]) -> str:
     level, body, summary = recorded(audit)
     sections = (
         first_screen(parsed, level, summary if summary and body.startswith(summary) else body),
-        *(section(parsed) for section in SECTIONS),
-        for_the_record(body),
+        matrix(parsed),
+        curves.roc_curves(parsed),
+        curves.bounds(parsed),
+        sweep.sweep(parsed),
+        clients(parsed),
+        examples(parsed),
+        baseline(parsed),
+        not_proved(parsed),
+        how(parsed),
+        section("The verdict for the record", paragraph(body, "recorded")),
     )
     style = resources.files(__package__).joinpath("audit.css").read_text(encoding="utf-8")
     return document(f"{name(parsed)}: audit", "".join(sections), style)
-
-
-# from attacks.report.page
-# The first screen of the page (the verdict and two pictures) and the last section (the full verdict).
-
-
-_ALLOWED = "Allowed by the guarantee"
 
 
 def name(audit: Audit) -> str:
@@ -75,32 +91,23 @@ def first_screen(audit: Audit, level: str, summary: str) -> str:
     """The verdict in one sentence, the pictures of epsilon and of the attack, then the finding in words and the key figures."""
     css = "privacy" if in_short(audit, level) in ("none_found", "within") else "privacy warning"
     rest = paragraph(untried(audit)) if untried(audit) else ""
-    return (
-        f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n</header>\n'
-        + section(headline(audit, level), paragraph(_ends(audit)), rest, css_class=css)
-        + section(
-            "The evidence",
-            figures(_epsilons(audit), first_curve(audit)),
-            paragraph(summary.removeprefix(f"{finding(audit, level)}.").strip(), "lead"),
-            facts(_key(audit), "key"),
-            paragraph(reading(audit), "after") if reading(audit) else "",
-        )
-    )
-
-
-def for_the_record(body: str) -> str:
-    """The full verdict with all of its evidence."""
-    return section("The verdict for the record", paragraph(body, "recorded"))
-
-
-def _key(audit: Audit) -> tuple[tuple[str, str], ...]:
-    """The key figures: members and non-members, accuracy, main AUC, and both bounds on epsilon."""
-    return (
+    key = (
         (f"{units(audit)} {' and '.join(sides(audit))}", f"{shown(audit.members)} and {shown(audit.non_members)}"),
         ("accuracy of the model", percent(audit.accuracy)),
         *_main_figures(audit),
         ("epsilon accounted", promised(audit)),
-        ("epsilon, lower bound", at_least(_lower(audit))),
+        ("epsilon, lower bound", at_least(audit.lower)),
+    )
+    return (
+        f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n</header>\n'
+        + section(headline(audit, level), paragraph(_promised_and_found(audit)), rest, css_class=css)
+        + section(
+            "The evidence",
+            figures(_epsilons(audit), first_curve(audit)),
+            paragraph(summary.removeprefix(f"{finding(audit, level)}.").strip(), "lead"),
+            facts(key, "key"),
+            paragraph(how_to_read(audit), "after") if how_to_read(audit) else "",
+        )
     )
 
 
@@ -123,9 +130,12 @@ def _epsilons(audit: Audit) -> str:
         )
         for one in estimates(audit)
     ]
-    shown = Bar("Shown by the audit", lower, f"ε ≥ {_apart(audit)[1]}" if lower else "nothing", "--second")
-    drawn = pictures.limits("epsilon allowed and epsilon shown", (_guarantee(audit), shown, *unproven))
+    by_audit = Bar("Shown by the audit", lower, f"ε ≥ {_apart(audit)[1]}" if lower else "nothing", "--second")
+    drawn = pictures.limits("epsilon allowed and epsilon shown", (_guarantee(audit), by_audit, *unproven))
     return figure("Epsilon, allowed and shown", drawn, f"{by}{_AXIS}{_OUTLINES if unproven else ''}")
+
+
+_ALLOWED = "Allowed by the guarantee"
 
 
 def _guarantee(audit: Audit) -> Bar:
@@ -147,7 +157,7 @@ def _apart(audit: Audit) -> tuple[str, str]:
     cell = next(iter(audit.bounded), None)
     if cell is not None and significance.contradicts(cell, audit):
         return apart(cell.accounted or 0.0, cell.lower or 0.0)
-    return at_most(audit.epsilon), at_least(_lower(audit))
+    return at_most(audit.epsilon), at_least(audit.lower)
 
 
 def _main_figures(audit: Audit) -> list[tuple[str, str]]:
@@ -155,41 +165,32 @@ def _main_figures(audit: Audit) -> list[tuple[str, str]]:
     cell = audit.main_cell
     if cell is None:
         return []
-    between = "" if cell.interval is None else f" ({shown(cell.interval[0])} to {shown(cell.interval[1])})"
     most = significance.allows(cell, audit)
-    rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{shown(cell.auc)}{between}")]
+    rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{shown(cell.auc)}{ends(cell.interval)}")]
     if most is None:
         return rows
     whose = "this mechanism" if most.by == "mechanism" else "this epsilon"
     return [*rows, (f"AUC that {whose} allows", shown(most.auc))]
 
 
-def _lower(audit: Audit) -> float | None:
-    """The largest lower bound, over the adversaries that the guarantee covers, or over all if it covers none."""
-    return next((cell.lower for cell in audit.bounded), None)
-
-
-def _untested(audit: Audit) -> str:
-    """In words, the epsilon of a guarantee whose neighbouring data sets differ from the audit's."""
-    if audit.promised is None:
-        return ""
-    return f", epsilon {at_most(audit.promised)} for neighbours that differ by {audit.adjacency or 'something else'}"
-
-
-def _ends(audit: Audit) -> str:
+def _promised_and_found(audit: Audit) -> str:
     """The run's guarantee and the audit's finding, in two sentences."""
     made = "No attack that was tried" if tried_by_name(audit) else "No attack"
-    lower, (allowed, shown) = _lower(audit), _apart(audit)
+    untested = ""  # the epsilon of a guarantee whose neighbouring data sets differ from the audit's
+    if audit.promised is not None:
+        differ = audit.adjacency or "something else"
+        untested = f", epsilon {at_most(audit.promised)} for neighbours that differ by {differ}"
+    lower, (allowed, least) = audit.lower, _apart(audit)
     promise = (
         f"The run promises at most epsilon {allowed} for {unit_one(audit.unit)}"
         f"{'' if audit.delta is None else f', at delta {audit.delta:g}'}."
         if audit.protected
         else "The run promises no epsilon."
         if audit.unit == NO_UNIT
-        else f"The run's guarantee is for {unit_one(audit.unit)}{_untested(audit)}; it has no epsilon that coins can test."
+        else f"The run's guarantee is for {unit_one(audit.unit)}{untested}; it has no epsilon that coins can test."
     )
     found = (
-        f"The audit shows that epsilon is at least {shown} for {unit_one(audit.audited)}, with a confidence of"
+        f"The audit shows that epsilon is at least {least} for {unit_one(audit.audited)}, with a confidence of"
         f" {confidence(audit)}."
         if lower
         else f"{made} proves an epsilon above 0: the lower bound on it is 0.{blunt(audit)}"
@@ -204,21 +205,7 @@ _AXIS = (
     " training, if yes and no are equally likely. A coin is right in 50 %."
 )
 _OUTLINES = " Outlined bars are estimates, which assume more and prove nothing."
-
-
-# from attacks.report.page
-# The table of attacks and vantage points: each finding, or the reason why the attack does not apply.
-
-
 _NUMBERS_SHOWN = 3  # numbers shown for an attack that is not on membership
-_WORDS = {
-    "leak": "leak",
-    "within": "within the guarantee",
-    "beyond": "more than the guarantee allows",
-    "sign": "weak sign",
-    "inverted": "below chance",
-    "chance": "not above chance",
-}
 
 
 def matrix(audit: Audit) -> str:
@@ -226,89 +213,48 @@ def matrix(audit: Audit) -> str:
     if not audit.attacks or not audit.vantages:
         return ""
     sees = (f"{vantage.title}: sees {vantage.about or 'an unknown part'}." for vantage in audit.vantages)
+    cell, chosen = audit.main_cell, ""
+    if cell is not None:
+        others = looks(audit) - 1
+        rest = "" if not others else f"; {counted(others, 'other number')} share the rest of {audit.significance:g}"
+        chosen = (
+            f"The main attack is {audit.attack_title(cell.attack)} ({audit.vantage_title(cell.vantage).lower()}). It was"
+            " chosen before any score was seen, by what applies to this run. Its AUC is tested at a significance of"
+            f" {level(audit.significance, others, main=True):g}{rest}."
+        )
+    notes = (  # the attacks' remarks on their own numbers
+        f"{audit.attack_title(one.attack)}, {audit.vantage_title(one.vantage)}: {one.note}"
+        for one in audit.cells
+        if one.note
+    )
     return section(
         "The attacks requested, by every adversary" if audit.asked_for else "Every attack, by every adversary",
         _table(audit),
         folded(
             "How to read this table",
             paragraph(_READING),
-            paragraph(_of_main(audit)),
+            paragraph(chosen),
             bullets((*sees, "Each adversary also sees what the adversaries above it see.")),
         ),
         _left_out(audit),
-        folded("All numbers of every cell", _numbers(audit), _notes(audit)),
-    )
-
-
-def _of_main(audit: Audit) -> str:
-    """The main attack, and its significance."""
-    cell = audit.main_cell
-    if cell is None:
-        return ""
-    others = significance.looks(audit) - 1
-    rest = "" if not others else f"; {counted(others, 'other number')} share the rest of {audit.significance:g}"
-    return (
-        f"The main attack is {audit.attack_title(cell.attack)} ({audit.vantage_title(cell.vantage).lower()}). It was"
-        " chosen before any score was seen, by what applies to this run. Its AUC is tested at a significance of"
-        f" {level(audit.significance, others, main=True):g}{rest}."
-    )
-
-
-def _notes(audit: Audit) -> str:
-    """The attacks' remarks on their own numbers."""
-    return bullets(
-        f"{audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage)}: {cell.note}"
-        for cell in audit.cells
-        if cell.note
+        folded("All numbers of every cell", _numbers(audit), bullets(notes)),
     )
 
 
 def _table(audit: Audit) -> str:
     head = "".join(f'<th scope="col">{text(title)}</th>' for title in ("attack", *(v.title for v in audit.vantages)))
-    body = "".join(_row(audit, attack) for attack in audit.attacks if not _nowhere(audit, attack))
-    if not body:
+    rows = []
+    for attack in audit.attacks:
+        if not audit.applies_nowhere(attack.name):
+            paper = f"<small>{text(attack.about)}</small>" if attack.about else ""
+            cells = "".join(_cell(audit, audit.cell(attack.name, vantage.name)) for vantage in audit.vantages)
+            rows.append(f'<tr><th scope="row">{text(attack.title)}{paper}</th>{cells}</tr>\n')
+    if not rows:
         return ""
     return (
         f'<div class="scroll"><table class="matrix">\n<thead><tr>{head}</tr></thead>\n'
-        f"<tbody>\n{body}</tbody></table></div>\n"
+        f"<tbody>\n{''.join(rows)}</tbody></table></div>\n"
     )
-
-
-def _nowhere(audit: Audit, attack: Named) -> bool:
-    """Whether no adversary could make the attack."""
-    cells = [audit.cell(attack.name, vantage.name) for vantage in audit.vantages]
-    return all(cell is not None and not cell.applicable for cell in cells)
-
-
-def _left_out(audit: Audit) -> str:
-    """The attacks that no adversary could make, with each adversary's reason; attacks with the same reasons are grouped."""
-    titles: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for attack in audit.attacks:
-        if _nowhere(audit, attack):
-            titles.setdefault(_reasons(audit, attack), []).append(attack.title)
-    lines = [f"{'; '.join(named)}. {_given(reasons)}" for reasons, named in titles.items()]
-    return folded("Attacks that were not made on this run, and why", bullets(lines))
-
-
-def _reasons(audit: Audit, attack: Named) -> tuple[tuple[str, str], ...]:
-    """(adversaries, reason), the weakest first."""
-    whose: dict[str, list[str]] = {}
-    for vantage in audit.vantages:
-        cell = audit.cell(attack.name, vantage.name)
-        whose.setdefault((cell and cell.why) or "no reason is given", []).append(vantage.title)
-    return tuple((listed(titles), why) for why, titles in whose.items())
-
-
-def _given(reasons: tuple[tuple[str, str], ...]) -> str:
-    if len(reasons) == 1:
-        return f"All adversaries: {reasons[0][1]}."
-    return " ".join(f"{titles}: {why}." for titles, why in reasons)
-
-
-def _row(audit: Audit, attack: Named) -> str:
-    paper = f"<small>{text(attack.about)}</small>" if attack.about else ""
-    cells = "".join(_cell(audit, audit.cell(attack.name, vantage.name)) for vantage in audit.vantages)
-    return f'<tr><th scope="row">{text(attack.title)}{paper}</th>{cells}</tr>\n'
 
 
 def _cell(audit: Audit, cell: Cell | None) -> str:
@@ -326,22 +272,35 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
         )
     low, high = cell.interval or (None, None)
     between = f"{shown(low)} to {shown(high)}" if cell.interval else "no interval"
-    few = mark in ("leak", "within", "beyond") and not significance.ranks_hold_up(cell, audit)
-    word = f"{_WORDS[mark]}{_rarely(audit, cell)}" if few else _WORDS[mark]
+    _, word = MARKS[mark]
+    if mark in ("leak", "within", "beyond") and not significance.ranks_hold_up(cell, audit):
+        tail = next(tail for tail in cell.tails if significance.tail_holds_up(tail, cell, audit))
+        word += f": TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}"
     main = ["main attack"] if cell == audit.main_cell else []
     css = {"within": "own", "beyond": "sign"}.get(mark, mark)
     return _filled(css, f"{shown(cell.auc)}", between, *main, word)
 
 
-def _rarely(audit: Audit, cell: Cell) -> str:
-    """The significant true-positive rate of a finding whose AUC is not significant."""
-    tail = next(tail for tail in cell.tails if significance.tail_holds_up(tail, cell, audit))
-    return f": TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}"
-
-
 def _filled(mark: str, first: str, *rest: str) -> str:
     lines = "".join(f"<small>{text(line)}</small>" for line in rest)
     return f'<td class="{mark}"><b>{text(first)}</b>{lines}</td>'
+
+
+def _left_out(audit: Audit) -> str:
+    """The attacks that no adversary could make, with each adversary's reason; attacks with the same reasons are grouped."""
+    titles: dict[str, list[str]] = {}
+    for attack in audit.attacks:
+        if audit.applies_nowhere(attack.name):
+            whose: dict[str, list[str]] = {}  # the adversaries of each reason, the weakest first
+            for vantage in audit.vantages:
+                cell = audit.cell(attack.name, vantage.name)
+                whose.setdefault((cell and cell.why) or "no reason is given", []).append(vantage.title)
+            reasons = [f"{listed(adversaries)}: {why}." for why, adversaries in whose.items()]
+            if len(whose) == 1:
+                reasons = [f"All adversaries: {why}." for why in whose]
+            titles.setdefault(" ".join(reasons), []).append(attack.title)
+    lines = [f"{'; '.join(named)}. {reasons}" for reasons, named in titles.items()]
+    return folded("Attacks that were not made on this run, and why", bullets(lines))
 
 
 def _numbers(audit: Audit) -> str:
@@ -356,23 +315,22 @@ def _numbers(audit: Audit) -> str:
         "time",
         "also measured",
     )
-    return table(head, (_numbers_of(audit, cell) for cell in audit.cells if cell.applicable))
-
-
-def _numbers_of(audit: Audit, cell: Cell) -> tuple[str, ...]:
-    between = "" if cell.interval is None else f" ({shown(cell.interval[0])} to {shown(cell.interval[1])})"
-    bound = at_least(cell.lower) + (f" ({cell.how})" if cell.how and cell.lower is not None else "")
-    return (
-        audit.attack_title(cell.attack),
-        audit.vantage_title(cell.vantage),
-        f"{shown(cell.auc)}{between}",
-        "; ".join(tails(cell)) or MISSING,
-        bound,
-        at_most(cell.accounted) if audit.comparable else MISSING,
-        f"{shown(cell.members)} in, {shown(cell.non_members)} out",
-        duration(cell.seconds),
-        listed([f"{name} {value}" for name, value in measured(cell)]) or MISSING,
+    rows = (
+        (
+            audit.attack_title(cell.attack),
+            audit.vantage_title(cell.vantage),
+            f"{shown(cell.auc)}{ends(cell.interval)}",
+            "; ".join(tails(cell)) or MISSING,
+            at_least(cell.lower) + (f" ({cell.how})" if cell.how and cell.lower is not None else ""),
+            at_most(cell.accounted) if audit.comparable else MISSING,
+            f"{shown(cell.members)} in, {shown(cell.non_members)} out",
+            duration(cell.seconds),
+            listed([f"{name} {value}" for name, value in measured(cell)]) or MISSING,
+        )
+        for cell in audit.cells
+        if cell.applicable
     )
+    return table(head, rows)
 
 
 def tails(cell: Cell) -> Iterable[str]:
@@ -381,13 +339,9 @@ def tails(cell: Cell) -> Iterable[str]:
         if tail.tpr is None:
             yield f"{100 * tail.target:g} %: refused, too few non-members"
             continue
-        exactly = " exactly" if cell.known else _between(tail.fpr_interval)
+        exactly = " exactly" if cell.known else ends(tail.fpr_interval, percent)
         rate = f"measured FPR {percent(tail.fpr)}{exactly}"
-        yield f"{100 * tail.target:g} %: TPR {percent(tail.tpr)}{_between(tail.tpr_interval)}, {rate}"
-
-
-def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" ({percent(interval[0])} to {percent(interval[1])})"
+        yield f"{100 * tail.target:g} %: TPR {percent(tail.tpr)}{ends(tail.tpr_interval, percent)}, {rate}"
 
 
 _READING = (
@@ -399,12 +353,6 @@ _READING = (
     " and the AUC is computed against it. Attacks on texts and labels show their own numbers: for texts the recall and"
     " precision of words, then of words with their positions. There “leak” means that more than half was recovered."
 )
-
-
-# from attacks.report.page
-# The most exposed clients and units. Texts appear only if the audit was run with --show-texts.
-
-
 _FIRST = 10  # rows of a long list; the rest opens on a click
 
 
@@ -491,16 +439,10 @@ _REDACTED = (
 _SHOWN = "This page contains texts of the clients' data, as requested: treat it as you treat the data."
 
 
-# from attacks.report.page
-# The sections on the assumptions and limits of an audit: the baseline, the experiment, and unsupported conclusions.
-
-
 def baseline(audit: Audit) -> str:
     """The baseline: whether members and non-members differ without any model, which makes all AUCs void."""
     found = audit.baseline
-    about = f"AUC {shown(found.auc)}"
-    if found.interval is not None:
-        about += f" ({shown(found.interval[0])} to {shown(found.interval[1])})"
+    about = f"AUC {shown(found.auc)}{ends(found.interval)}"
     title = "Without any model"
     if audit.phantoms:
         return section(title, paragraph(_NO_TEXTS))
@@ -581,18 +523,4 @@ _UNFAIR = (
 _UNCHECKED = (
     "It was not checked whether members and non-members differ by their texts alone{why}. Until then a finding may be a"
     " difference of the texts, not a leak of the model."
-)
-
-
-# In reading order, behind the first screen. A section returns "" if the audit has no data for it.
-SECTIONS: tuple[Section, ...] = (
-    matrix,
-    curves.roc_curves,
-    curves.bounds,
-    sweep.sweep,
-    clients,
-    examples,
-    baseline,
-    not_proved,
-    how,
 )

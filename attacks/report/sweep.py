@@ -1,4 +1,6 @@
-"""Runs side by side: the guarantee, the accuracy and the findings of each."""
+"""Runs side by side: the guarantee, the accuracy and the findings of each, as rows of audit.json, in a sentence and on the
+page.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from typing import Any
 from attacks.adversary.case import VANTAGES
 from attacks.catalogue import ATTACKS
 from attacks.report import curves, significance
-from attacks.report.audited import Audit, Cell, Row, interval, number, read, row, words
 from attacks.report.curves import Mark
-from attacks.report.wording import at_least
+from attacks.report.reading import Audit, Row, interval, number, read, row, words
+from attacks.report.wording import at_least, ends
 from secure_fed.errors import RunDirectoryError
 from secure_fed.report.formatting import at_most, listed, percent, rate
 from secure_fed.report.formatting import number as shown
@@ -42,22 +44,56 @@ def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> li
 
 def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Run]:
     """The rows of other runs, each once. RunDirectoryError for a run that was not audited, or that changed after its audit."""
-    others = {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}
-    return [_audited_row(other) for other in others.values()]
+    rows = []
+    for other in {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}.values():
+        folder = private_part(other)
+        if read_text(folder / AUDIT) is None:
+            raise RunDirectoryError(
+                f"{other} has not been audited: run `secure-fed audit {shlex.quote(str(other))}` first"
+            )
+        audit, result = read_object(folder, AUDIT), read_object(other, RESULT)
+        if audit.get("rounds") != result.get("rounds"):
+            raise RunDirectoryError(
+                f"{other} was audited after {audit.get('rounds')} rounds and has {result.get('rounds')} now: audit it again"
+            )
+        rows.append(_row(other, audit))
+    return rows
 
 
-def _audited_row(run_dir: Path) -> Run:
-    folder = private_part(run_dir)
-    if read_text(folder / AUDIT) is None:
-        raise RunDirectoryError(
-            f"{run_dir} has not been audited: run `secure-fed audit {shlex.quote(str(run_dir))}` first"
-        )
-    audit, result = read_object(folder, AUDIT), read_object(run_dir, RESULT)
-    if audit.get("rounds") != result.get("rounds"):
-        raise RunDirectoryError(
-            f"{run_dir} was audited after {audit.get('rounds')} rounds and has {result.get('rounds')} now: audit it again"
-        )
-    return _row(run_dir, audit)
+def _row(run_dir: Path, audit: Mapping[str, Any]) -> Run:
+    """The AUC of the run's main attack and its largest lower bound on epsilon, each with its attack and adversary.
+
+    The main attack was chosen before scores were seen; for an audit without one it is the largest AUC. For a run with a
+    guarantee it is the largest bound over the adversaries that it covers. delta: the bound's: the guarantee's delta, 0 without
+    one.
+    """
+    result, parsed = read_object(run_dir, RESULT), read(audit)
+    best, epsilon = parsed.main_cell or significance.strongest(parsed.of_membership), number(result.get("epsilon"))
+    covered = [cell for cell in parsed.bounded if epsilon is None or cell.accounted is not None]
+    least = max(covered, key=lambda cell: cell.lower or 0.0, default=None)
+
+    def caught(target: float) -> Run | None:
+        """The true-positive rate at that false-positive rate with its intervals; None if there were too few held-out units."""
+        tail = best and best.tail(target)
+        return asdict(tail) if tail else None
+
+    return {
+        "run_dir": str(run_dir),
+        "label": "without privacy" if epsilon is None else f"epsilon {epsilon:.3g}",
+        "epsilon": epsilon,
+        "delta": number(result.get("delta")) or 0.0,
+        "accuracy": number(result.get("accuracy")),
+        "of": {name: words(audit.get(name)) for name in ("data", "method", "audited_unit", "canaries")},
+        "attack": best and best.attack,
+        "vantage": best and best.vantage,
+        "auc": best and best.auc,
+        "auc_interval": best and best.interval,
+        "tpr_at_1": caught(0.01),
+        "tpr_at_01": caught(0.001),
+        "epsilon_lower": least and least.lower,
+        "epsilon_lower_attack": least and least.attack,
+        "epsilon_lower_vantage": least and least.vantage,
+    }
 
 
 def sentence(row: Mapping[str, Any]) -> str:
@@ -77,51 +113,11 @@ def sentence(row: Mapping[str, Any]) -> str:
     return f"{row['label']}: {'; '.join(clauses)}"
 
 
-def _row(run_dir: Path, audit: Mapping[str, Any]) -> Run:
-    """The AUC of the run's main attack and its largest lower bound on epsilon, each with its attack and adversary.
-
-    The main attack was chosen before scores were seen; for an audit without one it is the largest AUC. For a run with a
-    guarantee it is the largest bound over the adversaries that it covers. delta: the bound's: the guarantee's delta, 0 without
-    one.
-    """
-    result, parsed = read_object(run_dir, RESULT), read(audit)
-    best, epsilon = parsed.main_cell or significance.strongest(parsed.of_membership), number(result.get("epsilon"))
-    covered = [cell for cell in parsed.bounded if epsilon is None or cell.accounted is not None]
-    shown = max(covered, key=lambda cell: cell.lower or 0.0, default=None)
-    return {
-        "run_dir": str(run_dir),
-        "label": "without privacy" if epsilon is None else f"epsilon {epsilon:.3g}",
-        "epsilon": epsilon,
-        "delta": number(result.get("delta")) or 0.0,
-        "accuracy": number(result.get("accuracy")),
-        "of": {name: words(audit.get(name)) for name in ("data", "method", "audited_unit", "canaries")},
-        "attack": best and best.attack,
-        "vantage": best and best.vantage,
-        "auc": best and best.auc,
-        "auc_interval": best and best.interval,
-        "tpr_at_1": _tail(best, 0.01),
-        "tpr_at_01": _tail(best, 0.001),
-        "epsilon_lower": shown and shown.lower,
-        "epsilon_lower_attack": shown and shown.attack,
-        "epsilon_lower_vantage": shown and shown.vantage,
-    }
-
-
-def _tail(cell: Cell | None, target: float) -> Run | None:
-    """The true-positive rate at that false-positive rate with its intervals; None if there were too few held-out units."""
-    tail = cell and cell.tail(target)
-    return asdict(tail) if tail else None
-
-
 def _by_whom(attack: str, vantage: str) -> str:
     """An attack and its adversary, for display: '"Loss threshold" (outsider)'."""
     title = ATTACKS[attack].title if attack in ATTACKS else attack
     who = VANTAGES[vantage].title if vantage in VANTAGES else vantage
     return f'"{title}" ({who.lower()})'
-
-
-# from attacks.report.sweep
-# Runs that differ in their privacy, side by side: accuracy, AUC, and epsilon.
 
 
 _HEAD = ("run", "epsilon accounted", "accuracy", "AUC", "TPR at 1 % FPR", "at 0.1 %", "epsilon, lower bound")
@@ -133,7 +129,10 @@ def sweep(audit: Audit) -> str:
     if not runs:
         return ""
     cells, unprotected = [_cells(run, audit) for run in runs], [number(run.get("epsilon")) is None for run in runs]
-    table_of_runs = _side_by_side(cells) if len(runs) == 2 else table(_HEAD, cells)
+    table_of_runs = table(_HEAD, cells)
+    if len(runs) == 2:
+        panels = (subsection(one[0], facts(zip(_HEAD[1:], one[1:], strict=True))) for one in cells)
+        table_of_runs = '<div class="panels">\n' + "".join(f"<div>{panel}</div>\n" for panel in panels) + "</div>\n"
     return section(
         "With and without privacy" if unprotected == [False, True] else "With more and less privacy",
         paragraph(_unlike(runs)),
@@ -155,43 +154,31 @@ def _unlike(runs: Sequence[Row]) -> str:
     )
 
 
-def _side_by_side(runs: Sequence[tuple[str, ...]]) -> str:
-    panels = "".join(
-        f"<div>{subsection(cells[0], facts(zip(_HEAD[1:], cells[1:], strict=True)))}</div>\n" for cells in runs
-    )
-    return f'<div class="panels">\n{panels}</div>\n'
-
-
 def _cells(run: Row, audit: Audit) -> tuple[str, ...]:
     epsilon, lower, delta = (number(run.get(name)) for name in ("epsilon", "epsilon_lower", "delta"))
     at = "" if lower is None or delta is None else f" at delta {rate(delta)}"
-    about = interval(run.get("auc_interval"))
-    between = "" if about is None else f" ({shown(about[0])} to {shown(about[1])})"
+
+    def whose(of: str) -> str:
+        """The attack and the adversary behind a number."""
+        attack, vantage = words(run.get(f"{of}attack")), words(run.get(f"{of}vantage"))
+        return f" [{audit.attack_title(attack)}; {audit.vantage_title(vantage)}]" if attack else ""
+
     return (
         _label(run),
         "unprotected" if epsilon is None else at_most(epsilon),
         percent(number(run.get("accuracy"))),
-        f"{shown(number(run.get('auc')))}{between}{_whose(run, '', audit)}",
+        f"{shown(number(run.get('auc')))}{ends(interval(run.get('auc_interval')))}{whose('')}",
         _caught(run.get("tpr_at_1")),
         _caught(run.get("tpr_at_01")),
-        f"{at_least(lower)}{at}{_whose(run, 'epsilon_lower_', audit)}",
+        f"{at_least(lower)}{at}{whose('epsilon_lower_')}",
     )
-
-
-def _whose(run: Row, of: str, audit: Audit) -> str:
-    """The attack and the adversary behind a number."""
-    attack, vantage = words(run.get(f"{of}attack")), words(run.get(f"{of}vantage"))
-    return f" [{audit.attack_title(attack)}; {audit.vantage_title(vantage)}]" if attack else ""
 
 
 def _caught(found: object) -> str:
     """A true-positive rate, stored as a number or with its intervals; none if there were too few non-members."""
     about = row(found)
     value = number(about.get("tpr")) if about else number(found)
-    between = interval(about.get("tpr_interval"))
-    if value is None:
-        return "refused"
-    return percent(value) + ("" if between is None else f" ({percent(between[0])} to {percent(between[1])})")
+    return "refused" if value is None else f"{percent(value)}{ends(interval(about.get('tpr_interval')), percent)}"
 
 
 def _drawings(runs: Sequence[Row]) -> tuple[str, str]:
@@ -216,8 +203,8 @@ def _drawings(runs: Sequence[Row]) -> tuple[str, str]:
 def _bars(run: Row) -> tuple[Bar, Bar]:
     epsilon, lower, label = number(run.get("epsilon")), number(run.get("epsilon_lower")), _label(run)
     allowed = Bar(label, math.inf, "no limit") if epsilon is None else Bar(label, epsilon, f"ε ≤ {at_most(epsilon)}")
-    shown = "no lower bound" if lower is None else f"ε ≥ {at_least(lower)}"
-    return allowed, Bar("shown by its audit", lower, shown, "--second")
+    written = "no lower bound" if lower is None else f"ε ≥ {at_least(lower)}"
+    return allowed, Bar("shown by its audit", lower, written, "--second")
 
 
 def _label(run: Row) -> str:

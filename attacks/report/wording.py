@@ -1,20 +1,23 @@
-"""Words for the adversaries, units and rates of an audit, for readers without a background in audits."""
+"""The adversaries, units, rates, recovered texts and estimates of an audit in words, for readers without a background in
+audits.
+
+The terminal, the page, the notebook and the verdict take their words from here and from `verdict`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable
 
 from attacks.evidence import attempts
 from attacks.evidence.attempts import Attempt, How, Named
-from attacks.report import audited
-from attacks.report.audited import NO_UNIT, Audit, Cell, Estimated, Row, count, number, row, words
+from attacks.report.reading import NO_UNIT, Audit, Cell, Estimated, Interval, Row, count, number, row, words
+from attacks.report.significance import CHANCE
 from secure_fed.report.formatting import MISSING, at_most, counted, listed, percent
 from secure_fed.report.formatting import number as shown
 
-_ALMOST = 0.99
-COIN = 0.5  # the rate at which a coin is right
 UNITS = {"client": "clients", "group": "groups", "example": "examples"}
+_ALMOST = 0.99
 _WHO = {
     "outsider": "an outsider who has the final adapter",
     "fellow_client": "another client, who sees the shared model of every round",
@@ -82,9 +85,14 @@ def at_most_hundred(share: float) -> str:
 def between(low: float, high: float) -> str:
     """`(0.531, 0.562)` -> "53.1 to 56.2" of 100 cases, with enough digits that neither end looks like a coin's 50."""
     digits = next(
-        (n for n in (1, 2, 3) if all(end == COIN or hundred(end, n) != hundred(COIN, n) for end in (low, high))), 4
+        (n for n in (1, 2, 3) if all(end == CHANCE or hundred(end, n) != hundred(CHANCE, n) for end in (low, high))), 4
     )
     return f"{hundred(low, digits)} to {hundred(high, digits)}"
+
+
+def ends(interval: Interval | None, written: Callable[[float], str] = shown) -> str:
+    """An interval behind its number: " (0.53 to 0.56)"; empty without one."""
+    return "" if interval is None else f" ({written(interval[0])} to {written(interval[1])})"
 
 
 def promised(audit: Audit) -> str:
@@ -121,10 +129,6 @@ def confidence(audit: Audit) -> str:
     return f"{100 * (1 - audit.significance):.4g} %"
 
 
-# from attacks.report.wording
-# Figures that are specific to a cell's attack, such as the recall of recovered words, each with its name.
-
-
 _OWN = {  # shown first, in this order
     "bag_recall": "word recall",
     "bag_precision": "word precision",
@@ -148,39 +152,29 @@ def measured(cell: Cell) -> list[tuple[str, str]]:
         for name in _INSIDE
         for own, value in _numbers_in(row(cell.measured.get(name)))
     ]
-    return [*_numbers_in(cell.measured), *inside, *_by_cohort(row(cell.measured.get(BY_COHORT)))]
-
-
-def _by_cohort(recalls: Row) -> list[tuple[str, str]]:
-    """The recall from sums over different numbers of clients."""
     noun = {"1": "client"}
-    return [
+    by_cohort = [
         (f"recall with position, {clients} {noun.get(clients, 'clients')} in a sum", percent(found))
-        for clients, value in recalls.items()
+        for clients, value in row(cell.measured.get(BY_COHORT)).items()
         if (found := number(value)) is not None
     ]
+    return [*_numbers_in(cell.measured), *inside, *by_cohort]
 
 
 def _numbers_in(figures: Row) -> list[tuple[str, str]]:
-    order = list(_OWN)
-    found = [(name, value) for name, value in figures.items() if number(value) is not None]
+    order, found = list(_OWN), []
+    for name, value in figures.items():
+        figure = number(value)
+        if figure is not None:
+            is_share = name.endswith(("recall", "precision", "baseline"))
+            written = percent(figure) if is_share else shown(count(value)) if isinstance(value, int) else shown(figure)
+            found.append((name, written))
     found.sort(key=lambda entry: order.index(entry[0]) if entry[0] in order else len(order))
-    return [(_title(name), _value(name, value)) for name, value in found]
+    return [(_title(name), written) for name, written in found]
 
 
 def _title(name: str) -> str:
     return _OWN.get(name, words(name).replace("_", " "))
-
-
-def _value(name: str, value: object) -> str:
-    found = number(value)
-    if found is not None and name.endswith(("recall", "precision", "baseline")):
-        return percent(found)
-    return shown(count(value)) if isinstance(value, int) else shown(found)
-
-
-# from attacks.report.wording
-# Sentences on recovered texts: the shares of words recovered, by each adversary, on average and in the most exposed case.
 
 
 _LEADS = {
@@ -197,65 +191,41 @@ _ORDER = ("leak", "part", "little", "unmeasured", "usual", "wrong")
 
 def texts(audit: Audit) -> str:
     """A sentence for each adversary and attempt, the most recovered first; "" if no attack was on texts."""
-    described = [one for cell in _once(audit) for one in _worth_a_sentence(cell)]
+    once: dict[tuple[str, str], Cell] = {}  # without repetitions of the same figures by stronger adversaries
+    for cell in sorted(audit.cells, key=lambda cell: audit.rank(cell.vantage)):
+        if cell.attempts:  # figures by cohort are not compared: they have no sentence
+            figures = {name: value for name, value in cell.measured.items() if name != BY_COHORT}
+            once.setdefault((cell.attack, repr(figures)), cell)
+    described: list[tuple[Cell, Attempt]] = []
+    for cell in once.values():
+        best = attempts.best(cell.attempts)
+        if best is None:
+            continue
+        described.append((cell, best))
+        if best.how == "exact":  # and guesses with a larger share of words than it
+            guesses = tuple(one for one in cell.attempts if one.how != "exact" and one.raw > best.raw)
+            other = attempts.best(guesses)
+            if other is not None:
+                described.append((cell, other))
     described.sort(key=lambda one: _ORDER.index(one[1].grade))
     return " ".join(_sentence(audit, cell, attempt) for cell, attempt in described)
 
 
-def short(cell: Cell) -> str:
-    """The finding in a few words, for a table cell; "" if less than a part of the texts was recovered."""
-    best = attempts.best(audited.attempts(cell))
-    if best is None or best.grade not in ("leak", "part"):
-        return ""
-    lead = "leak" if best.grade == "leak" else "part of the texts"
-    of_mean = best.mean.share(best.how) == best.share
-    named = best.mean if of_mean or best.most is None else best.most
-    where = [] if of_mean else ["most exposed"]
-    where += [{"guessed": "guessed", "matched": "by optimisation"}[best.how]] if best.how != "exact" else []
-    where += ["all rounds together"] if best.together else []
-    return f"{lead}: {', '.join(where)} {percent(named.share(best.how))}" if where else lead
-
-
-def _once(audit: Audit) -> list[Cell]:
-    """The cells of attacks on texts, without repetitions of the same figures by stronger adversaries. Figures by cohort are not
-    compared: they have no sentence.
-    """
-    found: dict[tuple[str, str], Cell] = {}
-    for cell in sorted(audit.cells, key=lambda cell: audit.rank(cell.vantage)):
-        if audited.attempts(cell):
-            figures = {name: value for name, value in cell.measured.items() if name != BY_COHORT}
-            found.setdefault((cell.attack, repr(figures)), cell)
-    return list(found.values())
-
-
-def _worth_a_sentence(cell: Cell) -> Iterable[tuple[Cell, Attempt]]:
-    """The best attempt, and guesses with a larger share of words than it."""
-    found = audited.attempts(cell)
-    best = attempts.best(found)
-    if best is None:
-        return
-    yield cell, best
-    if best.how == "exact":
-        guesses = tuple(one for one in found if one.how != "exact" and one.raw > best.raw)
-        other = attempts.best(guesses)
-        if other is not None:
-            yield cell, other
-
-
 def _sentence(audit: Audit, cell: Cell, attempt: Attempt) -> str:
     mean, most, how = attempt.mean, attempt.most, attempt.how
-    named = f"{_named(mean, how, f' of {_subject(cell)}')}{_places(attempt)}{_looked(cell, attempt)}"
-    sentence = f"{_LEADS[attempt.grade]}:{_HOW[how]} {who(audit, cell.vantage)} named {named}"
+    whose = "a client's texts"
+    if "sums" in cell.measured:
+        known = cell.measured.get("cohorts_known") is not False
+        whose = "the texts of all clients of a sum" if known else "the texts of all clients that may be in a sum"
+    named = _named(mean, how, f" of {whose}")
+    if not (mean.by_pairs(how) or mean.pairs is None) and attempt.grade in ("leak", "part"):
+        named += (
+            f", and {percent(mean.pairs)} of the pairs of word and place{_aside(mean.pairs_right, mean.usual_pairs)}"
+        )
+    sentence = f"{_LEADS[attempt.grade]}:{_HOW[how]} {who(audit, cell.vantage)} named {named}{_looked(cell, attempt)}"
     if most is not None and (most.share(how), most.most or 0.0) > (mean.share(how), mean.most or 0.0):
         sentence += f"; in the most exposed case {_named(most, how)}"
     return f"{sentence}."
-
-
-def _subject(cell: Cell) -> str:
-    if "sums" not in cell.measured:
-        return "a client's texts"
-    known = cell.measured.get("cohorts_known") is not False
-    return "the texts of all clients of a sum" if known else "the texts of all clients that may be in a sum"
 
 
 def _looked(cell: Cell, attempt: Attempt) -> str:
@@ -277,14 +247,6 @@ def _named(named: Named, how: How, subject: str = "") -> str:
     return f"{percent(named.words)} of the words{subject}{_aside(named.words_right, named.usual_words)}"
 
 
-def _places(attempt: Attempt) -> str:
-    """The share of pairs of position and word, if the attempt counts."""
-    mean = attempt.mean
-    if mean.by_pairs(attempt.how) or mean.pairs is None or attempt.grade not in ("leak", "part"):
-        return ""
-    return f", and {percent(mean.pairs)} of the pairs of word and place{_aside(mean.pairs_right, mean.usual_pairs)}"
-
-
 def _aside(right: float | None, usual: float | None) -> str:
     """The precision, and the share recovered from public texts alone."""
     remarks = []
@@ -295,8 +257,18 @@ def _aside(right: float | None, usual: float | None) -> str:
     return f" ({'; '.join(remarks)})" if remarks else ""
 
 
-# from attacks.report.wording
-# Sentences on the main attack's estimates of epsilon: their names and their assumptions. They prove nothing.
+def short(cell: Cell) -> str:
+    """The finding in a few words, for a table cell; "" if less than a part of the texts was recovered."""
+    best = attempts.best(cell.attempts)
+    if best is None or best.grade not in ("leak", "part"):
+        return ""
+    lead = "leak" if best.grade == "leak" else "part of the texts"
+    of_mean = best.mean.share(best.how) == best.share
+    named = best.mean if of_mean or best.most is None else best.most
+    where = [] if of_mean else ["most exposed"]
+    where += [{"guessed": "guessed", "matched": "by optimisation"}[best.how]] if best.how != "exact" else []
+    where += ["all rounds together"] if best.together else []
+    return f"{lead}: {', '.join(where)} {percent(named.share(best.how))}" if where else lead
 
 
 NAMES = {"independent": "if canaries are independent", "sampled_gaussian": "if the mechanism is Gaussian too"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attacks import shadow_scores
+from attacks import rmia
 from attacks.any_model import shadows
 from attacks.any_model.subject import Asked
 from secure_fed import Federation, RunConfig
@@ -119,7 +119,7 @@ def test_the_scores_are_those_of_a_naive_computation() -> None:
         of_ins, of_outs = (references[chosen, text] for chosen in (inside[:, text], ~inside[:, text]))
         ratio.append(p[text] / ((of_ins.mean() + of_outs.mean()) / 2))
     for text in range(30):
-        assert found["RMIA"][text] == pytest.approx(sum(ratio[text] / z > shadow_scores.GAMMA for z in ratio) / 30)
+        assert found["RMIA"][text] == pytest.approx(sum(ratio[text] / z > rmia.GAMMA for z in ratio) / 30)
 
 
 @pytest.mark.nightly

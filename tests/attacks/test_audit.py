@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from attacks import canary_cosine
-from attacks.adversary.case import VANTAGES, Case, Settings, Shadows, Target, seen, sums_of
+from attacks.adversary.case import VANTAGES, Case, Settings, Target, seen, sums_of
+from attacks.adversary.shadows import SharedReferences
 from attacks.audit import accounted, audited, chosen
 from attacks.catalogue import ATTACKS
 from attacks.evidence.judge import accusations, exposed
@@ -364,7 +365,7 @@ def test_no_attack_reads_the_coins(name: str, ordinary: Target, of_canaries: Tar
         pools = {**ran.assembly.pools, held.of: replace(held, members=members)}
         other = replace(ran.assembly, pools=pools)
         vantage = attack.vantage if attack.directions else (attack.vantage, *attack.again)[-1]
-        case = Case(other, seen(vantage, ran.final.tensors, ran.recorded), Shadows(other, settings.seed))
+        case = Case(other, seen(vantage, ran.final.tensors, ran.recorded), SharedReferences(other, settings.seed))
         found.append(attack.run(case, settings).scores)
     before, after = found
     assert before is not None

@@ -9,9 +9,9 @@ import pytest
 
 from attacks.catalogue import ATTACKS
 from attacks.report import page
-from attacks.report.audited import read
 from attacks.report.display import Audited, show
-from attacks.report.verdict import headline, reading, recorded, untried, verdict
+from attacks.report.reading import read
+from attacks.report.verdict import headline, how_to_read, recorded, untried, verdict
 from secure_fed.report.page import plots
 from tests.attacks import samples
 
@@ -87,7 +87,7 @@ def test_an_auc_is_explained_where_it_is_shown(
     protected: dict[str, Any], auc: float, interval: list[float], wide: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     audit = at(only(protected, "loss"), auc, interval)
-    said = reading(read(audit))
+    said = how_to_read(read(audit))
     assert "An AUC below 0.5 does not show privacy" in said
     assert ("are too few to show whether there is a leak" in said) == wide
     assert said in page(audit)

@@ -13,9 +13,8 @@ import torch
 from attacks.adversary.case import Inapplicable
 from attacks.adversary.lying_server import LyingServer, Refused
 from attacks.lying import lies
-from attacks.lying.command import audited
 from attacks.lying.lies import Head
-from attacks.lying.trials import LIES, Outcome, Table, rate, tried
+from attacks.lying.trials import LIES, Outcome, Table, audited, rate, tried
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.tensors.tensors import Tensors

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from attacks.report import audited
-from attacks.report.audited import read
+from attacks.report.reading import read
 from attacks.report.verdict import verdict
 from tests.attacks.test_verdict import audit_of, cell
 from tests.cells import every
@@ -199,7 +198,7 @@ def test_every_adversary_has_a_sentence_and_stronger_ones_do_not_repeat_it() -> 
 @every("odd", [None, float("nan"), -0.1, 1.1, "all", True, [0.9]])
 def test_what_is_no_share_is_no_number(odd: Any) -> None:
     (found,) = read(audit_of({"auc": None, "measured": {"bag_recall": odd, "guessed_recall": odd}})).cells
-    assert audited.attempts(found) == ()
+    assert found.attempts == ()
     assert judged({"bag_recall": odd})[0] == "none_found"
 
 

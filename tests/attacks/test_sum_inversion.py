@@ -10,7 +10,7 @@ from attacks import sum_inversion
 from attacks.adversary.case import Case, Inapplicable, Settings, Target
 from attacks.audit import audited
 from attacks.report import page
-from attacks.report.audited import read
+from attacks.report.reading import read
 from attacks.report.wording import texts
 from secure_fed.methods.method import State
 from secure_fed.runs.recording import Recorded

@@ -12,7 +12,7 @@ import pytest
 from attacks.adversary.case import VANTAGES
 from attacks.evidence import judge
 from attacks.report import page, significance
-from attacks.report.audited import read
+from attacks.report.reading import read
 from attacks.report.significance import level, main_of
 from attacks.report.verdict import verdict
 from secure_fed.runs.membership import roc
