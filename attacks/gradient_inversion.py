@@ -1,12 +1,12 @@
 """Texts recovered from one client's update, as a server without secure aggregation sees it.
 
-The exact test (`span.py`) is applied to some clients' updates of a few rounds, one round at a time and then together. A
-client's inputs stay the same over rounds while its gradients differ, so the rows of r rounds span more of the inputs: small
-ranks do not protect a client that trains on the same few texts again. One local step of AdamW is undone first
-(`adamw_step.py`). Where the test does not apply, `guessed` contains the candidates nearest to the row space; with
-`training.batch_size` and `training.steps` at 1 and SGD, the texts of clients with a single short text are also recovered by
-optimisation (`matching.py`). Beside the means over updates stand the figures of the most exposed one, because a mean hides a
-client whose texts were all recovered.
+The exact test (`attacks.texts.span`) is applied to some clients' updates of a few rounds, one round at a time and then
+together. A client's inputs stay the same over rounds while its gradients differ, so the rows of r rounds span more of the
+inputs: small ranks do not protect a client that trains on the same few texts again. One local step of AdamW is undone first.
+Where the test does not apply, `guessed` contains the candidates nearest to the row space; with `training.batch_size` and
+`training.steps` at 1 and SGD, the texts of clients with a single short text are also recovered by optimisation (`match`).
+Beside the means over updates stand the figures of the most exposed one, because a mean hides a client whose texts were all
+recovered.
 
 A client's texts are read only for scoring. They are all of its texts: if a client trains on a part of them in a round, recall
 is below 1 even if that whole part was recovered. Special and padding tokens do not count.
@@ -32,6 +32,7 @@ NOTHING = "the exact test applies to none of the {count} {what} looked at, and n
 ROUNDS, CLIENTS, MATCHED = 3, 5, 3
 _MATCHED_TOKENS = 24
 _NOTE = "words are distinct tokens, places pairs of position and token; special tokens left out"
+PULL = 0.1
 
 
 def run(case: Case, settings: Settings) -> Finding:
@@ -65,13 +66,9 @@ def picked(case: Case, settings: Settings) -> list[Update]:
     for client in clients:
         own = [one for one in usable if one.client == client]
         rounds = sorted({one.round for one in own})[:most]
-        chosen += [one for one in own if one.round in rounds and one.pass_name == _last_pass(own, one.round)]
+        last = {one.round: one.pass_name for one in own}  # carries the changes, after any pass with a sketch of them
+        chosen += [one for one in own if one.round in rounds and one.pass_name == last[one.round]]
     return chosen
-
-
-def _last_pass(own: Sequence[Update], round_: int) -> str:
-    """The pass that carries the changes, after any pass with a sketch of them."""
-    return [one.pass_name for one in own if one.round == round_][-1]
 
 
 def named_nothing(row: Mapping[str, Any]) -> bool:
@@ -102,7 +99,7 @@ def _matched(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | 
     named = dict(zip(parts.names, parts.train, strict=True))
     scores, usual = [], []
     for one in [one for one in updates if len(named[one.client]) == 1][:MATCHED]:
-        found, truth = {(-1, token) for token in _match(at, one)}, at.truth([one.client])
+        found, truth = {(-1, token) for token in _matched_text(at, one)}, at.truth([one.client])
         scores.append(score(found, truth, at.special))
         usual.append(at.common.beside(found, truth, at.special)[1])
     if not scores:
@@ -115,7 +112,7 @@ def _matched(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | 
     }
 
 
-def _match(at: PriorKnowledge, one: Update) -> list[int]:
+def _matched_text(at: PriorKnowledge, one: Update) -> list[int]:
     """The label is the class whose bias the step raised most: its gradient alone is negative."""
     before = at.before(one.round)
     model = at.case.assembly.objective.load(before).eval()
@@ -124,24 +121,6 @@ def _match(at: PriorKnowledge, one: Update) -> list[int]:
     label = int(change[bias[-1]].argmax()) if bias else 0
     start = {name: before.tensor(name) for name in before}
     return match(model, start, change, at.length, label, Budget())
-
-
-# from attacks.gradient_inversion
-# Texts recovered by optimisation, where the exact test does not apply: dummy embeddings are fitted until their gradient points
-# in the direction of the update.
-#
-# As in LAMP (Balunović et al. 2022) and its forerunners, without their language-model prior: embeddings e (L, n) of one
-# text minimise
-#
-#     1 - cos(g(e), -update) + PULL mean_i (|e_i| - mean |embedding|)^2
-#
-# (cos: the mean of the cosines of all tensors) with Adam, keeping the best of a few random starts; each position then takes the
-# nearest token. Length and label are given. Attention must be differentiable twice, so its plain kernel is used. This is far
-# weaker than the exact test: it recovers short texts, one at a time, and mostly loses the order of tokens.
-#
-
-
-PULL = 0.1
 
 
 @dataclass(frozen=True)
@@ -163,6 +142,15 @@ def match(
     budget: Budget,
 ) -> list[int]:
     """The tokens of one text of that length and label whose gradient step is most similar to the update.
+
+    Dummy embeddings are fitted until their gradient points in the direction of the update, as in LAMP (Balunović et al. 2022)
+    and its forerunners, without their language-model prior: embeddings e (L, n) of one text minimise
+
+        1 - cos(g(e), -update) + PULL mean_i (|e_i| - mean |embedding|)^2
+
+    (cos: the mean of the cosines of all tensors) with Adam, keeping the best of a few random starts; each position then takes
+    the nearest token. Attention must be differentiable twice, so its plain kernel is used. This is far weaker than the exact
+    test: it recovers short texts, one at a time, and mostly loses the order of tokens.
 
     trained: the trained tensors before the step. update: their change by the step. model: a classifier whose
     `get_input_embeddings()` is a table of tokens.
@@ -221,18 +209,12 @@ def _optimised(
         optimizer.zero_grad()
         with sdpa_kernel(SDPBackend.MATH):
             gradients = torch.autograd.grad(loss(dummy), leaves, create_graph=True)
-            apart = 1 - _cosine(gradients, target)
+            pairs = zip(gradients, target, strict=True)  # a mean over tensors, so that large ones do not dominate
+            apart = 1 - torch.stack([F.cosine_similarity(f.flatten(), t.flatten(), dim=0) for f, t in pairs]).mean()
             (apart + PULL * (dummy.norm(dim=1) - usual).square().mean()).backward()
         optimizer.step()
         value = float(apart.detach())
     return dummy.detach(), value
-
-
-def _cosine(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    """The mean of the cosines of tensor pairs, so that large tensors do not dominate small ones."""
-    return torch.stack(
-        [F.cosine_similarity(f.flatten(), t.flatten(), dim=0) for f, t in zip(found, target, strict=True)]
-    ).mean()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""The head of an audited model: pre-trained, or of its adapter; never a newly initialised one."""
+"""The outputs of an audited model: its head, its classes in their order, and the scale of its labels. Nothing is guessed.
+
+A head is pre-trained, or of the adapter; never newly initialised. With a wrong order of the classes, or a wrong scale of a
+regression's labels, a leak would go unnoticed; so both are as the model or its adapter states them, or as the user does. Errors
+of reading a model name options of the command instead of settings (`in_options`).
+"""
 
 from __future__ import annotations
 
@@ -18,15 +23,29 @@ from secure_fed.learning.models.loading import explained, last_layer, quiet
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.task import Task
 
+UNSCALED = LabelScale(0.0, 1.0)
+_ASSUMED = (
+    "The labels were taken as they are, since neither the model nor an option states their scale: if the model learned scaled "
+    "labels, give --label-centre and --label-scale, or a leak goes unnoticed."
+)
+_OF_MODEL = r"model\.(?:name|device)"
+_OF_TEXTS = r"data\.(?:chat_template|text_b|text|label_centre|label_scale|label|stride|unanswerable)|model\.max_length"
+_VALUE = r"( = (?:true\b)?)?"
+
+
+def config_of(name: str) -> Any:
+    """A model's configuration, as transformers reads it."""
+    import transformers
+
+    with quiet(), explained(name):
+        return transformers.AutoConfig.from_pretrained(locate(name))
+
 
 def require_head(name: str, task: Task, label_names: Sequence[str]) -> None:
     """ModelError for a model whose head would be newly initialised, or has another number of classes than the texts."""
-    import transformers
-
     if task.keeps_head:
         return
-    with quiet(), explained(name):
-        config = transformers.AutoConfig.from_pretrained(locate(name))
+    config = config_of(name)
     kind = task.auto.removeprefix("AutoModel")
     made = list(config.architectures or [])
     if not any(one.endswith(kind) for one in made):
@@ -93,10 +112,6 @@ def _fitting(adapter: Path) -> Iterator[None]:
         ) from error
 
 
-# from attacks.any_model.outputs
-# The classes of an audited model, in the order of its outputs, which is never guessed.
-
-
 def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: str, adapter: Path | None) -> Vocabulary:
     """The classes in the order of the model's outputs: as its configuration or its adapter names them, else as `labels`.
 
@@ -109,12 +124,19 @@ def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: st
             given = ",".join(labels)
             raise UsageError(f"--labels is {given!r:.40}, but the task {task} has no classes: leave it out")
         return learned
-    noted = () if adapter is None else _noted(adapter)
+    noted: tuple[str, ...] = ()  # the names that this project's runs store beside an adapter
+    if adapter is not None:
+        with suppress(OSError, ValueError, TypeError):
+            noted = tuple(map(str, json.loads((adapter / LABELS).read_text(encoding="utf-8"))))
     own = noted or _named(model)
     if adapter is not None and not noted and not _named_by_its_maker(own):
         own = ()
-    if labels:
-        _require_own_order(labels, own, f"its {LABELS}" if noted else "id2label in its config.json")
+    if labels and _permuted(labels, own):
+        place = f"its {LABELS}" if noted else "id2label in its config.json"
+        raise UsageError(
+            f"--labels is {', '.join(labels)!r:.80}, and the model names its outputs in the order {', '.join(own)!r:.80}: "
+            f"leave out --labels, or correct {place}"
+        )
     order = labels or own
     written = {str(value): value for value in learned.values}
     if not labels and not set(written) <= set(order):
@@ -128,7 +150,12 @@ def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: st
         )
     if all(isinstance(value, int) for value in learned.values):
         return learned
-    raise _unknown(missing[0], own, f"--model {model}" if adapter is None else f"--adapter {adapter}")
+    whose = f"--model {model}" if adapter is None else f"--adapter {adapter}"
+    if _named_by_its_maker(own):
+        said = f"the model's outputs are called {', '.join(own)!r:.80}: name the classes of the texts"
+    else:
+        said = f"{whose} has no names for its outputs: name all of its classes"
+    raise UsageError(f"the texts have the class {missing[0]!r:.40}, and {said} in the model's order with --labels")
 
 
 def require_same_order(reference: str, names: Sequence[str]) -> None:
@@ -141,14 +168,6 @@ def require_same_order(reference: str, names: Sequence[str]) -> None:
         )
 
 
-def _require_own_order(labels: Sequence[str], own: Sequence[str], place: str) -> None:
-    if _permuted(labels, own):
-        raise UsageError(
-            f"--labels is {', '.join(labels)!r:.80}, and the model names its outputs in the order {', '.join(own)!r:.80}: "
-            f"leave out --labels, or correct {place}"
-        )
-
-
 def _permuted(names: Sequence[str], others: Sequence[str]) -> bool:
     """Whether both are the same names in another order; capitals count only where names differ by nothing else."""
     for spelled in (str, str.casefold):
@@ -156,15 +175,6 @@ def _permuted(names: Sequence[str], others: Sequence[str]) -> bool:
         if sorted(one) == sorted(other):
             return one != other
     return False
-
-
-def _unknown(missing: str, own: Sequence[str], whose: str) -> UsageError:
-    """The error for classes whose order among the outputs is not known."""
-    if _named_by_its_maker(own):
-        said = f"the model's outputs are called {', '.join(own)!r:.80}: name the classes of the texts"
-    else:
-        said = f"{whose} has no names for its outputs: name all of its classes"
-    return UsageError(f"the texts have the class {missing!r:.40}, and {said} in the model's order with --labels")
 
 
 def _spelled(written: dict[str, int | str], order: Sequence[str]) -> dict[str, int | str]:
@@ -181,30 +191,8 @@ def _named_by_its_maker(order: Sequence[str]) -> bool:
 
 
 def _named(name: str) -> tuple[str, ...]:
-    import transformers
-
-    with quiet(), explained(name):
-        names: dict[int, str] = transformers.AutoConfig.from_pretrained(locate(name)).id2label or {}
+    names: dict[int, str] = config_of(name).id2label or {}
     return tuple(names[number] for number in sorted(names))
-
-
-def _noted(adapter: Path) -> tuple[str, ...]:
-    """The class names that this project's runs store beside an adapter; empty for other adapters."""
-    try:
-        return tuple(map(str, json.loads((adapter / LABELS).read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError):
-        return ()
-
-
-# from attacks.any_model.outputs
-# The scale on which an audited regression model learned its labels: its outputs are (label - centre) / scale.
-
-
-UNSCALED = LabelScale(0.0, 1.0)
-_ASSUMED = (
-    "The labels were taken as they are, since neither the model nor an option states their scale: if the model learned scaled "
-    "labels, give --label-centre and --label-scale, or a leak goes unnoticed."
-)
 
 
 def learned(
@@ -216,7 +204,7 @@ def learned(
     as not given. ConfigError if it contradicts the model.
     """
     place = f"the config.json of {model}" if adapter is None else str(adapter / FILE)
-    own = _of_model(model) if adapter is None else read(adapter)
+    own = _scale_of(model) if adapter is None else read(adapter)
     if given is not None and own is not None and not whole:
         given = LabelScale(
             *(mine if part == usual else part for part, usual, mine in zip(given, UNSCALED, own, strict=True))
@@ -234,7 +222,7 @@ def learned(
 
 def require_same(name: str, own: LabelScale) -> None:
     """Refuse a reference that states another scale: its losses would be of other numbers. own: of the audited model."""
-    other = _of_model(name)
+    other = _scale_of(name)
     if other is not None and other != own:
         raise UsageError(
             f"--reference {name} learned with a label centre of {other.centre} and a scale of {other.scale}, and the model is "
@@ -242,21 +230,8 @@ def require_same(name: str, own: LabelScale) -> None:
         )
 
 
-def _of_model(name: str) -> LabelScale | None:
-    import transformers
-
-    with quiet(), explained(name):
-        config = transformers.AutoConfig.from_pretrained(locate(name))
-    return stated(config.to_dict(), f"the configuration of {name}")
-
-
-# from attacks.any_model.outputs
-# Error messages of an audit of a model: they name options of the command instead of settings.
-
-
-_OF_MODEL = r"model\.(?:name|device)"
-_OF_TEXTS = r"data\.(?:chat_template|text_b|text|label_centre|label_scale|label|stride|unanswerable)|model\.max_length"
-_VALUE = r"( = (?:true\b)?)?"
+def _scale_of(name: str) -> LabelScale | None:
+    return stated(config_of(name).to_dict(), f"the configuration of {name}")
 
 
 @contextmanager
@@ -270,12 +245,12 @@ def in_options(model: str = "--model", *, texts: bool = True) -> Iterator[None]:
         yield
     except (ConfigError, DataError, ModelError) as error:
         names = f"{_OF_MODEL}|{_OF_TEXTS}" if texts else _OF_MODEL
-        said = re.sub(rf"\b({names})\b{_VALUE}", lambda found: _option(found, model), str(error))
+
+        def option(found: re.Match[str]) -> str:
+            """The option of a setting. A value behind it stays, except for `true`: such options take no value."""
+            setting, value = found[1], found[2]
+            name = model if setting == "model.name" else f"--{setting.partition('.')[2].replace('_', '-')}"
+            return f"{name} " if value == " = " else name
+
+        said = re.sub(rf"\b({names})\b{_VALUE}", option, str(error))
         raise type(error)(said) from error
-
-
-def _option(found: re.Match[str], model: str) -> str:
-    """The option of a setting. A value behind it stays, except for `true`: such options take no value."""
-    setting, value = found[1], found[2]
-    option = model if setting == "model.name" else f"--{setting.partition('.')[2].replace('_', '-')}"
-    return f"{option} " if value == " = " else option

@@ -1,4 +1,9 @@
-"""The audit of a model by texts that were in its training and others: all signals, baselines, and the verdict."""
+"""The audit of a model by texts that were in its training and others: all signals, baselines, the verdict, and its page.
+
+The verdict is void if a baseline explains the signals, else a leak, else nothing found. Tests are one-sided: members score
+higher than the others (Mann and Whitney). The smallest of k p-values is multiplied by k (Bonferroni), so a model that never saw
+the members is called a leak with a probability of at most ALPHA, whatever the signals.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +36,10 @@ from secure_fed.runs.durable import atomic_write
 from secure_fed.runs.membership.roc import Band, Ranking, band, rank, to_dict
 
 FEWEST = 10
+ALPHA = 0.05
+SHUFFLES = 1999  # the smallest p-value of tied scores is 1 / 2000: a leak even as the best of a hundred signals
+_AT_ONCE = 100  # permutations, which bounds the memory
+BLIND = {"words": "their words and labels", "length": "their length", "dates": "their dates"}
 Say = Callable[[str], None]
 
 
@@ -67,7 +77,12 @@ class Audit:
             "verdict": self.verdict.level,
             "sentences": [*self.verdict.sentences, *self.subject.notes],
             "best": self.verdict.best,
-            "baselines": [{"by": name, **_told(one)} for name, one in self.baselines.items()],
+            "baselines": [
+                {"by": name, "why": one}
+                if isinstance(one, str)
+                else {"by": name, "auc": one.ranking.auc, "at_chance": one.at_chance}
+                for name, one in self.baselines.items()
+            ],
             "signals": [
                 {
                     "signal": name,
@@ -78,13 +93,6 @@ class Audit:
                 for name, one in self.found.items()
             ],
         }
-
-
-@dataclass(frozen=True)
-class _One:
-    """A text in the form of a baseline's unit."""
-
-    examples: tuple[Any, ...]
 
 
 def audited(subject: Subject, say: Say) -> Audit:
@@ -99,14 +107,10 @@ def audited(subject: Subject, say: Say) -> Audit:
     scores = _signals(subject, say) | _by_shadows(subject, say)
     truth = np.arange(count) < members
     say("separating them without any model")
-    units = [_One((subject.texts.examples[index],)) for index in range(count)]
+    units = [SimpleNamespace(examples=(subject.texts.examples[index],)) for index in range(count)]
     without = blind(units, subject.texts.plain, truth, subject.dates)
     found = {name: _found(signals[truth], signals[~truth]) for name, signals in scores.items()}
     return Audit(subject, scores, found, without, judged(found, without))
-
-
-def _told(one: Baseline | str) -> dict[str, Any]:
-    return {"why": one} if isinstance(one, str) else {"auc": one.ranking.auc, "at_chance": one.at_chance}
 
 
 def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
@@ -122,12 +126,12 @@ def _signals(subject: Subject, say: Say) -> dict[str, Floats]:
         scores["Min-K %++"] = signals.min_k_plus(tokens)
         if asked.recall is not None:
             say("reading the texts after the texts of --recall")
-            scores["ReCaLL"] = signals.recall(tokens, signals.conditional(subject, asked.recall))
+            scores["ReCaLL"] = signals.recall(tokens, signals.log_likelihoods_after(subject, asked.recall))
     if asked.neighbours:
         say(f"reading {asked.neighbours} neighbours of each text")
-        near = signals.losses(subject, asked.neighbours, asked.neighbour_model)
+        near = signals.neighbour_losses(subject, asked.neighbours, asked.neighbour_model)
         scores["neighbourhood"] = signals.neighbourhood(losses, near)
-    return scores | {file.stem: signals.scores(file, subject) for file in asked.attacks}
+    return scores | {file.stem: signals.own_scores(file, subject) for file in asked.attacks}
 
 
 def _beside(subject: Subject, losses: Floats, of_references: list[Floats]) -> dict[str, Floats]:
@@ -150,39 +154,17 @@ def _by_shadows(subject: Subject, say: Say) -> dict[str, Floats]:
     from attacks.any_model import shadows
 
     say(f"training {asked.shadows} shadow models")
-    shown = _Progress(say)
+    said = 0
+
+    def shown(done: int, total: int) -> None:
+        """Say how far the training is, in tenths."""
+        nonlocal said
+        if 10 * done // total > said:
+            said = 10 * done // total
+            say(f"shadow models: {done} of {total} rounds")
+
     trained = shadows.made(asked, asked.config, asked.shadows, shown, subject.kept)
     return shadows.scored(shadows.target(subject), trained)
-
-
-@dataclass
-class _Progress:
-    """Reports the progress of a training, in tenths."""
-
-    say: Say
-    said: int = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        if 10 * done // total > self.said:
-            self.said = 10 * done // total
-            self.say(f"shadow models: {done} of {total} rounds")
-
-
-def _found(members: Floats, others: Floats) -> Found:
-    return Found(rank(members, others), above_by_chance(members, others))
-
-
-# from attacks.any_model.report
-# The verdict on the signals: void if a baseline explains them, else a leak, else nothing found.
-#
-# Tests are one-sided: members score higher than the others (Mann and Whitney; `p_values`, also for equal scores). The smallest
-# of k p-values is multiplied by k (Bonferroni), so a model that never saw the members is called a leak with a probability of at
-# most ALPHA, whatever the signals.
-#
-
-
-ALPHA = 0.05
-BLIND = {"words": "their words and labels", "length": "their length", "dates": "their dates"}
 
 
 @dataclass(frozen=True)
@@ -191,6 +173,24 @@ class Found:
 
     ranking: Ranking
     p_value: float
+
+
+def _found(members: Floats, others: Floats) -> Found:
+    return Found(rank(members, others), above_by_chance(members, others))
+
+
+def above_by_chance(members: Floats, others: Floats) -> float:
+    """The one-sided p-value of the rank sum. Equal arguments give equal results.
+
+    Without equal scores by the exact law, or its normal limit for more than eight texts on either side. Where many scores are
+    equal that limit is wrong: then by `SHUFFLES` random permutations, or by all if there are fewer.
+    """
+    from scipy.stats import PermutationMethod, mannwhitneyu
+
+    scores = np.concatenate([members, others])
+    shuffled = PermutationMethod(n_resamples=SHUFFLES, batch=_AT_ONCE, random_state=0)
+    method = "auto" if len(np.unique(scores)) == len(scores) else shuffled
+    return float(mannwhitneyu(members, others, alternative="greater", method=method).pvalue)
 
 
 @dataclass(frozen=True)
@@ -244,30 +244,41 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
     return Verdict(level, best, tuple(sentences))
 
 
-# from attacks.any_model.report
-# The probability that members score as high above others by chance (Mann and Whitney).
+def show(audit: Audit) -> None:
+    """Print the verdict, and a table of the signals."""
+    console, facts = PlainConsole(), audit.to_dict()
+    heads = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
+    adapter = f" with {facts['adapter']}" if facts["adapter"] else ""
+    console.print(f"verdict on {facts['model']}{adapter}: {heads[facts['verdict']]}", style="bold")
+    for sentence in facts["sentences"]:
+        console.print(sentence)
+    table = Table("signal", "AUC, 95 % interval", Column("caught at 1 % false alarms", justify="right"))
+    for one in facts["signals"]:
+        low, high = one["auc_interval"]
+        caught = one["tpr_at_fpr"]["0.01"]
+        rate = "too few others" if caught is None else f"{caught['tpr']:.1%}"
+        table.add_row(one["signal"], f"{one['auc']:.3f} ({low:.3f} to {high:.3f})", rate)
+    console.print(table)
+    console.print(f"{facts['members']} members and {facts['non_members']} others; an AUC of .5 is a coin's")
 
 
-_AT_ONCE = 100  # permutations, which bounds the memory
-SHUFFLES = 1999  # the smallest p-value of tied scores is 1 / 2000: a leak even as the best of a hundred signals
+def written(audit: Audit, folder: Path, *, show_texts: bool = False) -> Path:
+    """Write page, JSON and scores into an existing folder, for their owner alone, each atomically; returns the page's path."""
+    atomic_write(folder / "scores.csv", as_csv(audit), private=True)
+    atomic_write(folder / "audit.json", json.dumps(audit.to_dict(), indent=1) + "\n", private=True)
+    atomic_write(folder / "audit.html", page(audit, show_texts=show_texts), private=True)
+    return folder / "audit.html"
 
 
-def above_by_chance(members: Floats, others: Floats) -> float:
-    """The one-sided p-value of the rank sum. Equal arguments give equal results.
-
-    Without equal scores by the exact law, or its normal limit for more than eight texts on either side. Where many scores are
-    equal that limit is wrong: then by `SHUFFLES` random permutations, or by all if there are fewer.
-    """
-    from scipy.stats import PermutationMethod, mannwhitneyu
-
-    scores = np.concatenate([members, others])
-    shuffled = PermutationMethod(n_resamples=SHUFFLES, batch=_AT_ONCE, random_state=0)
-    method = "auto" if len(np.unique(scores)) == len(scores) else shuffled
-    return float(mannwhitneyu(members, others, alternative="greater", method=method).pvalue)
-
-
-# from attacks.any_model.report
-# The audit of a model as one HTML page, for readers without statistics: the verdict, then its figures.
+def as_csv(audit: Audit) -> str:
+    """A line for each text: its row in its file from 0, copies counted, whether it is a member, and its scores."""
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(["row", "member", *audit.scores])
+    subject = audit.subject
+    for index, (row, *values) in enumerate(zip(subject.places, *audit.scores.values(), strict=True)):
+        writer.writerow([row, int(index < subject.texts.members), *map(float, values)])
+    return file.getvalue()
 
 
 SHOWN = 20  # texts with the highest scores
@@ -278,8 +289,10 @@ _LOWEST = 1e-4  # lowest false-positive rate on the plot
 def page(audit: Audit, *, show_texts: bool = False) -> str:
     """The whole document; equal audits give equal bytes. show_texts: whether it shows the texts with the highest scores."""
     told = audit.to_dict()
+    css = "privacy" if told["verdict"] == "nothing" else "privacy warning"
+    title = f'<header>\n<p class="kind">Privacy audit of a model</p>\n<h1>{text(_name(told))}</h1>\n</header>\n'
     sections = (
-        _first(told),
+        title + section(_HEADS[told["verdict"]], "".join(map(paragraph, told["sentences"])), css_class=css),
         _evidence(audit, told),
         _signal_table(told),
         _without_model(told),
@@ -296,14 +309,6 @@ def _name(told: dict[str, Any]) -> str:
     """The names of the model and its adapter, without their folders."""
     names = [str(told[part]).rstrip("/").rpartition("/")[2] for part in ("model", "adapter") if told[part]]
     return " with ".join(names)
-
-
-def _first(told: dict[str, Any]) -> str:
-    """The verdict in a sentence, and its evidence."""
-    css = "privacy" if told["verdict"] == "nothing" else "privacy warning"
-    sentences = "".join(paragraph(one) for one in told["sentences"])
-    title = f'<header>\n<p class="kind">Privacy audit of a model</p>\n<h1>{text(_name(told))}</h1>\n</header>\n'
-    return title + section(_HEADS[told["verdict"]], sentences, css_class=css)
 
 
 def _evidence(audit: Audit, told: dict[str, Any]) -> str:
@@ -360,6 +365,18 @@ def _signal_table(told: dict[str, Any]) -> str:
     return section("Every signal", paragraph(_READING), table(head, rows))
 
 
+def _caught(one: dict[str, Any], rate: str) -> str:
+    """The true-positive rate at a false-positive rate of at most `rate`, with its interval."""
+    at = one["tpr_at_fpr"][rate]
+    if at is None:
+        return "too few others"
+    return f"{percent(at['tpr'])} ({percent(at['tpr_interval'][0])} to {percent(at['tpr_interval'][1])})"
+
+
+def _share(rate: str) -> str:
+    return f"{100 * float(rate):g} %"
+
+
 def _without_model(told: dict[str, Any]) -> str:
     """The baselines, which void the audit if they distinguish members from others."""
     rows = []
@@ -377,14 +394,14 @@ def _without_model(told: dict[str, Any]) -> str:
 def _texts(audit: Audit) -> str:
     """The texts with the highest scores of the best signal, members and others alike."""
     scores, texts, places = audit.scores[audit.verdict.best], audit.subject.texts, audit.subject.places
-    order = sorted(range(len(scores)), key=lambda row: -scores[row])[:SHOWN]
+    order, plain = sorted(range(len(scores)), key=lambda row: -scores[row])[:SHOWN], texts.plain
     rows = [
         (
             str(place),
             "yes" if row < texts.members else "no: a false alarm",
             str(places[row]),
             rate(float(scores[row])),
-            _cut(texts.plain[row]),
+            plain[row] if len(plain[row]) <= _LONGEST else plain[row][:_LONGEST] + " ...",
         )
         for place, row in enumerate(order, 1)
     ]
@@ -407,22 +424,6 @@ def _how(audit: Audit, told: dict[str, Any], *, show_texts: bool) -> str:
         ("texts on this page", f"the {SHOWN} that stand out most" if show_texts else "none (--show-texts shows some)"),
     ]
     return section("How this audit was made", facts(rows))
-
-
-def _caught(one: dict[str, Any], rate: str) -> str:
-    """The true-positive rate at a false-positive rate of at most `rate`, with its interval."""
-    at = one["tpr_at_fpr"][rate]
-    if at is None:
-        return "too few others"
-    return f"{percent(at['tpr'])} ({percent(at['tpr_interval'][0])} to {percent(at['tpr_interval'][1])})"
-
-
-def _share(rate: str) -> str:
-    return f"{100 * float(rate):g} %"
-
-
-def _cut(plain: str) -> str:
-    return plain if len(plain) <= _LONGEST else plain[:_LONGEST] + " ..."
 
 
 _RATES = ("0.01", "0.001")
@@ -455,51 +456,3 @@ _LIMITS = (
     "like a leak. Choose members and others by coins where you can.",
     "A text may also be in the model through its base model or another training.",
 )
-
-
-# from attacks.any_model.report
-# The files of a model's audit: an HTML page, the audit as JSON, and every text's scores; only their owner can read them.
-
-
-PAGE, AUDIT, SCORES = "audit.html", "audit.json", "scores.csv"
-
-
-def written(audit: Audit, folder: Path, *, show_texts: bool = False) -> Path:
-    """Write the three files into an existing folder, each atomically; returns the path of the page."""
-    atomic_write(folder / SCORES, as_csv(audit), private=True)
-    atomic_write(folder / AUDIT, json.dumps(audit.to_dict(), indent=1) + "\n", private=True)
-    atomic_write(folder / PAGE, page(audit, show_texts=show_texts), private=True)
-    return folder / PAGE
-
-
-def as_csv(audit: Audit) -> str:
-    """A line for each text: its row in its file from 0, copies counted, whether it is a member, and its scores."""
-    file = io.StringIO(newline="")
-    writer = csv.writer(file)
-    writer.writerow(["row", "member", *audit.scores])
-    subject = audit.subject
-    for index, (row, *values) in enumerate(zip(subject.places, *audit.scores.values(), strict=True)):
-        writer.writerow([row, int(index < subject.texts.members), *map(float, values)])
-    return file.getvalue()
-
-
-# from attacks.any_model.report
-# The audit of a model on a terminal.
-
-
-def show(audit: Audit) -> None:
-    """Print the verdict, and a table of the signals."""
-    console, facts = PlainConsole(), audit.to_dict()
-    heads = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
-    adapter = f" with {facts['adapter']}" if facts["adapter"] else ""
-    console.print(f"verdict on {facts['model']}{adapter}: {heads[facts['verdict']]}", style="bold")
-    for sentence in facts["sentences"]:
-        console.print(sentence)
-    table = Table("signal", "AUC, 95 % interval", Column("caught at 1 % false alarms", justify="right"))
-    for one in facts["signals"]:
-        low, high = one["auc_interval"]
-        caught = one["tpr_at_fpr"]["0.01"]
-        rate = "too few others" if caught is None else f"{caught['tpr']:.1%}"
-        table.add_row(one["signal"], f"{one['auc']:.3f} ({low:.3f} to {high:.3f})", rate)
-    console.print(table)
-    console.print(f"{facts['members']} members and {facts['non_members']} others; an AUC of .5 is a coin's")

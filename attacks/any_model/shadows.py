@@ -3,7 +3,8 @@
 Each shadow is trained by the project's own engine, as many at once as memory holds (`adversary.shadows`). Each text is in the
 training of half of the shadows, drawn for each text independently (Carlini et al. 2022, section IV-C). The coins do not depend
 on membership. So under a model that never saw the members, scores of members and of others have the same law, however different
-the shadows are: an unsuitable configuration weakens the attacks and never produces a false leak.
+the shadows are: an unsuitable configuration weakens the attacks and never produces a false leak. `require_fits` refuses one
+that trains another kind of model: other starting weights, another architecture, or another kind of adapter.
 
 Two limits: a shadow lacks the audited model's other training texts beside the members, and all shadows start from the same head
 instead of a random start each.
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from attacks import lira, rmia
 from attacks.adversary.null import Floats
 from attacks.adversary.shadows import coins, lots, trained
-from attacks.any_model.outputs import in_options
+from attacks.any_model.outputs import config_of, in_options
 from attacks.any_model.subject import Asked, Subject
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import ConfigError
@@ -36,7 +37,6 @@ from secure_fed.learning.data import sources
 from secure_fed.learning.data.chats import as_messages
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.models.architecture import is_pooled, of_text
-from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.chat import Chats
 from secure_fed.learning.tasks.confidence import confidence
@@ -48,6 +48,12 @@ from secure_fed.runs.membership.measured import confidences
 Bools = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
 Kept = Sequence[Sequence[int]]
+FEWEST = 4
+_SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+_OF_FACTORS = ("fedlora", "ffa_lora", "fra_lora", "rolora")
+_BATCH = 16
+_TURNS = "turns"
+_COINS = 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,10 @@ def made(
         )
         config = _of_texts(config, file)
         assembly = Federation(config).assembly
-        return _trained(assembly, _examples(config, assembly), count, progress)
+        task = tasks.build(config.data)
+        rows = sources.load(config.data, task, seed=config.federation.seed).train
+        examples = tokenised(config, task, assembly.problem.tokenizer, rows)  # in the order of the file
+        return _trained(assembly, examples, count, progress)
 
 
 def _rows(asked: Asked, config: RunConfig, kept: Kept | None) -> list[dict[str, Any]]:
@@ -132,13 +141,6 @@ def _of_texts(config: RunConfig, file: Path) -> RunConfig:
     )
 
 
-def _examples(config: RunConfig, assembly: Assembly) -> Sequence[Any]:
-    """The texts in the shadows' encoding, in the order of the file."""
-    task = tasks.build(config.data)
-    rows = sources.load(config.data, task, seed=config.federation.seed).train
-    return tokenised(config, task, assembly.problem.tokenizer, rows)
-
-
 def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: Progress | None) -> Shadows:
     if assembly.server.personal:
         raise ConfigError(
@@ -163,26 +165,13 @@ def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: 
     return Shadows(inside[:, units], np.stack(phi))
 
 
-_BATCH = 16
-_TURNS = "turns"
-_COINS = 2
-
-
-# from attacks.any_model.shadows
-# Whether a configuration can train an audited model's shadows: same starting weights, architecture, and kind of adapter.
-
-
-FEWEST = 4
-_SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
-
-
 def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
     """ConfigError if the configuration's shadows would be models of another kind, or if `count` is too small."""
     if count < FEWEST:
         raise ConfigError(f"--shadows is {count}: at least {FEWEST}, and 16 to see a small leak")
     begun, audited = config.model.name, asked.model
     with in_options(texts=False):
-        _read(audited)  # errors below are about the configuration's model
+        config_of(audited)  # errors below are about the configuration's model
     same = str(locate(begun)) == str(locate(audited))
     if asked.adapter is not None and not same:
         raise _refused(begun, f"and the audited adapter is on {audited}: set model.name to that")
@@ -192,7 +181,7 @@ def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
             "which is the audited model itself, and has seen the members: set model.name to the base model of its training",
         )
     for name in _SIZES:
-        ours, theirs = (getattr(of_text(_read(one)), name, None) for one in (begun, audited))
+        ours, theirs = (getattr(of_text(config_of(one)), name, None) for one in (begun, audited))
         if ours != theirs:
             raise _refused(
                 begun, f"with {name} = {ours}, and {audited} has {theirs}: name the base model of its training"
@@ -204,8 +193,8 @@ def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
 
 def _require_head(config: RunConfig, asked: Asked) -> None:
     """Require that the shadows' head reads the same input as the audited model's head."""
-    ours = config.model.pooling == "mean" or is_pooled(_read(config.model.name))
-    theirs = on_mean_pooled(asked.adapter) if asked.adapter is not None else is_pooled(_read(asked.model))
+    ours = config.model.pooling == "mean" or is_pooled(config_of(config.model.name))
+    theirs = on_mean_pooled(asked.adapter) if asked.adapter is not None else is_pooled(config_of(asked.model))
     if ours != theirs:
         wanted = "mean" if theirs else "model"
         raise ConfigError(
@@ -228,15 +217,5 @@ def _require_rank(config: RunConfig, asked: Asked) -> None:
         ).about("method.rank", config.method.rank, f"the rank of the adapter, {rank}")
 
 
-def _read(name: str) -> Any:
-    import transformers
-
-    with quiet(), explained(name):
-        return transformers.AutoConfig.from_pretrained(locate(name))
-
-
 def _refused(begun: str, why: str) -> ConfigError:
     return ConfigError(f"--config trains {begun}, {why}").about("model.name", begun, "the base model of that training")
-
-
-_OF_FACTORS = ("fedlora", "ffa_lora", "fra_lora", "rolora")

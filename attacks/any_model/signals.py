@@ -1,6 +1,8 @@
-"""Signals of membership, from a text's loss or its tokens' log-likelihoods. Higher means more likely a member.
+"""Signals of membership: a number for each text, as published attacks define it. Higher means more likely a member.
 
-Each is a function of numbers, so it works with any model.
+The first functions take losses, or the log-likelihoods of tokens, so they work with any model. Two attacks read other texts
+too: those after a prefix (`log_likelihoods_after`), and those with one word changed (`neighbour_losses`). A file of the user's
+may define a signal of its own (`own_scores`).
 """
 
 from __future__ import annotations
@@ -99,22 +101,6 @@ def min_k_plus(tokens: Sequence[Tokens], share: float = SHARE) -> Floats:
     return np.array([_least((one.said - one.mean) / np.maximum(one.deviation, 1e-6), share) for one in tokens])
 
 
-def recall(tokens: Sequence[Tokens], conditional: Floats) -> Floats:
-    """LL(x | P) / LL(x), ReCaLL (Xie et al. 2024, section 3). conditional: (texts,) LL(x | P), for a prefix P of non-members.
-
-    A text without predicted tokens has 0.
-    """
-    alone = np.array([one.said.sum() for one in tokens])
-    ratio: Floats = np.divide(conditional, alone, out=np.zeros(len(alone)), where=alone < 0)
-    return ratio
-
-
-def neighbourhood(losses: Floats, neighbours: Sequence[Floats]) -> Floats:
-    """The mean loss of a text's neighbours minus its own (Mattern et al. 2023). neighbours: (texts,) each, one of each text."""
-    around: Floats = np.mean(np.stack(neighbours), axis=0)
-    return around - losses
-
-
 def _least(values: Floats, share: float) -> float:
     """The mean of the smallest `share` of the values, at least one of them; 0 without values."""
     if not len(values):
@@ -123,15 +109,77 @@ def _least(values: Floats, share: float) -> float:
     return float(np.sort(values)[:count].mean())
 
 
-# from attacks.any_model.signals
-# Neighbours of a text, with one word changed: a memorised text has a far lower loss than its neighbours.
-#
-#     score(x) = mean over neighbours n of loss(n) - loss(x)                    (Mattern et al. 2023, arXiv 2305.18462)
-#
-# A masked language model proposes words for each place; the most probable whole words are taken. Without such a model
-# a neighbour
-# lacks one word, which is a cruder change. Of a conversation the words of the assistant's turns are changed, which are learned.
-#
+def recall(tokens: Sequence[Tokens], conditional: Floats) -> Floats:
+    """LL(x | P) / LL(x), ReCaLL (Xie et al. 2024, arXiv 2406.15968, section 3). conditional: (texts,) LL(x | P).
+
+    LL is a text's log-likelihood, and the prefix P consists of some texts of the same kind that were not in the training. The
+    prefix lowers the log-likelihood of a memorised text more than that of another, so its ratio is higher. A text without
+    predicted tokens has 0.
+    """
+    alone = np.array([one.said.sum() for one in tokens])
+    ratio: Floats = np.divide(conditional, alone, out=np.zeros(len(alone)), where=alone < 0)
+    return ratio
+
+
+def log_likelihoods_after(subject: Subject, file: Path) -> Floats:
+    """(texts,) the log-likelihood of each text after the prefix, over the same tokens as without it."""
+    with in_options():
+        prefix = _prefix(subject, file)
+    read = subject.texts.examples
+    own = zip(read.input_ids, read.columns["labels"], strict=True)
+    given = [_after(prefix, *one, subject.tokenizer.bos_token_id) for one in own]
+    columns = {"input_ids": tuple(ids for ids, _ in given), "labels": tuple(labels for _, labels in given)}
+    examples = Encoded({**read.columns, **columns})
+    found = tokens_of(subject.model, subject.task, subject.tokenizer, examples, _BATCH)
+    return np.array([one.said.sum() for one in found])
+
+
+Ids = NDArray[np.integer[Any]]
+_SHOTS = 12  # texts of the prefix, at most
+_LONGEST = 2048  # tokens, if the model states no limit
+_BATCH = 2
+
+
+def _prefix(subject: Subject, file: Path) -> Ids:
+    """The tokens of the file's first texts, as many as fit before the longest text.
+
+    They must not be among the audited texts: after a copy of itself, every text is likely.
+    """
+    tables = sources.of_one_party(subject.task, [file], "--recall")
+    rows = subject.task.rows(tables, Vocabulary((), ()))
+    both = set(subject.texts.plain) & set(plain_of(rows))
+    if both:
+        raise DataError(
+            f"{file} has {len(both)} texts of --members or --non-members: --recall needs texts that were in no training"
+        )
+    limit = positions_of(subject.model) or _LONGEST
+    room = limit - int(subject.texts.examples.lengths.max())
+    encoded = subject.task.encode(subject.tokenizer, rows.take(range(min(_SHOTS, len(rows)))), limit)
+    found: list[Ids] = []
+    for ids in encoded.input_ids:
+        if len(ids) and sum(len(one) for one in found) + len(ids) <= room:
+            found.append(ids)
+    if not found:
+        raise UsageError(
+            f"no text of --recall fits in front of a text: the model reads {limit} tokens, and the texts take up to "
+            f"{limit - room}: lower --max-length"
+        )
+    return np.concatenate(found)
+
+
+def _after(prefix: Ids, ids: Ids, labels: Ids, begin: int | None) -> tuple[Ids, Ids]:
+    """The text appended to the prefix, without its begin token. Its first token is not scored, as without a prefix."""
+    labels = np.concatenate([[IGNORED], labels[1:]])
+    first = int(len(ids) > 1 and ids[0] == begin)
+    return np.concatenate([prefix, ids[first:]]), np.concatenate([np.full(len(prefix), IGNORED), labels[first:]])
+
+
+def neighbourhood(losses: Floats, neighbours: Sequence[Floats]) -> Floats:
+    """The mean loss of a text's neighbours minus its own (Mattern et al. 2023, arXiv 2305.18462): a memorised text has a far
+    lower loss than its neighbours, which have one word changed. neighbours: (texts,) each, one of each text.
+    """
+    around: Floats = np.mean(np.stack(neighbours), axis=0)
+    return around - losses
 
 
 _WORD = re.compile(r"\w+")
@@ -140,10 +188,12 @@ _CANDIDATES = 10  # words proposed for a place; those equal to the text's own ar
 _TASKS = ("classification", "multi_label", "regression", "causal_lm", "chat")
 
 
-def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
+def neighbour_losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
     """`count` times (texts,) losses of one neighbour of each text; of the text itself if it has no word to change.
 
-    masked: a masked language model, by name or folder.
+    masked: a masked language model, by name or folder. It proposes words for each place; the most probable whole words are
+    taken. Without it a neighbour lacks one word, which is a cruder change. Of a conversation the words of the assistant's turns
+    are changed, which are learned.
     """
     if subject.asked.data.task not in _TASKS:
         raise UsageError(
@@ -153,7 +203,8 @@ def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
     if isinstance(task, Chats):
         chats = [left for left, _, _ in task.turns(subject.tokenizer, rows, subject.asked.max_length)]
         marks = [next(one for one in _MARKS if all(one not in said for _, said in chat)) for chat in chats]
-        texts = [mark.join(_answers(chat)) for mark, chat in zip(marks, chats, strict=True)]
+        answers = [[said for role, said in chat if role == ASSISTANT] for chat in chats]
+        texts = [mark.join(said) for mark, said in zip(marks, answers, strict=True)]
     else:
         field = "text_b" if subject.language_model and rows.text_b is not None else "text"
         texts = [_read(text, subject) for text in getattr(rows, field)]
@@ -163,10 +214,6 @@ def losses(subject: Subject, count: int, masked: str = "") -> list[Floats]:
         parts = [[text.split(mark) for text, mark in zip(some, marks, strict=True)] for some in near]
         return [_losses(subject, "text", _in_room(subject, chats, some)) for some in parts]
     return [_losses(subject, field, some) for some in near]
-
-
-def _answers(chat: Chat) -> list[str]:
-    return [said for role, said in chat if role == ASSISTANT]
 
 
 def _in_room(subject: Subject, chats: Sequence[Chat], answers: Sequence[Sequence[str]]) -> list[Chat]:
@@ -251,83 +298,12 @@ def _as(own: str, word: str) -> str:
     return word[:1].upper() + word[1:] if own[:1].isupper() else word
 
 
-# from attacks.any_model.signals
-# ReCaLL (Xie et al. 2024, arXiv 2406.15968): the ratio of a text's log-likelihood after a prefix to that without it.
-#
-#     score(x) = LL(x | P) / LL(x)
-#
-# LL is a text's log-likelihood, and the prefix P consists of some texts of the same kind that were not in the training. The
-# prefix lowers the log-likelihood of a memorised text more than that of another, so its ratio is higher. The texts of
-# P must not
-# be among the audited texts: after a copy of itself, every text is likely.
-#
+def own_scores(file: Path, subject: Subject) -> Floats:
+    """(texts,) the scores of a user-defined signal: the file's function `scores(subject)`, higher for members.
 
-
-Ids = NDArray[np.integer[Any]]
-
-_SHOTS = 12  # texts of the prefix, at most
-_LONGEST = 2048  # tokens, if the model states no limit
-_BATCH = 2
-
-
-def conditional(subject: Subject, file: Path) -> Floats:
-    """(texts,) the log-likelihood of each text after the prefix, over the same tokens as without it."""
-    with in_options():
-        prefix = _prefix(subject, file)
-    given = [_after(prefix, *own, subject.tokenizer.bos_token_id) for own in _columns(subject.texts.examples)]
-    columns = {"input_ids": tuple(ids for ids, _ in given), "labels": tuple(labels for _, labels in given)}
-    examples = Encoded({**subject.texts.examples.columns, **columns})
-    found = tokens_of(subject.model, subject.task, subject.tokenizer, examples, _BATCH)
-    return np.array([one.said.sum() for one in found])
-
-
-def _columns(examples: Encoded) -> list[tuple[Ids, Ids]]:
-    return list(zip(examples.input_ids, examples.columns["labels"], strict=True))
-
-
-def _after(prefix: Ids, ids: Ids, labels: Ids, begin: int | None) -> tuple[Ids, Ids]:
-    """The text appended to the prefix, without its begin token. Its first token is not scored, as without a prefix."""
-    labels = np.concatenate([[IGNORED], labels[1:]])
-    first = int(len(ids) > 1 and ids[0] == begin)
-    return np.concatenate([prefix, ids[first:]]), np.concatenate([np.full(len(prefix), IGNORED), labels[first:]])
-
-
-def _prefix(subject: Subject, file: Path) -> Ids:
-    """The tokens of the file's first texts, as many as fit before the longest text."""
-    tables = sources.of_one_party(subject.task, [file], "--recall")
-    rows = subject.task.rows(tables, Vocabulary((), ()))
-    both = set(subject.texts.plain) & set(plain_of(rows))
-    if both:
-        raise DataError(
-            f"{file} has {len(both)} texts of --members or --non-members: --recall needs texts that were in no training"
-        )
-    limit = positions_of(subject.model) or _LONGEST
-    room = limit - int(subject.texts.examples.lengths.max())
-    encoded = subject.task.encode(subject.tokenizer, rows.take(range(min(_SHOTS, len(rows)))), limit)
-    found: list[Ids] = []
-    for ids in encoded.input_ids:
-        if len(ids) and sum(len(one) for one in found) + len(ids) <= room:
-            found.append(ids)
-    if not found:
-        raise UsageError(
-            f"no text of --recall fits in front of a text: the model reads {limit} tokens, and the texts take up to "
-            f"{limit - room}: lower --max-length"
-        )
-    return np.concatenate(found)
-
-
-# from attacks.any_model.signals
-# A user-defined signal, in a file: its `scores(subject)` returns a number for each text, higher for members.
-#
-# `subject` (`attacks.any_model.subject.Subject`) has the model, its tokenizer, the task, `texts` and `losses()`, and
-# for language
-# models `tokens()`. The first `subject.texts.members` rows are the members: a signal must not use this number, or its result is
-# meaningless.
-#
-
-
-def scores(file: Path, subject: Subject) -> Floats:
-    """(texts,) the scores of the file's function.
+    `subject` (`attacks.any_model.subject.Subject`) has the model, its tokenizer, the task, `texts` and `losses()`, and for
+    language models `tokens()`. The first `subject.texts.members` rows are the members: a signal must not use this number, or
+    its result is meaningless.
 
     ConfigError, naming the file, if the function fails or does not return a number for each text.
     """

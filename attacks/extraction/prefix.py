@@ -1,4 +1,14 @@
-"""Texts that a model reproduces from their beginnings, beside those that reference models without this training reproduce."""
+"""Extraction by prefix: a model continues the beginnings of texts, beside reference models without this training.
+
+A text counts as extracted if the most likely continuation of k of its tokens is the next l, verbatim (Carlini et al. 2023,
+Quantifying Memorization, section 3), or nearly so (`similarity`). A continuation sampled at temperature 1 is the rest verbatim
+with the model's probability p of the rest, and at least one of n samples is with probability 1 - (1 - p)^n (Hayes et al. 2024,
+section 3). These numbers are exact without any sampling.
+
+The model reads the special tokens that its tokenizer puts before a text, as in its training; k does not count them. Of a
+conversation neither k nor l counts the tokens of the chat template, which are the same for all: they are given, and nothing is
+compared there (`conversation_windows`). Personal data in the continuations are found by patterns (`personal_items`).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +37,10 @@ from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.tasks.chat import Chats
 
 DRAWS = 100  # hypothetical continuations sampled for each text
+NEAR = 0.75  # from this similarity on, a continuation is nearly verbatim
 _SHOWN = 20
+_TOGETHER = 32
+_ANY = "a"
 Say = Callable[[str], None]
 
 
@@ -59,7 +72,11 @@ def extracted(subject: Subject, prefix: int | None, suffix: int, say: Say, *, sh
     training: it is common, or follows from its beginning. So the counts are reported side by side, with a separate count of the
     texts that only the model reproduces.
     """
-    given, is_chat = _windows(subject, prefix, suffix), isinstance(subject.task, Chats)
+    task, tokenizer, is_chat = subject.task, subject.tokenizer, isinstance(subject.task, Chats)
+    if isinstance(task, Chats):
+        given = conversation_windows(task, tokenizer, subject.texts.rows, prefix, suffix, subject.asked.max_length)
+    else:
+        given = windows(tokenizer, subject.texts.plain, prefix or 0, suffix)
     if not given.numbers:
         wanted = f"{suffix} in its last answer" if prefix is None else f"{prefix} + {suffix}"
         among, more = "", ""
@@ -72,14 +89,19 @@ def extracted(subject: Subject, prefix: int | None, suffix: int, say: Say, *, sh
         )
     ids = given.ids.tolist()
     rests = [row[start:end] for row, start, end in zip(ids, given.starts, given.ends, strict=True)]
-    there = list(_personal(subject.tokenizer, rests, given))
+    there = list(_personal(tokenizer, rests, given))
     readers = []
-    for name, control, model, tokenizer in _models(subject):
+    for name, control, model, own_tokenizer in _models(subject):
         say(f"continuing {len(ids)} texts with {name}")
-        before = [] if is_chat else leading(tokenizer)
-        _require_positions(name, model, len(before), given)
+        before = [] if is_chat else leading(own_tokenizer)
+        limit, length = positions_of(model), given.ids.shape[1]
+        if limit is not None and len(before) + length > limit:
+            raise UsageError(
+                f"{name} has {limit} positions, and texts with their continuations take up to {length} tokens, with "
+                f"{len(before)} special tokens before them {len(before) + length}: give a smaller --prefix or --suffix"
+            )
         made = continued(model, given, before)
-        back = list(_personal(subject.tokenizer, made.written, given))
+        back = list(_personal(tokenizer, made.written, given))
         readers.append(Reader(name, control, made, [own & items for own, items in zip(there, back, strict=True)]))
     own, controls = readers[0], readers[1:]
     only = [
@@ -88,6 +110,13 @@ def extracted(subject: Subject, prefix: int | None, suffix: int, say: Say, *, sh
         if own.continued.similarity[index] >= NEAR and all(one.continued.similarity[index] < NEAR for one in controls)
     ]
     only.sort(key=lambda index: -own.continued.similarity[index])
+    returned: list[dict[str, Any]] = []
+    for index in only[:_SHOWN]:
+        line = {"text": subject.places[given.numbers[index]], "similarity": float(own.continued.similarity[index])}
+        if show_texts:
+            line["beginning"] = tokenizer.decode(given.ids[index, : given.starts[index]].tolist())
+            line["written"] = tokenizer.decode(own.continued.written[index])
+        returned.append(line)
     return {
         "schema": 1,
         "model": subject.asked.model,
@@ -102,25 +131,8 @@ def extracted(subject: Subject, prefix: int | None, suffix: int, say: Say, *, sh
         "readers": [one.to_dict() for one in readers],
         "only_by_the_model": len(only),
         "personal_in_texts": dict(Counter(item.kind for items in there for item in items)),
-        "returned": [_shown(subject, own, given, index, show_texts) for index in only[:_SHOWN]],
+        "returned": returned,
     }
-
-
-def _windows(subject: Subject, prefix: int | None, suffix: int) -> Windows:
-    if isinstance(subject.task, Chats):
-        return conversation_windows(
-            subject.task, subject.tokenizer, subject.texts.rows, prefix, suffix, subject.asked.max_length
-        )
-    return windows(subject.tokenizer, subject.texts.plain, prefix or 0, suffix)
-
-
-def _require_positions(name: str, model: Any, special: int, given: Windows) -> None:
-    limit, length = positions_of(model), given.ids.shape[1]
-    if limit is not None and special + length > limit:
-        raise UsageError(
-            f"{name} has {limit} positions, and texts with their continuations take up to {length} tokens, with {special} "
-            f"special tokens before them {special + length}: give a smaller --prefix or --suffix"
-        )
 
 
 def _models(subject: Subject) -> Iterator[tuple[str, bool, Any, Any]]:
@@ -145,36 +157,6 @@ def _personal(tokenizer: Any, rests: list[list[int]], given: Windows) -> Iterato
     """For each text, the items in its beginning joined with this continuation, without those of the beginning alone."""
     for row, start, rest in zip(given.ids.tolist(), given.starts, rests, strict=True):
         yield personal_items(tokenizer.decode([*row[:start], *rest])) - personal_items(tokenizer.decode(row[:start]))
-
-
-def _shown(subject: Subject, own: Reader, given: Windows, index: int, show_texts: bool) -> dict[str, Any]:
-    decode = subject.tokenizer.decode
-    line = {"text": subject.places[given.numbers[index]], "similarity": float(own.continued.similarity[index])}
-    if not show_texts:
-        return line
-    beginning = given.ids[index, : given.starts[index]].tolist()
-    return {**line, "beginning": decode(beginning), "written": decode(own.continued.written[index])}
-
-
-# from attacks.extraction.prefix
-# Extraction by prefix: a model continues the beginning of a text, and its continuation is compared with the rest.
-#
-# A text counts as extracted if the most likely continuation of k of its tokens is the next l, verbatim (Carlini et al. 2023,
-# Quantifying Memorization, section 3), or nearly so (`similarity`). A continuation sampled at temperature 1 is the
-# rest verbatim
-# with the model's probability p of the rest, and at least one of n samples is with probability 1 - (1 - p)^n (Hayes et
-# al. 2024,
-# section 3). These numbers are exact without any sampling.
-#
-# The model reads the special tokens that its tokenizer puts before a text, as in its training; k does not count them. Of a
-# conversation neither k nor l counts the tokens of the chat template, which are the same for all: they are given, and
-# nothing is
-# compared there (`conversations`).
-#
-
-
-_TOGETHER = 32
-_ANY = "a"
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +188,48 @@ class Windows:
         return (self.asked.shape[1] - self.asked.flip(1).int().argmax(1)).tolist() if len(self.asked) else []
 
 
+def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> Windows:
+    """The first `prefix` + `suffix` tokens of every text that is long enough, without special ones; the last are asked."""
+    read = [tokenizer(text, add_special_tokens=False)["input_ids"][: prefix + suffix] for text in texts]
+    asked = [False] * prefix + [True] * suffix
+    return Windows.of({index: (ids, asked) for index, ids in enumerate(read) if len(ids) == len(asked)})
+
+
+def conversation_windows(
+    task: Chats, tokenizer: Any, rows: Rows, prefix: int | None, suffix: int, max_length: int
+) -> Windows:
+    """Every conversation with enough tokens of texts: the first `prefix` are given, and the next `suffix` are asked.
+
+    A template writes the same around every conversation: perhaps a system turn of its own, the header of each turn and its end.
+    A model gives these back whatever it was trained on, so they are given to it, and nothing is compared there. What precedes
+    the first text is the constant header: the common token prefix of two conversations whose first texts differ. A system turn
+    that several conversations share is constant as well. The beginning and its continuation have as many tokens *of texts* as
+    are asked for; so neither the end of a turn nor a turn that the continuation does not reach to the end is a find by itself.
+
+    prefix: None gives everything before the assistant's last answer; its first `suffix` tokens are asked. max_length: too long
+    a conversation loses its oldest turns, as in a training.
+    """
+    read = list(task.turns(tokenizer, rows, max_length))
+    said = Counter(chat[0] for chat in {chat for chat, _, _ in read} if chat and chat[0][0] == SYSTEM)
+    found: dict[int, tuple[Sequence[int], Sequence[bool]]] = {}
+    for index, (chat, ids, turns) in enumerate(read):
+        first = int(bool(chat) and said[chat[0]] > 1)  # the first turn that is not constant
+        texts = np.flatnonzero(np.array(turns) >= first)
+        last = max((at for at, (role, _) in enumerate(chat) if role == ASSISTANT), default=0)
+        begun = sum(first <= turn < last for turn in turns) if prefix is None else prefix
+        asked = texts[begun : begun + suffix]
+        if len(asked) == suffix:
+            end = int(asked[-1]) + 1
+            found[index] = ids[:end], np.isin(np.arange(end), asked).tolist()
+    return Windows.of(found)
+
+
+def leading(tokenizer: Any) -> list[int]:
+    """The special tokens that the tokenizer puts before a text, such as the begin token of LLaMA."""
+    whole, plain = (tokenizer(_ANY, add_special_tokens=special)["input_ids"] for special in (True, False))
+    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
+
+
 @dataclass(frozen=True, eq=False)
 class Continued:
     """written: (texts,) the most likely continuations, with the tokens given among them. similarity: (texts,) of the tokens
@@ -229,19 +253,6 @@ class Continued:
         """The expected number of texts reproduced verbatim in at least one of `draws` samples each."""
         missed = draws * np.log1p(-np.minimum(np.exp(self.log_probability), 1 - 1e-16))
         return float((-np.expm1(missed)).sum())
-
-
-def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> Windows:
-    """The first `prefix` + `suffix` tokens of every text that is long enough, without special ones; the last are asked."""
-    read = [tokenizer(text, add_special_tokens=False)["input_ids"][: prefix + suffix] for text in texts]
-    asked = [False] * prefix + [True] * suffix
-    return Windows.of({index: (ids, asked) for index, ids in enumerate(read) if len(ids) == len(asked)})
-
-
-def leading(tokenizer: Any) -> list[int]:
-    """The special tokens that the tokenizer puts before a text, such as the begin token of LLaMA."""
-    whole, plain = (tokenizer(_ANY, add_special_tokens=special)["input_ids"] for special in (True, False))
-    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
 
 def continued(model: Any, given: Windows, before: Sequence[int] = ()) -> Continued:
@@ -288,13 +299,6 @@ def _runs(asked: Sequence[bool]) -> list[tuple[int, int]]:
     return list(zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True))
 
 
-# from attacks.extraction.prefix
-# The similarity of a continuation to the true text.
-
-
-NEAR = 0.75  # from this similarity on, a continuation is nearly verbatim
-
-
 def similarity(one: Sequence[int], other: Sequence[int]) -> float:
     """1 - d / n: inserting, deleting or replacing d tokens turns one into the other, and the longer has n tokens.
 
@@ -314,49 +318,6 @@ def _edits(one: np.ndarray, other: np.ndarray) -> int:
         best = np.r_[count, changed]
         row = np.minimum.accumulate(best - places) + places  # insertions, from left to right
     return int(row[-1])
-
-
-# from attacks.extraction.prefix
-# Extraction from conversations: the texts of turns are looked for, and the chat template's own tokens never count.
-#
-# A template writes the same around every conversation: perhaps a system turn of its own, the header of each turn and its end. A
-# model gives these back whatever it was trained on, so they are given to it, and nothing is compared there. What precedes the
-# first text is the constant header: the common token prefix of two conversations whose first texts differ. A system turn that
-# several conversations share is constant as well. The beginning and its continuation have as many tokens *of texts* as
-# are asked
-# for; so neither the end of a turn nor a turn that the continuation does not reach to the end is a find by itself.
-#
-
-
-def conversation_windows(
-    task: Chats, tokenizer: Any, rows: Rows, prefix: int | None, suffix: int, max_length: int
-) -> Windows:
-    """Every conversation with enough tokens of texts: the first `prefix` are given, and the next `suffix` are asked.
-
-    prefix: None gives everything before the assistant's last answer; its first `suffix` tokens are asked. max_length: too long
-    a conversation loses its oldest turns, as in a training.
-    """
-    read = list(task.turns(tokenizer, rows, max_length))
-    said = Counter(chat[0] for chat in {chat for chat, _, _ in read} if chat and chat[0][0] == SYSTEM)
-    found: dict[int, tuple[Sequence[int], Sequence[bool]]] = {}
-    for index, (chat, ids, turns) in enumerate(read):
-        first = int(bool(chat) and said[chat[0]] > 1)  # the first turn that is not constant
-        texts = np.flatnonzero(np.array(turns) >= first)
-        last = max((at for at, (role, _) in enumerate(chat) if role == ASSISTANT), default=0)
-        begun = sum(first <= turn < last for turn in turns) if prefix is None else prefix
-        asked = texts[begun : begun + suffix]
-        if len(asked) == suffix:
-            end = int(asked[-1]) + 1
-            found[index] = ids[:end], np.isin(np.arange(end), asked).tolist()
-    return Windows.of(found)
-
-
-# from attacks.extraction.prefix
-# Personal data in texts, by patterns: e-mail addresses, phone numbers, and numbers of documents and accounts.
-#
-# Carlini et al. 2021 (section 6.4) found such data in a language model's outputs. Patterns miss much (names, addresses, other
-# countries' numbers) and give false matches, so a number counts as an account number only if its check digits are right.
-#
 
 
 @dataclass(frozen=True, order=True)
@@ -403,7 +364,12 @@ PATTERNS: dict[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {
 
 
 def personal_items(text: str) -> set[Item]:
-    """The items in a text. A match of one pattern is not searched by later patterns."""
+    """The personal data in a text: e-mail addresses, phone numbers, and numbers of documents and accounts.
+
+    Carlini et al. 2021 (section 6.4) found such data in a language model's outputs. Patterns miss much (names, addresses, other
+    countries' numbers) and give false matches, so a number counts as an account number only if its check digits are right. A
+    match of one pattern is not searched by later patterns.
+    """
     items: set[Item] = set()
     for kind, (pattern, right) in PATTERNS.items():
 

@@ -4,7 +4,8 @@
 
 P(v) is the share of a value among records outside the training. A model that has learned how the attribute depends on the rest
 guesses well for every record. Only better guesses for training records than for others reveal these records: the attribute
-advantage (in the same section) is the difference of the two shares of right guesses.
+advantage (in the same section) is the difference of the two shares of right guesses. Beside it stand guesses without the model:
+by words alone, and of the most frequent value.
 """
 
 from __future__ import annotations
@@ -25,76 +26,10 @@ from secure_fed.learning.data.rows import Rows
 
 Indices = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-
-def guesses(losses: Floats, prior: Floats) -> Indices:
-    """(records,) the index of the guessed value; losses: (records, values) with each value in its place; prior: (values,)."""
-    with np.errstate(divide="ignore"):
-        found: Indices = np.argmax(np.log(prior)[None] - losses, axis=1)
-    return found
-
-
-def prior(values: Indices, count: int) -> Floats:
-    """(count,) the smoothed share of each value, never 0."""
-    counted = np.bincount(values, minlength=count) + 1.0
-    shares: Floats = counted / counted.sum()
-    return shares
-
-
-@dataclass(frozen=True)
-class Advantage:
-    """The shares of right guesses for members and for others. p_value: the probability of a difference as large if members are
-    like others (Fisher).
-    """
-
-    members: float
-    others: float
-    p_value: float
-
-    @property
-    def advantage(self) -> float:
-        return self.members - self.others
-
-
-def advantage(right: Bools, members: Bools) -> Advantage:
-    """right: (records,) whether each guess is right; members: whether each record was in the training."""
-    from scipy.stats import fisher_exact
-
-    ins, outs = right[members], right[~members]
-    table = [[int(ins.sum()), int((~ins).sum())], [int(outs.sum()), int((~outs).sum())]]
-    p_value = float(fisher_exact(table, alternative="greater").pvalue)
-    return Advantage(float(ins.mean()), float(outs.mean()), p_value)
-
-
-def without_model(texts: list[str], values: Indices, members: Bools, seed: int = 0) -> Indices:
-    """The guesses of a bag-of-words classifier trained on the others alone, on texts without the attribute and without the
-    model.
-
-    Others are guessed by classifiers that have not seen them, in five folds. A value that too few others have is never guessed.
-    """
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import KFold
-
-    counted = CountVectorizer(binary=True).fit_transform(texts)
-    found = np.full(len(values), np.bincount(values[~members]).argmax())
-    outside = np.flatnonzero(~members)
-    folds = KFold(min(5, len(outside)), shuffle=True, random_state=seed).split(outside)
-    tasks = [(outside[train], outside[test]) for train, test in folds] + [(outside, np.flatnonzero(members))]
-    for train, test in tasks:
-        if len(set(values[train])) > 1:
-            found[test] = LogisticRegression(max_iter=1000).fit(counted[train], values[train]).predict(counted[test])
-    return found
-
-
-# from attacks.inference.attribute
-# The audit of an attribute: guesses with and without the model, for training records and for others.
-
-
+Say = Callable[[str], None]
 ALPHA, FEWEST, MOST_VALUES = 0.05, 10, 50
 _UNCUT = 2**30  # tokens
 _WORDS, _USUAL = "words alone", "the most frequent value"  # guesses without the model
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -176,10 +111,100 @@ def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
         "values": len(found.values),
         "members": int(members.sum()),
         "non_members": int((~members).sum()),
-        "guesses": [_to_dict(name, one) for name, one in rows.items()],
+        "guesses": [
+            {
+                "by": name,
+                "members": one.members,
+                "others": one.others,
+                "advantage": one.advantage,
+                "p_value": one.p_value,
+            }
+            for name, one in rows.items()
+        ],
         "verdict": _verdict(rows),
         "sentences": _sentences(found.name, rows),
     }
+
+
+def guesses(losses: Floats, prior: Floats) -> Indices:
+    """(records,) the index of the guessed value; losses: (records, values) with each value in its place; prior: (values,)."""
+    with np.errstate(divide="ignore"):
+        found: Indices = np.argmax(np.log(prior)[None] - losses, axis=1)
+    return found
+
+
+def prior(values: Indices, count: int) -> Floats:
+    """(count,) the smoothed share of each value, never 0."""
+    counted = np.bincount(values, minlength=count) + 1.0
+    shares: Floats = counted / counted.sum()
+    return shares
+
+
+def without_model(texts: list[str], values: Indices, members: Bools, seed: int = 0) -> Indices:
+    """The guesses of a bag-of-words classifier trained on the others alone, on texts without the attribute and without the
+    model.
+
+    Others are guessed by classifiers that have not seen them, in five folds. A value that too few others have is never guessed.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import KFold
+
+    counted = CountVectorizer(binary=True).fit_transform(texts)
+    found = np.full(len(values), np.bincount(values[~members]).argmax())
+    outside = np.flatnonzero(~members)
+    folds = KFold(min(5, len(outside)), shuffle=True, random_state=seed).split(outside)
+    tasks = [(outside[train], outside[test]) for train, test in folds] + [(outside, np.flatnonzero(members))]
+    for train, test in tasks:
+        if len(set(values[train])) > 1:
+            found[test] = LogisticRegression(max_iter=1000).fit(counted[train], values[train]).predict(counted[test])
+    return found
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """The shares of right guesses for members and for others. p_value: the probability of a difference as large if members are
+    like others (Fisher).
+    """
+
+    members: float
+    others: float
+    p_value: float
+
+    @property
+    def advantage(self) -> float:
+        return self.members - self.others
+
+
+def advantage(right: Bools, members: Bools) -> Advantage:
+    """right: (records,) whether each guess is right; members: whether each record was in the training."""
+    from scipy.stats import fisher_exact
+
+    ins, outs = right[members], right[~members]
+    table = [[int(ins.sum()), int((~ins).sum())], [int(outs.sum()), int((~outs).sum())]]
+    p_value = float(fisher_exact(table, alternative="greater").pvalue)
+    return Advantage(float(ins.mean()), float(outs.mean()), p_value)
+
+
+def _losses(subject: Subject, found: Attribute, index: int, say: Say) -> Floats:
+    """(records,) -log P of each record (or of its label) under the model, with this value instead of its own."""
+    say(f"reading the records with {found.name} = {found.values[index]}")
+    rows = _with_value(subject, found, index)
+    encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
+    changed_subject = replace(subject, texts=Texts(rows, subject.texts.members, encoded))
+    if subject.language_model:  # its loss is a mean over tokens
+        return np.array([-one.said.sum() for one in changed_subject.tokens()])
+    return changed_subject.losses()
+
+
+def _with_value(subject: Subject, found: Attribute, index: int) -> Rows:
+    """The records with this value instead of their own."""
+    rows, own = subject.texts.rows, found.of
+
+    def changed(texts: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(_put(text, found.values[old], found.values[index]) for text, old in zip(texts, own, strict=True))
+
+    return replace(rows, text=changed(rows.text), text_b=rows.text_b and changed(rows.text_b))
 
 
 def _row(index: int, subject: Subject) -> str:
@@ -196,37 +221,6 @@ def _place(value: str) -> re.Pattern[str]:
 
 def _put(text: str, value: str, other: str) -> str:
     return _place(value).sub(lambda match: other, text)
-
-
-def _with_value(subject: Subject, found: Attribute, index: int) -> Rows:
-    """The records with this value instead of their own."""
-    rows, own = subject.texts.rows, found.of
-
-    def changed(texts: Sequence[Any]) -> tuple[str, ...]:
-        return tuple(_put(text, found.values[old], found.values[index]) for text, old in zip(texts, own, strict=True))
-
-    return replace(rows, text=changed(rows.text), text_b=rows.text_b and changed(rows.text_b))
-
-
-def _losses(subject: Subject, found: Attribute, index: int, say: Say) -> Floats:
-    """(records,) -log P of each record (or of its label) under the model, with this value instead of its own."""
-    say(f"reading the records with {found.name} = {found.values[index]}")
-    rows = _with_value(subject, found, index)
-    encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
-    changed_subject = replace(subject, texts=Texts(rows, subject.texts.members, encoded))
-    if subject.language_model:  # its loss is a mean over tokens
-        return np.array([-one.said.sum() for one in changed_subject.tokens()])
-    return changed_subject.losses()
-
-
-def _to_dict(name: str, one: Advantage) -> dict[str, Any]:
-    return {
-        "by": name,
-        "members": one.members,
-        "others": one.others,
-        "advantage": one.advantage,
-        "p_value": one.p_value,
-    }
 
 
 def _verdict(rows: dict[str, Advantage]) -> str:

@@ -1,9 +1,12 @@
-"""The audit of a model with a prepared folder: score the candidates, then read the coins, then compute the bound."""
+"""What the audit of a prepared training shows: a lower bound on epsilon, or the exposure of the planted secrets.
+
+The candidates are scored first; only then the coins are read.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from attacks.adversary.null import Floats
 from attacks.any_model import signals
 from attacks.any_model.subject import Subject
 from attacks.evidence.bounds import Bound, lower_bound
-from attacks.extraction.exposure import BY_CHANCE, SAMPLES, Exposure, chance, exposures
+from attacks.extraction.exposure import BY_CHANCE, SAMPLES, chance, exposures
 from attacks.prepared.folder import Bools, Manifest, planted_in, truth_of
 from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.tasks.chat import Chats
@@ -22,6 +25,7 @@ from secure_fed.runs.membership.roc import Ranking, rank, to_dict
 
 SIGNIFICANCE = 0.05
 DELTA = 1e-5
+ALPHA = 0.05
 _UNITS = {"none": "one row", "labels": "one row with a wrong label", "secrets": "one planted secret"}
 ASSUMES = (
     "the parties that trained or chose the score knew nothing of the coins beyond the training file",
@@ -29,6 +33,60 @@ ASSUMES = (
     "this is the only audit of the model by these coins: the best of several audits is no bound at this confidence",
 )
 Say = Callable[[str], None]
+
+
+def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, say: Say) -> dict[str, Any]:
+    """The audit as one JSON object. The coins are read after the scores are computed."""
+    name, scores = scored(subject, say)
+    members = truth_of(folder, manifest).members
+    if members.all() or not members.any():
+        raise DataError(
+            f"all {len(members)} coins of {folder} are alike, so there is nothing to compare the candidates with: prepare and "
+            "train again, with a larger --count"
+        )
+    found, asked = judged(scores, members, manifest, delta), subject.asked
+    bound = asdict(found.bound)
+    return {
+        "schema": 1,
+        "model": asked.model,
+        "adapter": None if asked.adapter is None else str(asked.adapter),
+        "prepared": str(folder),
+        "task": subject.task.title,
+        "candidates": manifest.candidates,
+        "members": int(members.sum()),
+        "planted": manifest.kind,
+        "unit": found.unit,
+        "delta": delta,
+        "confidence": 1 - found.bound.significance,
+        "epsilon_lower": bound["epsilon"],
+        "epsilon_most": bound["most"],
+        "guesses": bound["guesses"],
+        "right": bound["right"],
+        "score": name,
+        **to_dict(found.ranking),
+        "sentences": [*found.sentences, *subject.notes],
+        "assumes": list(ASSUMES),
+    }
+
+
+def scored(subject: Subject, say: Say) -> tuple[str, Floats]:
+    """The name of the single score, chosen by the available inputs and not by results, and its (candidates,) values."""
+    require_room(subject)
+    say("reading the candidates with the model")
+    losses = subject.losses()
+    if not (subject.base or subject.asked.references):
+        return "loss", signals.loss(losses)
+    say("reading the candidates with its references")
+    return "loss beside references", signals.calibrated(losses, subject.reference_losses())
+
+
+def require_room(subject: Subject) -> None:
+    """Refuse conversations without room: they would have no score, and each has a coin."""
+    if short := int((subject.texts.examples.lengths == 0).sum()):
+        raise UsageError(
+            f"{short} of {len(subject.texts.rows)} candidates have no room in {subject.asked.max_length} tokens: raise "
+            "--max-length"
+        )
 
 
 @dataclass(frozen=True)
@@ -71,67 +129,6 @@ def judged(scores: Floats, members: Bools, manifest: Manifest, delta: float) -> 
     return Judged(bound, rank(scores[members], scores[~members]), delta, unit)
 
 
-def require_room(subject: Subject) -> None:
-    """Refuse conversations without room: they would have no score, and each has a coin."""
-    if short := int((subject.texts.examples.lengths == 0).sum()):
-        raise UsageError(
-            f"{short} of {len(subject.texts.rows)} candidates have no room in {subject.asked.max_length} tokens: raise "
-            "--max-length"
-        )
-
-
-def scored(subject: Subject, say: Say) -> tuple[str, Floats]:
-    """The name of the single score, chosen by the available inputs and not by results, and its (candidates,) values."""
-    require_room(subject)
-    say("reading the candidates with the model")
-    losses = subject.losses()
-    if not (subject.base or subject.asked.references):
-        return "loss", signals.loss(losses)
-    say("reading the candidates with its references")
-    return "loss beside references", signals.calibrated(losses, subject.reference_losses())
-
-
-def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, say: Say) -> dict[str, Any]:
-    """The audit as one JSON object. The coins are read after the scores are computed."""
-    name, scores = scored(subject, say)
-    members = truth_of(folder, manifest).members
-    if members.all() or not members.any():
-        raise DataError(
-            f"all {len(members)} coins of {folder} are alike, so there is nothing to compare the candidates with: prepare and "
-            "train again, with a larger --count"
-        )
-    found, asked = judged(scores, members, manifest, delta), subject.asked
-    bound = asdict(found.bound)
-    return {
-        "schema": 1,
-        "model": asked.model,
-        "adapter": None if asked.adapter is None else str(asked.adapter),
-        "prepared": str(folder),
-        "task": subject.task.title,
-        "candidates": manifest.candidates,
-        "members": int(members.sum()),
-        "planted": manifest.kind,
-        "unit": found.unit,
-        "delta": delta,
-        "confidence": 1 - found.bound.significance,
-        "epsilon_lower": bound["epsilon"],
-        "epsilon_most": bound["most"],
-        "guesses": bound["guesses"],
-        "right": bound["right"],
-        "score": name,
-        **to_dict(found.ranking),
-        "sentences": [*found.sentences, *subject.notes],
-        "assumes": list(ASSUMES),
-    }
-
-
-# from attacks.prepared.findings
-# The exposure of the planted secrets of a prepared audit, members beside non-members.
-
-
-ALPHA = 0.05
-
-
 def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | None, say: Say) -> dict[str, Any]:
     """The exposure of every planted secret, and summaries with p-values for members and for others."""
     template, planted = planted_in(folder, manifest)
@@ -143,11 +140,19 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
     else:
         found = exposures(*given, prompted=bool(manifest.text_b))
     members = truth_of(folder, manifest).members.tolist()
-    groups = {"members": True, "others": False}
-    by_group = {
-        name: [one for one, member in zip(found, members, strict=True) if member == side]
-        for name, side in groups.items()
-    }
+
+    def summary(side: bool) -> dict[str, Any]:
+        some = [one for one, member in zip(found, members, strict=True) if member == side]
+        values = [one.exposure for one in some]
+        return {
+            "count": len(values),
+            "mean": float(np.mean(values)) if values else None,
+            "median": float(np.median(values)) if values else None,
+            "largest": max(values, default=None),
+            "first": sum(one.ahead == 0 for one in some),
+            "p_value": chance(values),
+        }
+
     return {
         "schema": 1,
         "model": subject.asked.model,
@@ -155,7 +160,8 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
         "prepared": str(folder),
         "space": template.space,
         "repeat": manifest.repeat,
-        **{name: _of(some) for name, some in by_group.items()},
+        "members": summary(True),
+        "others": summary(False),
         "secrets": [
             {
                 "name": one.name,
@@ -168,18 +174,6 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
             }
             for one, each, member in zip(planted, found, members, strict=True)
         ],
-    }
-
-
-def _of(some: Sequence[Exposure]) -> dict[str, Any]:
-    values = [one.exposure for one in some]
-    return {
-        "count": len(values),
-        "mean": float(np.mean(values)) if values else None,
-        "median": float(np.median(values)) if values else None,
-        "largest": max(values, default=None),
-        "first": sum(one.ahead == 0 for one in some),
-        "p_value": chance(values),
     }
 
 
@@ -202,8 +196,13 @@ def sentences(facts: dict[str, Any]) -> list[str]:
     ins, outs = facts["members"], facts["others"]
     if not ins["count"]:
         return ["No planted secret was in the training, so none can be exposed."]
-    if outs["p_value"] < ALPHA:
-        return _invalid(ins, outs)
+    if outs["p_value"] < ALPHA:  # the control failed
+        return [
+            f"This audit is invalid: the {outs['count']} secrets that were not in the training have a mean exposure of "
+            f"{outs['mean']:.2f} bits, and as large by chance with a probability of at most {outs['p_value']:.2g}.",
+            f"So the mean of {ins['mean']:.2f} for the {ins['count']} that were says nothing about the training. Check "
+            "that the model was trained on train.jsonl alone.",
+        ]
     tried = facts["secrets"][0]["tried"]
     how = (
         "all other secrets" if tried == facts["space"] - 1 else f"{tried} others of {facts['space']:,}, drawn at random"
@@ -218,13 +217,3 @@ def sentences(facts: dict[str, Any]) -> list[str]:
     if outs["count"]:
         said.append(f"The {outs['count']} that were not in the training have a mean of {outs['mean']:.2f}.")
     return said
-
-
-def _invalid(ins: dict[str, Any], outs: dict[str, Any]) -> list[str]:
-    """Of an audit whose control failed."""
-    return [
-        f"This audit is invalid: the {outs['count']} secrets that were not in the training have a mean exposure of "
-        f"{outs['mean']:.2f} bits, and as large by chance with a probability of at most {outs['p_value']:.2g}.",
-        f"So the mean of {ins['mean']:.2f} for the {ins['count']} that were says nothing about the training. Check "
-        "that the model was trained on train.jsonl alone.",
-    ]

@@ -11,6 +11,10 @@ tested by its distance from the row space, |z - P z| / |z| with z = e or z = A e
 smaller than its surrounding space: b < r inputs for B. It misses nothing if the rows span all inputs: b <= r for A; over all
 layers that read the same X, up to their total number of rows, about 3 r for query, key and value.
 
+Candidates. The first adapted layers read the same tensor before any context enters it (query, key and value of the first
+block). Their inputs depend only on a token, its position and its type. Token embeddings and the norms in front of these layers
+are frozen and public, so anybody can compute the input of every candidate (`FirstLayer`).
+
 Rank. A change is a difference of parameters, known up to their rounding: `Rows.std` on a coordinate, u |after| with u = 2^-24.
 Such noise has singular values of at most about std (sqrt(rows) + sqrt(n)), and only directions KEEP times above are certain. If
 a direction of X is left out, the distance of members grows by their part in it; if a noise direction is kept, others lose one
@@ -46,7 +50,9 @@ MEMBER_A, MEMBER_B = 0.03, 0.005
 NEAR = 0.3  # farther candidates are not even guesses
 _LEAST = 1e-30  # for a change of zeros, which has no rounding
 UNIT_ROUNDOFF = 2.0**-24  # of float32, the precision of parameters
-
+ANYWHERE = -1  # the position of a token in models whose first inputs do not depend on it
+_FEWEST = 3  # tokens in a vocabulary
+_AT_ONCE = 1 << 24  # numbers of inputs computed at once
 Key = tuple[int, int]
 
 
@@ -68,6 +74,10 @@ def rounding(change: Tensor, before: Tensor) -> float:
     computed to a few u of its size. For a scaled change, `before` must be scaled too.
     """
     return UNIT_ROUNDOFF * math.hypot(_rms(before + change), 2 * _rms(change))
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0
 
 
 def row_space(parts: Sequence[Rows], most: int = 0) -> Tensor:
@@ -203,24 +213,6 @@ def search(blocks: Iterable[tuple[Tensor, Tensor]], families: Sequence[Family]) 
     return [Found(family, total, keys, far) for family, (keys, far) in zip(families, joined, strict=True)]
 
 
-def _rms(tensor: Tensor) -> float:
-    return float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0
-
-
-# from attacks.texts.span
-# The inputs of a model's first adapted layers, and all candidates for them.
-#
-# The first layers read the same tensor before any context enters it (query, key and value of the first block). Their inputs
-# depend only on a token, its position and its type. Token embeddings and the norms in front of these layers are frozen and
-# public, so anybody can compute the input of every candidate.
-#
-
-
-ANYWHERE = -1  # the position of a token in models whose first inputs do not depend on it
-_FEWEST = 3  # tokens in a vocabulary
-_AT_ONCE = 1 << 24  # numbers of inputs computed at once
-
-
 @dataclass(frozen=True)
 class FirstLayer:
     """The adapted modules that all read the model's first inputs, in the order of their names.
@@ -308,6 +300,19 @@ def _tried(model: nn.Module, texts: Tensor, modules: Sequence[str]) -> dict[str,
     return reads
 
 
+def _vocabulary(model: nn.Module) -> int:
+    ask = getattr(model, "get_input_embeddings", None)
+    try:
+        embeddings = ask() if ask is not None else None
+    except (NotImplementedError, AttributeError):  # raised by transformers' models that read no tokens
+        embeddings = None
+    if not isinstance(embeddings, nn.Embedding):
+        raise NoFirstLayerError(f"{type(model).__name__} does not say which of its layers embeds tokens")
+    if embeddings.num_embeddings < _FEWEST:
+        raise NoFirstLayerError(f"a vocabulary of {embeddings.num_embeddings} tokens leaves nothing to find")
+    return embeddings.num_embeddings
+
+
 @torch.no_grad()
 def first_reads(model: nn.Module, given: Mapping[str, Tensor], modules: Sequence[str]) -> dict[str, Tensor]:
     """The input of each of these modules in a forward pass, in the order of their calls; stops at the first module whose input
@@ -342,16 +347,3 @@ def first_reads(model: nn.Module, given: Mapping[str, Tensor], modules: Sequence
 
 class _EnoughError(Exception):
     """The first layers have read; the rest of the model need not run."""
-
-
-def _vocabulary(model: nn.Module) -> int:
-    ask = getattr(model, "get_input_embeddings", None)
-    try:
-        embeddings = ask() if ask is not None else None
-    except (NotImplementedError, AttributeError):  # raised by transformers' models that read no tokens
-        embeddings = None
-    if not isinstance(embeddings, nn.Embedding):
-        raise NoFirstLayerError(f"{type(model).__name__} does not say which of its layers embeds tokens")
-    if embeddings.num_embeddings < _FEWEST:
-        raise NoFirstLayerError(f"a vocabulary of {embeddings.num_embeddings} tokens leaves nothing to find")
-    return embeddings.num_embeddings

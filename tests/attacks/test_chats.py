@@ -265,7 +265,7 @@ def test_neighbours_change_the_words_of_the_assistant_alone(place: Path, tmp_pat
     some = [chat_of(question, answer.split()[0]) for (_, question), (_, answer) in SEEN[:3]] + [SEEN[0]]
     file, data = written(tmp_path / "members.jsonl", map(row, some)), DataConfig("", "x", "", "chat")
     subject = opened(Asked(str(place / "tuned"), file, None, data, max_length=128))
-    own, (near,) = subject.losses(), signals.losses(subject, 1)
+    own, (near,) = subject.losses(), signals.neighbour_losses(subject, 1)
     assert near[:3] == pytest.approx(own[:3], rel=1e-5)
     assert near[3] > 2 * own[3]
 

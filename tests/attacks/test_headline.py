@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from attacks.catalogue import ATTACKS
-from attacks.report import page
 from attacks.report.display import Audited, show
+from attacks.report.page import page
 from attacks.report.reading import read
 from attacks.report.verdict import headline, how_to_read, recorded, untried, verdict
 from secure_fed.report.page import plots

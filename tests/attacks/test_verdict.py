@@ -11,7 +11,8 @@ import pytest
 
 from attacks.adversary.case import VANTAGES
 from attacks.evidence import judge
-from attacks.report import page, significance
+from attacks.report import significance
+from attacks.report.page import page
 from attacks.report.reading import read
 from attacks.report.significance import level, main_of
 from attacks.report.verdict import verdict
