@@ -9,7 +9,7 @@ hold for all findings on membership together. One attack is the main one, chosen
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from attacks.evidence import judge
 from attacks.evidence.baseline import baseline
 from attacks.evidence.judge import accusations, clients, exposed
 from attacks.evidence.tradeoff import allowed, expected
+from attacks.options import Say
 from attacks.report.display import Audited
 from attacks.report.significance import Where, levels, main_of
 from attacks.report.verdict import verdict
@@ -29,7 +30,6 @@ from secure_fed.runs.assembly import Assembly
 
 SCHEMA = 1
 AUDIT, PAGE = "audit.json", "audit.html"
-Progress = Callable[[str], None]
 _PLAIN_SIGHT = {
     "secure_server": "this server invites clients to a sum by name, so it knows the membership of whole clients",
     "server": "this server gets every update with its client's name, so it knows the membership of whole clients",
@@ -46,7 +46,7 @@ def audited(
     settings: Settings | None = None,
     *,
     show_texts: bool = False,
-    progress: Progress = lambda message: None,
+    progress: Say = lambda message: None,
 ) -> Audited:
     """The content of `audit.json` without a sweep; notebooks show it as a table. names: of attacks or files; empty: all."""
     settings, held = settings or Settings(), target.assembly.audit_pool
@@ -101,7 +101,7 @@ class Made:
 
 
 def findings(
-    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Progress, *, by_name: bool
+    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Say, *, by_name: bool
 ) -> dict[Where, Made | str]:
     """The finding of each attack at each vantage point that shows it more than the one before, or the reason why there is none.
 

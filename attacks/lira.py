@@ -27,14 +27,12 @@ never harms (`tests/attacks/test_lira.py`).
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Settings
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
 from secure_fed.errors import UsageError
 from secure_fed.runs.membership.measured import mean_of_units
 
-Bools = NDArray[np.bool_]
 OWN_VARIANCE = 64  # from so many references on, every unit has its own variances
 _LEAST_VARIANCE = 1e-12  # for equal confidences
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from secure_fed.errors import ConfigError, UsageError
 
+Say = Callable[[str], None]  # tells the user what an audit is doing
 ABOVE_LIMIT, CANNOT_TELL = 4, 5  # exit statuses
 TASKS = ("classification", "multi_label", "regression", "tokens", "question_answering", "causal_lm", "chat")
 KINDS = ("none", "labels", "secrets")  # kinds of candidates of a prepared audit

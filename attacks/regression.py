@@ -12,7 +12,7 @@ gives each row the part of the step that no other row explains. Each step's coef
 which did not contribute to the step; a unit's score is the sum of its standardised coefficients over the rounds.
 
 The step is the update of the unit's client if updates are seen, else the sum, else the change of the global state in a round.
-For a method that sends products of factors, or splits them again, it is pulled back to the trained tensors (`alignment`).
+For a method that sends products of factors, or splits them again, it is pulled back to the trained tensors (`adversary.steps`).
 
 This corresponds to whitening before a matched filter: the population shows in which directions gradients vary anyway.
 """

@@ -26,8 +26,8 @@ from collections.abc import Callable
 import numpy as np
 
 from attacks.adversary.case import Case, Finding, Settings
-from attacks.adversary.null import Floats
-from attacks.lira import Bools, require_fit, require_references
+from attacks.adversary.null import Bools, Floats
+from attacks.lira import require_fit, require_references
 from secure_fed.errors import UsageError
 from secure_fed.runs.membership import roc
 from secure_fed.runs.membership.measured import mean_of_units

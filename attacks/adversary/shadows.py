@@ -36,10 +36,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
@@ -71,7 +70,6 @@ from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Tensors
 
-Bools = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
 
 
@@ -226,7 +224,7 @@ class Reference:
     state: State
 
     @classmethod
-    def of(cls, assembly: Assembly, inside: NDArray[np.bool_], seed: int) -> Reference:
+    def of(cls, assembly: Assembly, inside: Bools, seed: int) -> Reference:
         """A reference whose members are the units `inside`; noise and secret coins come from `seed`."""
         desk, data, phantoms = Desk(trainer_of(assembly.local)), assembly.pools["data"], assembly.pools["phantoms"]
         of_data = assembly.audit_pool.of == "data"

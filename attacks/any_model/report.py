@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,8 +25,10 @@ from attacks.adversary.null import Floats
 from attacks.any_model import signals
 from attacks.any_model.subject import Subject
 from attacks.evidence.baseline import Baseline, blind
+from attacks.options import Say
 from attacks.report import curves
 from attacks.report.curves import Curve
+from attacks.report.wording import ends
 from secure_fed.errors import UsageError
 from secure_fed.report.formatting import MISSING, percent, rate
 from secure_fed.report.page.markup import bullets, facts, figure, figures, paragraph, section, table, text
@@ -40,7 +42,6 @@ ALPHA = 0.05
 SHUFFLES = 1999  # the smallest p-value of tied scores is 1 / 2000: a leak even as the best of a hundred signals
 _AT_ONCE = 100  # permutations, which bounds the memory
 BLIND = {"words": "their words and labels", "length": "their length", "dates": "their dates"}
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def audited(subject: Subject, say: Say) -> Audit:
     say("separating them without any model")
     units = [SimpleNamespace(examples=(subject.texts.examples[index],)) for index in range(count)]
     without = blind(units, subject.texts.plain, truth, subject.dates)
-    found = {name: _found(signals[truth], signals[~truth]) for name, signals in scores.items()}
+    found = {name: _found(own[truth], own[~truth]) for name, own in scores.items()}
     return Audit(subject, scores, found, without, judged(found, without))
 
 
@@ -370,7 +371,7 @@ def _caught(one: dict[str, Any], rate: str) -> str:
     at = one["tpr_at_fpr"][rate]
     if at is None:
         return "too few others"
-    return f"{percent(at['tpr'])} ({percent(at['tpr_interval'][0])} to {percent(at['tpr_interval'][1])})"
+    return f"{percent(at['tpr'])}{ends(at['tpr_interval'], percent)}"
 
 
 def _share(rate: str) -> str:

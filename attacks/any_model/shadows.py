@@ -20,10 +20,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attacks import lira, rmia
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
 from attacks.adversary.shadows import coins, lots, trained
 from attacks.any_model.outputs import config_of, in_options
 from attacks.any_model.subject import Asked, Subject
@@ -45,7 +44,6 @@ from secure_fed.learning.tokenised import tokenised
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership.measured import confidences
 
-Bools = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
 Kept = Sequence[Sequence[int]]
 FEWEST = 4

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
 from secure_fed.runs.membership.roc import Ranking, auc, rank
 
 FOLDS = 5
@@ -129,7 +129,7 @@ def _counts(words: Sequence[NDArray[np.int64]]) -> Any:
     return csr_array((np.ones(len(word)), (unit, word.astype(np.int32))), shape=shape).log1p()
 
 
-def told_apart(features: Any, members: NDArray[np.bool_], seed: int, shuffles: int = SHUFFLES) -> Baseline:
+def told_apart(features: Any, members: Bools, seed: int, shuffles: int = SHUFFLES) -> Baseline:
     """The baseline on any features (units, anything). With fair coins it fails with a probability of at most 1 / (shuffles +
     1).
     """
@@ -144,7 +144,7 @@ def told_apart(features: Any, members: NDArray[np.bool_], seed: int, shuffles: i
     return Baseline(ranking, at_chance=False)
 
 
-def _tried(features: Any, members: NDArray[np.bool_], seed: int) -> NDArray[np.float64]:
+def _tried(features: Any, members: Bools, seed: int) -> NDArray[np.float64]:
     """For each unit the log-odds of membership, from a regression trained without its fold."""
     from sklearn import config_context
     from sklearn.linear_model import LogisticRegression
@@ -161,7 +161,7 @@ def _tried(features: Any, members: NDArray[np.bool_], seed: int) -> NDArray[np.f
 def blind(
     units: Sequence[Words],
     texts: Sequence[str],
-    members: NDArray[np.bool_],
+    members: Bools,
     dates: Sequence[object] | None = None,
     seed: int = 0,
 ) -> dict[str, Baseline | str]:

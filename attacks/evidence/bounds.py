@@ -38,10 +38,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
 from secure_fed.runs.membership.roc_interval import exact_limits
 
-Bools = NDArray[np.bool_]
 # Shares of the units, highest scores and lowest: the first suits balanced attacks, the others attacks that are right in a tail.
 WAYS = ((0.5, 0.5), (0.15, 0.15), (0.05, 0.05), (0.15, 0.0), (0.05, 0.0), (0.015, 0.0))
 _ROUNDING = 1e-9  # 0.15 * 20 is 3 and 0.29 * 100 is 28.999999999999996
@@ -203,7 +202,7 @@ _ROUNDS = 6  # each narrows mu by a factor of 32, to 3e-8 at the end
 _LARGEST_MU = 32.0  # Phi(-16) is 1e-57: no number of guesses rejects a mu as large
 
 
-def gaussian_rejected(m: int, r: int, v: int, mu: Floats, significance: float) -> NDArray[np.bool_]:
+def gaussian_rejected(m: int, r: int, v: int, mu: Floats, significance: float) -> Bools:
     """For each mu whether at least v right guesses are less likely than `significance` under it.
 
     By contradiction: suppose they are as likely as that. Descending from v, `right` and `wrong` bound sum_{j >= i} (j / m) p_j

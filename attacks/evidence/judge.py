@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attacks.adversary.case import Finding
-from attacks.adversary.null import Floats, Null, refuted
+from attacks.adversary.null import Bools, Floats, Null, refuted
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.evidence.tradeoff import sampled_gaussian
 from secure_fed.learning.audit_pool.pool import AuditPool
@@ -57,7 +56,7 @@ class Judged:
 
 def judged(
     finding: Finding,
-    members: NDArray[np.bool_],
+    members: Bools,
     *,
     delta: float,
     significance: float,
@@ -224,7 +223,7 @@ class Estimate:
     point: float | None = None
 
 
-def estimates(null: Null, members: NDArray[np.bool_], delta: float, releases: int | None = None) -> list[Estimate]:
+def estimates(null: Null, members: Bools, delta: float, releases: int | None = None) -> list[Estimate]:
     """The estimates that `null` permits. releases: the run's number of releases; None: the rounds in `null`."""
     if not 0 < delta < 1 or not members.any():
         return []

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
 from attacks.evidence.bounds import lower_bound
 from secure_fed.runs.membership.roc import FALSE_POSITIVE_RATES
 
@@ -76,9 +76,7 @@ def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> Curv
     return curve if abs(curve.epsilon(delta) - accounted) <= _ALIKE * accounted else None
 
 
-def expected(
-    result: Mapping[str, Any], accounted: float, members: NDArray[np.bool_], significance: float
-) -> dict[str, Any]:
+def expected(result: Mapping[str, Any], accounted: float, members: Bools, significance: float) -> dict[str, Any]:
     """As JSON: {"epsilon_lower", "by": "mechanism" or "Gaussian of the same epsilon"}. significance: of the bound."""
     delta = float(result.get("delta") or 0.0)
     own = mechanism(result, accounted, delta)
@@ -89,7 +87,7 @@ def expected(
     return {"epsilon_lower": float(np.median([bound or 0.0 for bound in bounds])), "by": by}
 
 
-def drawn(curve: Curve | Gaussian, members: NDArray[np.bool_], rng: np.random.Generator) -> NDArray[np.float64]:
+def drawn(curve: Curve | Gaussian, members: Bools, rng: np.random.Generator) -> NDArray[np.float64]:
     """(units,) scores of the best attack in one audit: minus the tails."""
     true = np.array([curve.rate(float(fpr)) for fpr in _FALSE])
     uniform = rng.random(len(members))

@@ -26,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from attacks.adversary.null import Floats
 from attacks.any_model.subject import Subject, require_numbers
 from attacks.extraction.exposure import log_likelihoods
+from attacks.options import Say
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning.data.chats import ASSISTANT, SYSTEM
@@ -41,7 +42,6 @@ NEAR = 0.75  # from this similarity on, a continuation is nearly verbatim
 _SHOWN = 20
 _TOGETHER = 32
 _ANY = "a"
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,21 @@ by words alone, and of the most frequent value.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
 from attacks.any_model.subject import Subject, Texts
+from attacks.options import Say
 from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.data import files
 from secure_fed.learning.data.rows import Rows
 
 Indices = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-Say = Callable[[str], None]
 ALPHA, FEWEST, MOST_VALUES = 0.05, 10, 50
 _UNCUT = 2**30  # tokens
 _WORDS, _USUAL = "words alone", "the most frequent value"  # guesses without the model

@@ -25,11 +25,11 @@ import torch
 from attacks.adversary.case import Inapplicable, opened
 from attacks.adversary.lying_server import LyingServer
 from attacks.adversary.null import Floats
+from attacks.options import Say
 from secure_fed.errors import UsageError
 from secure_fed.tensors.layout import Layout
 
 Update = Callable[[Sequence[Any]], Floats]  # (numbers,) the update of a client with these examples
-Say = Callable[[str], None]
 ALPHA, MADE_UP, CLIENTS, FEWEST_CLIENTS, FEWEST_TEXTS = 0.05, 120, 60, 8, 20
 PENALTIES = 10.0 ** np.arange(-4, 5)  # as multiples of the mean squared length of an update
 SHUFFLES = 999

@@ -6,7 +6,6 @@ The candidates are scored first; only then the coins are read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from attacks.any_model import signals
 from attacks.any_model.subject import Subject
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.extraction.exposure import BY_CHANCE, SAMPLES, chance, exposures
+from attacks.options import Say
 from attacks.prepared.folder import Bools, Manifest, planted_in, truth_of
 from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.tasks.chat import Chats
@@ -32,7 +32,6 @@ ASSUMES = (
     "the model was trained on train.jsonl, and on nothing else that depends on the coins",
     "this is the only audit of the model by these coins: the best of several audits is no bound at this confidence",
 )
-Say = Callable[[str], None]
 
 
 def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, say: Say) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attacks.adversary.null import Bools
 from attacks.extraction.exposure import Planted, Template, order, uniform
 from attacks.options import KINDS, TASKS
 from privacy.entropy import Entropy, Stream, SystemEntropy
@@ -50,7 +50,6 @@ from secure_fed.learning.tasks.task import Task
 from secure_fed.runs.directory import made_private, private_part
 from secure_fed.runs.durable import atomic_write
 
-Bools = NDArray[np.bool_]
 Row = dict[str, Any]
 TRAIN, CANDIDATES, SECRETS = "train.jsonl", "candidates.jsonl", "secrets.jsonl"
 MANIFEST, TRUTH = "prepared.json", "truth.json"

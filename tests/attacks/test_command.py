@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from attacks.catalogue import ATTACKS
-from attacks.command import REFERENCES, add_arguments, affordable, main, side_by_side, written
+from attacks.cli import add_arguments
+from attacks.command import REFERENCES, affordable, main, side_by_side, written
 from attacks.inference.share import CLIENTS
 from attacks.options import ABOVE_LIMIT, CANNOT_TELL
 from attacks.report import curves

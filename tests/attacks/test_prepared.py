@@ -16,10 +16,11 @@ import pytest
 import torch
 from scipy import stats
 
+from attacks.adversary.null import Bools
 from attacks.evidence.bounds import gaussian_epsilon
 from attacks.extraction.exposure import Template, exposures, order, uniform
 from attacks.prepared import findings, folder
-from attacks.prepared.folder import Bools, Manifest, Truth, Wish, prepare, tossed, wrong_labels
+from attacks.prepared.folder import Manifest, Truth, Wish, prepare, tossed, wrong_labels
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig

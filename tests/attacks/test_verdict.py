@@ -167,7 +167,7 @@ def test_which_attack_is_the_main_one_follows_from_what_was_made() -> None:
 def test_against_a_known_law_few_members_suffice_and_a_silent_model_is_called_found_as_seldom() -> None:
     random, found = np.random.default_rng(2), 0
     for _ in range(300):
-        ranking = roc.to_dict(judge.rank(random.random(40), 30))
+        ranking = roc.to_dict(judge.rank_by_law(random.random(40), 30))
         found += judged({**ranking, "null": "known"})[0] != "none_found"
     assert found <= 24
     tail = {"tpr": 0.1, "tpr_interval": [0.04, 0.2], "fpr": 0.001, "fpr_interval": [0.001, 0.001]}
