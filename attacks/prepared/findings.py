@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
 from attacks.any_model import signals
 from attacks.any_model.subject import Subject
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.extraction.exposure import BY_CHANCE, SAMPLES, chance, exposures
 from attacks.options import Say
-from attacks.prepared.folder import Bools, Manifest, planted_in, truth_of
+from attacks.prepared.folder import Manifest, planted_in, truth_of
 from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.tasks.chat import Chats
 from secure_fed.runs.membership.roc import Ranking, rank, to_dict
