@@ -6,6 +6,7 @@ The candidates are scored first; only then the coins are read.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from attacks.adversary.null import Bools, Floats
 from attacks.any_model import signals
 from attacks.any_model.subject import Subject
 from attacks.evidence.bounds import Bound, lower_bound
-from attacks.extraction.exposure import BY_CHANCE, SAMPLES, chance, exposures
+from attacks.extraction.exposure import BY_CHANCE, SAMPLES, Exposure, chance, exposures
 from attacks.options import Say
 from attacks.prepared.folder import Manifest, planted_in, truth_of
 from secure_fed.errors import DataError, UsageError
@@ -139,19 +140,6 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
     else:
         found = exposures(*given, prompted=bool(manifest.text_b))
     members = truth_of(folder, manifest).members.tolist()
-
-    def summary(side: bool) -> dict[str, Any]:
-        some = [one for one, member in zip(found, members, strict=True) if member == side]
-        values = [one.exposure for one in some]
-        return {
-            "count": len(values),
-            "mean": float(np.mean(values)) if values else None,
-            "median": float(np.median(values)) if values else None,
-            "largest": max(values, default=None),
-            "first": sum(one.ahead == 0 for one in some),
-            "p_value": chance(values),
-        }
-
     return {
         "schema": 1,
         "model": subject.asked.model,
@@ -159,8 +147,8 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
         "prepared": str(folder),
         "space": template.space,
         "repeat": manifest.repeat,
-        "members": summary(True),
-        "others": summary(False),
+        "members": _of([one for one, member in zip(found, members, strict=True) if member]),
+        "others": _of([one for one, member in zip(found, members, strict=True) if not member]),
         "secrets": [
             {
                 "name": one.name,
@@ -173,6 +161,19 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
             }
             for one, each, member in zip(planted, found, members, strict=True)
         ],
+    }
+
+
+def _of(some: Sequence[Exposure]) -> dict[str, Any]:
+    """The summary of the secrets of one side."""
+    values = [one.exposure for one in some]
+    return {
+        "count": len(values),
+        "mean": float(np.mean(values)) if values else None,
+        "median": float(np.median(values)) if values else None,
+        "largest": max(values, default=None),
+        "first": sum(one.ahead == 0 for one in some),
+        "p_value": chance(values),
     }
 
 
