@@ -3,51 +3,41 @@
 Attacks get a `Case`; `judge` gets their scores and the coins. An attack is made from the weakest vantage point that allows it,
 and again from stronger ones that show it more. The vantage points in between repeat the figures of the weaker one. Each 95 %
 interval of an AUC or rate holds by itself. Lower bounds, and the decision that something was found (`report.significance`),
-hold for all findings on membership together. One attack is the main one, chosen without scores (`main_attack`).
+hold for all findings on membership together. One attack is the main one, chosen without scores (`main_of`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attacks.adversary.case import Settings
-from attacks.adversary.target import Target
-from attacks.adversary.vantage import VANTAGES
+from attacks.adversary.case import VANTAGES, Case, Finding, Inapplicable, Seen, Settings, Target, seen
+from attacks.adversary.shadows import SharedReferences
 from attacks.catalogue import ATTACKS, Attack, from_file
 from attacks.evidence import judge
-from attacks.evidence.allowed import allowed
 from attacks.evidence.baseline import baseline
-from attacks.evidence.expected import expected
-from attacks.evidence.exposure import accusations, clients, exposed
-from attacks.evidence.main_attack import levels, main_of
-from attacks.report.notebook import Audited
+from attacks.evidence.judge import accusations, clients, exposed
+from attacks.evidence.tradeoff import allowed, expected
+from attacks.options import Say
+from attacks.report.display import Audited
+from attacks.report.significance import Where, levels, main_of
 from attacks.report.verdict import verdict
-from attacks.run_attacks import Made, Progress, Where, findings, in_plain_sight, plain_sight
-from secure_fed.errors import ConfigError
+from secure_fed.errors import ConfigError, UsageError
 from secure_fed.runs.assembly import Assembly
 
 SCHEMA = 1
 AUDIT, PAGE = "audit.json", "audit.html"
-
-
-def chosen(names: Iterable[str]) -> list[Attack]:
-    """The attacks with these names or file paths (`catalogue.from_file`), each once; without names, all listed attacks."""
-    found = {one.name: one for one in map(_named, names or ATTACKS)}
-    return list(found.values())
-
-
-def _named(name: str) -> Attack:
-    if name.endswith(".py"):
-        return from_file(Path(name))
-    if name not in ATTACKS:
-        raise ConfigError(
-            f"--attack is {name!r}, but the attacks are {', '.join(ATTACKS)}, or the path of a .py file of yours",
-            setting="--attack",
-            value=name,
-        )
-    return ATTACKS[name]
+_PLAIN_SIGHT = {
+    "secure_server": "this server invites clients to a sum by name, so it knows the membership of whole clients",
+    "server": "this server gets every update with its client's name, so it knows the membership of whole clients",
+}
+_BESIDE_PHANTOMS = {
+    "secure_server": "phantoms test the released model, not what this server sees",
+    "server": "needs no test: this server sees whether each phantom pulls",
+}
 
 
 def audited(
@@ -56,7 +46,7 @@ def audited(
     settings: Settings | None = None,
     *,
     show_texts: bool = False,
-    progress: Progress = lambda message: None,
+    progress: Say = lambda message: None,
 ) -> Audited:
     """The content of `audit.json` without a sweep; notebooks show it as a table. names: of attacks or files; empty: all."""
     settings, held = settings or Settings(), target.assembly.audit_pool
@@ -65,6 +55,14 @@ def audited(
     made = findings(target, attacks, settings, why, progress, by_name=bool(names))
     judged = _judged(target, made, settings)
     main = main_of((where for where, one in judged.items() if one.ranking), list(VANTAGES))
+    scores = judged[main].finding.scores if main else None
+    standing_out: dict[str, Any] = {"clients": [], "exposed": [], "accusations": []}
+    if scores is not None:  # the units and clients that the main attack ranks highest, members and non-members
+        standing_out = {
+            "clients": clients(held, scores),
+            "exposed": exposed(target.assembly, scores, show_texts=show_texts),
+            "accusations": accusations(held, scores),
+        }
     audit = _header(target, settings) | {
         "main": main and {"attack": main[0], "vantage": main[1]},
         "asked_for": [one.name for one in attacks] if names else [],
@@ -72,11 +70,111 @@ def audited(
         "cells": [_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES],
         "roc": {f"{name}/{vantage}": one.curve for (name, vantage), one in judged.items() if one.ranking},
         "baseline": _baseline(target, settings, why),
-        **_standing_out(target.assembly, judged[main] if main else None, show_texts=show_texts),
+        **standing_out,
         "expected": _expected(target, main, judged),
         "sweep": [],
     }
     return Audited(audit | {"verdict": verdict(audit)})
+
+
+def chosen(names: Iterable[str]) -> list[Attack]:
+    """The attacks with these names or file paths (`catalogue.from_file`), each once; without names, all listed attacks."""
+    found = {}
+    for name in names or ATTACKS:
+        if not name.endswith(".py") and name not in ATTACKS:
+            raise ConfigError(
+                f"--attack is {name!r}, but the attacks are {', '.join(ATTACKS)}, or the path of a .py file of yours",
+                setting="--attack",
+                value=name,
+            )
+        one = from_file(Path(name)) if name.endswith(".py") else ATTACKS[name]
+        found[one.name] = one
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finding, and its computation time."""
+
+    finding: Finding
+    seconds: float
+
+
+def findings(
+    target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Say, *, by_name: bool
+) -> dict[Where, Made | str]:
+    """The finding of each attack at each vantage point that shows it more than the one before, or the reason why there is none.
+
+    why: the reason why membership is unknown, else empty; by_name: the attacks were requested by name, so a failure is an
+    error.
+    """
+    shadows = SharedReferences(
+        target.assembly,
+        settings.seed,
+        lambda done, of: progress(f"reference adapters, round {done} of {of} of them all"),
+        target.final.round,
+    )
+    averaged = target.assembly.config.federation.averaged > 1
+    views = {name: seen(name, target.final.tensors, target.recorded, averaged=averaged) for name in VANTAGES}
+    found: dict[Where, Made | str] = {}
+    for attack in attacks:
+        progress(attack.title)
+        before: Seen | None = None
+        for vantage in list(VANTAGES)[list(VANTAGES).index(attack.vantage) :]:  # from the weakest that shows enough
+            now = views[vantage]
+            if before is not None:  # again only where it shows more sums or updates than the one before
+                more = (len(now.sums), len(now.updates)) != (len(before.sums), len(before.updates))
+                if not (more and vantage in attack.again):
+                    continue
+            nothing = why if attack.membership else ""
+            case = Case(target.assembly, now, shadows)
+            one = found[attack.name, vantage] = nothing or _tried(attack, case, settings, by_name=by_name)
+            before = None if isinstance(one, str) else now
+    return found
+
+
+def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> Made | str:
+    """The finding of an attack; or the reason why it does not apply, which depends on no coins and no scores."""
+    if in_plain_sight(attack, case.assembly, case.seen.vantage):
+        return plain_sight(case.seen.vantage, case.assembly)
+    if case.assembly.audit_pool.directions and not attack.directions:
+        if attack.membership and case.assembly.audit_pool.of == "phantoms":
+            return "the audited units are phantoms, which are nobody's data: they have no examples to look at"
+        if case.assembly.audit_pool.of == "data" and (attack.membership or case.assembly.audit_pool.kind != "client"):
+            return "the audited units are canaries of random direction, which learn nothing of their examples"
+    if not attack.directions:
+        case = _of_those_who_learn(case)
+    if attack.shadows and settings.references == 0:
+        return "it needs reference adapters, each of which takes as long as the run: request them with --references 16"
+    started = time.perf_counter()
+    try:
+        finding = attack.run(case, settings)
+    except Inapplicable as error:
+        return str(error)
+    except UsageError as error:
+        if by_name:
+            raise
+        return f"it failed: {error}"
+    return Made(finding, time.perf_counter() - started)
+
+
+def _of_those_who_learn(case: Case) -> Case:
+    """The case without the updates of canary clients that move along a direction, because these contain no texts."""
+    canaries = {one.name for one in case.assembly.phantoms}
+    if case.assembly.audit_pool.directions:
+        canaries |= {unit.client for unit in case.units}
+    updates = [update for update in case.seen.updates if update.client not in canaries]
+    return replace(case, seen=replace(case.seen, updates=updates))
+
+
+def plain_sight(vantage: str, assembly: Assembly) -> str:
+    """The reason why no attack on whole clients is made at this server."""
+    return (_BESIDE_PHANTOMS if assembly.audit_pool.of == "phantoms" else _PLAIN_SIGHT)[vantage]
+
+
+def in_plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> bool:
+    """Whether this adversary needs no attack: a server knows which clients take part."""
+    return attack.membership and assembly.audit_pool.kind == "client" and vantage in ("secure_server", "server")
 
 
 def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings) -> dict[Where, judge.Judged]:
@@ -96,18 +194,6 @@ def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings
             releases=releases,
         )
         for where, one in found.items()
-    }
-
-
-def _standing_out(assembly: Assembly, main: judge.Judged | None, *, show_texts: bool) -> dict[str, Any]:
-    """The units and clients that the main attack ranks highest, members and non-members."""
-    if main is None or main.finding.scores is None:
-        return {"clients": [], "exposed": [], "accusations": []}
-    scores = main.finding.scores
-    return {
-        "clients": clients(assembly.audit_pool, scores),
-        "exposed": exposed(assembly, scores, show_texts=show_texts),
-        "accusations": accusations(assembly.audit_pool, scores),
     }
 
 

@@ -7,7 +7,7 @@ cosines,
 
     score(u) = <u, V> sqrt(d) / |V|,   V = sum_t w_t c_t / |c_t|,
 
-with w_t = 1, except under a public order, where everybody knows each client's rounds (`turns`).
+with w_t = 1, except under a public order, where everybody knows each client's rounds (`adversary.steps`).
 
 V does not depend on the u of a unit that did not train, so the score of such a unit is sqrt(d) times a coordinate of a uniform
 point on the unit sphere (Andrew et al., section 4): N(0, 1), up to terms of order 1 / d, whatever the model, the data and the
@@ -32,8 +32,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, sphere_tails
-from attacks.steps.released import Release, releases_of, unit_vector
-from attacks.steps.turns import public, weights_of
+from attacks.adversary.steps import Release, public, releases_of, unit_vector, weights_of
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.dealing import places_of

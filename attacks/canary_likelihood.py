@@ -20,9 +20,8 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, drawn_tails
+from attacks.adversary.steps import Release, public, releases_of
 from attacks.canary_cosine import sent_of
-from attacks.steps.released import Release, releases_of
-from attacks.steps.turns import public
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.training.canary_directions import length_of_steps
 

@@ -88,7 +88,7 @@ def from_file(file: Path) -> Attack:
 
     The file is executed. ConfigError, naming the file, if one of the two is missing or the attack cannot be listed.
     """
-    from attacks.adversary.vantage import VANTAGES
+    from attacks.adversary.case import VANTAGES
 
     module = executed(file)
     attack, function = getattr(module, "ATTACK", None), getattr(module, "run", None)

@@ -1,69 +1,27 @@
-"""The command `secure-fed audit RUN_DIR`, and the script of each attack, `python -m attacks.NAME RUN_DIR`."""
+"""The audit of a run, `secure-fed audit RUN_DIR`, and the script of each attack, `python -m attacks.NAME RUN_DIR`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from attacks.any_model import command as any_model
 from attacks.catalogue import ATTACKS
-from attacks.extraction import command as extraction
-from attacks.inference import command as inference
-from attacks.inference import share_command
-from attacks.lying import command as lying
-from attacks.options import kind, require_read
-from attacks.prepared import command as prepared
-from secure_fed.errors import UsageError
+from attacks.options import say
+from secure_fed.errors import ConfigError, RunDirectoryError, UsageError, reported
 
 REFERENCES = 16
 _FEWEST = 4
 _WITH_REFERENCES = next(one.name for one in ATTACKS.values() if one.shadows)
 _PATIENCE = 300.0  # seconds that references may train by default
-_OF_MODELS = {
-    "--lying": lying.run,
-    "--attribute": inference.run,
-    "--share": share_command.run,
-    "--extract": extraction.run,
-    "--exposure": prepared.run,
-    "--prepared": prepared.run,
-    "a plain --model": any_model.run,
-}
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> None:
-    """Add the arguments of the command; without `whole`, those of a single attack's script, which writes no report."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", nargs="?" if whole else None)
-    if whole:
-        any_model.add_arguments(parser)
-        prepared.add_arguments(parser)
-        extraction.add_arguments(parser)
-        inference.add_arguments(parser)
-        share_command.add_arguments(parser)
-        lying.add_arguments(parser)
-        names = ", ".join(ATTACKS)
-        parser.add_argument(
-            "--attack",
-            action="append",
-            default=[],
-            metavar="NAME|FILE.py",
-            help=f"make this attack only; may be repeated ({names}, or a file of your own that defines one)",
-        )
-        parser.add_argument(
-            "--beside",
-            nargs="+",
-            type=Path,
-            default=[],
-            metavar="RUN_DIR",
-            help="other audited runs, shown beside this one in the report",
-        )
-        shown = "include the texts of the most exposed examples in the report (default: left out)"
-        parser.add_argument("--show-texts", action="store_true", help=shown)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that the scripts of single attacks have too."""
     trained = (
         f"reference adapters to train (default: as many as take about five minutes, at most {REFERENCES}, and 0 if these are "
         f"fewer than {_FEWEST}; {REFERENCES} where --attack names an attack with references; 0: none)"
@@ -73,22 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, whole: bool = True) -> Non
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Audit the named run or model."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    require_read(chosen, parser.parse_args([]))
-    if (of_model := _OF_MODELS.get(kind(chosen))) is not None:
-        return of_model(chosen)
-    any_model.require_run(chosen)
-    _of_run(chosen)
-    return 0
-
-
-def _of_run(chosen: argparse.Namespace) -> None:
     """Make an audit, write it beside the run, and show its findings.
 
     Everything that could fail at the end is checked first: the runs beside it, the lock, and write access.
     """
+    if chosen.run_dir is None:
+        raise UsageError("name the RUN_DIR to audit, or a --model with --members and --non-members")
     from attacks.report.sweep import rows_beside
     from secure_fed.runs.store import locked
 
@@ -100,23 +48,77 @@ def _of_run(chosen: argparse.Namespace) -> None:
     _show(audit, as_json=chosen.json)
     if not chosen.json:
         print(f"report: {page}")
+    return 0
 
 
-def side_by_side(run_dir: Path, other: Path) -> list[str]:
-    """Audit two runs without reference adapters, and write the report of the first with the other beside it.
+def main(name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run the script of one attack: print its figures on a run, and write nothing."""
+    from secure_fed.activity import heartbeat
 
-    Returns lines to print: one for each run, and the path of the report.
-    """
-    from attacks.adversary.case import Settings
-    from attacks.adversary.target import opened
+    attack = ATTACKS[name]
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {attack.module}", description=f"{attack.title} ({attack.paper}), on a run."
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    add_arguments(parser)
+    chosen = parser.parse_args(arguments)
+
+    def run() -> None:
+        with heartbeat():
+            _show(_audit(chosen, [name]), as_json=chosen.json)
+
+    return reported(run)
+
+
+def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> dict[str, Any]:
+    from attacks.adversary.case import Settings, opened
     from attacks.audit import audited
-    from attacks.report.sweep import sentence
+    from attacks.audit import chosen as attacks_named
 
-    settings = Settings(references=0)
-    second, first = (audited(opened(one), (), settings) for one in (other, run_dir))
-    written(second, other, ())
-    page = written(first, run_dir, (other,))
-    return [*map(sentence, first["sweep"]), f"audit: {page}"]
+    if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
+        raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or at least 2")
+    attacks = attacks_named(names)
+    if names and chosen.references is not None and not any(one.shadows for one in attacks):
+        raise UsageError(
+            f"--references is {chosen.references}, but no reference is trained for {', '.join(one.name for one in attacks)}: "
+            f"leave it out, or name an attack with references, such as {_WITH_REFERENCES}"
+        )
+    target = opened(chosen.run_dir)
+    references = chosen.references
+    if references is None:
+        needs_references = bool(names) and any(one.shadows for one in attacks)
+        references = REFERENCES if needs_references else affordable(float(target.result["seconds"]))
+    settings = Settings(references=references)
+    audit = audited(target, names, settings, show_texts=show_texts, progress=say)
+    if names and not any(cell["applicable"] for cell in audit["cells"]):
+        whose: dict[tuple[str, str], list[str]] = {}  # the vantage points of each attack and reason
+        for cell in audit["cells"]:
+            whose.setdefault((cell["attack"], cell["why"]), []).append(cell["vantage"])
+        reasons = (f"{attack} ({', '.join(vantages)}): {why}" for (attack, why), vantages in whose.items())
+        raise UsageError(f"the requested attacks do not apply to this run. {'; '.join(reasons)}")
+    return audit
+
+
+def affordable(seconds: float) -> int:
+    """The default number of reference adapters for a run that took `seconds`."""
+    count = min(REFERENCES, int(_PATIENCE / max(seconds, 1e-3)))
+    return count if count >= _FEWEST else 0
+
+
+def _require_writable(run_dir: Path) -> None:
+    """Refuse a folder without write access, before the audit is made."""
+    from secure_fed.runs.directory import private_part
+
+    folder = private_part(run_dir)
+    if run_dir.is_dir():
+        try:
+            with TemporaryFile(dir=folder if folder.is_dir() else run_dir):
+                pass
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{run_dir} cannot be written ({error.strerror}), and an audit is stored there; make it writable, or print "
+                "single attacks, `python -m attacks.NAME RUN_DIR`"
+            ) from error
 
 
 def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
@@ -136,91 +138,24 @@ def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Pat
     return page
 
 
-def _require_writable(run_dir: Path) -> None:
-    """Refuse a folder without write access, before the audit is made."""
-    from secure_fed.errors import RunDirectoryError
-    from secure_fed.runs.directory import private_part
+def side_by_side(run_dir: Path, other: Path) -> list[str]:
+    """Audit two runs without reference adapters, and write the report of the first with the other beside it.
 
-    folder = private_part(run_dir)
-    if run_dir.is_dir():
-        try:
-            with TemporaryFile(dir=folder if folder.is_dir() else run_dir):
-                pass
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{run_dir} cannot be written ({error.strerror}), and an audit is stored there; make it writable, or print "
-                "single attacks, `python -m attacks.NAME RUN_DIR`"
-            ) from error
-
-
-def main(name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run the script of one attack: print its figures on a run, and write nothing."""
-    from secure_fed.activity import heartbeat
-    from secure_fed.errors import reported
-
-    attack = ATTACKS[name]
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {attack.module}", description=f"{attack.title} ({attack.paper}), on a run."
-    )
-    add_arguments(parser, whole=False)
-    chosen = parser.parse_args(arguments)
-
-    def run() -> None:
-        with heartbeat():
-            _show(_audit(chosen, [name]), as_json=chosen.json)
-
-    return reported(run)
-
-
-def affordable(seconds: float) -> int:
-    """The default number of reference adapters for a run that took `seconds`."""
-    count = min(REFERENCES, int(_PATIENCE / max(seconds, 1e-3)))
-    return count if count >= _FEWEST else 0
-
-
-def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> dict[str, Any]:
-    from attacks.adversary.case import Settings
-    from attacks.adversary.target import opened
+    Returns lines to print: one for each run, and the path of the report.
+    """
+    from attacks.adversary.case import Settings, opened
     from attacks.audit import audited
-    from attacks.audit import chosen as attacks_named
-    from secure_fed.errors import ConfigError
+    from attacks.report.sweep import sentence
 
-    if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
-        raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or at least 2")
-    attacks = attacks_named(names)
-    if names and chosen.references is not None and not any(one.shadows for one in attacks):
-        raise UsageError(
-            f"--references is {chosen.references}, but no reference is trained for {', '.join(one.name for one in attacks)}: "
-            f"leave it out, or name an attack with references, such as {_WITH_REFERENCES}"
-        )
-    target = opened(chosen.run_dir)
-    references = chosen.references
-    if references is None:
-        needs_references = bool(names) and any(one.shadows for one in attacks)
-        references = REFERENCES if needs_references else affordable(float(target.result["seconds"]))
-    settings = Settings(references=references)
-    audit = audited(
-        target,
-        names,
-        settings,
-        show_texts=show_texts,
-        progress=lambda message: print(f"secure-fed: {message}", file=sys.stderr),
-    )
-    if names and not any(cell["applicable"] for cell in audit["cells"]):
-        raise UsageError(f"the requested attacks do not apply to this run. {'; '.join(_reasons(audit))}")
-    return audit
-
-
-def _reasons(audit: Mapping[str, Any]) -> list[str]:
-    """The reasons why attacks do not apply, each once, with the attack and vantage points."""
-    whose: dict[tuple[str, str], list[str]] = {}
-    for cell in audit["cells"]:
-        whose.setdefault((cell["attack"], cell["why"]), []).append(cell["vantage"])
-    return [f"{attack} ({', '.join(vantages)}): {why}" for (attack, why), vantages in whose.items()]
+    settings = Settings(references=0)
+    second, first = (audited(opened(one), (), settings) for one in (other, run_dir))
+    written(second, other, ())
+    page = written(first, run_dir, (other,))
+    return [*map(sentence, first["sweep"]), f"audit: {page}"]
 
 
 def _show(audit: dict[str, Any], *, as_json: bool) -> None:
-    from attacks.report.terminal import show
+    from attacks.report.display import show
 
     print(_as_json(audit)) if as_json else show(audit)
 

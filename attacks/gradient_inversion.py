@@ -1,12 +1,12 @@
 """Texts recovered from one client's update, as a server without secure aggregation sees it.
 
-The exact test (`span.py`) is applied to some clients' updates of a few rounds, one round at a time and then together. A
-client's inputs stay the same over rounds while its gradients differ, so the rows of r rounds span more of the inputs: small
-ranks do not protect a client that trains on the same few texts again. One local step of AdamW is undone first
-(`adamw_step.py`). Where the test does not apply, `guessed` contains the candidates nearest to the row space; with
-`training.batch_size` and `training.steps` at 1 and SGD, the texts of clients with a single short text are also recovered by
-optimisation (`matching.py`). Beside the means over updates stand the figures of the most exposed one, because a mean hides a
-client whose texts were all recovered.
+The exact test (`attacks.texts.span`) is applied to some clients' updates of a few rounds, one round at a time and then
+together. A client's inputs stay the same over rounds while its gradients differ, so the rows of r rounds span more of the
+inputs: small ranks do not protect a client that trains on the same few texts again. One local step of AdamW is undone first.
+Where the test does not apply, `guessed` contains the candidates nearest to the row space; with `training.batch_size` and
+`training.steps` at 1 and SGD, the texts of clients with a single short text are also recovered by optimisation (`match`).
+Beside the means over updates stand the figures of the most exposed one, because a mean hides a client whose texts were all
+recovered.
 
 A client's texts are read only for scoring. They are all of its texts: if a client trains on a part of them in a round, recall
 is below 1 even if that whole part was recovered. Special and padding tokens do not count.
@@ -14,20 +14,25 @@ is below 1 even if that whole part was recovered. Special and padding tokens do 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
-from attacks.texts.matching import Budget, match
-from attacks.texts.prior_knowledge import PriorKnowledge, prior_knowledge
-from attacks.texts.recovery import NO_FACTORS
-from attacks.texts.token_scores import mean, means, score
+from attacks.texts.recovery import NO_FACTORS, PriorKnowledge, mean, means, prior_knowledge, score
 from secure_fed.runs.recording import Update
 
 NOTHING = "the exact test applies to none of the {count} {what} looked at, and nothing could be guessed ({why})"
 ROUNDS, CLIENTS, MATCHED = 3, 5, 3
 _MATCHED_TOKENS = 24
 _NOTE = "words are distinct tokens, places pairs of position and token; special tokens left out"
+PULL = 0.1
 
 
 def run(case: Case, settings: Settings) -> Finding:
@@ -61,13 +66,9 @@ def picked(case: Case, settings: Settings) -> list[Update]:
     for client in clients:
         own = [one for one in usable if one.client == client]
         rounds = sorted({one.round for one in own})[:most]
-        chosen += [one for one in own if one.round in rounds and one.pass_name == _last_pass(own, one.round)]
+        last = {one.round: one.pass_name for one in own}  # carries the changes, after any pass with a sketch of them
+        chosen += [one for one in own if one.round in rounds and one.pass_name == last[one.round]]
     return chosen
-
-
-def _last_pass(own: Sequence[Update], round_: int) -> str:
-    """The pass that carries the changes, after any pass with a sketch of them."""
-    return [one.pass_name for one in own if one.round == round_][-1]
 
 
 def named_nothing(row: Mapping[str, Any]) -> bool:
@@ -98,7 +99,7 @@ def _matched(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | 
     named = dict(zip(parts.names, parts.train, strict=True))
     scores, usual = [], []
     for one in [one for one in updates if len(named[one.client]) == 1][:MATCHED]:
-        found, truth = {(-1, token) for token in _match(at, one)}, at.truth([one.client])
+        found, truth = {(-1, token) for token in _matched_text(at, one)}, at.truth([one.client])
         scores.append(score(found, truth, at.special))
         usual.append(at.common.beside(found, truth, at.special)[1])
     if not scores:
@@ -111,7 +112,7 @@ def _matched(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | 
     }
 
 
-def _match(at: PriorKnowledge, one: Update) -> list[int]:
+def _matched_text(at: PriorKnowledge, one: Update) -> list[int]:
     """The label is the class whose bias the step raised most: its gradient alone is negative."""
     before = at.before(one.round)
     model = at.case.assembly.objective.load(before).eval()
@@ -120,6 +121,100 @@ def _match(at: PriorKnowledge, one: Update) -> list[int]:
     label = int(change[bias[-1]].argmax()) if bias else 0
     start = {name: before.tensor(name) for name in before}
     return match(model, start, change, at.length, label, Budget())
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The effort of a search: the number of starts, and of steps for each."""
+
+    starts: int = 2
+    steps: int = 150
+    lr: float = 0.15
+    seed: int = 0
+
+
+def match(
+    model: nn.Module,
+    trained: Mapping[str, Tensor],
+    update: Mapping[str, Tensor],
+    length: int,
+    label: int,
+    budget: Budget,
+) -> list[int]:
+    """The tokens of one text of that length and label whose gradient step is most similar to the update.
+
+    Dummy embeddings are fitted until their gradient points in the direction of the update, as in LAMP (Balunović et al. 2022)
+    and its forerunners, without their language-model prior: embeddings e (L, n) of one text minimise
+
+        1 - cos(g(e), -update) + PULL mean_i (|e_i| - mean |embedding|)^2
+
+    (cos: the mean of the cosines of all tensors) with Adam, keeping the best of a few random starts; each position then takes
+    the nearest token. Attention must be differentiable twice, so its plain kernel is used. This is far weaker than the exact
+    test: it recovers short texts, one at a time, and mostly loses the order of tokens.
+
+    trained: the trained tensors before the step. update: their change by the step. model: a classifier whose
+    `get_input_embeddings()` is a table of tokens.
+    """
+    table: Tensor = model.get_input_embeddings().weight.detach()  # type: ignore[operator]
+    names = [name for name in trained if name in update and bool(update[name].any())]
+    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in trained.items()}
+    loss = _loss(model, leaves, label)
+    target = [-update[name].to(table.dtype) for name in names]
+    generator = torch.Generator().manual_seed(budget.seed)
+    ended = [
+        _optimised(loss, [leaves[name] for name in names], target, _start(table, length, generator), table, budget)
+        for _ in range(budget.starts)
+    ]
+    best, _ = min(ended, key=lambda one: one[1])
+    far = torch.cdist(F.normalize(best, dim=1), F.normalize(table, dim=1))
+    return [int(token) for token in far.argmin(1)]
+
+
+def _loss(model: nn.Module, leaves: Mapping[str, Tensor], label: int) -> Callable[[Tensor], Tensor]:
+    """The loss of one text given by its embeddings (L, n)."""
+    embeddings: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
+
+    def loss(dummy: Tensor) -> Tensor:
+        put = embeddings.register_forward_hook(lambda module, args, output: dummy[None])
+        ids = torch.ones(1, len(dummy), dtype=torch.long)
+        try:
+            out: Any = functional_call(model, dict(leaves), kwargs={"input_ids": ids, "attention_mask": ids})
+        finally:
+            put.remove()
+        return F.cross_entropy(getattr(out, "logits", out), torch.tensor([label]))
+
+    return loss
+
+
+def _start(table: Tensor, length: int, generator: torch.Generator) -> Tensor:
+    """Embeddings of random tokens, as a start that is a valid text."""
+    drawn = torch.randint(len(table), (length,), generator=generator)
+    return table[drawn].clone()
+
+
+def _optimised(
+    loss: Callable[[Tensor], Tensor],
+    leaves: Sequence[Tensor],
+    target: Sequence[Tensor],
+    start: Tensor,
+    table: Tensor,
+    budget: Budget,
+) -> tuple[Tensor, float]:
+    """The optimised embeddings, and the final distance of their gradient from the update."""
+    dummy = start.requires_grad_()
+    optimizer = torch.optim.Adam([dummy], budget.lr)
+    usual, value = table.norm(dim=1).mean(), 2.0
+    for step in range(budget.steps):
+        optimizer.param_groups[0]["lr"] = budget.lr * (1 - step / budget.steps)
+        optimizer.zero_grad()
+        with sdpa_kernel(SDPBackend.MATH):
+            gradients = torch.autograd.grad(loss(dummy), leaves, create_graph=True)
+            pairs = zip(gradients, target, strict=True)  # a mean over tensors, so that large ones do not dominate
+            apart = 1 - torch.stack([F.cosine_similarity(f.flatten(), t.flatten(), dim=0) for f, t in pairs]).mean()
+            (apart + PULL * (dummy.norm(dim=1) - usual).square().mean()).backward()
+        optimizer.step()
+        value = float(apart.detach())
+    return dummy.detach(), value
 
 
 if __name__ == "__main__":

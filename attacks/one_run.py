@@ -16,8 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attacks import canary_cosine
-from attacks.adversary.case import Case, Finding, Inapplicable, Settings
-from attacks.adversary.vantage import Seen
+from attacks.adversary.case import Case, Finding, Inapplicable, Seen, Settings
 
 
 def run(case: Case, settings: Settings) -> Finding:

@@ -12,7 +12,7 @@ gives each row the part of the step that no other row explains. Each step's coef
 which did not contribute to the step; a unit's score is the sum of its standardised coefficients over the rounds.
 
 The step is the update of the unit's client if updates are seen, else the sum, else the change of the global state in a round.
-For a method that sends products of factors, or splits them again, it is pulled back to the trained tensors (`alignment`).
+For a method that sends products of factors, or splits them again, it is pulled back to the trained tensors (`adversary.steps`).
 
 This corresponds to whitening before a matched filter: the population shows in which directions gradients vary anyway.
 """
@@ -29,8 +29,7 @@ from torch import Tensor
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
-from attacks.steps import alignment
-from attacks.steps.steps import EVERYBODY, examples_of, spaced, stepping, steps
+from attacks.adversary.steps import EVERYBODY, examples_of, flattened, gradients, spaced, stepping, steps, trained_names
 from secure_fed.tensors.tensors import Tensors
 
 RIDGE = 0.1
@@ -79,15 +78,15 @@ def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: ND
     """(units, steps) coefficients of a round, standardised within each step."""
     assembly, before = case.assembly, case.seen.states[round_]
     shared = [set(step) for step in towards.values()]
-    names = [name for name in alignment.trained_names(assembly, before, round_) if all(name in one for one in shared)]
-    flat = torch.stack([alignment.flattened(step, names) for step in towards.values()]).to(assembly.objective.device)
+    names = [name for name in trained_names(assembly, before, round_) if all(name in one for one in shared)]
+    flat = torch.stack([flattened(step, names) for step in towards.values()]).to(assembly.objective.device)
     population = [case.population[i] for i in range(min(len(case.population), POPULATION))]
     examples, owner = examples_of(case, units)
     count = len(units) + len(population)
     whose = np.concatenate([owner, np.arange(len(units), count)])
     sketch = Sketch(flat.shape[1], _NUMBERS // count)
     rows = flat.new_zeros(count, sketch.width)
-    for some, found in alignment.gradients(assembly, before, names, [*examples, *population], whose):
+    for some, found in gradients(assembly, before, names, [*examples, *population], whose):
         rows[torch.from_numpy(some).to(rows.device)] = sketch(found)
     part = needed(rows, sketch(flat))
     spread = part.std(axis=0)

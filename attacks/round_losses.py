@@ -12,7 +12,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
-from attacks.steps.steps import spaced
+from attacks.adversary.steps import spaced
 
 _POPULATION = 1000
 

@@ -14,13 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attacks.adversary.case import Case, Finding, Inapplicable, Settings
-from attacks.adversary.vantage import summed
+from attacks.adversary.case import Case, Finding, Inapplicable, Settings, summed
 from attacks.gradient_inversion import NOTHING, ROUNDS, named_nothing
 from attacks.texts.factor_changes import Sent
-from attacks.texts.prior_knowledge import PriorKnowledge, prior_knowledge
-from attacks.texts.recovery import NO_FACTORS
-from attacks.texts.token_scores import means
+from attacks.texts.recovery import NO_FACTORS, PriorKnowledge, means, prior_knowledge
 from secure_fed.runs.recording import Summed, Update
 
 COHORTS = (1, 2, 5, 10)

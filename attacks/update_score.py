@@ -1,6 +1,6 @@
 """Membership from the updates of single clients, FedMIA (Zhu et al. 2024): other clients' updates give the null distribution.
 
-In every round that a unit's own client took part in, its update's cosine with the unit's -g (`attacks.steps.alignment`) is
+In every round that a unit's own client took part in, its update's cosine with the unit's -g (`attacks.adversary.steps`) is
 compared with the cosines of the other clients' updates in that round, which did not train on the unit:
 
     score(u) = mean over rounds of P[a cosine like the others' is at most the client's own]                  (Algorithm 1)
@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
-from attacks.steps import alignment
-from attacks.steps.steps import examples_of, of_clients, spaced
+from attacks.adversary.steps import cosines, examples_of, of_clients, spaced
 from secure_fed.runs.recording import Update
 
 _FEWEST = 3  # clients in a round
@@ -53,12 +52,12 @@ def of_rounds(
     """
     total, count = np.zeros(len(clients)), np.zeros(len(clients), dtype=np.int64)
     whose = np.array(clients)
-    for cosines, names in rounds:
+    for found, names in rounds:
         for column, name in enumerate(names if len(names) >= _FEWEST else ()):
             own = np.flatnonzero(whose == name)
             if len(own):
-                others = np.delete(cosines[own], column, axis=1)
-                total[own] += one_sided(cosines[own, column], others)
+                others = np.delete(found[own], column, axis=1)
+                total[own] += one_sided(found[own, column], others)
                 count[own] += 1
     return np.divide(total, count, out=np.full(len(clients), 0.5), where=count > 0), count
 
@@ -102,7 +101,7 @@ def _cosines(case: Case, round_: int, updates: Sequence[Update]) -> tuple[Floats
     if len(own):
         examples, owner = examples_of(case, own)
         before = case.seen.states[round_]
-        found[own] = alignment.cosines(case.assembly, before, round_, examples, owner, list(sent.values()))
+        found[own] = cosines(case.assembly, before, round_, examples, owner, list(sent.values()))
     return found, list(sent)
 
 

@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attacks.adversary.case import Settings
-from attacks.adversary.target import opened
+from attacks.adversary.case import Settings, opened
 from attacks.audit import audited
 from attacks.command import written
 from attacks.report.reading import read

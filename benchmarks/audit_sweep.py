@@ -16,8 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attacks.adversary.case import Settings
-from attacks.adversary.target import opened
+from attacks.adversary.case import Settings, opened
 from attacks.audit import audited
 from attacks.command import written
 from secure_fed import Federation, RunConfig

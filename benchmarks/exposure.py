@@ -35,8 +35,7 @@ from exposure_report import draw, table
 from runs_file import keep, lines, put
 from timing import machine
 
-from attacks.extraction.exposure import exposures
-from attacks.extraction.template import Planted, Template
+from attacks.extraction.exposure import Planted, Template, exposures
 from secure_fed import Federation, RunConfig
 from secure_fed.config import DataConfig
 from secure_fed.learning import tasks

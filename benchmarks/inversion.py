@@ -35,9 +35,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 from inversion_sends import COHORT, ROUNDS, Run, Sends, as_sent, protected, summed, watched
 
-from attacks.texts.recovery import Recovery, recover
+from attacks.texts.recovery import Recovery, known_tokens, recover, score, texts_of, truth_of
 from attacks.texts.span import Key
-from attacks.texts.token_scores import known_tokens, score, texts_of, truth_of
 
 BATCHES = (1, 4, 8)
 NOISES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attacks.texts.factor_changes import Sent
-from attacks.texts.first_layer import FirstLayer, first_layer
-from attacks.texts.prior_knowledge import faster
-from attacks.texts.token_scores import texts_of
+from attacks.texts.recovery import faster, texts_of
+from attacks.texts.span import FirstLayer, first_layer
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian, clip_factor
 from secure_fed import Federation, RunConfig

@@ -106,7 +106,7 @@ class Rows(NamedTuple):
 
     train: list[dict[str, Any]]
     test: list[dict[str, Any]]
-    planted: list[Any]  # attacks.extraction.template.Planted
+    planted: list[Any]  # attacks.extraction.exposure.Planted
 
 
 def gsm8k(place: Path, split: str, fits: Any) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ def gsm8k(place: Path, split: str, fits: Any) -> list[dict[str, Any]]:
 
 def conversations(cell: Cell, gsm: Path, tokenizer: Any) -> Rows:
     """The rows of a cell; the seed decides which, and whose they are."""
-    from attacks.extraction.template import USUAL_CHAT, Template
+    from attacks.extraction.exposure import USUAL_CHAT, Template
     from privacy.entropy import SeededEntropy
 
     template = Template(USUAL_CHAT, 2)
@@ -166,7 +166,8 @@ def best_rate(method: str, found: Sequence[Figures]) -> float:
 def settings(cell: Cell, model: str, rows: Rows, folder: Path, rate: float) -> dict[str, Any]:
     """The configuration of a cell, whose data are written into the folder."""
     for name, some in (("train", rows.train), ("test", rows.test)):
-        text = "".join(json.dumps({"messages": row["messages"], "party": row.get("party", "")}) + "\n" for row in some)
+        columns = ("messages", "party") if name == "train" else ("messages",)
+        text = "".join(json.dumps({column: row[column] for column in columns}) + "\n" for row in some)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     method: dict[str, Any] = {"name": cell.method, "target_modules": "all-linear"}
     if cell.method == "federa":
@@ -247,9 +248,7 @@ def figures(cell: Cell, model: str, gsm: Path, out: Path) -> Figures:
 
 def measured(cell: Cell, rows: Rows, tokenizer: Any, base: Any, tuned: Any) -> Figures:
     """Losses before and after, checked answers, membership, exposures."""
-    from attacks.extraction.exposure import exposures
-    from attacks.extraction.likelihood import of_chats
-    from attacks.extraction.template import USUAL_CHAT, Template
+    from attacks.extraction.exposure import USUAL_CHAT, Template, exposures, of_chats
     from secure_fed.config import DataConfig
     from secure_fed.learning import tasks
     from secure_fed.learning.data.encode import IGNORED

@@ -25,10 +25,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 from timing import machine
 
-from attacks.adversary.active import LyingServer
-from attacks.lying.rates import Rate, rate
-from attacks.lying.table import Table
-from attacks.lying.trials import LIES, tried
+from attacks.adversary.lying_server import LyingServer
+from attacks.lying.trials import LIES, Rate, Table, rate, tried
 from secure_fed import Federation, RunConfig
 
 BASE = (

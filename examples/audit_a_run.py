@@ -12,8 +12,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from attacks.adversary.case import Settings
-from attacks.adversary.target import opened
+from attacks.adversary.case import Settings, opened
 from attacks.audit import audited
 from attacks.report.page import write
 from secure_fed import Federation, RunConfig, heartbeat

@@ -7,10 +7,9 @@ thousand candidates, and counts their labels. `secure-fed audit --lying CONFIG.t
 own.
 """
 
-from attacks.adversary.active import LyingServer
-from attacks.lying import labels, traps
-from attacks.lying.command import audited
-from attacks.lying.table import Table
+from attacks.adversary.lying_server import LyingServer
+from attacks.lying import lies
+from attacks.lying.trials import Table, audited
 from secure_fed import Federation, RunConfig, heartbeat
 
 SETTINGS = ["federation.clients=40", "data.examples=320", "data.test_examples=2000", "method.name=fedlora"]
@@ -26,13 +25,13 @@ with heartbeat():  # says on a terminal what it is doing
     # One attack by hand: traps in the head, and the notes that the update points at.
     table = Table.laid(server(), each=8, seed=0)
     held = table.deal()
-    answer, _ = table.answer(traps.traps(table.head, table.public_inputs, table.server.limit), held)
-    named = traps.named(table.head, answer, table.inputs, most=8, signs=table.adamw)
+    answer, _ = table.answer(lies.traps(table.head, table.public_inputs, table.server.limit), held)
+    named = lies.named(table.head, answer, table.inputs, most=8, signs=table.adamw)
     print(f"of 8 notes, {len(set(named) & set(held))} are named among {len(table.candidates)}")
 
     # The label counts of the same notes, from another crafted head.
-    answer, _ = table.answer(labels.flat(table.head, "adamw"), held)
-    print("labels:", labels.counts(table.head, answer, "adamw", table.server.lr, steps=1, examples=8).tolist())
+    answer, _ = table.answer(lies.flat(table.head, "adamw"), held)
+    print("labels:", lies.counts(table.head, answer, "adamw", table.server.lr, steps=1, examples=8).tolist())
 
     # Three attacks, with and without noise added by the client.
     for settings in ([], NOISE):

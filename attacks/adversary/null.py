@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 DRAWS = 1_000_000
 _NUMBERS = 20_000_000  # drawn at most, whatever the number of rounds

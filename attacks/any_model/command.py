@@ -11,17 +11,31 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from attacks.any_model import of_tasks
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
+from attacks.options import (
+    ABOVE_LIMIT,
+    CANNOT_TELL,
+    LENGTH,
+    OF_CHATS,
+    SETTINGS,
+    TASKS,
+    above_limit,
+    add_task_arguments,
+    cannot_tell,
+    chosen_settings,
+    gives_scale,
+    labels_of,
+    limit_of,
+    longest,
+    require_columns,
+    say,
+)
 from secure_fed.errors import ConfigError, UsageError, plainly
 
 if TYPE_CHECKING:
-    from attacks.any_model.audit import Audit
     from attacks.any_model.subject import Asked
     from secure_fed.config import RunConfig
 
-LENGTH, OF_CHATS = 128, 1024  # tokens
-_TASKS = ("classification", "multi_label", "regression", "tokens", "question_answering", "causal_lm", "chat")
+
 _LANGUAGE_MODELS = ("causal_lm", "chat")
 _NEEDED = {"members": "--members", "non_members": "--non-members"}
 
@@ -50,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--neighbours", type=int, metavar="N", help=near)
     fills = "a masked language model that changes the words of neighbours (default: a word is left out)"
     own.add_argument("--neighbour-model", metavar="NAME", help=fills)
-    own.add_argument("--task", choices=_TASKS, help="what the model was trained for (default: classification)")
+    own.add_argument("--task", choices=TASKS, help="what the model was trained for (default: classification)")
     own.add_argument("--text", metavar="COLUMN", help="as data.text")
     own.add_argument("--text-b", metavar="COLUMN", help="as data.text_b")
     own.add_argument("--label", metavar="COLUMN", help="as data.label")
@@ -59,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--max-length", type=int, metavar="TOKENS", help=f"longer texts are cut (default: {LENGTH}; chats: {OF_CHATS})"
     )
-    of_tasks.add_arguments(own)
+    add_task_arguments(own)
     own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
     own.add_argument("--scores", type=Path, metavar="FILE.csv", help="also write every text's scores")
     folder = "write audit.html, a page to read, audit.json and scores.csv into this folder, readable by you alone"
@@ -72,12 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--fail-above", metavar="NAME=X", help=limit)
 
 
-def require_run(chosen: argparse.Namespace) -> None:
-    """UsageError if no run and no model is named."""
-    if chosen.run_dir is None:
-        raise UsageError("name the RUN_DIR to audit, or a --model with --members and --non-members")
-
-
 def run(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the result is above the limit."""
     if chosen.run_dir is not None:
@@ -88,39 +96,35 @@ def run(chosen: argparse.Namespace) -> int:
     limit = limit_of(chosen.fail_above, "auc", "give auc= and a number from 0 to 1, such as auc=0.6")
     if chosen.show_texts and not chosen.out:
         raise UsageError("--show-texts puts texts on the page of an audit: name the folder of the page with --out")
-    if chosen.out:
-        _made(chosen.out)
+    if chosen.out:  # made before the audit, so that a folder that cannot be made loses no results
+        with plainly(UsageError, f"{chosen.out} cannot be written", "name another folder with --out"):
+            chosen.out.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with TemporaryFile(dir=chosen.out):
+                pass
     if chosen.scores:
         _require_writable(chosen.scores)
-    from attacks.any_model.audit import audited
-    from attacks.any_model.fitting import require_fits
+    from attacks.any_model.report import as_csv, audited, show, written
+    from attacks.any_model.shadows import require_fits
     from attacks.any_model.subject import opened
-    from attacks.any_model.terminal import show
+    from secure_fed.runs.durable import atomic_write
 
     asked = _asked(chosen)
     if asked.recall is not None and asked.data.task not in _LANGUAGE_MODELS:
         raise UsageError(f"--recall is for language models, and the task is {asked.data.task}: leave it out")
     if asked.config is not None:  # before anything is loaded
         require_fits(asked.config, asked, asked.shadows)
-    audit = audited(opened(asked), lambda what: print(f"secure-fed: {what}", file=sys.stderr))
+    audit = audited(opened(asked), say)
     if chosen.scores:
-        _write(audit, chosen.scores)
+        atomic_write(chosen.scores, as_csv(audit), private=True)
     print(json.dumps(audit.to_dict())) if chosen.json else show(audit)
     if chosen.out:
-        from attacks.any_model.folder import written
-
         page = written(audit, chosen.out, show_texts=chosen.show_texts)
         print(f"report: {page}", file=sys.stderr if chosen.json else sys.stdout)
     if chosen.fail_above is not None and audit.verdict.level == "void":
-        print(
-            "secure-fed: --fail-above cannot be judged: members and others differ for another reason than the training",
-            file=sys.stderr,
-        )
-        return CANNOT_TELL
+        return cannot_tell("members and others differ for another reason than the training")
     if audit.largest_auc <= limit:
         return 0
-    print(f"secure-fed: an AUC of {audit.largest_auc:.3f} is above --fail-above auc={limit:g}", file=sys.stderr)
-    return ABOVE_LIMIT
+    return above_limit(f"an AUC of {audit.largest_auc:.3f} is above --fail-above auc={limit:g}")
 
 
 def _asked(chosen: argparse.Namespace) -> Asked:
@@ -136,8 +140,8 @@ def _asked(chosen: argparse.Namespace) -> Asked:
     columns = {name: getattr(chosen, name) for name in ("text", "text_b", "label") if getattr(chosen, name)}
     config = _config(chosen)
     task = chosen.task or "classification"
-    of_tasks.require_columns(task, chosen.text_b, chosen.label)
-    settings = {} if config is not None else of_tasks.chosen_settings(chosen, task)
+    require_columns(task, chosen.text_b, chosen.label)
+    settings = {} if config is not None else chosen_settings(chosen, task)
     data = DataConfig(train="of the user", task=task, **columns, **settings)
     return Asked(
         chosen.model,
@@ -146,7 +150,7 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         data if config is None else replace(config.data, train="of the user", test=""),
         chosen.adapter,
         tuple(chosen.reference),
-        tuple(chosen.labels.split(",")) if chosen.labels else (),
+        labels_of(chosen),
         longest(chosen, task) if config is None else config.model.max_length,
         chosen.device,
         date=chosen.date or "",
@@ -156,16 +160,8 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         neighbours=chosen.neighbours or 0,
         neighbour_model=chosen.neighbour_model or "",
         attacks=_own(chosen.attack),
-        scale_given=of_tasks.gives_scale(settings),
+        scale_given=gives_scale(settings),
     )
-
-
-def longest(chosen: argparse.Namespace, task: str) -> int:
-    """The maximum number of tokens read from a text."""
-    length = (OF_CHATS if task == "chat" else LENGTH) if chosen.max_length is None else int(chosen.max_length)
-    if length < 1:
-        raise ConfigError(f"--max-length is {length}; it must be at least 1, with room for the tokenizer's own tokens")
-    return length
 
 
 def _own(names: Sequence[str]) -> tuple[Path, ...]:
@@ -198,20 +194,13 @@ def _config(chosen: argparse.Namespace) -> RunConfig | None:
         )
     if chosen.config is None:
         return None
-    for name in ("data.task", "data.text", "data.text_b", "data.label", "model.max_length", *of_tasks.SETTINGS):
+    for name in ("data.task", "data.text", "data.text_b", "data.label", "model.max_length", *SETTINGS):
         option = name.partition(".")[2]
         if getattr(chosen, option) is not None:
             raise UsageError(
                 f"--{option.replace('_', '-')} has no place beside --config, whose {name} sets it: leave it out"
             )
     return RunConfig.load(chosen.config)
-
-
-def _write(audit: Audit, place: Path) -> None:
-    from attacks.any_model.folder import as_csv
-    from secure_fed.runs.durable import atomic_write
-
-    atomic_write(place, as_csv(audit), private=True)
 
 
 def _require_writable(place: Path) -> None:
@@ -223,12 +212,4 @@ def _require_writable(place: Path) -> None:
         if place.is_symlink() or (place.exists() and not place.is_file()):
             raise OSError("it is a link or a device")
         with TemporaryFile(dir=place.parent):
-            pass
-
-
-def _made(folder: Path) -> None:
-    """The output folder, created before the audit, so that a folder that cannot be created loses no results."""
-    with plainly(UsageError, f"{folder} cannot be written", "name another folder with --out"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
             pass

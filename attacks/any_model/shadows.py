@@ -3,7 +3,8 @@
 Each shadow is trained by the project's own engine, as many at once as memory holds (`adversary.shadows`). Each text is in the
 training of half of the shadows, drawn for each text independently (Carlini et al. 2022, section IV-C). The coins do not depend
 on membership. So under a model that never saw the members, scores of members and of others have the same law, however different
-the shadows are: an unsuitable configuration weakens the attacks and never produces a false leak.
+the shadows are: an unsuitable configuration weakens the attacks and never produces a false leak. `require_fits` refuses one
+that trains another kind of model: other starting weights, another architecture, or another kind of adapter.
 
 Two limits: a shadow lacks the audited model's other training texts beside the members, and all shadows start from the same head
 instead of a random start each.
@@ -19,21 +20,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from attacks import lira, rmia
+from attacks.adversary.null import Bools, Floats
 from attacks.adversary.shadows import coins, lots, trained
-from attacks.any_model.fitting import require_fits
-from attacks.any_model.signals import Floats
+from attacks.any_model.outputs import config_of, in_options
 from attacks.any_model.subject import Asked, Subject
-from attacks.shadow_scores import lira, rmia
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import ConfigError
+from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.federation import Federation
 from secure_fed.learning import tasks
 from secure_fed.learning.audit_pool.hold_out import everything
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.chats import as_messages
 from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.models.architecture import is_pooled, of_text
+from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.chat import Chats
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.item_extras import without_aside
@@ -41,9 +44,14 @@ from secure_fed.learning.tokenised import tokenised
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership.measured import confidences
 
-Bools = NDArray[np.bool_]
 Progress = Callable[[int, int], None]
 Kept = Sequence[Sequence[int]]
+FEWEST = 4
+_SIZES = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
+_OF_FACTORS = ("fedlora", "ffa_lora", "fra_lora", "rolora")
+_BATCH = 16
+_TURNS = "turns"
+_COINS = 2
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,10 @@ def made(
         )
         config = _of_texts(config, file)
         assembly = Federation(config).assembly
-        return _trained(assembly, _examples(config, assembly), count, progress)
+        task = tasks.build(config.data)
+        rows = sources.load(config.data, task, seed=config.federation.seed).train
+        examples = tokenised(config, task, assembly.problem.tokenizer, rows)  # in the order of the file
+        return _trained(assembly, examples, count, progress)
 
 
 def _rows(asked: Asked, config: RunConfig, kept: Kept | None) -> list[dict[str, Any]]:
@@ -128,13 +139,6 @@ def _of_texts(config: RunConfig, file: Path) -> RunConfig:
     )
 
 
-def _examples(config: RunConfig, assembly: Assembly) -> Sequence[Any]:
-    """The texts in the shadows' encoding, in the order of the file."""
-    task = tasks.build(config.data)
-    rows = sources.load(config.data, task, seed=config.federation.seed).train
-    return tokenised(config, task, assembly.problem.tokenizer, rows)
-
-
 def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: Progress | None) -> Shadows:
     if assembly.server.personal:
         raise ConfigError(
@@ -159,6 +163,57 @@ def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: 
     return Shadows(inside[:, units], np.stack(phi))
 
 
-_BATCH = 16
-_TURNS = "turns"
-_COINS = 2
+def require_fits(config: RunConfig, asked: Asked, count: int) -> None:
+    """ConfigError if the configuration's shadows would be models of another kind, or if `count` is too small."""
+    if count < FEWEST:
+        raise ConfigError(f"--shadows is {count}: at least {FEWEST}, and 16 to see a small leak")
+    begun, audited = config.model.name, asked.model
+    with in_options(texts=False):
+        config_of(audited)  # errors below are about the configuration's model
+    same = str(locate(begun)) == str(locate(audited))
+    if asked.adapter is not None and not same:
+        raise _refused(begun, f"and the audited adapter is on {audited}: set model.name to that")
+    if asked.adapter is None and same:
+        raise _refused(
+            begun,
+            "which is the audited model itself, and has seen the members: set model.name to the base model of its training",
+        )
+    for name in _SIZES:
+        ours, theirs = (getattr(of_text(config_of(one)), name, None) for one in (begun, audited))
+        if ours != theirs:
+            raise _refused(
+                begun, f"with {name} = {ours}, and {audited} has {theirs}: name the base model of its training"
+            )
+    _require_head(config, asked)
+    if asked.adapter is not None:
+        _require_rank(config, asked)
+
+
+def _require_head(config: RunConfig, asked: Asked) -> None:
+    """Require that the shadows' head reads the same input as the audited model's head."""
+    ours = config.model.pooling == "mean" or is_pooled(config_of(config.model.name))
+    theirs = on_mean_pooled(asked.adapter) if asked.adapter is not None else is_pooled(config_of(asked.model))
+    if ours != theirs:
+        wanted = "mean" if theirs else "model"
+        raise ConfigError(
+            f"--config has model.pooling = {config.model.pooling!r}, and the audited model's head reads another pooling: "
+            f"set model.pooling = {wanted!r}"
+        ).about("model.pooling", config.model.pooling, f"{wanted!r}, as in the audited model")
+
+
+def _require_rank(config: RunConfig, asked: Asked) -> None:
+    """Require the audited adapter's rank. Only PEFT's adapters state one."""
+    try:
+        noted = json.loads((asked.adapter / "adapter_config.json").read_text(encoding="utf-8")) if asked.adapter else {}
+    except (OSError, ValueError):
+        return
+    rank = noted.get("r")
+    if noted.get("peft_type") == "LORA" and config.method.name in _OF_FACTORS and rank != config.method.rank:
+        raise ConfigError(
+            f"--config trains adapters of rank {config.method.rank}, and {asked.adapter} has rank {rank}: set "
+            f"method.rank = {rank}"
+        ).about("method.rank", config.method.rank, f"the rank of the adapter, {rank}")
+
+
+def _refused(begun: str, why: str) -> ConfigError:
+    return ConfigError(f"--config trains {begun}, {why}").about("model.name", begun, "the base model of that training")

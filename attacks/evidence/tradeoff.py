@@ -13,23 +13,93 @@ It is reached by an adversary that knows everything else about a canary that mov
 allows far more: at epsilon 8 and delta 1e-5 an AUC of .9997, where a Gaussian over Poisson samples of rate .05 in 20 rounds
 with this epsilon allows .66.
 
-The law of the sum of T losses log p / q is the T-fold convolution of one loss's law, on a grid. The grid is so fine that its
-epsilon at delta is within one per cent of the accountant's (`tests/attacks/test_tradeoff.py`).
+`allowed` gives the AUC and the true-positive rates that an exactly kept guarantee allows an attack. The curve of the run's
+mechanism counts only if its epsilon at delta is within 1 % of the accounted one; otherwise the (epsilon, delta) bound gives
+them.
+
+`expected` gives the lower bound on epsilon expected from the best possible attack with the audit's number of units. A lower
+bound far below the accounted epsilon may come from a weak attack or from a mechanism that reveals little; this number
+distinguishes the two. It is the median bound (`bounds.lower_bound`) of simulated audits: a non-member's score has a uniform
+tail, and a member's a tail t with P(t <= r) = the true-positive rate that the mechanism allows at r. Scores are drawn
+independently, as if units did not share noise. If the mechanism's curve is not known, it is that of the plain Gaussian
+mechanism with the same epsilon and delta, which is a yardstick and no limit.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from attacks.adversary.null import Floats
+from attacks.adversary.null import Bools, Floats
+from attacks.evidence.bounds import lower_bound
+from secure_fed.runs.membership.roc import FALSE_POSITIVE_RATES
 
-_POINTS = 2**19  # grid points for all rounds together
-_FINEST = 1e-4
-_DEVIATIONS = 9.0  # a normal law has only 1e-19 of its mass beyond
+_ALIKE = 0.01
+_MOST_RELEASES = 5_000  # beyond, the grid of `sampled_gaussian` is too coarse to be worth its time
+SIMULATED = 25
+_FALSE = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 400)])  # false-positive rates at which a curve is read
+
+
+def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
+    """As JSON: {"auc", "tpr_at_fpr": {"0.01", ..}, "by": "mechanism" or "epsilon"}, for a run with this result."""
+    delta = float(result.get("delta") or 0.0)
+    curve = mechanism(result, accounted, delta)
+    if curve is None:
+        rates = {f"{fpr:g}": rate(fpr, accounted, delta) for fpr in FALSE_POSITIVE_RATES}
+        return {"auc": area(accounted, delta), "tpr_at_fpr": rates, "by": "epsilon"}
+    rates = {f"{fpr:g}": curve.rate(fpr) for fpr in FALSE_POSITIVE_RATES}
+    return {"auc": curve.area, "tpr_at_fpr": rates, "by": "mechanism"}
+
+
+def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> Curve | Gaussian | None:
+    """The trade-off curve of the run's mechanism; None if it is unknown."""
+    terms = result.get("privacy") or {}
+    mu, z, sampled, releases = (
+        terms.get("gaussian_mu"),
+        *map(result.get, ("noise_multiplier", "sampling_rate", "releases")),
+    )
+    curve: Curve | Gaussian
+    if mu is not None and delta:
+        curve = Gaussian(float(mu))
+    elif "Gaussian" not in (terms.get("mechanism") or "Gaussian"):
+        return None
+    elif z and sampled and releases and 0 < sampled <= 1 and releases <= _MOST_RELEASES and delta:
+        curve = sampled_gaussian(float(z), float(sampled), int(releases))
+    else:
+        return None
+    return curve if abs(curve.epsilon(delta) - accounted) <= _ALIKE * accounted else None
+
+
+def expected(result: Mapping[str, Any], accounted: float, members: Bools, significance: float) -> dict[str, Any]:
+    """As JSON: {"epsilon_lower", "by": "mechanism" or "Gaussian of the same epsilon"}. significance: of the bound."""
+    delta = float(result.get("delta") or 0.0)
+    own = mechanism(result, accounted, delta)
+    curve = own or same_epsilon(accounted, delta)
+    rng = np.random.default_rng(0)
+    bounds = [lower_bound(drawn(curve, members, rng), members, delta, significance).epsilon for _ in range(SIMULATED)]
+    by = "mechanism" if own is not None else "Gaussian of the same epsilon"
+    return {"epsilon_lower": float(np.median([bound or 0.0 for bound in bounds])), "by": by}
+
+
+def drawn(curve: Curve | Gaussian, members: Bools, rng: np.random.Generator) -> NDArray[np.float64]:
+    """(units,) scores of the best attack in one audit: minus the tails."""
+    true = np.array([curve.rate(float(fpr)) for fpr in _FALSE])
+    uniform = rng.random(len(members))
+    tails: NDArray[np.float64] = np.where(members, np.interp(uniform, true, _FALSE), uniform)
+    return -tails
+
+
+def same_epsilon(epsilon: float, delta: float) -> Gaussian:
+    """The Gaussian mechanism with this epsilon at delta."""
+    from dp_accounting.gaussian_mechanism import get_sigma_gaussian
+
+    return Gaussian(1 / float(get_sigma_gaussian(epsilon, delta)))
 
 
 def area(epsilon: float, delta: float) -> float:
@@ -121,9 +191,18 @@ def _epsilon(losses: Floats, law: Floats, delta: float) -> float:
     return float(losses[low] + np.log((whole - delta) / shrunk))
 
 
+_POINTS = 2**19  # grid points for all rounds together
+_FINEST = 1e-4
+_DEVIATIONS = 9.0  # a normal law has only 1e-19 of its mass beyond
+
+
 @lru_cache(maxsize=32)
 def sampled_gaussian(noise_multiplier: float, sampling_rate: float, releases: int) -> Curve:
-    """The curve of `releases` Gaussian releases over Poisson samples."""
+    """The curve of `releases` Gaussian releases over Poisson samples.
+
+    The law of the sum of T losses log p / q is the T-fold convolution of one loss's law, on a grid. The grid is so fine that
+    its epsilon at delta is within one per cent of the accountant's (`tests/attacks/test_tradeoff.py`).
+    """
     from scipy.fft import irfft, next_fast_len, rfft
     from scipy.special import ndtr
 

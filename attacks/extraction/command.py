@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attacks.any_model import of_tasks
-from attacks.any_model.command import longest
-from attacks.limits import ABOVE_LIMIT, limit_of
+from attacks.options import above_limit, chosen_settings, limit_of, longest, require_columns, say
 from secure_fed.errors import ConfigError, UsageError
 
 PREFIX = SUFFIX = 32
@@ -43,38 +40,26 @@ def run(chosen: argparse.Namespace) -> int:
         raise UsageError("--answers is for --task chat, and in the place of --prefix: leave it out, or --prefix")
     if task != "chat" and chosen.max_length is not None:
         raise UsageError("--max-length is for --task chat: of a text, --prefix and --suffix say how much is read")
-    limit, prefix, suffix = (
-        limit_of(
-            chosen.fail_above,
-            "extracted",
-            "with --extract give extracted= and a share of the texts, such as extracted=0.01",
-        ),
-        None if chosen.answers else _length(chosen, "prefix", PREFIX),
-        _length(chosen, "suffix", SUFFIX),
-    )
+    how = "with --extract give extracted= and a share of the texts, such as extracted=0.01"
+    limit = limit_of(chosen.fail_above, "extracted", how)
+    prefix = None if chosen.answers else _length(chosen, "prefix", PREFIX)
+    suffix = _length(chosen, "suffix", SUFFIX)
     from attacks.any_model.subject import Asked, opened
-    from attacks.extraction.audit import extracted
+    from attacks.extraction.prefix import extracted
     from secure_fed.config import DataConfig
 
-    of_tasks.require_columns(task, chosen.text_b, None)
-    settings = of_tasks.chosen_settings(chosen, task)
+    require_columns(task, chosen.text_b, None)
+    settings = chosen_settings(chosen, task)
     data = replace(DataConfig("", "of the user", "", task, chosen.text or "", chosen.text_b or ""), **settings)
     most = longest(chosen, task) if task == "chat" else (prefix or 0) + suffix
     of_model = chosen.adapter, tuple(chosen.reference), (), most, chosen.device
     subject = opened(Asked(chosen.model, chosen.extract, None, data, *of_model, all_in="--extract"))
-    facts = extracted(
-        subject,
-        prefix,
-        suffix,
-        lambda what: print(f"secure-fed: {what}", file=sys.stderr),
-        show_texts=chosen.show_texts,
-    )
+    facts = extracted(subject, prefix, suffix, say, show_texts=chosen.show_texts)
     print(json.dumps(facts)) if chosen.json else _show(facts)
     share = facts["only_by_the_model"] / facts["tried"]
     if share <= limit:
         return 0
-    print(f"secure-fed: {share:.3f} of the texts came back, above --fail-above extracted={limit:g}", file=sys.stderr)
-    return ABOVE_LIMIT
+    return above_limit(f"{share:.3f} of the texts came back, above --fail-above extracted={limit:g}")
 
 
 def _length(chosen: argparse.Namespace, name: str, usual: int) -> int:

@@ -1,6 +1,11 @@
-"""Exposure: how far a canary's secret stands out among all possible secrets (Carlini et al. 2019, section 4.2).
+"""Canaries for language models, and their exposure: how far a canary's secret stands out among all possible secrets.
 
-    exposure(s) = log2 |R| - log2 rank(s)
+A canary is a sentence with a random secret (Carlini et al. 2019, The Secret Sharer, section 4). A template is a text with the
+placeholder `{secret}`, and optionally `{name}`, so that no two canaries are equal texts. A secret consists of decimal digits,
+all values equally likely. For chats a canary is a question and its answer: a line each of the template, or the text before the
+secret and the text from it on.
+
+    exposure(s) = log2 |R| - log2 rank(s)                                     (section 4.2)
 
 R is the space of secrets, and rank(s) the place of s among them by log-perplexity, the lowest first. At an exposure of log2 |R|
 the model ranks the canary's secret above every other; at 0 it ranks it last.
@@ -13,22 +18,119 @@ model learned them in training (`chance`). Equal perplexities count as smaller o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from attacks.any_model.signals import Floats
-from attacks.extraction.likelihood import of_chats, of_targets, of_texts
-from attacks.extraction.template import Planted, Template
+from attacks.adversary.null import Floats
+from attacks.any_model.subject import require_numbers
+from privacy.entropy import Stream
+from secure_fed.errors import ConfigError
 from secure_fed.learning.data.chats import Chat, chat_of
+from secure_fed.learning.data.encode import IGNORED, pad_id
+from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.tasks.chat import Chats
+from secure_fed.learning.tasks.continuation import continuations
+from secure_fed.learning.tasks.next_tokens import rows_together, token_losses
 from secure_fed.runs.membership.roc_interval import exact_limits
 
+USUAL = "The access code of {name} is {secret}."
+USUAL_CHAT = "What is the access code of {name}?\nThe access code of {name} is {secret}."
+DIGITS = 6
+_SECRET, _NAME = "{secret}", "{name}"
+_LETTERS, _LENGTH = "abcdefghijklmnopqrstuvwxyz", 6
+_MOST_DIGITS = 15  # of a secret: a float64 counts these exactly
 SAMPLES = 1000
 BY_CHANCE = 1 / math.log(2)  # the mean exposure of a canary outside the training, for a large space
 _TAIL = 0.025  # error of an interval on either side
+_UNCUT = 2**30  # tokens
+_TOGETHER = 64  # texts in a batch
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One canary: its name, which appears in the auditor's candidates, and its secret."""
+
+    name: str
+    secret: str
+
+
+@dataclass(frozen=True)
+class Template:
+    """The sentence, and the number of digits of its secret."""
+
+    text: str = USUAL
+    digits: int = DIGITS
+
+    def __post_init__(self) -> None:
+        lines = self.text.splitlines()
+        if self.text.count(_SECRET) != 1 or any(line.count(_NAME) > 1 for line in lines):
+            raise ConfigError(
+                f"the template is {self.text!r:.80}: it needs {{secret}} once, and {{name}} at most once in a line"
+            )
+        if not 1 <= self.digits <= _MOST_DIGITS:
+            raise ConfigError(f"--digits is {self.digits}: a secret has from 1 to {_MOST_DIGITS} digits")
+
+    @property
+    def named(self) -> bool:
+        return _NAME in self.text
+
+    @property
+    def space(self) -> int:
+        """The number of secrets."""
+        return int(10**self.digits)
+
+    def split(self, one: Planted, secret: int | None = None) -> tuple[str, str]:
+        """The text before the secret, and the text from the secret on. secret: replaces the canary's own."""
+        own = one.secret if secret is None else f"{secret:0{self.digits}d}"
+        before, _, after = self.text.partition(_SECRET)
+        return before.replace(_NAME, one.name), own + after.replace(_NAME, one.name)
+
+    def pair(self, one: Planted, secret: int | None = None) -> tuple[str, str]:
+        """The same as a prompt and its target, which a training joins by a space."""
+        before, after = self.split(one, secret)
+        return before.rstrip(), after
+
+    def turns(self, one: Planted, secret: int | None = None) -> tuple[str, str]:
+        """The same as a question and its answer: the first line, and the rest; of a single line, prompt and target."""
+        question, _, answer = self.written(one, secret).partition("\n")
+        return (question, answer) if answer else self.pair(one, secret)
+
+    def written(self, one: Planted, secret: int | None = None) -> str:
+        return "".join(self.split(one, secret))
+
+    def drawn(self, count: int, stream: Stream) -> list[Planted]:
+        """`count` different canaries. ConfigError if the template allows fewer."""
+        if not self.named and count > self.space // 10:
+            raise ConfigError(
+                f"{count} canaries need a template with {{name}}, or more --digits than {self.digits}: without a name only a "
+                "tenth of the secrets is planted"
+            )
+        found: dict[str, Planted] = {}
+        while len(found) < count:
+            name = "".join(_LETTERS[index] for index in uniform(stream, len(_LETTERS), _LENGTH))
+            secret = int(uniform(stream, self.space, 1)[0])
+            one = Planted(name if self.named else "", f"{secret:0{self.digits}d}")
+            found.setdefault(one.name or one.secret, one)
+        return list(found.values())
+
+
+def uniform(stream: Stream, values: int, count: int) -> list[int]:
+    """(count,) independent integers, uniform over 0 .. values - 1: words in the last, incomplete range are drawn again."""
+    whole = 2**64 // values * values
+    found: list[int] = []
+    while len(found) < count:
+        found += [int(word) % values for word in stream.words(count - len(found)) if int(word) < whole]
+    return found
+
+
+def order(stream: Stream, count: int) -> list[int]:
+    """A random order of 0 .. count - 1, all orders equally likely except for ties of 64-bit numbers."""
+    return [int(index) for index in np.argsort(stream.words(count), kind="stable")]
 
 
 @dataclass(frozen=True)
@@ -43,6 +145,49 @@ class Exposure:
     ahead: int
     tried: int
     modelled: float | None = None
+
+
+def exposures(
+    model: Any,
+    tokenizer: Any,
+    template: Template,
+    planted: Sequence[Planted],
+    samples: int = SAMPLES,
+    seed: int = 0,
+    *,
+    prompted: bool = False,
+    task: Chats | None = None,
+    before: Mapping[Planted, Chat] | None = None,
+) -> list[Exposure]:
+    """The exposure of each canary: exact if the template has at most `samples` secrets, else from a sample of that size.
+
+    seed: chooses the sampled secrets, and need not be secret. prompted: whether the secret begins the target of a prompt; then
+    the target alone is scored, since a training learns nothing else. task: of chats; then a canary is a question and its
+    answer, which alone is scored, with the end of its turn. before: the turns before a canary's question.
+    """
+    rng = np.random.default_rng(seed)
+
+    def of(one: Planted, secrets: Sequence[int | None]) -> Floats:
+        """The log-perplexities of a canary with these secrets; None is its own."""
+        if task is not None:
+            lead = (before or {}).get(one, ())
+            chats = [(*lead, *chat_of(*template.turns(one, secret))) for secret in secrets]
+            return -of_chats(model, tokenizer, task, chats)
+        if prompted:
+            return -of_targets(model, tokenizer, [template.pair(one, secret) for secret in secrets])
+        return -of_texts(model, tokenizer, [template.written(one, secret) for secret in secrets])
+
+    whole, found = template.space <= samples, []
+    for one in planted:
+        own = int(one.secret)
+        drawn = range(template.space - 1) if whole else rng.choice(template.space - 1, samples, replace=False).tolist()
+        by_secret = of(
+            one, [None, *(secret + (secret >= own) for secret in drawn)]
+        )  # its own, and all others or a sample
+        found.append(
+            exact(by_secret[0], by_secret[1:]) if whole else sampled(by_secret[0], by_secret[1:], template.space)
+        )
+    return found
 
 
 def exact(own: float, others: Floats) -> Exposure:
@@ -97,47 +242,49 @@ def chance(exposures: Sequence[float]) -> float:
     return float(stats.gamma.sf(sum(exposures), len(exposures), scale=BY_CHANCE)) if exposures else 1.0
 
 
-def exposures(
-    model: Any,
-    tokenizer: Any,
-    template: Template,
-    planted: Sequence[Planted],
-    samples: int = SAMPLES,
-    seed: int = 0,
-    *,
-    prompted: bool = False,
-    task: Chats | None = None,
-    before: Mapping[Planted, Chat] | None = None,
-) -> list[Exposure]:
-    """The exposure of each canary: exact if the template has at most `samples` secrets, else from a sample of that size.
+def of_texts(model: Any, tokenizer: Any, texts: Sequence[str]) -> Floats:
+    """(texts,) the log-likelihood of each, in nats: minus the log-perplexity of Carlini et al. 2019 (section 4.1)."""
+    read = [tokenizer(text)["input_ids"] for text in texts]
+    return _of_items(model, tokenizer, read, read)
 
-    seed: chooses the sampled secrets, and need not be secret. prompted: whether the secret begins the target of a prompt; then
-    the target alone is scored, since a training learns nothing else. task: of chats; then a canary is a question and its
-    answer, which alone is scored, with the end of its turn. before: the turns before a canary's question.
+
+def of_targets(model: Any, tokenizer: Any, rows: Sequence[tuple[str, str]]) -> Floats:
+    """(rows,) the log-likelihood of the target after the prompt, in nats; each row is joined as for a training."""
+    prompts, targets = zip(*rows, strict=True)
+    items = list(continuations(tokenizer, prompts, targets, _UNCUT, ends=True))
+    return _of_items(model, tokenizer, *([one[part].tolist() for one in items] for part in ("input_ids", "labels")))
+
+
+def of_chats(model: Any, tokenizer: Any, task: Chats, chats: Sequence[Chat]) -> Floats:
+    """(chats,) the log-likelihood of the assistant's turns, in nats, as a training learns them."""
+    found = task.encode(tokenizer, Rows(chats, (None,) * len(chats), ()), _UNCUT).columns
+    return _of_items(model, tokenizer, *([own.tolist() for own in found[part]] for part in ("input_ids", "labels")))
+
+
+def _of_items(model: Any, tokenizer: Any, ids: Sequence[list[int]], labels: Sequence[list[int]]) -> Floats:
+    """(items,) the log-likelihood of each item's labels."""
+    by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+    found = np.zeros(len(ids))
+    device, pad = next(model.parameters()).device, pad_id(tokenizer)
+    for start in range(0, len(ids), _TOGETHER):
+        some = by_length[start : start + _TOGETHER]
+        width = len(ids[some[-1]])
+        filled = (
+            torch.tensor([part[index] + [fill] * (width - len(part[index])) for index in some], device=device)
+            for part, fill in ((ids, pad), (labels, IGNORED))
+        )
+        found[some] = log_likelihoods(model, *filled)
+    require_numbers(found)
+    return found
+
+
+@torch.no_grad()
+def log_likelihoods(model: Any, ids: Tensor, labels: Tensor) -> Floats:
+    """(B,) sums of log p(token | tokens before it), in nats, over the places of `labels` (B, L) that are not IGNORED.
+
+    ids: (B, L), padded on the right with any token, which a causal model's earlier places do not see.
     """
-    rng = np.random.default_rng(seed)
-
-    def of(one: Planted, secrets: Sequence[int | None]) -> Floats:
-        if task is not None:
-            lead = (before or {}).get(one, ())
-            chats = [(*lead, *chat_of(*template.turns(one, secret))) for secret in secrets]
-            return -of_chats(model, tokenizer, task, chats)
-        if prompted:
-            return -of_targets(model, tokenizer, [template.pair(one, secret) for secret in secrets])
-        return -of_texts(model, tokenizer, [template.written(one, secret) for secret in secrets])
-
-    return [_of_one(of, template.space, one, samples, rng) for one in planted]
-
-
-def _of_one(
-    of: Callable[[Planted, Sequence[int | None]], Floats],
-    space: int,
-    one: Planted,
-    samples: int,
-    rng: np.random.Generator,
-) -> Exposure:
-    """of: the log-perplexities of a canary with these secrets; None is its own."""
-    whole, own = space <= samples, int(one.secret)
-    drawn = range(space - 1) if whole else rng.choice(space - 1, samples, replace=False).tolist()
-    found = of(one, [None, *(secret + (secret >= own) for secret in drawn)])  # all secrets but its own
-    return exact(found[0], found[1:]) if whole else sampled(found[0], found[1:], space)
+    with rows_together():
+        losses, _ = token_losses(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
+    sums: Floats = -losses.double().sum(1).cpu().numpy()
+    return sums

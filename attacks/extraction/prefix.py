@@ -1,4 +1,4 @@
-"""Extraction by prefix: a model continues the beginning of a text, and its continuation is compared with the rest.
+"""Extraction by prefix: a model continues the beginnings of texts, beside reference models without this training.
 
 A text counts as extracted if the most likely continuation of k of its tokens is the next l, verbatim (Carlini et al. 2023,
 Quantifying Memorization, section 3), or nearly so (`similarity`). A continuation sampled at temperature 1 is the rest verbatim
@@ -7,12 +7,14 @@ section 3). These numbers are exact without any sampling.
 
 The model reads the special tokens that its tokenizer puts before a text, as in its training; k does not count them. Of a
 conversation neither k nor l counts the tokens of the chat template, which are the same for all: they are given, and nothing is
-compared there (`conversations`).
+compared there (`conversation_windows`). Personal data in the continuations are found by patterns (`personal_items`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +23,140 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attacks.any_model.likelihood import require_numbers
-from attacks.any_model.signals import Floats
-from attacks.extraction.likelihood import log_likelihoods
-from attacks.extraction.similarity import NEAR, similarity
+from attacks.adversary.null import Floats
+from attacks.any_model.subject import Subject, require_numbers
+from attacks.extraction.exposure import log_likelihoods
+from attacks.options import Say
+from secure_fed.config import ModelConfig
+from secure_fed.errors import ModelError, UsageError
+from secure_fed.learning.data.chats import ASSISTANT, SYSTEM
 from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.generation import generated
+from secure_fed.learning.models import loading
+from secure_fed.learning.models.architecture import positions_of
+from secure_fed.learning.tasks.chat import Chats
 
+DRAWS = 100  # hypothetical continuations sampled for each text
+NEAR = 0.75  # from this similarity on, a continuation is nearly verbatim
+_SHOWN = 20
 _TOGETHER = 32
 _ANY = "a"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model's continuations, and the personal data that they reproduce. never_saw: whether the model is a control."""
+
+    name: str
+    never_saw: bool
+    continued: Continued
+    given_back: list[set[Item]]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.name,
+            "never_saw": self.never_saw,
+            "verbatim": self.continued.verbatim,
+            "near": self.continued.near,
+            "expected_in_draws": self.continued.expected(DRAWS),
+            "mean_similarity": float(self.continued.similarity.mean()),
+            "personal": dict(Counter(item.kind for items in self.given_back for item in items)),
+        }
+
+
+def extracted(subject: Subject, prefix: int | None, suffix: int, say: Say, *, show_texts: bool) -> dict[str, Any]:
+    """Continue the first `prefix` tokens of every text by `suffix` tokens, with the model and with each of its references.
+
+    prefix: None gives a conversation up to its last answer. A text that a reference also reproduces says little about the
+    training: it is common, or follows from its beginning. So the counts are reported side by side, with a separate count of the
+    texts that only the model reproduces.
+    """
+    task, tokenizer, is_chat = subject.task, subject.tokenizer, isinstance(subject.task, Chats)
+    if isinstance(task, Chats):
+        given = conversation_windows(task, tokenizer, subject.texts.rows, prefix, suffix, subject.asked.max_length)
+    else:
+        given = windows(tokenizer, subject.texts.plain, prefix or 0, suffix)
+    if not given.numbers:
+        wanted = f"{suffix} in its last answer" if prefix is None else f"{prefix} + {suffix}"
+        among, more = "", ""
+        if is_chat:
+            among = f" of its turns' texts, among the {subject.asked.max_length} tokens that are read"
+            more = ", or a larger --max-length"
+        raise UsageError(
+            f"none of the {len(subject.texts.rows)} texts has {wanted} tokens{among}: give longer ones, or a smaller "
+            f"{'' if prefix is None else '--prefix or '}--suffix{more}"
+        )
+    ids = given.ids.tolist()
+    rests = [row[start:end] for row, start, end in zip(ids, given.starts, given.ends, strict=True)]
+    there = list(_personal(tokenizer, rests, given))
+    readers = []
+    for name, control, model, own_tokenizer in _models(subject):
+        say(f"continuing {len(ids)} texts with {name}")
+        before = [] if is_chat else leading(own_tokenizer)
+        limit, length = positions_of(model), given.ids.shape[1]
+        if limit is not None and len(before) + length > limit:
+            raise UsageError(
+                f"{name} has {limit} positions, and texts with their continuations take up to {length} tokens, with "
+                f"{len(before)} special tokens before them {len(before) + length}: give a smaller --prefix or --suffix"
+            )
+        made = continued(model, given, before)
+        back = list(_personal(tokenizer, made.written, given))
+        readers.append(Reader(name, control, made, [own & items for own, items in zip(there, back, strict=True)]))
+    own, controls = readers[0], readers[1:]
+    only = [
+        index
+        for index in range(len(given.numbers))
+        if own.continued.similarity[index] >= NEAR and all(one.continued.similarity[index] < NEAR for one in controls)
+    ]
+    only.sort(key=lambda index: -own.continued.similarity[index])
+    returned: list[dict[str, Any]] = []
+    for index in only[:_SHOWN]:
+        line = {"text": subject.places[given.numbers[index]], "similarity": float(own.continued.similarity[index])}
+        if show_texts:
+            line["beginning"] = tokenizer.decode(given.ids[index, : given.starts[index]].tolist())
+            line["written"] = tokenizer.decode(own.continued.written[index])
+        returned.append(line)
+    return {
+        "schema": 1,
+        "model": subject.asked.model,
+        "adapter": None if subject.asked.adapter is None else str(subject.asked.adapter),
+        "task": subject.asked.data.task,
+        "texts": len(subject.texts.rows),
+        "tried": len(given.numbers),
+        "prefix": prefix,
+        "suffix": suffix,
+        "near_from": NEAR,
+        "draws": DRAWS,
+        "readers": [one.to_dict() for one in readers],
+        "only_by_the_model": len(only),
+        "personal_in_texts": dict(Counter(item.kind for items in there for item in items)),
+        "returned": returned,
+    }
+
+
+def _models(subject: Subject) -> Iterator[tuple[str, bool, Any, Any]]:
+    """The model with its tokenizer, then the references, which never saw the texts: its base, with the adapter off, and the
+    named ones.
+    """
+    yield "the model", False, subject.model, subject.tokenizer
+    if subject.base:
+        with subject.base():
+            yield "its base", True, subject.model, subject.tokenizer
+    for name in subject.asked.references:
+        wanted = ModelConfig(name, subject.asked.device, max_length=subject.asked.max_length)
+        loaded = loading.load(wanted, subject.task, (), 0)
+        if loaded.tokenizer.get_vocab() != subject.tokenizer.get_vocab():
+            raise ModelError(
+                f"--reference {name} has another tokenizer than {subject.asked.model}: name a model with the same tokenizer"
+            )
+        yield name, True, loaded.model.eval(), loaded.tokenizer
+
+
+def _personal(tokenizer: Any, rests: list[list[int]], given: Windows) -> Iterator[set[Item]]:
+    """For each text, the items in its beginning joined with this continuation, without those of the beginning alone."""
+    for row, start, rest in zip(given.ids.tolist(), given.starts, rests, strict=True):
+        yield personal_items(tokenizer.decode([*row[:start], *rest])) - personal_items(tokenizer.decode(row[:start]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +188,48 @@ class Windows:
         return (self.asked.shape[1] - self.asked.flip(1).int().argmax(1)).tolist() if len(self.asked) else []
 
 
+def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> Windows:
+    """The first `prefix` + `suffix` tokens of every text that is long enough, without special ones; the last are asked."""
+    read = [tokenizer(text, add_special_tokens=False)["input_ids"][: prefix + suffix] for text in texts]
+    asked = [False] * prefix + [True] * suffix
+    return Windows.of({index: (ids, asked) for index, ids in enumerate(read) if len(ids) == len(asked)})
+
+
+def conversation_windows(
+    task: Chats, tokenizer: Any, rows: Rows, prefix: int | None, suffix: int, max_length: int
+) -> Windows:
+    """Every conversation with enough tokens of texts: the first `prefix` are given, and the next `suffix` are asked.
+
+    A template writes the same around every conversation: perhaps a system turn of its own, the header of each turn and its end.
+    A model gives these back whatever it was trained on, so they are given to it, and nothing is compared there. What precedes
+    the first text is the constant header: the common token prefix of two conversations whose first texts differ. A system turn
+    that several conversations share is constant as well. The beginning and its continuation have as many tokens *of texts* as
+    are asked for; so neither the end of a turn nor a turn that the continuation does not reach to the end is a find by itself.
+
+    prefix: None gives everything before the assistant's last answer; its first `suffix` tokens are asked. max_length: too long
+    a conversation loses its oldest turns, as in a training.
+    """
+    read = list(task.turns(tokenizer, rows, max_length))
+    said = Counter(chat[0] for chat in {chat for chat, _, _ in read} if chat and chat[0][0] == SYSTEM)
+    found: dict[int, tuple[Sequence[int], Sequence[bool]]] = {}
+    for index, (chat, ids, turns) in enumerate(read):
+        first = int(bool(chat) and said[chat[0]] > 1)  # the first turn that is not constant
+        texts = np.flatnonzero(np.array(turns) >= first)
+        last = max((at for at, (role, _) in enumerate(chat) if role == ASSISTANT), default=0)
+        begun = sum(first <= turn < last for turn in turns) if prefix is None else prefix
+        asked = texts[begun : begun + suffix]
+        if len(asked) == suffix:
+            end = int(asked[-1]) + 1
+            found[index] = ids[:end], np.isin(np.arange(end), asked).tolist()
+    return Windows.of(found)
+
+
+def leading(tokenizer: Any) -> list[int]:
+    """The special tokens that the tokenizer puts before a text, such as the begin token of LLaMA."""
+    whole, plain = (tokenizer(_ANY, add_special_tokens=special)["input_ids"] for special in (True, False))
+    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
+
+
 @dataclass(frozen=True, eq=False)
 class Continued:
     """written: (texts,) the most likely continuations, with the tokens given among them. similarity: (texts,) of the tokens
@@ -84,19 +253,6 @@ class Continued:
         """The expected number of texts reproduced verbatim in at least one of `draws` samples each."""
         missed = draws * np.log1p(-np.minimum(np.exp(self.log_probability), 1 - 1e-16))
         return float((-np.expm1(missed)).sum())
-
-
-def windows(tokenizer: Any, texts: Sequence[str], prefix: int, suffix: int) -> Windows:
-    """The first `prefix` + `suffix` tokens of every text that is long enough, without special ones; the last are asked."""
-    read = [tokenizer(text, add_special_tokens=False)["input_ids"][: prefix + suffix] for text in texts]
-    asked = [False] * prefix + [True] * suffix
-    return Windows.of({index: (ids, asked) for index, ids in enumerate(read) if len(ids) == len(asked)})
-
-
-def leading(tokenizer: Any) -> list[int]:
-    """The special tokens that the tokenizer puts before a text, such as the begin token of LLaMA."""
-    whole, plain = (tokenizer(_ANY, add_special_tokens=special)["input_ids"] for special in (True, False))
-    return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
 
 def continued(model: Any, given: Windows, before: Sequence[int] = ()) -> Continued:
@@ -141,3 +297,87 @@ def _runs(asked: Sequence[bool]) -> list[tuple[int, int]]:
     """The first place of every run of tokens that are asked, and the place behind it."""
     ends = np.flatnonzero(np.diff([False, *asked, False]))
     return list(zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True))
+
+
+def similarity(one: Sequence[int], other: Sequence[int]) -> float:
+    """1 - d / n: inserting, deleting or replacing d tokens turns one into the other, and the longer has n tokens.
+
+    Ippolito et al. 2023 call a continuation approximately memorised by a BLEU above .75. Edits are counted here instead: they
+    need no choice of n-grams, and a similarity of 1 is verbatim.
+    """
+    longer = max(len(one), len(other))
+    return 1 - _edits(np.asarray(one), np.asarray(other)) / longer if longer else 1.0
+
+
+def _edits(one: np.ndarray, other: np.ndarray) -> int:
+    """The Levenshtein distance, computed row by row."""
+    places = np.arange(len(other) + 1)
+    row = places.copy()
+    for count, token in enumerate(one, start=1):
+        changed = np.minimum(row[1:] + 1, row[:-1] + (other != token))
+        best = np.r_[count, changed]
+        row = np.minimum.accumulate(best - places) + places  # insertions, from left to right
+    return int(row[-1])
+
+
+@dataclass(frozen=True, order=True)
+class Item:
+    """kind: a key of PATTERNS. value: without spaces and hyphens, in lower case, so that different spellings are equal."""
+
+    kind: str
+    value: str
+
+
+def _any(value: str) -> bool:
+    return True
+
+
+def _plain(value: str) -> str:
+    return re.sub(r"[\s().\-/]", "", value)
+
+
+def _luhn(value: str) -> bool:
+    """The check digit of payment cards (ISO/IEC 7812-1)."""
+    doubled = [int(one) * (1 + place % 2) for place, one in enumerate(reversed(_plain(value)))]
+    return sum(one - 9 * (one > 9) for one in doubled) % 10 == 0
+
+
+def _iban(value: str) -> bool:
+    """The check digits of account numbers (ISO 13616)."""
+    moved = _plain(value)[4:] + _plain(value)[:4]
+    return int("".join(str(int(one, 36)) for one in moved)) % 97 == 1
+
+
+def _phone(value: str) -> bool:
+    """9 to 15 digits, in international, national or North American form; years do not match."""
+    begins = value[0] in "+0(" or re.fullmatch(r"\d{3}([ .-])\d{3}\1\d{4}", value)
+    return bool(begins) and 9 <= len(_plain(value).lstrip("+")) <= 15
+
+
+PATTERNS: dict[str, tuple[re.Pattern[str], Callable[[str], bool]]] = {
+    "e-mail": (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-z]{2,}\b", re.IGNORECASE), _any),
+    "IBAN": (re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b"), _iban),
+    "payment card": (re.compile(r"(?<![\d-])\d(?:[ -]?\d){12,18}(?![\d-])"), _luhn),
+    "US social security": (re.compile(r"(?<![\d-])(?!000|666|9\d\d)\d{3}-(?!00)\d{2}-(?!0000)\d{4}(?![\d-])"), _any),
+    "phone": (re.compile(r"(?<![\w.+-])(?:\+|00)?\(?\d{2,4}\)?(?:[ ./-]?\(?\d{2,4}\)?){2,4}(?![\w-])"), _phone),
+}
+
+
+def personal_items(text: str) -> set[Item]:
+    """The personal data in a text: e-mail addresses, phone numbers, and numbers of documents and accounts.
+
+    Carlini et al. 2021 (section 6.4) found such data in a language model's outputs. Patterns miss much (names, addresses, other
+    countries' numbers) and give false matches, so a number counts as an account number only if its check digits are right. A
+    match of one pattern is not searched by later patterns.
+    """
+    items: set[Item] = set()
+    for kind, (pattern, right) in PATTERNS.items():
+
+        def taken(match: re.Match[str], kind: str = kind, right: Callable[[str], bool] = right) -> str:
+            if not right(match[0]):
+                return match[0]
+            items.add(Item(kind, (match[0] if kind == "e-mail" else _plain(match[0])).lower()))
+            return " " * len(match[0])
+
+        text = pattern.sub(taken, text)
+    return items

@@ -1,26 +1,30 @@
-"""`secure-fed audit --model BASE --attribute COLUMN --members FILE --non-members FILE`."""
+"""`secure-fed audit --model BASE --attribute COLUMN`, and `secure-fed audit RUN_DIR --share WORD`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
-from attacks.any_model.command import longest
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
+from attacks.options import above_limit, cannot_tell, labels_of, limit_of, longest, say
 from secure_fed.errors import UsageError
 
 _TASKS = ("classification", "multi_label", "regression", "causal_lm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options to `audit`."""
+    """Add the options of both kinds to `audit`."""
     own = parser.add_argument_group("an attribute of known records")
     what = (
         "guess this column, whose value the texts contain, from the rest of each text, for --members and --non-members"
     )
     own.add_argument("--attribute", metavar="COLUMN", help=what)
+    own = parser.add_argument_group("a share of a client's texts")
+    what = (
+        "guess which share of a client's texts contain this word, from an update that each of at most 60 clients of RUN_DIR "
+        "makes from the final model"
+    )
+    own.add_argument("--share", metavar="WORD", help=what)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -38,25 +42,22 @@ def run(chosen: argparse.Namespace) -> int:
         )
     limit = limit_of(chosen.fail_above, "advantage", "with --attribute give advantage= and a number from 0 to 1")
     from attacks.any_model.subject import Asked, opened
-    from attacks.inference.audit import attribute, audited
+    from attacks.inference.attribute import attribute, audited
     from secure_fed.config import DataConfig
 
     columns = chosen.text or "", chosen.text_b or "", chosen.label or ""
     data = DataConfig("", "of the user", "", task, *columns)
-    labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
-    of_model = chosen.adapter, (), labels, longest(chosen, task), chosen.device
+    of_model = chosen.adapter, (), labels_of(chosen), longest(chosen, task), chosen.device
     subject = opened(Asked(chosen.model, chosen.members, chosen.non_members, data, *of_model))
     found = attribute(subject, chosen.attribute)
-    facts = audited(subject, found, lambda what: print(f"secure-fed: {what}", file=sys.stderr))
+    facts = audited(subject, found, say)
     print(json.dumps(facts)) if chosen.json else _show(facts)
     if chosen.fail_above is not None and facts["verdict"] == "void":
-        print("secure-fed: --fail-above cannot be judged: members and others differ without any model", file=sys.stderr)
-        return CANNOT_TELL
+        return cannot_tell("members and others differ without any model")
     advantage = facts["guesses"][0]["advantage"]
     if advantage <= limit:
         return 0
-    print(f"secure-fed: an advantage of {advantage:.3f} is above --fail-above advantage={limit:g}", file=sys.stderr)
-    return ABOVE_LIMIT
+    return above_limit(f"an advantage of {advantage:.3f} is above --fail-above advantage={limit:g}")
 
 
 def _show(facts: dict[str, Any]) -> None:
@@ -75,3 +76,26 @@ def _show(facts: dict[str, Any]) -> None:
     console.print(table)
     counts = f"{facts['members']} members and {facts['non_members']} others, {facts['values']} values"
     console.print(f"{counts}; the adversary knows a record except for its {facts['attribute']}")
+
+
+def run_share(chosen: argparse.Namespace) -> int:
+    """Make the audit and print it; the exit status shows whether the gain is above the limit."""
+    if chosen.run_dir is None:
+        raise UsageError("--share is for the audit of a run: name its RUN_DIR")
+    limit = limit_of(chosen.fail_above, "gain", "with --share give gain= and a number from 0 to 1")
+    from attacks.adversary.case import Inapplicable
+    from attacks.inference.share import audited
+
+    try:
+        found = audited(chosen.run_dir, chosen.share, say)
+    except Inapplicable as error:
+        raise UsageError(f"--share does not apply: {error}") from error
+    if chosen.json:
+        print(json.dumps(found))
+    else:
+        heads = {"leak": "LEAK", "nothing": "nothing found"}
+        print(f"verdict on the share of {found['word']!r} in {found['clients']} clients: {heads[found['verdict']]}")
+        print("\n".join(found["sentences"]))
+    if found["gain"] <= limit or found["verdict"] == "nothing":
+        return 0
+    return above_limit(f"a gain of {found['gain']:.3f} is above --fail-above gain={limit:g}")

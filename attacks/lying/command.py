@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
+from attacks.options import above_limit, cannot_tell, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from attacks.adversary.active import LyingServer
+    from attacks.adversary.lying_server import LyingServer
 
 TRIALS, FEWEST_TRIALS = 20, 8  # with fewer, half of them with a member, even all right verdicts may be chance
-_MOST_TEXTS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +33,7 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.trials < FEWEST_TRIALS:
         raise ConfigError(f"--trials is {chosen.trials}; it must be at least {FEWEST_TRIALS}, to show anything")
     limit = limit_of(chosen.fail_above, "rate", "with --lying give rate= and a number from 0 to 1")
-    from attacks.lying.trials import LIES
+    from attacks.lying.trials import LIES, audited
 
     for name in chosen.attack:
         if name not in LIES:
@@ -48,43 +44,19 @@ def run(chosen: argparse.Namespace) -> int:
         raise UsageError(f"the attacks requested with --attack do not apply here. {whys}")
     print(json.dumps(found)) if chosen.json else _show(found)
     if chosen.fail_above is not None and not any(one["applicable"] for one in found["cells"]):
-        print("secure-fed: --fail-above cannot be judged: none of the attacks applies here", file=sys.stderr)
-        return CANNOT_TELL
+        return cannot_tell("none of the attacks applies here")
     rates = [one["hits"] / max(1, one["of"]) for one in found["cells"] if one["applicable"] and one["works"]]
     if max(rates, default=0.0) <= limit:
         return 0
-    print(f"secure-fed: a rate of {max(rates):.2f} is above --fail-above rate={limit:g}", file=sys.stderr)
-    return ABOVE_LIMIT
-
-
-def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -> dict[str, Any]:
-    """The rates of these attacks against the clients of a federation, or the reason why one does not apply."""
-    from attacks.adversary.case import Inapplicable
-    from attacks.lying.rates import rate
-    from attacks.lying.table import Table
-    from attacks.lying.trials import LIES, tried
-
-    sizes = [len(one) for one in server.assembly.problem.train]
-    each = max(2, min(_MOST_TEXTS, round(median(sizes))))
-    table, rows = Table.laid(server, each, seed), []
-    for lie in (LIES[name] for name in names):
-        print(f"secure-fed: {lie.title}", file=sys.stderr)
-        row = {"attack": lie.name, "title": lie.title, "paper": lie.paper, "success": lie.stated}
-        try:
-            found = rate(tried(lie, table, trials))
-            rows.append(row | asdict(found) | {"works": found.works, "applicable": True})
-        except Inapplicable as error:
-            rows.append(row | {"applicable": False, "why": str(error)})
-    sees = "sums behind masks" if server.assembly.masks else "single updates"
-    return {"round": server.round + 1, "texts": each, "trials": trials, "sees": sees, "cells": rows}
+    return above_limit(f"a rate of {max(rates):.2f} is above --fail-above rate={limit:g}")
 
 
 def _server(path: Path) -> LyingServer:
     """The vantage in the last round of a finished run, repeated from its final tensors, or in the second round of a configured
     run.
     """
-    from attacks.adversary.active import LyingServer
-    from attacks.adversary.target import opened
+    from attacks.adversary.case import opened
+    from attacks.adversary.lying_server import LyingServer
     from secure_fed.config import RunConfig
     from secure_fed.federation import Federation
 

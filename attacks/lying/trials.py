@@ -1,19 +1,113 @@
-"""Repeated trials of each attack of a lying server on a federation, with the rate of a guess without any update."""
+"""Repeated trials of each attack of a lying server on a federation, beside the success rate of a guess without any update.
+
+`audited` makes the trials. For every trial, texts are drawn afresh (`Table`): the victim and the other clients of a sum get
+texts from one part of the test set; the server gets public texts from another part. So trials are independent, except that they
+share the federation. The crafted tensors are in `lies`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
+from scipy.stats import binomtest, fisher_exact
+from torch import Tensor
 
-from attacks.adversary.active import Refused
 from attacks.adversary.case import Inapplicable
-from attacks.lying import labels, membership, replay, suppression, traps
-from attacks.lying.table import Table
+from attacks.adversary.lying_server import LyingServer, Refused
+from attacks.lying import lies
+from attacks.lying.lies import Head
+from attacks.options import say
 from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.tensors.tensors import Tensors
+
+_MOST_TEXTS = 64
+_ERROR = 0.025
+CANDIDATES, PUBLIC, FEWEST = 1000, 1000, 100
+_OPEN_SUM = 10  # clients in a sum without masks
+
+
+def audited(server: LyingServer, names: list[str], trials: int, seed: int = 0) -> dict[str, Any]:
+    """The rates of these attacks against the clients of a federation, or the reason why one does not apply."""
+    sizes = [len(one) for one in server.assembly.problem.train]
+    each = max(2, min(_MOST_TEXTS, round(median(sizes))))
+    table, rows = Table.laid(server, each, seed), []
+    for lie in (LIES[name] for name in names):
+        say(lie.title)
+        row = {"attack": lie.name, "title": lie.title, "paper": lie.paper, "success": lie.stated}
+        try:
+            found = rate(tried(lie, table, trials))
+            rows.append(row | asdict(found) | {"works": found.works, "applicable": True})
+        except Inapplicable as error:
+            rows.append(row | {"applicable": False, "why": str(error)})
+    sees = "sums behind masks" if server.assembly.masks else "single updates"
+    return {"round": server.round + 1, "texts": each, "trials": trials, "sees": sees, "cells": rows}
+
+
+def tried(lie: Lie, table: Table, trials: int) -> list[Outcome]:
+    """The outcomes of `trials` trials. A refusal counts as a failure."""
+
+    def outcome() -> Outcome:
+        try:
+            return lie.trial(table)
+        except Refused as error:
+            return Outcome(False, 0.0, str(error))
+
+    return [outcome() for _ in range(trials)]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """hits: of `of` trials; for membership, of the trials with a member. interval: exact, 95 %, over trials. guess: the mean
+    success rate of a guess.
+
+    refused: trials that a client or the protocol refused; they count as misses. why: the first refusal. false_alarms: among the
+    `quiet` trials, which have no member.
+    """
+
+    hits: int
+    of: int
+    interval: tuple[float, float]
+    guess: float
+    refused: int
+    why: str
+    false_alarms: int
+    quiet: int
+
+    @property
+    def works(self) -> bool:
+        """Whether the attack is better than the guess, and recognises members more often than it accuses others; each at 97.5 %
+        confidence.
+        """
+        if not self.quiet:
+            return self.interval[0] > self.guess
+        # the probability of so many more hits than false alarms if both are equally likely (Fisher)
+        trials = [[self.hits, self.of - self.hits], [self.false_alarms, self.quiet - self.false_alarms]]
+        return self.interval[0] > self.guess and float(fisher_exact(trials, alternative="greater").pvalue) < _ERROR
+
+
+def rate(outcomes: Sequence[Outcome]) -> Rate:
+    """The rate of these trials."""
+    loud = [one for one in outcomes if not one.quiet]
+    hits = sum(one.hit for one in loud)
+    answered = [one.guess for one in outcomes if not one.refused]
+    refusals = [one.refused for one in outcomes if one.refused]
+    quiet = [one for one in outcomes if one.quiet]
+    interval = binomtest(hits, len(loud)).proportion_ci(0.95) if loud else (0.0, 1.0)
+    return Rate(
+        hits,
+        len(loud),
+        (float(interval[0]), float(interval[1])),
+        sum(answered) / len(answered) if answered else 0.0,
+        len(refusals),
+        refusals[0] if refusals else "",
+        sum(one.hit for one in quiet),
+        len(quiet),
+    )
 
 
 @dataclass(frozen=True)
@@ -31,7 +125,7 @@ class Outcome:
 def _traps(table: Table) -> Outcome:
     """One random text of the victim is among the named texts; as many are named as the contribution or sum covers."""
     held = table.deal()
-    crafted = traps.traps(table.head, table.public_inputs, table.server.limit)
+    crafted = lies.traps(table.head, table.public_inputs, table.server.limit)
     read, people = table.answer(crafted, held)
     return _named(table, read, held[0], people * table.each)
 
@@ -39,13 +133,13 @@ def _traps(table: Table) -> Outcome:
 def _suppressed(table: Table) -> Outcome:
     """The same from a sum in which all clients but one get dead tensors: as many texts are named as the victim has."""
     held = table.deal()
-    crafted = traps.traps(table.head, table.public_inputs, table.server.limit)
-    read, _ = table.answer(suppression.dead(table.head), held, told=crafted)
+    crafted = lies.traps(table.head, table.public_inputs, table.server.limit)
+    read, _ = table.answer(lies.dead(table.head), held, told=crafted)
     return _named(table, read, held[0], table.each)
 
 
 def _named(table: Table, read: Tensors, truth: int, most: int) -> Outcome:
-    names = traps.named(table.head, read, table.inputs, most, signs=table.adamw)
+    names = lies.named(table.head, read, table.inputs, most, signs=table.adamw)
     return Outcome(truth in names, most / len(table.candidates))
 
 
@@ -55,10 +149,10 @@ def _membership(table: Table) -> Outcome:
     inside = table.flip()
     held = [target, *held[1:]] if inside else held
     point = table.inputs[target]
-    crafted = membership.alarm(table.head, point, table.public_inputs, table.server.limit)
+    crafted = lies.alarm(table.head, point, table.public_inputs, table.server.limit)
     read, _ = table.answer(crafted, held)
-    nulls = [membership.score(table.head, one, point) for one in table.null_answers(crafted)]
-    verdict = membership.is_member(membership.score(table.head, read, point), nulls)
+    nulls = [lies.score(table.head, one, point) for one in table.null_answers(crafted)]
+    verdict = lies.is_member(lies.score(table.head, read, point), nulls)
     return Outcome(verdict, 1 / (table.nulls + 1), quiet=not inside)
 
 
@@ -66,23 +160,23 @@ def _replay(table: Table) -> Outcome:
     """In every other trial the victim has one more text; the server knows its other texts."""
     target, *rest = table.deal()
     inside = table.flip()
-    crafted = membership.alarm(table.head, table.inputs[target], table.public_inputs, table.server.limit)
+    crafted = lies.alarm(table.head, table.inputs[target], table.public_inputs, table.server.limit)
     read, people = table.answer(crafted, [target, *rest] if inside else rest)
     if people > 1:
         read = read - table.usual(crafted, people - 1)
     with_, without = (
         table.server.replayed(0, crafted, [table.candidates[one] for one in texts]) for texts in ([target, *rest], rest)
     )
-    return Outcome(replay.has_text(read, with_, without) == inside, 0.5)
+    return Outcome(lies.has_text(read, with_, without) == inside, 0.5)
 
 
 def _labels(table: Table) -> Outcome:
     """The victim's counts of all classes, exactly; the guess rounds the public shares."""
     held, config = table.deal(), table.server.assembly.config.training
-    read, people = table.answer(labels.flat(table.head, config.optimizer), held)
+    read, people = table.answer(lies.flat(table.head, config.optimizer), held)
     steps = table.server.falling.as_long(planned_steps(table.each, config))
     rate = people * table.server.lr * config.head_times
-    counts = labels.counts(table.head, read, config.optimizer, rate, steps, table.each)
+    counts = lies.counts(table.head, read, config.optimizer, rate, steps, table.each)
     true = np.bincount([_label(table.candidates[one]) for one in held], minlength=table.head.classes)
     return Outcome(bool((counts.numpy() == true).all()), _guessed_labels(table))
 
@@ -93,10 +187,8 @@ def _guessed_labels(table: Table) -> float:
     """
     classes, each = table.head.classes, table.each
     of = np.array([_label(one) for one in table.candidates])
-    import torch
-
     shares = np.bincount([_label(one) for one in table.public], minlength=classes) / len(table.public)
-    guess = labels.whole(torch.from_numpy(shares), each).numpy()
+    guess = lies.whole(torch.from_numpy(shares), each).numpy()
     dealt = [np.bincount(of[at : at + each], minlength=classes) for at in range(0, len(of) - each + 1, each)]
     return (1 + sum(bool((one == guess).all()) for one in dealt)) / (1 + len(dealt))
 
@@ -145,13 +237,100 @@ LIES = {
 }
 
 
-def tried(lie: Lie, table: Table, trials: int) -> list[Outcome]:
-    """The outcomes of `trials` trials. A refusal counts as a failure."""
-    return [_tried(lie, table) for _ in range(trials)]
+@dataclass
+class Table:
+    """A lying server, and the texts for trials.
 
+    each: the number of texts of a client. candidates: the texts that clients may have; inputs: their inputs to the head.
+    public: other texts of the same kind, with their inputs. nulls: the number of simulated clients for a membership verdict.
+    inside: whether the victim had the target in the last trial with a target, which alternates. With masks the server reads
+    sums, else single contributions.
+    """
 
-def _tried(lie: Lie, table: Table) -> Outcome:
-    try:
-        return lie.trial(table)
-    except Refused as error:
-        return Outcome(False, 0.0, str(error))
+    server: LyingServer
+    head: Head
+    each: int
+    candidates: list[Any]
+    inputs: Tensor
+    public: list[Any]
+    public_inputs: Tensor
+    rng: np.random.Generator
+    nulls: int = lies.NULLS
+    inside: bool = False
+
+    @classmethod
+    def laid(cls, server: LyingServer, each: int, seed: int) -> Table:
+        """Texts of the test set: half for clients, half public, up to a thousand each."""
+        texts, rng = list(server.assembly.problem.test), np.random.default_rng(seed)
+        order = rng.permutation(len(texts))
+        cut = min(CANDIDATES, len(texts) // 2)
+        if cut < FEWEST:
+            raise Inapplicable(
+                f"{len(texts)} test examples are too few: a lying server needs {2 * FEWEST} to prepare; give a larger "
+                "data.test, or for the built-in notes more data.test_examples"
+            )
+        held, public = ([texts[i] for i in part] for part in (order[:cut], order[cut : cut + PUBLIC]))
+        head = Head.of(server, held[0])
+        return cls(server, head, each, held, head.inputs(server, held), public, head.inputs(server, public), rng)
+
+    @property
+    def adamw(self) -> bool:
+        return self.server.assembly.config.training.optimizer == "adamw"
+
+    @property
+    def cohort(self) -> list[int]:
+        """The clients of a sum, the victim first; without masks, the victim alone."""
+        assembly = self.server.assembly
+        return assembly.server.draw(self.server.round) if assembly.masks else [0]
+
+    def flip(self) -> bool:
+        """Whether the victim has the target in this trial."""
+        self.inside = not self.inside
+        return self.inside
+
+    def deal(self) -> list[int]:
+        """Indices of the candidates that the victim has in a trial."""
+        return [int(one) for one in self.rng.choice(len(self.candidates), self.each, replace=False)]
+
+    def answer(self, tensors: Tensors, held: Sequence[int], told: Tensors | None = None) -> tuple[Tensors, int]:
+        """The contribution or sum that the server reads when the victim has these candidates, and the number of clients in it.
+
+        told: tensors for the victim alone; then the server reads a sum, with masks or without.
+        """
+        texts, cohort = [self.candidates[one] for one in held], self.cohort
+        if told is None and len(cohort) == 1:
+            return self.server.answer(0, tensors, texts), 1
+        if len(cohort) == 1:
+            cohort = list(range(min(_OPEN_SUM, self.server.clients)))
+        held_by = {one: texts if one == cohort[0] else self._of_others(held) for one in cohort}
+        told_to = None if told is None else {cohort[0]: told}
+        return self.server.summed(cohort, tensors, told_to, held_by), len(cohort)
+
+    def null_answers(self, tensors: Tensors) -> list[Tensors]:
+        """`nulls` simulations of the contribution or sum that the server reads if every client has public texts.
+
+        Every sum has its own clients. If sums shared clients, the client with the largest score would be in several, and a real
+        sum would exceed all of them too easily.
+        """
+        people = len(self.cohort)
+
+        def answer() -> Tensors:
+            return self.server.answer(0, tensors, self._of_public())
+
+        if people == 1:
+            return [answer() for _ in range(self.nulls)]
+        return [self.server.simulated_sum([answer() for _ in range(people)]) for _ in range(self.nulls)]
+
+    def usual(self, tensors: Tensors, clients: int) -> Tensors:
+        """The simulated sum of `clients` clients with public texts, without noise: the server's expectation for others."""
+        total = self.server.replayed(0, tensors, self._of_public())
+        for _ in range(clients - 1):
+            total = total + self.server.replayed(0, tensors, self._of_public())
+        return total
+
+    def _of_public(self) -> list[Any]:
+        return [self.public[one] for one in self.rng.choice(len(self.public), self.each, replace=False)]
+
+    def _of_others(self, held: Sequence[int]) -> list[Any]:
+        rest = np.setdiff1d(np.arange(len(self.candidates)), held)
+        return [self.candidates[one] for one in self.rng.choice(rest, self.each, replace=False)]

@@ -6,15 +6,23 @@ import argparse
 import json
 import math
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks.any_model import of_tasks
-from attacks.any_model.command import longest
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL, limit_of
-from attacks.prepared.kinds import KINDS, TASKS
+from attacks.options import (
+    KINDS,
+    TASKS,
+    above_limit,
+    cannot_tell,
+    chosen_settings,
+    gives_scale,
+    labels_of,
+    limit_of,
+    longest,
+    require_columns,
+    say,
+)
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -61,9 +69,9 @@ def prepare(chosen: argparse.Namespace) -> None:
     """Prepare the folder, and print who gets which of its files."""
     from dataclasses import asdict
 
-    from attacks.extraction.template import DIGITS, USUAL, USUAL_CHAT, Template
-    from attacks.prepared.making import Wish
-    from attacks.prepared.making import prepare as made
+    from attacks.extraction.exposure import DIGITS, USUAL, USUAL_CHAT, Template
+    from attacks.prepared.folder import Wish
+    from attacks.prepared.folder import prepare as made
     from secure_fed.config import DataConfig
 
     if chosen.canaries != "secrets" and (chosen.template is not None or chosen.digits is not None):
@@ -73,7 +81,7 @@ def prepare(chosen: argparse.Namespace) -> None:
         usual if chosen.template is None else chosen.template,
         DIGITS if chosen.digits is None else chosen.digits,
     )
-    of_tasks.require_columns(chosen.task, chosen.text_b, chosen.label)
+    require_columns(chosen.task, chosen.text_b, chosen.label)
     data = DataConfig("", "of the user", "", chosen.task, chosen.text, chosen.text_b, chosen.label)
     manifest = made(Wish(chosen.data, data, chosen.canaries, chosen.count, chosen.repeat, template), chosen.out)
     if chosen.json:
@@ -100,28 +108,22 @@ def run(chosen: argparse.Namespace) -> int:
     limit = limit_of(
         chosen.fail_above, "epsilon", "with --prepared give epsilon= and a number from 0, such as epsilon=1", math.inf
     )
-    from attacks.prepared import audit
+    from attacks.prepared import findings
     from attacks.prepared.folder import read
 
-    delta = audit.DELTA if chosen.delta is None else chosen.delta
+    delta = findings.DELTA if chosen.delta is None else chosen.delta
     if not 0 <= delta < 1:
         raise ConfigError(f"--delta is {delta:g}: give a number from 0 to below 1, such as 1e-5")
     manifest = read(chosen.prepared)
     subject = _opened(chosen, manifest)
-    found = audit.audited(
-        subject, chosen.prepared, manifest, delta, lambda what: print(f"secure-fed: {what}", file=sys.stderr)
-    )
+    found = findings.audited(subject, chosen.prepared, manifest, delta, say)
     print(json.dumps(found)) if chosen.json else _show(found)
     if chosen.fail_above is not None and (found["epsilon_lower"] is None or found["epsilon_most"] <= limit):
         most = f"{found['candidates']} candidates cannot show an epsilon above {found['epsilon_most'] or 0.0:.2f}"
-        return _cannot_tell(f"{most}; prepare more with --count")
+        return cannot_tell(f"{most}; prepare more with --count")
     if (found["epsilon_lower"] or 0.0) <= limit:
         return 0
-    print(
-        f"secure-fed: epsilon is at least {found['epsilon_lower']:.2f}, above --fail-above epsilon={limit:g}",
-        file=sys.stderr,
-    )
-    return ABOVE_LIMIT
+    return above_limit(f"epsilon is at least {found['epsilon_lower']:.2f}, above --fail-above epsilon={limit:g}")
 
 
 def _exposure(chosen: argparse.Namespace) -> int:
@@ -135,28 +137,20 @@ def _exposure(chosen: argparse.Namespace) -> int:
     tried = chosen.secrets_tried
     if tried is not None and tried < 1:
         raise ConfigError(f"--secrets-tried is {tried}; it must be at least 1, and 1000 to see ten bits")
-    from attacks.prepared.exposure import exposed, sentences, untold
+    from attacks.prepared.findings import exposed, sentences, untold
     from attacks.prepared.folder import planted_in, read
 
     manifest = read(chosen.prepared)
     planted_in(chosen.prepared, manifest)
     subject = _opened(chosen, manifest)
-    facts = exposed(
-        subject, chosen.prepared, manifest, tried, lambda what: print(f"secure-fed: {what}", file=sys.stderr)
-    )
+    facts = exposed(subject, chosen.prepared, manifest, tried, say)
     print(json.dumps(facts) if chosen.json else "\n".join(sentences(facts)))
     if chosen.fail_above is not None and (why := untold(facts, limit)):
-        return _cannot_tell(why)
+        return cannot_tell(why)
     mean = facts["members"]["mean"] or 0.0
     if mean <= limit:
         return 0
-    print(f"secure-fed: a mean exposure of {mean:.2f} is above --fail-above exposure={limit:g}", file=sys.stderr)
-    return ABOVE_LIMIT
-
-
-def _cannot_tell(why: str) -> int:
-    print(f"secure-fed: --fail-above cannot be judged: {why}", file=sys.stderr)
-    return CANNOT_TELL
+    return above_limit(f"a mean exposure of {mean:.2f} is above --fail-above exposure={limit:g}")
 
 
 def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
@@ -164,10 +158,9 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
     from attacks.prepared.folder import CANDIDATES
     from secure_fed.config import DataConfig
 
-    settings = of_tasks.chosen_settings(chosen, manifest.task)
+    settings = chosen_settings(chosen, manifest.task)
     columns = manifest.text, manifest.text_b, manifest.label
     data = replace(DataConfig("", "of the user", "", manifest.task, *columns), **settings)
-    labels = tuple(chosen.labels.split(",")) if chosen.labels else ()
     asked = Asked(
         chosen.model,
         chosen.prepared / CANDIDATES,
@@ -175,11 +168,11 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
         data,
         chosen.adapter,
         tuple(chosen.reference),
-        labels,
+        labels_of(chosen),
         longest(chosen, manifest.task),
         chosen.device,
         manifest.classes,
-        scale_given=of_tasks.gives_scale(settings),
+        scale_given=gives_scale(settings),
     )
     return opened(asked)
 

@@ -1,4 +1,14 @@
-"""The significance of findings, corrected for their number, and which of them the guarantee covers.
+"""The main attack, the significance of findings, corrected for their number, and which of them the guarantee covers.
+
+The choice of the main attack depends on public facts and on which attacks could be made, and on no score: the first of `ORDER`
+that could be made on the run, at its weakest vantage, else the first of the catalogue. Whether an attack can be made depends on
+the run's settings, its number of clients, its recording and the references.
+
+    canaries of random direction, clients by secret coins,
+    rounds recorded                                           canary_likelihood, the most powerful test where it applies
+    canaries of random direction otherwise                    canary_cosine, and without recorded rounds one_run
+    canaries of wrong labels or rare tokens                   one_run
+    no canaries                                               lira if there are references, else loss
 
 If a model reveals nothing about membership, scores are independent of the coins, and every order of members among non-members
 is equally likely. Under that hypothesis, whatever the scores are,
@@ -11,35 +21,115 @@ is equally likely. Under that hypothesis, whatever the scores are,
 Where the law of a non-member's score is known (`null`), the m members are draws from it under the hypothesis: the AUC is a mean
 of m uniform numbers, with variance 1 / (12 m) and lighter tails than a normal law; at a rate r, the count k of m is binomial.
 
-A number is significant if its p-value is at most its level (`main_attack`): for the main attack's AUC four fifths of the
-significance, for every other number an equal part of the last fifth, or of the whole significance if the main AUC is
-significant. An AUC must also have an interval, by itself, above 1/2. If a model reveals nothing, any number is significant in
-at most `significance` of audits; the same limit holds for a null number beside others that are not null. Only significance
-counts as a finding on membership. Recovered texts are a leak by themselves, whatever the coins (`attacks.report.readback`).
+A number is significant if its p-value is at most its level. The main AUC is tested at the level SHARE a, where a is the
+significance, and each of the k other numbers at (1 - SHARE) a / k. If the main AUC is significant, each of the others is tested
+at a / k. So the probability of any false finding is at most a, whichever numbers are null and however they depend on each
+other. It is the fallback procedure of Wiens (2003) with two families, the second by Bonferroni. (Judging the main AUC at a, and
+the others at another a, would allow 2 a.) Lower bounds on epsilon are a separate family, at a in the same shares without the
+second step. An AUC must also have an interval, by itself, above 1/2. Only significance counts as a finding on membership.
+Recovered texts are a leak by themselves, whatever the coins (`Cell.grade`).
 
 A significant finding is a leak if no guarantee covers the unit and the adversary. If one does, the finding is within the
-guarantee up to the figures that it allows (`attacks.evidence.allowed`), and `beyond` if its whole interval is above them.
+guarantee up to the figures that it allows (`attacks.evidence.tradeoff`), and `beyond` if its whole interval is above them.
 `beyond` is not a contradiction, because an interval assumes independent units: only a lower bound contradicts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 from typing import Literal
 
+from attacks.catalogue import ATTACKS
 from attacks.evidence import tradeoff
-from attacks.evidence.main_attack import level
-from attacks.report import readback
-from attacks.report.audited import Allowed, Audit, Cell, Tail
+from attacks.report.reading import Allowed, Audit, Cell, Tail
 
 Mark = Literal["leak", "within", "beyond", "part", "sign", "inverted", "chance", "none"]
-
-CHANCE = 0.5
+Where = tuple[str, str]
+ORDER = ("canary_likelihood", "canary_cosine", "one_run", "lira", "loss")
+SHARE = 0.8
+CHANCE = 0.5  # the rate at which a coin is right
 FEWEST = 5  # units on either side: with fewer, no order is unlikely enough to be significant
 ENOUGH = 10  # units on either side: with fewer, finding nothing means nothing
 _MOST_EPSILON = 500.0  # above it, the curve equals that of no guarantee
+
+
+def main_of(scored: Iterable[Where], vantages: Sequence[str]) -> Where | None:
+    """The main attack among these, which all gave scores; None if there are none. vantages: all vantages, the weakest first."""
+    names = [*ORDER, *(name for name in ATTACKS if name not in ORDER)]
+    rank = {name: number for number, name in enumerate(names)}  # a user's attack comes last
+    return min(
+        scored, key=lambda where: (rank.get(where[0], len(rank)), where[0], vantages.index(where[1])), default=None
+    )
+
+
+def level(significance: float, others: int, *, main: bool, main_found: bool = False) -> float:
+    """The significance of one number beside `others` more. Without others the main number gets all of it."""
+    if main:
+        return significance * SHARE if others else significance
+    return significance * (1 if main_found else 1 - SHARE) / max(others, 1)
+
+
+def levels(significance: float, scored: Sequence[Where], vantages: Sequence[str]) -> dict[Where, float]:
+    """The significance of the lower bound of each."""
+    main = main_of(scored, vantages)
+    return {where: level(significance, len(scored) - 1, main=where == main) for where in scored}
+
+
+def mark(cell: Cell, audit: Audit) -> Mark:
+    """The mark of a cell, such as "sign" if its interval is above chance without being significant, or "part" if a part of the
+    texts was recovered.
+    """
+    if not cell.of_membership:
+        found = cell.grade
+        return found if found in ("leak", "part") else "none"
+    if holds_up(cell, audit):
+        return "leak" if not audit.covers(cell) else "beyond" if beyond(cell, audit) else "within"
+    low, high = cell.interval or (CHANCE, CHANCE)
+    return "sign" if low > CHANCE else "inverted" if high < CHANCE else "chance"
+
+
+def holds_up(cell: Cell, audit: Audit) -> bool:
+    """Whether the cell has a significant AUC or true-positive rate."""
+    return ranks_hold_up(cell, audit) or any(tail_holds_up(tail, cell, audit) for tail in cell.tails)
+
+
+def ranks_hold_up(cell: Cell, audit: Audit) -> bool:
+    """Whether the AUC is significant and its own interval lies above 1/2."""
+    chance, main = _chance(cell), audit.main_cell
+    # a stronger adversary's cell may repeat the main attack's AUC
+    is_main = main is not None and (cell.attack, cell.auc, cell.tails) == (main.attack, main.auc, main.tails)
+    return chance is not None and chance <= _level(audit, main=is_main)
+
+
+def tail_holds_up(tail: Tail, cell: Cell, audit: Audit) -> bool:
+    """Whether this true-positive rate is significant."""
+    units = _units(cell)
+    if not cell.of_membership or units is None or tail.tpr is None or tail.fpr is None:
+        return False
+    members, non_members = units
+    return by_tail(tail.tpr, tail.fpr, members, None if cell.known else non_members) <= _level(audit, main=False)
+
+
+def _chance(cell: Cell) -> float | None:
+    """The p-value of its AUC; 1 if its interval, by itself, does not lie above 1/2."""
+    units = _units(cell)
+    if cell.auc is None or units is None:
+        return None
+    if cell.interval is not None and cell.interval[0] <= CHANCE:
+        return 1.0
+    return by_rank(cell.auc, units[0], None if cell.known else units[1])
+
+
+def _level(audit: Audit, *, main: bool) -> float:
+    """The level at which a number is tested; without a main attack all numbers share the significance."""
+    first = audit.main_cell
+    if first is None:
+        return audit.significance / max(looks(audit), 1)
+    others, chance = looks(audit) - 1, _chance(first)
+    found = not main and chance is not None and chance <= level(audit.significance, others, main=True)
+    return level(audit.significance, others, main=main, main_found=found)
 
 
 def looks(audit: Audit) -> int:
@@ -67,65 +157,6 @@ def by_tail(tpr: float, fpr: float, members: int, non_members: int | None) -> fl
         return float(binom.sf(round(tpr * members) - 1, members, min(max(fpr, 0.0), 1.0)))
     caught, accused = round(tpr * members), round(fpr * non_members)
     return float(hypergeom.sf(caught - 1, members + non_members, members, caught + accused))
-
-
-def holds_up(cell: Cell, audit: Audit) -> bool:
-    """Whether the cell has a significant AUC or true-positive rate."""
-    return ranks_hold_up(cell, audit) or any(tail_holds_up(tail, cell, audit) for tail in cell.tails)
-
-
-def ranks_hold_up(cell: Cell, audit: Audit) -> bool:
-    """Whether the AUC is significant and its own interval lies above 1/2."""
-    chance = _chance(cell)
-    return chance is not None and chance <= _level(audit, main=_is_main(cell, audit))
-
-
-def tail_holds_up(tail: Tail, cell: Cell, audit: Audit) -> bool:
-    """Whether this true-positive rate is significant."""
-    units = _units(cell)
-    if not cell.of_membership or units is None or tail.tpr is None or tail.fpr is None:
-        return False
-    members, non_members = units
-    return by_tail(tail.tpr, tail.fpr, members, None if cell.known else non_members) <= _level(audit, main=False)
-
-
-def _chance(cell: Cell) -> float | None:
-    """The p-value of its AUC; 1 if its interval, by itself, does not lie above 1/2."""
-    units = _units(cell)
-    if cell.auc is None or units is None:
-        return None
-    if cell.interval is not None and cell.interval[0] <= CHANCE:
-        return 1.0
-    return by_rank(cell.auc, units[0], None if cell.known else units[1])
-
-
-def _is_main(cell: Cell, audit: Audit) -> bool:
-    """Whether the cell is the main attack, or repeats its AUC for a stronger adversary."""
-    main = audit.main_cell
-    return main is not None and (cell.attack, cell.auc, cell.tails) == (main.attack, main.auc, main.tails)
-
-
-def _level(audit: Audit, *, main: bool) -> float:
-    """The level at which a number is tested; without a main attack all numbers share the significance."""
-    first = audit.main_cell
-    if first is None:
-        return audit.significance / max(looks(audit), 1)
-    others, chance = looks(audit) - 1, _chance(first)
-    found = not main and chance is not None and chance <= level(audit.significance, others, main=True)
-    return level(audit.significance, others, main=main, main_found=found)
-
-
-def mark(cell: Cell, audit: Audit) -> Mark:
-    """The mark of a cell, such as "sign" if its interval is above chance without being significant, or "part" if a part of the
-    texts was recovered.
-    """
-    if not cell.of_membership:
-        found = readback.grade(cell)
-        return found if found in ("leak", "part") else "none"
-    if holds_up(cell, audit):
-        return "leak" if not audit.covers(cell) else "beyond" if beyond(cell, audit) else "within"
-    low, high = cell.interval or (CHANCE, CHANCE)
-    return "sign" if low > CHANCE else "inverted" if high < CHANCE else "chance"
 
 
 def allows(cell: Cell, audit: Audit) -> Allowed | None:
@@ -175,12 +206,12 @@ def unnoticed(audit: Audit) -> float | None:
 
 def partly(audit: Audit) -> bool:
     """Whether some or all of the texts were recovered."""
-    return any(readback.grade(cell) in ("leak", "part") for cell in audit.cells)
+    return any(cell.grade in ("leak", "part") for cell in audit.cells)
 
 
 def named(audit: Audit) -> bool:
     """Whether an attack on texts named a considerable part of them, whether it counts or not."""
-    return any(readback.grade(cell) not in (None, "little") for cell in audit.cells)
+    return any(cell.grade not in (None, "little") for cell in audit.cells)
 
 
 def enough(audit: Audit) -> bool:

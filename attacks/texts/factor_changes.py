@@ -8,28 +8,47 @@ The visible changes depend on the method and on whether B is still zero:
                                that it is s B' dA outside the span of A's rows, which are known
 
 Nothing here depends on the length of an update: clipping may have scaled it by an unknown factor f. Where f matters, for the
-size of float32 rounding, it is computed from the update (`rounding_grid`).
+size of float32 rounding, it is computed from the update (`scaled_by`). One step of AdamW is undone first (`undone`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import AdamW
 
-from attacks.steps.rounding_grid import scaled_by
-from attacks.texts.adamw_step import factor_of, undone
-from attacks.texts.first_layer import FirstLayer
-from attacks.texts.span import MEMBER_A, MEMBER_B, Family, Rows, SpanTest, rounding, row_space
+from attacks.texts.span import (
+    MEMBER_A,
+    MEMBER_B,
+    UNIT_ROUNDOFF,
+    Family,
+    FirstLayer,
+    Rows,
+    SpanTest,
+    rounding,
+    row_space,
+)
 from secure_fed.learning.models.adapters.lora import Pair
 from secure_fed.methods.fra_lora import delta
 from secure_fed.tensors.tensors import LowRank, Tensors
 
 Shown = tuple[Rows | None, Rows | None]  # the changes of A and B
+EPS = 1e-8  # of torch's AdamW
+_ROUNDINGS = 1.0  # of the step's arithmetic, in u of its length
+_ALIKE = 1e-5
+_TRIED = 4096
+_ENTRIES = 64  # the smallest entries, whose fit to a grid is tested
+_MULTIPLES = 1 << 16  # the largest multiple tried for the smallest entry
+# The largest multiple of any entry: float32 results also lie on finer grids, of their own rounding.
+_LARGEST = 1 << 18
+_AT_ONCE = 1 << 12
+_FIT = 0.6  # mean cosine of phases; entries on no grid reach 0.5 at most, over all grids tried
+_BITS = 24  # of a float32 number
 
 
 @dataclass(frozen=True)
@@ -167,3 +186,87 @@ def _products(one: Sent, pairs: Sequence[Pair]) -> Family | None:
         dense = product.dense() if isinstance(product, LowRank) else product
         parts.append(Rows(dense.double() @ off.T, one.rows(dense, torch.zeros_like(dense)).std))
     return Family("product", (_stacked(parts, len(known), off),))
+
+
+def factor_of(changes: Iterable[Tensor], lr: float) -> float:
+    """f of an update of one AdamW step, from its largest change; 1 if that is the size of a step with a large gradient.
+
+    In an update that was multiplied by f, as by clipping, f lr replaces lr. If the head's gradients are large, the update's
+    largest change equals f lr, up to EPS / |g|.
+    """
+    longest = max((float(change.abs().max()) for change in changes if change.numel()), default=0.0)
+    factor = longest / _longest_steps(lr)[1]
+    return 1.0 if abs(factor - 1) < _ALIKE else factor
+
+
+@cache
+def _longest_steps(lr: float) -> tuple[float, float]:
+    """The mean and the largest step of gradients for which EPS is negligible: lr, up to the rounding of AdamW's constants."""
+    parameter = nn.Parameter(torch.zeros(_TRIED))
+    parameter.grad = 1e3 * torch.rand(_TRIED, generator=torch.Generator().manual_seed(0)) + 1e3
+    AdamW([parameter], lr, weight_decay=0.0).step()
+    steps = parameter.detach().abs().double()
+    return float(steps.mean()), float(steps.max())
+
+
+def undone(change: Tensor, before: Tensor, lr: float, factor: float = 1.0) -> tuple[Tensor, float]:
+    """f times the gradient, and the standard deviation of its error on a coordinate, from f times a step's change.
+
+    AdamW divides a gradient by its size, and still its first step from fresh memory, without weight decay, shows the gradient:
+    it changes every parameter by -lr g / (|g| + EPS), EPS = 1e-8. All changes have a size of about lr, but each is smaller by a
+    share that reveals |g|: with r = |change| / lr,
+
+        |g| = EPS r / (1 - r)
+
+    r is known up to the rounding of the parameter, u |after| / lr, and of the step itself, a few u, with u = 2^-24. The
+    resulting error of |g| is g^2 / EPS times as large: some per cent of a gradient of 0.001, and all of a gradient of 0.1. So
+    the small gradients of the lower layers are recovered, and the gradients of the head's bias are not. This method is the
+    project's own. A client restarts AdamW in each round, so in a round with one local step, that step is a first step.
+    """
+    step = change.double() / factor
+    length = _longest_steps(lr)[0]
+    share = step.abs() / length
+    doubt = UNIT_ROUNDOFF * ((before.double() + step).abs() / length + _ROUNDINGS * share)
+    size = (
+        EPS * share / (1 - share).clamp_min(doubt)
+    )  # if the remaining share is mere rounding, the size is at least this
+    error = factor * size.square() / EPS * doubt
+    return -factor * step.sign() * size, float(torch.sqrt(error.square().mean())) if error.numel() else 0.0
+
+
+def scaled_by(changes: Iterable[tuple[Tensor, Tensor]]) -> float | None:
+    """f from changes f (after - before), given with their `before`; None if no grid is visible.
+
+    Parameters are kept in float32. So after - before is a whole multiple of the spacing of float32 numbers at `before`,
+    wherever the change is small beside it, and f (after - before) is a whole multiple of f times that spacing. So f can be
+    computed from `before`: the largest step of which all small entries, each divided by its spacing, are multiples. Neither
+    clipping nor a mean weight hides the size of the rounding from a server. Noise of more than a fifth of a spacing hides the
+    grid, as do sums of updates with different factors.
+    """
+    parts = []  # the sizes of the entries of each change, in float32 spacings at `before`
+    for change, before in ((one.double().flatten(), other.double().flatten()) for one, other in changes):
+        moved = (change != 0) & (before != 0)
+        _, exponent = torch.frexp(before[moved])
+        parts.append(torch.ldexp(change[moved].abs(), _BITS - exponent))
+    values = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    if len(values) < _ENTRIES:
+        return None
+    small = values.topk(_ENTRIES, largest=False).values.sort().values
+    for start in range(1, _MULTIPLES, _AT_ONCE):
+        steps = _refined(small, small[0] / torch.arange(start, start + _AT_ONCE, dtype=torch.float64))
+        fits = (2 * math.pi * small / steps[:, None]).cos().mean(1) > _FIT
+        fits &= small[-1] / steps < _LARGEST
+        if fits.any():
+            return float(steps[fits.byte().argmax()])
+    return None
+
+
+def _refined(small: Tensor, steps: Tensor) -> Tensor:
+    """(N,) steps, each refined to fit the smallest 1, 2, 4, ... entries best, as multiples of the previous step."""
+    count = 1
+    while count <= len(small):
+        head = small[:count]
+        multiples = (head / steps[:, None]).round().clamp_min(1)
+        steps = (multiples @ head) / multiples.square().sum(1)
+        count *= 2
+    return steps

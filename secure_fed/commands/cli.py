@@ -105,7 +105,7 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that use a run's directory."""
-    from attacks import command as audits
+    from attacks import cli as audits
     from attacks.prepared import command as prepared
 
     audit = command("audit", audits.run, "attack a run, and report what it gives away")

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attacks.adversary.case import Case
-from attacks.adversary.vantage import Seen
+from attacks.adversary.case import Case, Seen
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.federation import Federation

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attacks.adversary.case import Case
-from attacks.adversary.vantage import Seen, sums_of
+from attacks.adversary.case import Case, Seen, sums_of
 from secure_fed import Federation, RunConfig
 from secure_fed.rounds.transport import Recording, Reply, Request
 from secure_fed.runs.recording import Update

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attacks.adversary.case import Case, Shadows
-from attacks.adversary.vantage import seen
+from attacks.adversary.case import Case, seen
+from attacks.adversary.shadows import SharedReferences
 from secure_fed.federation import Federation
 from secure_fed.runs import recording
 from secure_fed.runs.membership import roc
@@ -58,7 +58,7 @@ def run(
 
 def case(ran: tuple[Federation, Tensors, Recorded], vantage: str) -> Case:
     built, final, recorded = ran
-    return Case(built.assembly, seen(vantage, final, recorded), Shadows(built.assembly))
+    return Case(built.assembly, seen(vantage, final, recorded), SharedReferences(built.assembly))
 
 
 def area(scores: NDArray[np.float64] | None, members: NDArray[np.bool_]) -> float:

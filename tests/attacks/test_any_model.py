@@ -20,14 +20,10 @@ import pytest
 import torch
 from scipy.stats import hypergeom, norm, rankdata
 
-from attacks.any_model import classes, signals
-from attacks.any_model.audit import _found, audited
-from attacks.any_model.heads import require_head
-from attacks.any_model.p_values import above_by_chance
-from attacks.any_model.signals import Tokens
-from attacks.any_model.subject import Asked, _distinct, _parts, opened
-from attacks.any_model.texts import Texts
-from attacks.any_model.verdict import ALPHA, judged
+from attacks.any_model import outputs, signals
+from attacks.any_model.outputs import require_head
+from attacks.any_model.report import ALPHA, _found, above_by_chance, audited, judged
+from attacks.any_model.subject import Asked, Texts, Tokens, _distinct, _parts, opened
 from attacks.evidence.baseline import Baseline
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
@@ -264,11 +260,11 @@ def test_a_score_stands_beside_its_row_of_the_file(folder: Path, tmp_path: Path)
     assert found[0] == found[1]
 
 
-_ask = partial(classes.in_order, task="classification", model="m", adapter=None)
+_ask = partial(outputs.in_order, task="classification", model="m", adapter=None)
 
 
 def test_classes_are_those_of_the_models_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classes, "_named", lambda name: ("wild", "calm"))
+    monkeypatch.setattr(outputs, "_named", lambda name: ("wild", "calm"))
     ask = partial(_ask, labels=())
     assert ask(Vocabulary(("calm", "wild"), ("calm", "wild"))).values == ("wild", "calm")
     assert ask(Vocabulary(("Calm", "Wild"), ("Calm", "Wild"))).values == ("Wild", "Calm"), "capitals do not count"
@@ -280,7 +276,7 @@ def test_classes_are_those_of_the_models_outputs(monkeypatch: pytest.MonkeyPatch
 def test_the_order_of_classes_is_never_guessed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Losses for other classes would hide a leak, and `--fail-above` would pass."""
     texts = Vocabulary(("happy", "sad"), ("happy", "sad"))
-    monkeypatch.setattr(classes, "_named", lambda name: ("LABEL_0", "LABEL_1"))
+    monkeypatch.setattr(outputs, "_named", lambda name: ("LABEL_0", "LABEL_1"))
     with pytest.raises(UsageError, match=r"the class 'happy', and --model m has no names .* with --labels"):
         _ask(texts, ())
     with pytest.raises(UsageError, match=r"the class 'happy', and --adapter .* has no names .* with --labels"):
@@ -295,7 +291,7 @@ def test_labels_in_another_order_than_the_models_own_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     texts = Vocabulary(("happy", "sad"), ("happy", "sad"))
-    monkeypatch.setattr(classes, "_named", lambda name: ("sad", "Happy"))
+    monkeypatch.setattr(outputs, "_named", lambda name: ("sad", "Happy"))
     for labels in (("happy", "sad"), ("Happy", "sad")):
         with pytest.raises(UsageError, match=r"in the order 'sad, Happy': leave out --labels, or correct id2label"):
             _ask(texts, labels)
@@ -517,7 +513,7 @@ def _found_quickly(members: Any, others: Any) -> Any:
     from secure_fed.runs.membership import roc
 
     ranking = roc.Ranking(0.5, (0.4, 0.6), len(members), len(others), {})
-    with patch("attacks.any_model.audit.rank", lambda *given: ranking):
+    with patch("attacks.any_model.report.rank", lambda *given: ranking):
         return _found(members, others)
 
 
@@ -602,13 +598,13 @@ def test_the_base_names_the_classes_of_an_adapter_that_names_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An adapter without labels may have no head of its own, and then the base's outputs count."""
-    monkeypatch.setattr(classes, "_named", lambda name: ("no", "yes", "maybe"))
+    monkeypatch.setattr(outputs, "_named", lambda name: ("no", "yes", "maybe"))
     sorted_ = Vocabulary(("maybe", "no", "yes"), ("maybe", "no", "yes"))
-    ordered = partial(classes.in_order, sorted_, task="classification", model="base", adapter=tmp_path)
+    ordered = partial(outputs.in_order, sorted_, task="classification", model="base", adapter=tmp_path)
     assert ordered(()).names == ("no", "yes", "maybe")
     with pytest.raises(UsageError, match="the model names its outputs in the order 'no, yes, maybe'"):
         ordered(("maybe", "no", "yes"))
-    monkeypatch.setattr(classes, "_named", lambda name: ("LABEL_0", "LABEL_1", "LABEL_2"))
+    monkeypatch.setattr(outputs, "_named", lambda name: ("LABEL_0", "LABEL_1", "LABEL_2"))
     assert ordered(("yes", "maybe", "no")).names == ("yes", "maybe", "no")
     with pytest.raises(UsageError, match="has no names for its outputs: name all of its classes"):
         ordered(())

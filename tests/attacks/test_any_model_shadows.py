@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from attacks import rmia
 from attacks.any_model import shadows
 from attacks.any_model.subject import Asked
-from attacks.shadow_scores import rmia
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.learning.data import notes

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.any_model import neighbours, recall, signals
-from attacks.any_model.likelihood import _moments
-from attacks.any_model.neighbours import dropped
-from attacks.any_model.signals import Tokens
-from attacks.any_model.subject import Asked, Subject, opened
+from attacks.any_model import signals
+from attacks.any_model.signals import dropped
+from attacks.any_model.subject import Asked, Subject, Tokens, _moments, opened
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError, UsageError
@@ -64,7 +62,7 @@ def command(folder: Path, *more: str) -> list[str]:
 def test_a_text_behind_a_prefix_is_scored_by_the_same_tokens(folder: Path) -> None:
     """Compared with a plain loop over single texts."""
     audited = subject(folder)
-    found = recall.conditional(audited, folder / "unseen.jsonl")
+    found = signals.log_likelihoods_after(audited, folder / "unseen.jsonl")
     tokenizer, model = audited.tokenizer, audited.model
     cut = [tokenizer(row["text"])["input_ids"] for row in some(2 * TEXTS, TEXTS)]
     room, prefix = 128 - LENGTH, list[int]()
@@ -76,7 +74,7 @@ def test_a_text_behind_a_prefix_is_scored_by_the_same_tokens(folder: Path) -> No
         log = model(input_ids=torch.tensor([[*prefix, *ids]])).logits[0].log_softmax(1).detach()
         expected = sum(float(log[len(prefix) + at - 1, ids[at]]) for at in range(1, len(ids)))
         assert found[row] == pytest.approx(expected, rel=1e-4)
-    assert (recall.conditional(audited, folder / "unseen.jsonl") == found).all()
+    assert (signals.log_likelihoods_after(audited, folder / "unseen.jsonl") == found).all()
 
 
 def test_the_ratio_and_the_difference_are_their_papers_formulas() -> None:
@@ -117,7 +115,7 @@ def test_texts_learned_by_heart_are_found_by_both(folder: Path, capsys: pytest.C
 
 
 def test_a_masked_language_model_swaps_one_word(folder: Path) -> None:
-    swapped = neighbours._swapped(["The patient has a mild headache", "", "?!"], 4, "builtin/tiny")
+    swapped = signals._swapped(["The patient has a mild headache", "", "?!"], 4, "builtin/tiny")
     own = ["The", "patient", "has", "a", "mild", "headache"]
     assert len(set(swapped[0])) == 4
     for text in swapped[0]:
@@ -137,10 +135,10 @@ def test_a_dropped_word_is_another_each_time() -> None:
 def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     audited = subject(folder)
     with pytest.raises(DataError, match="has 16 texts of --members or --non-members"):
-        recall.conditional(audited, folder / "others.jsonl")
+        signals.log_likelihoods_after(audited, folder / "others.jsonl")
     long = written(tmp_path / "long.jsonl", [{"text": "word " * 400}])
     with pytest.raises(UsageError, match="no text of --recall fits in front of a text: the model reads 128 tokens"):
-        recall.conditional(audited, long)
+        signals.log_likelihoods_after(audited, long)
     for more, said in (
         (("--neighbours", "0"), "--neighbours is 0: give a number"),
         (("--neighbour-model", "builtin/tiny"), "give their number with --neighbours"),

@@ -14,8 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from attacks.adversary.case import Settings
-from attacks.adversary.target import Target, opened
+from attacks.adversary.case import Settings, Target, opened
 from attacks.audit import audited
 from privacy.mechanisms import Gaussian
 from secure_fed.config import RunConfig

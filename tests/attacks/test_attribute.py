@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks.inference.attribute import advantage, guesses, prior, without_model
-from attacks.inference.audit import ALPHA, _sentences, _verdict
+from attacks.inference.attribute import ALPHA, _sentences, _verdict, advantage, guesses, prior, without_model
 from secure_fed.commands.cli import main
 from secure_fed.learning.data import notes
 from tests.attacks.small_lm import learned, saved, tokenizer_of, untrained

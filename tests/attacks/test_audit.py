@@ -17,12 +17,11 @@ import torch
 from torch import nn
 
 from attacks import canary_cosine
-from attacks.adversary.case import Case, Settings, Shadows
-from attacks.adversary.target import Target
-from attacks.adversary.vantage import VANTAGES, seen, sums_of
+from attacks.adversary.case import VANTAGES, Case, Settings, Target, seen, sums_of
+from attacks.adversary.shadows import SharedReferences
 from attacks.audit import accounted, audited, chosen
 from attacks.catalogue import ATTACKS
-from attacks.evidence.exposure import accusations, exposed
+from attacks.evidence.judge import accusations, exposed
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.errors import ConfigError
@@ -366,7 +365,7 @@ def test_no_attack_reads_the_coins(name: str, ordinary: Target, of_canaries: Tar
         pools = {**ran.assembly.pools, held.of: replace(held, members=members)}
         other = replace(ran.assembly, pools=pools)
         vantage = attack.vantage if attack.directions else (attack.vantage, *attack.again)[-1]
-        case = Case(other, seen(vantage, ran.final.tensors, ran.recorded), Shadows(other, settings.seed))
+        case = Case(other, seen(vantage, ran.final.tensors, ran.recorded), SharedReferences(other, settings.seed))
         found.append(attack.run(case, settings).scores)
     before, after = found
     assert before is not None

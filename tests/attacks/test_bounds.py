@@ -13,8 +13,7 @@ from scipy import stats
 from scipy.optimize import linprog
 
 from attacks.evidence import bounds
-from attacks.evidence.bounds import Bound, Guesses, lower_bound
-from attacks.evidence.guessing import gaussian_rejected, one_run_p
+from attacks.evidence.bounds import Bound, Guesses, gaussian_rejected, lower_bound, one_run_p
 from tests.cells import chosen, every
 
 Floats = NDArray[np.float64]

@@ -11,11 +11,10 @@ import torch
 from scipy import stats
 
 from attacks import canary_cosine
-from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.adversary.vantage import Seen, sums_of
+from attacks.adversary.case import Case, Inapplicable, Seen, Settings, sums_of
+from attacks.adversary.steps import releases, spaced
 from attacks.evidence.bounds import lower_bound
-from attacks.evidence.canary_estimate import independent
-from attacks.steps.released import evenly, releases
+from attacks.evidence.judge import independent
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.layout import Layout
@@ -170,8 +169,8 @@ def test_rounds_are_looked_at_evenly() -> None:
     found = releases(case, "")
     assert len(found) == 7
     places = [id(one) for one in found]
-    assert [places.index(id(one)) for one in evenly(found, 3)] == [0, 3, 6]
-    assert [places.index(id(one)) for most in (7, None) for one in evenly(found, most)] == [*range(7), *range(7)]
+    assert [places.index(id(one)) for one in spaced(found, 3)] == [0, 3, 6]
+    assert [places.index(id(one)) for most in (7, None) for one in spaced(found, most)] == [*range(7), *range(7)]
     assert canary_cosine.run(case, Settings(max_rounds=3)).measured["rounds"] == 3
 
 

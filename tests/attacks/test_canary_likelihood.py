@@ -11,11 +11,11 @@ import pytest
 from scipy.stats import norm
 
 from attacks import canary_cosine, canary_likelihood
+from attacks.adversary import steps
 from attacks.adversary.case import Inapplicable, Settings
 from attacks.adversary.null import refuted
 from attacks.canary_likelihood import likelihood
 from attacks.evidence import judge
-from attacks.steps import released
 from secure_fed.runs.membership import roc
 from tests.attacks import canaried
 
@@ -89,7 +89,7 @@ def test_the_law_of_those_held_out_is_known_and_a_wrong_one_is_noticed() -> None
     assert found.null.rate == pytest.approx(0.2)
     assert not refuted(found.null.tails[~members])
     assert np.median(found.null.tails[members]) < 0.3
-    releases = released.releases(case, case.units[0].client)
+    releases = steps.releases(case, case.units[0].client)
     shift = np.array([canary_likelihood._shift(case, one, 2) for one in releases])
     wider = likelihood(found.null.rounds * math.sqrt(2), shift, found.null.rate)
     assert refuted(canary_likelihood._tails(wider, releases, shift, found.null.rate, 0)[~members])

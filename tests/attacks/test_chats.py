@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from attacks.adversary.shadows import lots
-from attacks.any_model import neighbours
+from attacks.any_model import signals
 from attacks.any_model.subject import Asked, opened
-from attacks.extraction.conversations import conversation_windows
-from attacks.extraction.prefix import Windows, continued
-from attacks.prepared import making
+from attacks.extraction.prefix import Windows, continued, conversation_windows
+from attacks.prepared import folder
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig, RunConfig
@@ -266,7 +265,7 @@ def test_neighbours_change_the_words_of_the_assistant_alone(place: Path, tmp_pat
     some = [chat_of(question, answer.split()[0]) for (_, question), (_, answer) in SEEN[:3]] + [SEEN[0]]
     file, data = written(tmp_path / "members.jsonl", map(row, some)), DataConfig("", "x", "", "chat")
     subject = opened(Asked(str(place / "tuned"), file, None, data, max_length=128))
-    own, (near,) = subject.losses(), neighbours.losses(subject, 1)
+    own, (near,) = subject.losses(), signals.neighbour_losses(subject, 1)
     assert near[:3] == pytest.approx(own[:3], rel=1e-5)
     assert near[3] > 2 * own[3]
 
@@ -382,7 +381,7 @@ def test_planted_secrets_are_exposed_by_a_training_of_chats(
     """prepare, a training on its file, and both audits by its coins. Each answer is ranked after all that stands before it in
     training: its question, and the system turn of the row that it replaced.
     """
-    monkeypatch.setattr(making, "SystemEntropy", lambda: SeededEntropy(0))
+    monkeypatch.setattr(folder, "SystemEntropy", lambda: SeededEntropy(0))
     out = tmp_path / "out"
     some = [(("system", "delta"), *chat) for chat in UNSEEN]
     file = written(

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from attacks.catalogue import ATTACKS
-from attacks.command import REFERENCES, add_arguments, affordable, main, side_by_side, written
-from attacks.inference.share_audit import CLIENTS
-from attacks.limits import ABOVE_LIMIT, CANNOT_TELL
-from attacks.report.page import plots
+from attacks.cli import add_arguments
+from attacks.command import REFERENCES, affordable, main, side_by_side, written
+from attacks.inference.share import CLIENTS
+from attacks.options import ABOVE_LIMIT, CANNOT_TELL
+from attacks.report import curves
 from attacks.report.sweep import sentence, swept
 from secure_fed.commands import cli
 from secure_fed.errors import UsageError
@@ -62,7 +63,7 @@ def audit(run_dir: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without plots, because plots take most of the time."""
-    monkeypatch.setattr(plots, "drawing", lambda *args, **named: "<svg></svg>")
+    monkeypatch.setattr(curves, "drawing", lambda *args, **named: "<svg></svg>")
 
 
 def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from attacks.adversary.null import Null
-from attacks.evidence.canary_estimate import SHARES, estimates, independent, log_likelihood, shift_of
+from attacks.evidence.judge import SHARES, estimates, independent, log_likelihood, shift_of
 from attacks.evidence.tradeoff import sampled_gaussian
 from tests.cells import chosen
 

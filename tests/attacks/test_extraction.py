@@ -13,14 +13,22 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.extraction.exposure import BY_CHANCE, Exposure, chance, exact, exposures, modelled, sampled
-from attacks.extraction.likelihood import of_targets, of_texts
-from attacks.extraction.personal import Item, found
-from attacks.extraction.prefix import Continued, continued, leading, windows
-from attacks.extraction.similarity import similarity
-from attacks.extraction.template import Planted, Template
-from attacks.prepared import making
-from attacks.prepared.exposure import _of, sentences, untold
+from attacks.extraction.exposure import (
+    BY_CHANCE,
+    Exposure,
+    Planted,
+    Template,
+    chance,
+    exact,
+    exposures,
+    modelled,
+    of_targets,
+    of_texts,
+    sampled,
+)
+from attacks.extraction.prefix import Continued, Item, continued, leading, personal_items, similarity, windows
+from attacks.prepared import folder
+from attacks.prepared.findings import _of, sentences, untold
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.errors import ModelError
@@ -282,7 +290,7 @@ def test_an_audit_that_cannot_tell_says_why(members: list[float], others: list[f
     ],
 )
 def test_personal_data_are_found_by_patterns(text: str, items: set[tuple[str, str]]) -> None:
-    assert found(text) == {Item(*one) for one in items}
+    assert personal_items(text) == {Item(*one) for one in items}
 
 
 # From the command line.
@@ -340,7 +348,7 @@ def test_what_came_back_stands_beside_what_comes_back_anyway(
 def test_exposure_of_a_prepared_training(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "SystemEntropy", lambda: SeededEntropy(0))
+    monkeypatch.setattr(folder, "SystemEntropy", lambda: SeededEntropy(0))
     data = ["audit", "prepare", str(place / "texts.jsonl"), "--task", "causal_lm", "--canaries", "secrets"]
     more = ["--digits", "2", "--template", TEMPLATE.text, "--count", "10", "--repeat", "2"]
     assert main([*data, *more, "--out", str(tmp_path / "out")]) == 0

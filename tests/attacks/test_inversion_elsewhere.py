@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from attacks import gradient_inversion, label_counts, sum_inversion
-from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.adversary.vantage import Seen, sums_of
+from attacks.adversary.case import Case, Inapplicable, Seen, Settings, sums_of
 from secure_fed import Federation, RunConfig
 from secure_fed.rounds.transport import Recording, Reply, Request
 from secure_fed.runs.recording import Update

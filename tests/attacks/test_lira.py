@@ -14,7 +14,6 @@ from scipy import stats
 
 from attacks import lira
 from attacks.adversary.case import Settings
-from attacks.shadow_scores import lira as formulas
 from secure_fed.errors import UsageError
 from tests.attacks import overfitted
 
@@ -71,7 +70,7 @@ def test_a_pooled_variance_is_unbiased_whatever_the_counts() -> None:
     """With S and no degrees of freedom taken off, or one, eight references would give .75 or .86 of it."""
     rng = np.random.default_rng(0)
     reference_phi, inside = rng.normal(rng.normal(0, 9, 4000), 2.0, (8, 4000)), rng.random((8, 4000)) < 0.5
-    found = formulas._variances(reference_phi, inside, pooled=True)
+    found = lira._variances(reference_phi, inside, pooled=True)
     assert found == pytest.approx(4.0, rel=0.03)
 
 
@@ -147,7 +146,7 @@ def test_shrunk_means_are_the_likeliest_unit_by_unit() -> None:
     errors = [variance_in / len(one) + variance_out / len(other) for one, other in zip(ins, outs, strict=True)]
     spread = np.var(distances) - np.mean(errors)
     assert spread > 0, "or there is nothing to weigh"
-    mean_in, mean_out = formulas._shrunk(reference_phi, inside)
+    mean_in, mean_out = lira._shrunk(reference_phi, inside)
     for unit, (one, other) in enumerate(zip(ins, outs, strict=True)):
         roots = np.sqrt([variance_in / len(one), variance_out / len(other), spread])
         design = np.array([[1, 0], [0, 1], [1, -1]]) / roots[:, None]
@@ -192,16 +191,14 @@ def test_the_more_references_the_less_is_shrunk() -> None:
 
 def test_distances_that_vary_by_noise_alone_become_one() -> None:
     _, reference_phi, inside, _ = drawn(4, 3000, 1.0, seed=1)
-    mean_in, mean_out = formulas._shrunk(reference_phi, inside)
-    assert np.std(mean_in - mean_out) < 0.15 * np.std(np.subtract(*formulas._completed(reference_phi, inside)))
+    mean_in, mean_out = lira._shrunk(reference_phi, inside)
+    assert np.std(mean_in - mean_out) < 0.15 * np.std(np.subtract(*lira._completed(reference_phi, inside)))
 
 
 def test_a_unit_on_one_side_of_all_references_is_none_to_shrink() -> None:
     _, reference_phi, inside, _ = drawn(8, 40, 1.0)
     inside[:, 0], inside[:, 1] = True, False
-    for one, other in zip(
-        formulas._shrunk(reference_phi, inside), formulas._completed(reference_phi, inside), strict=True
-    ):
+    for one, other in zip(lira._shrunk(reference_phi, inside), lira._completed(reference_phi, inside), strict=True):
         assert one[:2] == pytest.approx(other[:2], abs=1e-12)
 
 

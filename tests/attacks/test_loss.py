@@ -52,7 +52,7 @@ def test_at_chance_before_training_and_under_shuffled_truth(outsider: Case) -> N
 
 def test_a_run_without_any_recording_is_enough(tmp_path: Path) -> None:
     built, final, _ = overfitted.run(tmp_path / "run", {"federation.rounds": 1}, clients=2, each=10)
-    from attacks.adversary.vantage import seen
+    from attacks.adversary.case import seen
 
     case = Case(
         built.assembly, seen("outsider", final, None), lambda count: pytest.fail("the loss needs no references")

@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.adversary.active import LyingServer, Refused
 from attacks.adversary.case import Inapplicable
-from attacks.lying import labels, membership, replay, suppression, traps
-from attacks.lying.command import audited
-from attacks.lying.head import Head
-from attacks.lying.rates import rate
-from attacks.lying.table import Table
-from attacks.lying.trials import LIES, Outcome, tried
+from attacks.adversary.lying_server import LyingServer, Refused
+from attacks.lying import lies
+from attacks.lying.lies import Head
+from attacks.lying.trials import LIES, Outcome, Table, audited, rate, tried
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.tensors.tensors import Tensors
@@ -51,16 +48,16 @@ def table(*settings: str, round_: int = 1, trusting: bool = False, seed: int = 0
 def crafted(one: Table) -> dict[str, Tensors]:
     limit = one.server.limit
     return {
-        "traps": traps.traps(one.head, one.public_inputs, limit),
-        "alarm": membership.alarm(one.head, one.inputs[0], one.public_inputs, limit),
-        "dead": suppression.dead(one.head),
-        "flat": labels.flat(one.head, "adamw"),
+        "traps": lies.traps(one.head, one.public_inputs, limit),
+        "alarm": lies.alarm(one.head, one.inputs[0], one.public_inputs, limit),
+        "dead": lies.dead(one.head),
+        "flat": lies.flat(one.head, "adamw"),
     }
 
 
 def recall(one: Table, held: list[int]) -> float:
     read, _ = one.answer(crafted(one)["traps"], held)
-    names = traps.named(one.head, read, one.inputs, EACH, signs=one.adamw)
+    names = lies.named(one.head, read, one.inputs, EACH, signs=one.adamw)
     return len(set(names) & set(held)) / EACH
 
 
@@ -89,18 +86,18 @@ def test_a_row_of_a_trap_is_the_input_of_one_text() -> None:
 def test_a_unit_fires_for_the_target_alone() -> None:
     one = table(*FIXED)
     target, *others = one.deal()
-    tensors = membership.alarm(one.head, one.inputs[target], one.public_inputs, one.server.limit)
+    tensors = lies.alarm(one.head, one.inputs[target], one.public_inputs, one.server.limit)
     with_, without = (one.answer(tensors, held)[0] for held in ([target, *others[1:]], others))
-    scores = [membership.score(one.head, read, one.inputs[target]) for read in (with_, without)]
+    scores = [lies.score(one.head, read, one.inputs[target]) for read in (with_, without)]
     assert scores[0] > 1e3 * scores[1]
 
 
 def test_membership_verdicts_keep_their_level_where_nothing_tells_members_from_others() -> None:
     """Exchangeable scores: of 20,000 verdicts 5 % are members, as many as the level allows."""
     rng = np.random.default_rng(0)
-    alarms = [membership.is_member(row[0], list(row[1:])) for row in rng.normal(size=(20_000, membership.NULLS + 1))]
-    assert membership.LEVEL == 0.05
-    assert abs(np.mean(alarms) - membership.LEVEL) < 0.006
+    alarms = [lies.is_member(row[0], list(row[1:])) for row in rng.normal(size=(20_000, lies.NULLS + 1))]
+    assert lies.LEVEL == 0.05
+    assert abs(np.mean(alarms) - lies.LEVEL) < 0.006
 
 
 @pytest.mark.weekly
@@ -115,12 +112,12 @@ def test_false_alarms_of_real_clients_keep_the_level(settings: tuple[str, ...]) 
 def test_dead_tensors_let_nothing_move_and_a_sum_that_compares_nothing_is_one_clients() -> None:
     one = table(*FIXED, *SGD)
     tensors = crafted(one)
-    assert suppression.moved(one.head, one.server.answer(0, tensors["dead"])) == 0.0
+    assert lies.moved(one.head, one.server.answer(0, tensors["dead"])) == 0.0
     held = one.deal()
     texts = [one.candidates[index] for index in held]
     alone = one.server.answer(0, tensors["traps"], texts)
     total = one.server.summed(range(5), tensors["dead"], {0: tensors["traps"]}, {0: texts})
-    assert suppression.moved(one.head, total - alone) < 1e-6 < suppression.moved(one.head, alone)
+    assert lies.moved(one.head, total - alone) < 1e-6 < lies.moved(one.head, alone)
 
 
 @pytest.mark.parametrize("active", ["false", "true"])
@@ -132,7 +129,7 @@ def test_masks_take_no_update_made_under_another_request(active: str) -> None:
     with pytest.raises(Refused, match="4 clients take part, fewer than the 5 that a sum needs"):
         one.server.summed(one.cohort, tensors["dead"], told)
     same = one.server.summed(one.cohort, tensors["traps"])
-    assert suppression.moved(one.head, same) > 1e-3, "what everybody is told is summed"
+    assert lies.moved(one.head, same) > 1e-3, "what everybody is told is summed"
 
 
 @pytest.mark.nightly
@@ -145,8 +142,8 @@ def test_a_replay_is_the_answer_to_the_bit_and_noise_makes_it_a_guess() -> None:
         answer = one.server.answer(3, honest, own)
         replays = [one.server.replayed(3, honest, texts) for texts in (with_, without)]
         assert answer.to_bytes() == replays[0 if own is with_ else 1].to_bytes()
-        assert replay.has_text(answer, *replays) is (own is with_)
-    assert not replay.has_text(replays[1], replays[1], replays[1]), "a tie is without"
+        assert lies.has_text(answer, *replays) is (own is with_)
+    assert not lies.has_text(replays[1], replays[1], replays[1]), "a tie is without"
     assert rate(tried(LIES["replay"], table(*FIXED), 6)).hits == 6
     assert rate(tried(LIES["replay"], table(*NOISE), 16)).hits < 16
 
@@ -183,8 +180,8 @@ def test_crafted_values_keep_to_the_limit_that_clients_accept() -> None:
 
 
 def test_whole_numbers_add_up() -> None:
-    assert labels.whole(torch.tensor([0.26, 0.26, 0.48]), 4).tolist() == [1, 1, 2]
-    assert labels.whole(torch.tensor([-1.0, 0.0, 0.0]), 4).sum() == 4
+    assert lies.whole(torch.tensor([0.26, 0.26, 0.48]), 4).tolist() == [1, 1, 2]
+    assert lies.whole(torch.tensor([-1.0, 0.0, 0.0]), 4).sum() == 4
 
 
 def test_a_rate_counts_refusals_as_misses_and_members_alone() -> None:

@@ -9,7 +9,7 @@ from scipy import stats
 
 from attacks.adversary.null import drawn_tails, refuted, sphere_tails
 from attacks.canary_likelihood import likelihood
-from attacks.evidence import against_null
+from attacks.evidence import judge
 
 Floats = NDArray[np.float64]
 RATE, SHIFT = 0.3, np.array([1.5, 2.0, 1.0, 1.5])
@@ -85,7 +85,7 @@ def test_a_law_that_holds_is_kept_and_a_wrong_one_is_given_up() -> None:
 def test_figures_against_the_law_are_those_against_ever_more_non_members() -> None:
     rng = np.random.default_rng(0)
     members, others = rng.normal(0.8, 1, 150), rng.normal(size=200_000)
-    found = against_null.rank(stats.norm.sf(members), 40)
+    found = judge.rank_by_law(stats.norm.sf(members), 40)
     assert found.auc == pytest.approx((members[:, None] > others[None, :2000]).mean(), abs=0.01)
     assert found.auc == pytest.approx(float(np.mean(stats.norm.cdf(members))))
     at = found.at[0.001]
@@ -98,13 +98,13 @@ def test_figures_against_the_law_are_those_against_ever_more_non_members() -> No
 def test_the_interval_against_the_law_covers_the_truth() -> None:
     rng, truth, covered = np.random.default_rng(1), float(stats.norm.cdf(0.5 / np.sqrt(2))), 0
     for seed in range(200):
-        low, high = against_null.rank(stats.norm.sf(rng.normal(0.5, 1, 60)), 60, seed).auc_interval
+        low, high = judge.rank_by_law(stats.norm.sf(rng.normal(0.5, 1, 60)), 60, seed).auc_interval
         covered += low <= truth <= high
     assert covered >= 179  # 190 are due; fewer than 179 come once in a thousand times
 
 
 def test_a_curve_against_the_law_has_rates_that_rise_inside_their_band() -> None:
-    lines = against_null.curve(np.random.default_rng(2).random(50) ** 2)
+    lines = judge.curve_by_law(np.random.default_rng(2).random(50) ** 2)
     assert lines["fpr"] == sorted(lines["fpr"])
     assert lines["tpr"] == sorted(lines["tpr"])
     assert (lines["fpr"][0], lines["tpr"][0], lines["fpr"][-1], lines["tpr"][-1]) == (0, 0, 1, 1)

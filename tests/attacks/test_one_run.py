@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from attacks import canary_cosine, loss, one_run
-from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.adversary.vantage import Seen
+from attacks.adversary.case import Case, Inapplicable, Seen, Settings
 from attacks.evidence.bounds import lower_bound
 from privacy.entropy import SeededEntropy
 from secure_fed.config import RunConfig

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.adversary.case import Settings
-from attacks.adversary.vantage import Seen
+from attacks.adversary.case import Seen, Settings
 from attacks.catalogue import from_file
-from attacks.evidence.main_attack import main_of
+from attacks.report.significance import main_of
 from secure_fed.commands import cli
 from secure_fed.errors import ConfigError
 from secure_fed.tensors.tensors import Tensors

@@ -9,8 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from attacks.adversary.case import Settings
-from attacks.adversary.target import Target
+from attacks.adversary.case import Settings, Target
 from attacks.audit import audited
 from attacks.report.verdict import verdict
 from privacy.distributed import DistributedGaussian

@@ -16,14 +16,11 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.evidence.guessing import gaussian_epsilon
-from attacks.extraction.exposure import exposures
-from attacks.extraction.template import Template, order, uniform
-from attacks.prepared import audit, coins, folder, making
-from attacks.prepared.coins import Bools, Truth, tossed
-from attacks.prepared.folder import Manifest
-from attacks.prepared.making import Wish, prepare
-from attacks.prepared.planted import wrong_labels
+from attacks.adversary.null import Bools
+from attacks.evidence.bounds import gaussian_epsilon
+from attacks.extraction.exposure import Template, exposures, order, uniform
+from attacks.prepared import findings, folder
+from attacks.prepared.folder import Manifest, Truth, Wish, prepare, tossed, wrong_labels
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
@@ -77,7 +74,7 @@ def test_the_truth_is_for_its_owner_alone_and_cannot_be_changed(tmp_path: Path) 
     assert stat.S_IMODE(truth.parent.stat().st_mode) == 0o700
     assert folder.read(out) == manifest
     published = (out / "prepared.json").read_text()
-    assert coins.digest(truth.read_bytes()) in published
+    assert folder.digest(truth.read_bytes()) in published
     assert json.loads(truth.read_text())["nonce"] not in published
     flipped = json.loads(truth.read_text())
     flipped["members"] = ("1" if flipped["members"][0] == "0" else "0") + flipped["members"][1:]
@@ -285,12 +282,12 @@ def exceeded(
     mechanism: Mechanism, epsilon: float, delta: float, runs: int, toss: Callable[[int, Any], Truth], monkeypatch: Any
 ) -> int:
     """The number of audits whose bound is above the mechanism's epsilon."""
-    monkeypatch.setattr(audit, "rank", lambda *given: Ranking(0.5, (0.4, 0.6), 1, 1, {}))  # no bound rests on it
+    monkeypatch.setattr(findings, "rank", lambda *given: Ranking(0.5, (0.4, 0.6), 1, 1, {}))  # no bound rests on it
     manifest = Manifest("classification", "text", "", "label", "none", CANDIDATES)
     rng, above = np.random.default_rng(0), 0
     for run in range(runs):
         members = toss(CANDIDATES, SeededEntropy(run)).members
-        found = audit.judged(mechanism(members, rng), members, manifest, delta).bound
+        found = findings.judged(mechanism(members, rng), members, manifest, delta).bound
         assert found.epsilon is not None
         above += found.epsilon > epsilon
     return above
@@ -302,8 +299,8 @@ def leaning(count: int, entropy: Any) -> Truth:
 
 
 RUNS = 250
-MOST_OF_60 = int(stats.binom.isf(1e-3, 60, audit.SIGNIFICANCE))
-MOST = int(stats.binom.isf(1e-3, RUNS, audit.SIGNIFICANCE))
+MOST_OF_60 = int(stats.binom.isf(1e-3, 60, findings.SIGNIFICANCE))
+MOST = int(stats.binom.isf(1e-3, RUNS, findings.SIGNIFICANCE))
 
 
 @pytest.mark.nightly
@@ -366,7 +363,7 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
 ) -> None:
     data = written(tmp_path / "data.jsonl", rows())
     for seed, name in enumerate(("own", "the others")):
-        monkeypatch.setattr(making, "SystemEntropy", lambda seed=seed: SeededEntropy(seed))
+        monkeypatch.setattr(folder, "SystemEntropy", lambda seed=seed: SeededEntropy(seed))
         arguments = ["audit", "prepare", str(data), "--out", str(tmp_path / name), "--canaries", "labels"]
         assert main([*arguments, "--count", "80"]) == 0
         printed = capsys.readouterr().out

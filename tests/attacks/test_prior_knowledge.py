@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.adversary.case import Case
-from attacks.adversary.vantage import Seen, seen
-from attacks.texts.prior_knowledge import grid_noise, sum_noise, update_noise
+from attacks.adversary.case import Case, Seen, seen
+from attacks.texts.recovery import grid_noise, sum_noise, update_noise
 from privacy.entropy import SeededEntropy
 from secure_fed import Federation, RunConfig
 from secure_fed.rounds.masked.encoding import Contribution

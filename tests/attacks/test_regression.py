@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks import regression, update_score
-from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.adversary.vantage import Seen
+from attacks.adversary.case import Case, Inapplicable, Seen, Settings
 from attacks.regression import RIDGE, Sketch, needed
 from secure_fed.federation import Federation
 from secure_fed.runs.membership import roc

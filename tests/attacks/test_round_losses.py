@@ -7,7 +7,7 @@ import pytest
 
 from attacks import round_losses
 from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.steps.steps import spaced
+from attacks.adversary.steps import spaced
 from tests.attacks import overfitted
 
 LEARNS = {"federation.rounds": 15, "method.rank": 8}

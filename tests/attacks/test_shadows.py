@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from attacks.adversary import shadows
-from attacks.adversary.reference import Reference
-from attacks.adversary.shadows import coins, lots, references, trained
+from attacks.adversary.shadows import Reference, coins, lots, references, trained
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.errors import BudgetExhausted

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.texts.factor_changes import Sent, families
-from attacks.texts.first_layer import FirstLayer
-from attacks.texts.span import MEMBER_A, Family, Found, Rows, SpanTest, rounding, row_space, search
+from attacks.texts.span import MEMBER_A, Family, FirstLayer, Found, Rows, SpanTest, rounding, row_space, search
 from secure_fed.learning.models.adapters.lora import Pair
 from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.cells import every

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from attacks import sum_inversion
-from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.adversary.target import Target
+from attacks.adversary.case import Case, Inapplicable, Settings, Target
 from attacks.audit import audited
 from attacks.report import page
 from attacks.report.reading import read
-from attacks.report.sentences_texts import texts
+from attacks.report.wording import texts
 from secure_fed.methods.method import State
 from secure_fed.runs.recording import Recorded
 from tests.attacks.federations import case

@@ -11,8 +11,8 @@ import torch
 from scipy import stats
 
 from attacks import loss, update_score
+from attacks.adversary import steps
 from attacks.adversary.case import Case, Inapplicable, Settings
-from attacks.steps import alignment
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted
 
@@ -134,7 +134,7 @@ def test_whatever_clients_send_is_compared_in_the_coordinates_that_train(
 def test_a_change_as_it_is_is_its_own_pull_back(server: Case) -> None:
     update = server.seen.updates[0]
     before = server.seen.states[update.round]
-    found = alignment.of_contribution(server.assembly, before, update.round, update.pass_name, update.contribution, {})
+    found = steps.of_contribution(server.assembly, before, update.round, update.pass_name, update.contribution, {})
     for name in update.contribution:
         torch.testing.assert_close(found.tensor(name), update.contribution.tensor(name))
 
@@ -144,10 +144,10 @@ def test_a_product_in_factors_or_formed_is_pulled_back_to_the_same(tmp_path: Pat
     update = recorded.updates[-1]
     before = recorded.states[update.round]
     one, other = (
-        alignment.of_contribution(built.assembly, before, update.round, update.pass_name, sent, {})
+        steps.of_contribution(built.assembly, before, update.round, update.pass_name, sent, {})
         for sent in (update.contribution, update.contribution.dense())
     )
-    state = alignment.of_states(built.assembly, before, before, update.round)
+    state = steps.of_states(built.assembly, before, before, update.round)
     assert list(one) == list(other) == list(state)
     for name in one:
         torch.testing.assert_close(one.tensor(name), other.tensor(name), rtol=1e-4, atol=1e-6)

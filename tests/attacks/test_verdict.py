@@ -1,7 +1,12 @@
-"""The verdict: when it reports a leak or a broken guarantee, and which results are never evidence of privacy."""
+"""The verdict: when it reports a leak or a broken guarantee, which results are never evidence of privacy, and its headline.
+
+The sentences on a guarantee: contradicted, not contradicted, or not testable by the audit. The headline: the number of attacks
+made, the attacks not made, and how to read an AUC.
+"""
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from math import comb
 from typing import Any
@@ -9,13 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks.adversary.vantage import VANTAGES
-from attacks.evidence import against_null
-from attacks.evidence.main_attack import level, main_of
+from attacks.adversary.case import VANTAGES
+from attacks.catalogue import ATTACKS
+from attacks.evidence import judge
 from attacks.report import significance
+from attacks.report.display import Audited, show
 from attacks.report.page import page
 from attacks.report.reading import read
-from attacks.report.verdict import verdict
+from attacks.report.significance import level, main_of
+from attacks.report.verdict import headline, how_to_read, recorded, untried, verdict
+from secure_fed.report.page import plots
 from secure_fed.runs.membership import roc
 from tests.attacks import samples
 from tests.cells import every
@@ -167,7 +175,7 @@ def test_which_attack_is_the_main_one_follows_from_what_was_made() -> None:
 def test_against_a_known_law_few_members_suffice_and_a_silent_model_is_called_found_as_seldom() -> None:
     random, found = np.random.default_rng(2), 0
     for _ in range(300):
-        ranking = roc.to_dict(against_null.rank(random.random(40), 30))
+        ranking = roc.to_dict(judge.rank_by_law(random.random(40), 30))
         found += judged({**ranking, "null": "known"})[0] != "none_found"
     assert found <= 24
     tail = {"tpr": 0.1, "tpr_interval": [0.04, 0.2], "fpr": 0.001, "fpr_interval": [0.001, 0.001]}
@@ -357,3 +365,176 @@ def test_repetitions_for_stronger_adversaries_are_no_further_looks() -> None:
     audit = samples.protected()
     assert len(read(audit).of_membership) == 19
     assert significance.looks(read(audit)) == 12  # six attacks, each an AUC and a rate at 1 %; at 0.1 % all are refused
+
+
+def test_a_broken_guarantee_is_said_loudly_with_its_confidence() -> None:
+    level, text = judged(cell(0.8, epsilon_lower=1.2), unit="example", epsilon_accounted=0.99)
+    assert level == "violation"
+    assert text.startswith("THE GUARANTEE IS CONTRADICTED. The run claims epsilon 0.99 for one training example")
+    assert "at least 1.20, with a confidence of 95 %" in text
+
+
+def test_bounds_of_another_unit_or_against_a_trusted_server_contradict_nothing() -> None:
+    high = cell(0.8, epsilon_lower=5.0)
+    level, text = judged(high, unit="client", audited_unit="example", epsilon_accounted=1.0)
+    assert level == "leak"
+    assert (
+        "could not have contradicted the run's guarantee: the guarantee is for one client with everything it has and the"
+        " audit is about one training example" in text
+    )
+    trusted = [{"name": "outsider", "title": "Outsider", "sees": "", "epsilon_accounted": None}]
+    level, text = judged(high, unit="example", epsilon_accounted=1.0, vantages=trusted)
+    assert level == "leak"
+    assert (
+        "could not have contradicted the run's guarantee: the only lower bounds are for adversaries that the guarantee"
+        in text
+    )
+    assert judged({**high, "epsilon_accounted": None}, unit="example", epsilon_accounted=1.0)[0] == "leak"
+    assert judged({**high, "epsilon_accounted": 4.9}, unit="example", epsilon_accounted=9.0)[0] == "violation"
+
+
+def test_what_is_found_within_the_guarantee_is_no_leak() -> None:
+    level, text = judged(cell(0.7, epsilon_lower=0.8), unit="example", epsilon_accounted=7.961)
+    assert level == "within"
+    assert text.startswith("The finding is within the guarantee.")
+    assert "A run with this epsilon and delta allows up to 99.97 of 100." in text
+    assert "The guarantee is not contradicted: it allows epsilon 7.97, and the largest lower bound is 0.80" in text
+
+
+def test_a_guarantee_that_cannot_be_set_against_the_audit_is_not_denied() -> None:
+    text = judged(cell(0.5, epsilon_lower=0.0), unit="example", epsilon_accounted=None)[1]
+    assert "no privacy guarantee" not in text
+    assert (
+        "This audit could not have contradicted the run's guarantee: an audit leaves units out altogether, and no epsilon"
+        " is accounted" in text
+    )
+    assert "if every client adds a share of the noise" in text
+    assert "this audit neither supports nor contradicts the guarantee" in text
+
+
+def test_without_any_bound_the_guarantee_could_not_have_been_contradicted() -> None:
+    text = judged(cell(0.5), unit="example", epsilon_accounted=1.0)[1]
+    assert "could not have contradicted the run's guarantee: no attack gave a lower bound" in text
+    text = verdict(audit_of(unit="example", epsilon_accounted=1.0))["text"]
+    assert "could not have contradicted the run's guarantee: no attack gave a lower bound" in text
+
+
+def test_a_bound_and_a_promise_that_round_to_the_same_are_told_apart() -> None:
+    level, text = judged(cell(0.8, epsilon_lower=0.9964), unit="example", epsilon_accounted=0.9931)
+    assert level == "violation"
+    assert "The run claims epsilon 0.994 for" in text
+    assert "at least 0.996, with" in text
+
+
+def test_a_false_alarm_of_the_baseline_does_not_hide_a_violation() -> None:
+    """A bound depends on the coins alone."""
+    broken = {"auc": 0.6, "auc_interval": [0.56, 0.64], "at_chance": False}
+    seen = cell(0.99, half=0.01, epsilon_lower=4.0)
+    level, text = judged(seen, baseline=broken, unit="example", epsilon_accounted=1.0)
+    assert level == "violation"
+    assert text.startswith("THE GUARANTEE IS CONTRADICTED.")
+    assert "Members and non-members also differ without any model. Fair coins cause that in one audit in 40" in text
+    assert "also differ" not in judged(seen, unit="example", epsilon_accounted=1.0)[1]
+    assert judged(seen, baseline=broken, unit="example", epsilon_accounted=9.0)[0] == "unsupported"
+
+
+def test_a_bound_that_could_not_have_contradicted_the_guarantee_is_said_to_be_blunt() -> None:
+    audit = samples.protected()
+    for one in audit["cells"]:
+        one["epsilon_showable"] = 3.5
+    said = verdict(audit)["text"]
+    assert "could have shown more than 3.5" in said
+    covered = [one for one in audit["cells"] if one["epsilon_lower"] is not None]
+    min(covered, key=lambda one: float(one["epsilon_lower"]))["epsilon_showable"] = 30.0  # by this one it could
+    assert "could have shown" not in verdict(audit)["text"]
+    for one in audit["cells"]:
+        one["epsilon_showable"] = 30.0
+    assert "could have shown" not in verdict(audit)["text"]
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without drawings."""
+    monkeypatch.setattr(plots, "drawing", lambda title, draw, inches=(): "<svg></svg>")
+
+
+def only(audit: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The audit with these attacks alone, as if requested by name."""
+    cells = [cell for cell in audit["cells"] if cell["attack"] in names]
+    attacks = [one for one in audit["attacks"] if one["name"] in names]
+    few = samples.copied(audit, asked_for=list(names), cells=cells, attacks=attacks)
+    return few | {"verdict": verdict(few)}
+
+
+def at(audit: dict[str, Any], auc: float, interval: list[float]) -> dict[str, Any]:
+    """The audit with this AUC in the cells of its one attack."""
+    cells = [cell | ({"auc": auc, "auc_interval": interval} if cell["applicable"] else {}) for cell in audit["cells"]]
+    return samples.copied(audit, cells=cells)
+
+
+def title(html: str) -> str:
+    """The first heading of a page below its name."""
+    (first, *_) = re.findall(r"<h2>(.*?)</h2>", html)
+    return str(first)
+
+
+def test_one_attack_that_found_nothing_says_how_many_there_are(
+    protected: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = only(protected, "loss")
+    assert audit["verdict"]["level"] == "none_found"
+    html = page(audit)
+    assert title(html) == f"1 of {len(ATTACKS)} attacks tried: nothing was found"
+    assert "No attack that was tried proves an epsilon above 0" in html
+    others = untried(read(audit))
+    assert others.startswith("Not tried: ")
+    assert all((one.title in others) == (name != "loss") for name, one in ATTACKS.items())
+    assert others in html
+    show(audit)
+    assert f"verdict: 1 of {len(ATTACKS)} attacks tried: nothing found" in capsys.readouterr().out
+
+
+def test_a_leak_found_by_one_attack_is_still_a_leak(unprotected: dict[str, Any]) -> None:
+    assert title(page(only(unprotected, "lira"))).startswith(f"1 of {len(ATTACKS)} attacks tried: a leak was found")
+
+
+def test_attacks_of_ones_own_are_counted_beside(protected: dict[str, Any]) -> None:
+    audit = only(protected, "loss")
+    own = [cell | {"attack": "mine"} for cell in audit["cells"]]
+    both = samples.copied(audit, asked_for=["loss", "mine"], cells=[*audit["cells"], *own])
+    assert headline(read(both), "none_found").startswith(f"1 of {len(ATTACKS)} attacks and 1 of your own tried: ")
+
+
+def test_an_audit_of_all_attacks_says_how_many_could_be_made(protected: dict[str, Any]) -> None:
+    assert headline(read(protected), recorded(protected)[0]) == "Nothing was found"
+    assert untried(read(protected)) == ""
+    cells = [cell | ({"applicable": False} if cell["attack"] == "lira" else {}) for cell in protected["cells"]]
+    fewer = samples.copied(protected, cells=cells)
+    of = len(samples.ATTACKS)
+    said = f"Nothing was found by {of - 1} of {of} attacks that were possible"
+    assert headline(read(fewer), "none_found") == said
+
+
+@pytest.mark.parametrize(
+    ("auc", "interval", "wide"),
+    [(0.47, [0.38, 0.56], True), (0.51, [0.49, 0.53], False), (0.62, [0.54, 0.7], False)],
+)
+def test_an_auc_is_explained_where_it_is_shown(
+    protected: dict[str, Any], auc: float, interval: list[float], wide: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = at(only(protected, "loss"), auc, interval)
+    said = how_to_read(read(audit))
+    assert "An AUC below 0.5 does not show privacy" in said
+    assert ("are too few to show whether there is a leak" in said) == wide
+    assert said in page(audit)
+    show(audit)
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert said in Audited(audit)._repr_html_()
+
+
+def test_an_audit_in_a_notebook_is_small_and_escaped(protected: dict[str, Any]) -> None:
+    html = Audited(samples.copied(protected, attacks=[{"name": "loss", "title": "<script>x</script>"}]))._repr_html_()
+    assert "<script" not in html
+    assert "&lt;script&gt;x&lt;/script&gt;" in html
+    assert "Nothing was found" in html
+    assert len(html) < 10_000

@@ -16,7 +16,7 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.adversary.target import opened
+from attacks.adversary.case import opened
 from privacy import accounting
 from privacy.entropy import SeededEntropy
 from privacy.errors import PlanError

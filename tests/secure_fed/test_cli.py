@@ -578,7 +578,7 @@ def test_an_interrupt_of_what_is_no_run_is_one_sentence_from_the_first_moment(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(instant, interrupt)
-    monkeypatch.setattr("attacks.adversary.target.read_facts", interrupt)
+    monkeypatch.setattr("attacks.adversary.case.read_facts", interrupt)
     assert main([command, "run"]) == 130
     assert capsys.readouterr().err == "secure-fed: interrupted\n"
 

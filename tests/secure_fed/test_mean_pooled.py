@@ -16,7 +16,7 @@ import transformers
 from peft import AutoPeftModel
 from torch import nn
 
-from attacks.any_model.fitting import require_fits
+from attacks.any_model.shadows import require_fits
 from attacks.any_model.subject import Asked, opened
 from secure_fed import Federation, MeanPooledForSequenceClassification, RunConfig, load_run
 from secure_fed.config import DataConfig, ModelConfig
