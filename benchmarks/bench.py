@@ -71,7 +71,7 @@ PARTS = {
     "private_fra": Part("private_fra.py", "--size 2048", "--size 512"),
     "registered_clients": Part("registered_clients.py"),
     "accounting": Part("accounting.py"),
-    "growth": Part("growth.py", f"--plot {ROOT / 'docs' / 'performance.svg'}", "--quick"),
+    "growth": Part("growth.py", f"--plot {ROOT / 'docs' / 'performance.png'}", "--quick"),
 }
 
 

@@ -31,8 +31,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from exposure_report import draw, table
-from runs_file import keep, lines, put
+from exposure_report import drawn, table
+from runs_file import keep, lines, put, put_picture
 from timing import machine
 
 from attacks.extraction.exposure import Planted, Template, exposures
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="three rounds on a model that has hardly read anything")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
-    parser.add_argument("--docs", type=Path, help="write exposure.svg there, and the table into extraction.md")
+    parser.add_argument("--docs", type=Path, help="write exposure.png there, and the table into extraction.md")
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
@@ -209,7 +209,7 @@ def main() -> None:
     print(f"{machine('torch')}\n\n{shown}")
     if given.docs:
         put(given.docs / "extraction.md", "exposure", shown)
-        draw(runs, REPEATS, CANARIES, given.docs / "exposure.svg")
+        put_picture(given.docs / "exposure.png", drawn(runs, REPEATS, CANARIES))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from attacks.extraction.exposure import BY_CHANCE, chance
@@ -53,11 +52,11 @@ def table(runs: Sequence[Run], repeats: Sequence[int], canaries: int) -> str:
     return "\n".join(rows)
 
 
-def draw(runs: Sequence[Run], repeats: Sequence[int], canaries: int, place: Path) -> None:
-    """Mean exposure by round, and in the final model by client."""
+def drawn(runs: Sequence[Run], repeats: Sequence[int], canaries: int) -> Any:
+    """The figure: mean exposure by round, and in the final model by client."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     figure, (by_round, by_client) = pyplot.subplots(1, 2, figsize=(9.2, 3.4), sharey=True)
@@ -84,4 +83,4 @@ def draw(runs: Sequence[Run], repeats: Sequence[int], canaries: int, place: Path
         panel.grid(alpha=0.3)
     by_round.legend()
     figure.tight_layout()
-    figure.savefig(place, metadata={"Date": None})
+    return figure

@@ -1,6 +1,6 @@
 """How a round grows with clients, cohort, numbers and ranks, against the documented cost.
 
-    OMP_NUM_THREADS=1 python benchmarks/growth.py [--quick] [--plot docs/performance.svg]
+    OMP_NUM_THREADS=1 python benchmarks/growth.py [--quick] [--plot docs/performance.png]
 
     clients    registered clients, of which 10 train a step on one note each: a round's cost does not depend on their number
     cohort     clients that train a step on 8 notes each: a round costs a client's training times the cohort
@@ -105,7 +105,7 @@ def server(method: str, rank: int, width: int, clients: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--plot", type=Path, metavar="SVG")
+    parser.add_argument("--plot", type=Path, metavar="PNG")
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(machine("torch", "numpy") + "; one thread")

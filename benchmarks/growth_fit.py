@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from runs_file import put_picture
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,7 @@ def draw(axis: Any, panel: Panel) -> None:
 def plot(panels: Sequence[Panel], place: Path, columns: int = 2) -> None:
     import matplotlib
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = place.stem
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     rows = -(-len(panels) // columns)
@@ -114,4 +114,4 @@ def plot(panels: Sequence[Panel], place: Path, columns: int = 2) -> None:
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
     figure.tight_layout()
-    figure.savefig(place, metadata={"Date": None})
+    put_picture(place, figure)

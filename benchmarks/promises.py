@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from runs_file import put_picture
 from timing import machine
 
 from secure_fed import Federation, RunConfig
@@ -164,7 +165,7 @@ def draw(runs: Sequence[Run], place: Path) -> None:
     """Draw a panel for each data set."""
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     kinds = list(dict.fromkeys(run["data"] for run in runs))
@@ -181,7 +182,7 @@ def draw(runs: Sequence[Run], place: Path) -> None:
         panel.grid(alpha=0.3)
     panels[0][0].legend()
     figure.tight_layout()
-    figure.savefig(place, metadata={"Date": None})
+    put_picture(place, figure)
 
 
 def main() -> None:
@@ -190,7 +191,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="two rounds of small cohorts")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
-    parser.add_argument("--docs", type=Path, help="write promises.svg there")
+    parser.add_argument("--docs", type=Path, help="write promises.png there")
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
@@ -198,7 +199,7 @@ def main() -> None:
     runs = list(finished(given.out).values())
     print(f"{machine('torch')}\n\n{table(runs)}")
     if given.docs:
-        draw(runs, given.docs / "promises.svg")
+        draw(runs, given.docs / "promises.png")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The cost of secure aggregation for a client and the server, compared with the bare masks and with Flower's SecAgg+.
 
-    OMP_NUM_THREADS=1 python benchmarks/secure_aggregation.py [--dim 300000 ...] [--clients 50 ...] [--plot FILE.svg]
+    OMP_NUM_THREADS=1 python benchmarks/secure_aggregation.py [--dim 300000 ...] [--clients 50 ...] [--plot FILE.png]
 
 n clients with k neighbours each sum vectors of d numbers in 32-bit words, on one thread. k and the threshold t are chosen for
 10 % corrupt and 20 % dropped clients; with up to 50 clients, all are neighbours of each other. Ways in one table alternate;
@@ -195,7 +195,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="turns of a client's stage")
     parser.add_argument("--server-repeats", type=int, default=3, help="turns of the server, for which all clients work")
     parser.add_argument("--budget", type=float, default=100.0, help="GB of masks that a session's clients may make")
-    parser.add_argument("--plot", type=Path, metavar="SVG")
+    parser.add_argument("--plot", type=Path, metavar="PNG")
     return parser.parse_args()
 
 

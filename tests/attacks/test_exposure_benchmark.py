@@ -24,7 +24,7 @@ def run(target: float | None, seed: int, bits: float) -> dict[str, Any]:
     return {"target": target, "seed": seed, "rounds": rounds}
 
 
-def test_the_table_has_a_row_for_each_level_of_privacy(tmp_path: Path) -> None:
+def test_the_table_has_a_row_for_each_level_of_privacy() -> None:
     report = runpy.run_path(str(BENCHMARKS / "exposure_report.py"))
     runs = [run(8.0, 0, 1.0), run(None, 0, 3.0), run(1.0, 0, 0.5), run(None, 1, 4.0)]
     lines = report["table"](runs, (1, 4), 2).splitlines()
@@ -32,8 +32,7 @@ def test_the_table_has_a_row_for_each_level_of_privacy(tmp_path: Path) -> None:
     cells = [cell.strip() for cell in lines[2].split("|")[2:-1]]
     assert cells[:4] == ["2", "3.50 ± 0.71", "5.50 ± 0.71", "4.50 ± 0.71"]
     assert float(cells[4]) < 1e-3 < float(lines[4].split("|")[6])
-    report["draw"](runs, (1, 4), 2, tmp_path / "exposure.svg")
-    assert "<svg" in (tmp_path / "exposure.svg").read_text()
+    assert len(report["drawn"](runs, (1, 4), 2).axes) == 2
 
 
 @pytest.mark.nightly
