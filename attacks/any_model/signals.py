@@ -32,7 +32,7 @@ from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.chat import Chats
-from secure_fed.learning.tasks.confidence import of_likelihood
+from secure_fed.learning.tasks.confidence import confidence_of_likelihood
 from secure_fed.learning.tasks.item_extras import ASIDE
 
 PAPERS = {
@@ -81,7 +81,7 @@ def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
 
 def confident(losses: Floats, *, likely: bool) -> Floats:
     """(texts,) confidences from losses: the logit of exp(-loss) if that is a probability (`likely`), else -loss."""
-    found: Floats = of_likelihood(torch.from_numpy(-losses)).numpy() if likely else -losses
+    found: Floats = confidence_of_likelihood(torch.from_numpy(-losses)).numpy() if likely else -losses
     return found
 
 

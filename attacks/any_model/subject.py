@@ -44,7 +44,7 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import is_chat, normal
+from secure_fed.learning.data.texts import is_chat, normal_text
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.next_tokens import rows_together, token_figures
@@ -205,7 +205,7 @@ def require_apart(members: Rows, others: Rows) -> None:
 def _plain(rows: Rows) -> list[tuple[str, str]]:
     """Each row's texts, as `normal` writes them."""
     seconds = rows.text_b or ("",) * len(rows)
-    return [(normal(one), normal(two)) for one, two in zip(rows.text, seconds, strict=True)]
+    return [(normal_text(one), normal_text(two)) for one, two in zip(rows.text, seconds, strict=True)]
 
 
 def _scaled(asked: Asked) -> tuple[Asked, tuple[str, ...]]:

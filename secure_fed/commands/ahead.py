@@ -9,7 +9,7 @@ from secure_fed import methods
 from secure_fed.config import RunConfig
 from secure_fed.learning.data import named_files
 from secure_fed.learning.models.locate import found
-from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.columns import columns_of
 from secure_fed.runs.ledger_heads import require_made
 
 
@@ -17,7 +17,7 @@ def check(config: RunConfig) -> None:
     """Refuse an unknown method, and missing files, columns, model folders or ledgers."""
     methods.require_known(config.method.name)
     found(config.model)
-    read, others = columns(config.data), config.evaluation.non_members
+    read, others = columns_of(config.data), config.evaluation.non_members
     named_files.require_columns(config.data, read, config.privacy.group_column, others)
     if config.privacy.ledger:
         require_made(config.privacy.ledger)

@@ -22,7 +22,7 @@ from secure_fed.learning.models.loading import head_of, last_layer, task_head
 from secure_fed.learning.models.products import hasten
 from secure_fed.learning.problem import Problem, facts_of, is_lazy
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.tasks.commonest import of_items
+from secure_fed.learning.tasks.commonest import commonest_of_items
 from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.learning.training.objective import to_device
@@ -83,7 +83,7 @@ def given(
         confidence=confidence("", loss or classification.loss),
         facts=facts_of(config, GIVEN, [], names, parts, (GIVEN, len(test)), natural) | _content(train, test),
         unit_digest=_units_given(config, train),
-        commonest=None if metrics else of_items(test),
+        commonest=None if metrics else commonest_of_items(test),
         note=note,
     )
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from secure_fed.learning.audit_pool.unit import Unit
-from secure_fed.learning.tasks.confidence import of_classes, of_likelihood
+from secure_fed.learning.tasks.confidence import confidence_of_classes, confidence_of_likelihood
 from secure_fed.runs.membership.measured import EXAMPLES, looked_at, mean_of_units, of_data
 from tests.secure_fed import toys
 from tests.secure_fed.test_holding import CLIENT, numbered
@@ -89,9 +89,9 @@ def test_the_logit_of_a_probability_is_exact_where_float32_has_ended() -> None:
     scores = torch.tensor([[40.0, 0.0, 1.0], [0.0, 0.0, 0.0], [-3.0, 5.0, 0.5]])
     labels = torch.tensor([0, 1, 2])
     p = scores.double().softmax(1).gather(1, labels[:, None]).squeeze(1)
-    found = of_classes(scores, labels)
+    found = confidence_of_classes(scores, labels)
     assert found.dtype == torch.float64
     assert found[0] == pytest.approx(40 - np.log(1 + np.e))
     assert torch.allclose(found[1:], torch.log(p / (1 - p))[1:])
-    assert torch.allclose(of_likelihood(torch.log(p[1:])), torch.log(p / (1 - p))[1:])
-    assert torch.isfinite(of_likelihood(torch.tensor([0.0, -1e-9, -800.0]))).all()
+    assert torch.allclose(confidence_of_likelihood(torch.log(p[1:])), torch.log(p / (1 - p))[1:])
+    assert torch.isfinite(confidence_of_likelihood(torch.tensor([0.0, -1e-9, -800.0]))).all()

@@ -234,3 +234,22 @@ FORMATS: dict[str, tuple[Reader, Head, Some]] = {
     ".tsv": (partial(_delimited, "\t"), partial(_delimited_head, "\t"), partial(_delimited_some, "\t")),
     ".parquet": (_parquet, _parquet_head, _parquet_some),
 }
+
+
+def read_lines(path: Path, name: str) -> Table:
+    """A file of one text a line as a table, like `read_stream`."""
+    return _numbered(text_lines(path), str(path), name)
+
+
+def read_stream(stream: Iterable[bytes], source: str, name: str) -> Table:
+    """One text a line of UTF-8 as the column `name`; blank lines are skipped, and lines keep their numbers."""
+    return _numbered(decoded(stream, source), source, name)
+
+
+def _numbered(lines: Iterable[str], source: str, name: str) -> Table:
+    numbers, texts = array("q"), Column()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            numbers.append(number)
+            texts.append(line.rstrip("\r\n"))
+    return Table(source, {name: texts.whole()}, (name,), numbers)

@@ -48,7 +48,7 @@ class Vocabulary:
         return tuple(encoded)
 
 
-def learn(tables: Sequence[Table], column: str) -> Vocabulary:
+def vocabulary_of(tables: Sequence[Table], column: str) -> Vocabulary:
     """The classes of the training data: at least two, sorted, with their names in the data."""
     labels = _labels(tables, column, integers=_all_integers(tables, column))
     distinct = {label for of_table in labels for label in of_table}

@@ -8,7 +8,7 @@ from typing import Any
 from secure_fed.errors import DataError
 from secure_fed.learning.data import fingerprint
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.texts import normal
+from secure_fed.learning.data.texts import normal_text
 
 
 def require_apart(rows: Rows, trained: Rows) -> None:
@@ -38,4 +38,4 @@ def _refused(count: int, first: int, compared: str) -> DataError:
 
 def _plain(rows: Rows) -> list[tuple[str, str]]:
     seconds = rows.text_b or ("",) * len(rows)
-    return [(normal(one), normal(two)) for one, two in zip(rows.text, seconds, strict=True)]
+    return [(normal_text(one), normal_text(two)) for one, two in zip(rows.text, seconds, strict=True)]

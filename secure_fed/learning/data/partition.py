@@ -13,9 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.learning.data.dealing import Indices, by_chance, log_shares, require_enough, require_positive
-from secure_fed.learning.data.dealing import parts as parts_of
-from secure_fed.learning.data.skews import by_language, by_matrix, label_dirichlet, pathological
+from secure_fed.learning.data.skews import (
+    Indices,
+    by_chance,
+    by_language,
+    by_matrix,
+    label_dirichlet,
+    log_shares,
+    pathological,
+    require_enough,
+    require_positive,
+)
+from secure_fed.learning.data.skews import parts as parts_of
 
 PARTITIONS = ("iid", "dirichlet", "label_dirichlet", "language", "pathological", "matrix", "natural")
 _PAIRED_CLIENTS = 1000

@@ -18,7 +18,7 @@ from secure_fed.learning.data.named_files import TEST_SPLITS, Named, generated, 
 from secure_fed.learning.data.non_members import require_apart
 from secure_fed.learning.data.rows import OfClasses, Reads, Rows
 from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import require_each, require_some
+from secure_fed.learning.data.texts import require_some_text, require_text_to_learn
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
 
@@ -117,8 +117,8 @@ def _require_texts(task: Reads, train: Sequence[Table], test: Sequence[Table]) -
     for table in (*train, *test):
         for setting, name in columns:
             if name:
-                require_some(table, name, setting)
-    require_each(train, [(name, setting) for setting, name in columns if name in task.learned])
+                require_some_text(table, name, setting)
+    require_text_to_learn(train, [(name, setting) for setting, name in columns if name in task.learned])
 
 
 def _from_files(named: Named, wanted: Collection[str]) -> _Tables:

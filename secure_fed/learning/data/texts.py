@@ -1,37 +1,24 @@
-"""Columns of text, and lines of text as a table of one column."""
+"""Columns of text."""
 
 from __future__ import annotations
 
 import unicodedata
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data.formats import decoded, text_lines
-from secure_fed.learning.data.on_disk import Column, kept
+from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Texts
 from secure_fed.learning.data.table import Table
 
 
-def of_file(path: Path, name: str) -> Table:
-    """A file of one text a line as a table, like `of_lines`."""
-    return _numbered(text_lines(path), str(path), name)
-
-
-def of_lines(stream: Iterable[bytes], source: str, name: str) -> Table:
-    """One text a line of UTF-8 as the column `name`; blank lines are skipped, and lines keep their numbers."""
-    return _numbered(decoded(stream, source), source, name)
-
-
-def plain(tables: Sequence[Table], text: str, text_b: str) -> Texts:
+def plain_texts(tables: Sequence[Table], text: str, text_b: str) -> Texts:
     """The column `text`, and the column `text_b` if it is named, over all tables."""
-    first = kept(*(column(table, text, "data.text") for table in tables))
-    return first, kept(*(column(table, text_b, "data.text_b") for table in tables)) if text_b else None
+    first = kept(*(text_column(table, text, "data.text") for table in tables))
+    return first, kept(*(text_column(table, text_b, "data.text_b") for table in tables)) if text_b else None
 
 
-def column(table: Table, name: str, setting: str) -> Sequence[str]:
+def text_column(table: Table, name: str, setting: str) -> Sequence[str]:
     """A column of texts that a tokenizer accepts; anything else is refused. setting: the key that named the column."""
     cells = table.column(name, setting)
     for row, value in enumerate(cells):
@@ -41,7 +28,7 @@ def column(table: Table, name: str, setting: str) -> Sequence[str]:
     return cast("Sequence[str]", cells)
 
 
-def lists(table: Table, name: str, setting: str, *, divided: str | None = None) -> Iterator[list[str]]:
+def text_lists(table: Table, name: str, setting: str, *, divided: str | None = None) -> Iterator[list[str]]:
     """A column of lists of texts. Where a table has no lists (CSV), a text is split at `divided`."""
     for row, value in enumerate(table.column(name, setting)):
         if isinstance(value, str) and divided is not None and is_text(value):
@@ -54,13 +41,13 @@ def lists(table: Table, name: str, setting: str, *, divided: str | None = None) 
         yield list(value)
 
 
-def require_some(table: Table, name: str, setting: str) -> None:
+def require_some_text(table: Table, name: str, setting: str) -> None:
     """Refuse a table of empty texts only: the column is the wrong one."""
     if all(map(is_blank, table.column(name, setting))):
         raise DataError(f"every {name!r} of {table.source} is empty; set {setting} to a column with text")
 
 
-def require_each(tables: Sequence[Table], learned: Sequence[tuple[str, str]]) -> None:
+def require_text_to_learn(tables: Sequence[Table], learned: Sequence[tuple[str, str]]) -> None:
     """Refuse a training row without any text: it would teach a model to answer nothing, and nobody would notice.
 
     learned: the columns whose text a row needs, with their settings. One of them may be empty where another has text.
@@ -82,7 +69,7 @@ def require_each(tables: Sequence[Table], learned: Sequence[tuple[str, str]]) ->
 
 
 def is_blank(cell: object) -> bool:
-    """Whether a text, or every text of a list, has no visible character. False for other values, which `column` refuses."""
+    """Whether a text, or every text of a list, has no visible character. False for values that `text_column` refuses."""
     if is_text(cell):
         return all(unicodedata.category(character) in _INVISIBLE for character in str(cell))
     return isinstance(cell, list | tuple) and all(map(is_blank, cell))
@@ -96,10 +83,10 @@ def is_chat(text: Any) -> bool:
     return isinstance(text, tuple) and bool(text) and all(isinstance(turn, tuple) for turn in text)
 
 
-def normal(text: Any) -> str:
+def normal_text(text: Any) -> str:
     """A text, its words, or its turns, without what a copy may change: white space, capitals, and ways to write a character."""
     if is_chat(text):
-        return "\n".join(f"{role} {normal(said)}" for role, said in text)
+        return "\n".join(f"{role} {normal_text(said)}" for role, said in text)
     written = text if isinstance(text, str) else " ".join(map(str, text))
     return " ".join(unicodedata.normalize("NFKC", written).casefold().split())
 
@@ -113,12 +100,3 @@ def is_text(value: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _numbered(lines: Iterable[str], source: str, name: str) -> Table:
-    numbers, texts = array("q"), Column()
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            numbers.append(number)
-            texts.append(line.rstrip("\r\n"))
-    return Table(source, {name: texts.whole()}, (name,), numbers)

@@ -22,7 +22,7 @@ from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token,
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.table import Table
-from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.columns import columns_of
 from secure_fed.learning.tasks.continuation import continuations, loss
 from secure_fed.learning.tasks.next_tokens import surprise, token_figures, token_losses
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
@@ -139,4 +139,4 @@ def _plain(value: float) -> float | None:
 
 
 def build(data: DataConfig) -> CausalLM:
-    return CausalLM(columns(data), data.learn_prompt)
+    return CausalLM(columns_of(data), data.learn_prompt)

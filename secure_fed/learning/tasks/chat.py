@@ -22,7 +22,7 @@ from secure_fed.learning.data.rows import Rows, Texts
 from secure_fed.learning.data.table import Table
 from secure_fed.learning.tasks.causal_lm import CausalLM
 from secure_fed.learning.tasks.chat_template import ChatTemplate, chatml, without_turn_marks
-from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.columns import columns_of
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
 
 
@@ -116,4 +116,4 @@ class Chats(CausalLM):
 
 
 def build(data: DataConfig) -> Chats:
-    return Chats(columns(data), False, data.learn == "last", chats.template_of(data))
+    return Chats(columns_of(data), False, data.learn == "last", chats.template_of(data))

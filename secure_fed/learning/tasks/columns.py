@@ -19,7 +19,7 @@ _OWN = {
 }
 
 
-def columns(data: DataConfig) -> Columns:
+def columns_of(data: DataConfig) -> Columns:
     """The columns of the task `data.task`, where the settings of [data] name no others. Refuses a label that is an input."""
     found = _OWN.get(data.task, _USUAL).chosen(data)
     if found.label and found.label in (found.text, found.text_b):

@@ -41,7 +41,7 @@ class Commonest:
         return (middle - width) / (1 + z * z / n) <= self.share
 
 
-def of_items(examples: Sequence[Any]) -> Commonest | None:
+def commonest_of_items(examples: Sequence[Any]) -> Commonest | None:
     """The most frequent label of items whose `labels` are one whole number each; None if any item's are not."""
     labels = []
     for number in range(len(examples)):

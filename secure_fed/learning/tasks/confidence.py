@@ -20,7 +20,7 @@ from secure_fed.learning.tasks.task import Confidence, Loss
 _TINY = torch.finfo(torch.float32).eps ** 2  # the least 1 - p, for a p that is 1 in float32
 
 
-def of_classes(scores: Tensor, labels: Tensor) -> Tensor:
+def confidence_of_classes(scores: Tensor, labels: Tensor) -> Tensor:
     """(B,) float64 logits of the probability of `labels`, from scores (B, classes)."""
     scores = scores.double()
     own = scores.gather(1, labels[:, None])
@@ -28,7 +28,7 @@ def of_classes(scores: Tensor, labels: Tensor) -> Tensor:
     return own.squeeze(1) - others.logsumexp(1)
 
 
-def of_likelihood(log_probability: Tensor) -> Tensor:
+def confidence_of_likelihood(log_probability: Tensor) -> Tensor:
     """(B,) float64 logits of exp(log_probability)."""
     log_p = log_probability.double().clamp(max=0.0)
     return log_p - torch.log((-torch.expm1(log_p)).clamp(min=_TINY))
@@ -37,7 +37,7 @@ def of_likelihood(log_probability: Tensor) -> Tensor:
 def confidence(task: str, loss: Loss) -> Confidence:
     """phi(model, batch) -> (B,) for a task, named as in `data.task`; "" is a user's own loss."""
     if task == "classification" or loss is classification.loss:
-        return lambda model, batch: of_classes(classification.logits(model, batch), batch["labels"])
+        return lambda model, batch: confidence_of_classes(classification.logits(model, batch), batch["labels"])
     if task in ("", "regression"):
         return lambda model, batch: -loss(model, batch).double()
-    return lambda model, batch: of_likelihood(-loss(model, batch))
+    return lambda model, batch: confidence_of_likelihood(-loss(model, batch))

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
-from secure_fed.learning.data import texts
 from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Columns, Rows, Texts
 from secure_fed.learning.data.table import Table
-from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.data.texts import plain_texts, text_lists
+from secure_fed.learning.tasks.columns import columns_of
 from secure_fed.learning.tasks.continuation import continuations, loss
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.next_tokens import token_losses
@@ -70,7 +70,7 @@ class MultipleChoice(Task):
     unlabelled = 0
 
     def texts(self, tables: Sequence[Table]) -> Texts:
-        prompts, _ = texts.plain(tables, self.columns.text, "")
+        prompts, _ = plain_texts(tables, self.columns.text, "")
         return prompts, kept(row for table in tables for row in _choices(table, self.columns.text_b))
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
@@ -122,7 +122,7 @@ class MultipleChoice(Task):
 
 
 def _choices(table: Table, column: str) -> Iterator[tuple[str, ...]]:
-    for row, choices in enumerate(texts.lists(table, column, "data.text_b")):
+    for row, choices in enumerate(text_lists(table, column, "data.text_b")):
         if len(choices) < 2 or not all(choice.strip() for choice in choices):
             raise DataError(
                 f"{table.place(row)}: {column!r} has the choices {choices!r:.60}; give at least two, none of them blank"
@@ -163,4 +163,4 @@ def _number(cell: object, count: int) -> int | None:
 
 
 def build(data: DataConfig) -> MultipleChoice:
-    return MultipleChoice(columns(data), data.likelihood == "mean")
+    return MultipleChoice(columns_of(data), data.likelihood == "mean")

@@ -31,7 +31,7 @@ from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.data.strata import clusters, label_sets
 from secure_fed.learning.data.table import Table
-from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.tasks.columns import columns_of
 from secure_fed.learning.tasks.headline import QUESTIONS
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
 from secure_fed.learning.tasks.spans import Answers, best_f1, exact, read_answers
@@ -204,4 +204,4 @@ class QuestionAnswering(Task):
 
 
 def build(data: DataConfig) -> QuestionAnswering:
-    return QuestionAnswering(columns(data), data.stride, data.unanswerable)
+    return QuestionAnswering(columns_of(data), data.stride, data.unanswerable)

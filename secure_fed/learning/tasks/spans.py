@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data import texts
 from secure_fed.learning.data.rows import Columns
 from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.texts import is_text, text_column
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -31,7 +31,7 @@ def read_answers(table: Table, columns: Columns, *, unanswerable: bool = False) 
     """
     cells = table.column(columns.label, "data.label")
     beside = table.columns.get(f"{columns.label}_start", [None] * len(cells))
-    contexts = texts.column(table, columns.text_b, "data.text_b")
+    contexts = text_column(table, columns.text_b, "data.text_b")
     found = []
     for row, (cell, start, context) in enumerate(zip(cells, beside, contexts, strict=True)):
         pairs = _pairs(cell, start)
@@ -73,7 +73,7 @@ def _pairs(cell: Any, start: Any) -> list[tuple[str, int]] | None:
         several, places = [cell], [int(start) if isinstance(start, str) and start.strip().isdecimal() else start]
     if not isinstance(several, list) or not isinstance(places, list) or len(several) != len(places):
         return None
-    if not all(texts.is_text(text) for text in several) or not all(type(place) is int for place in places):
+    if not all(is_text(text) for text in several) or not all(type(place) is int for place in places):
         return None
     return list(zip(several, places, strict=True))
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data import texts
 from secure_fed.learning.data.rows import Columns
 from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.texts import text_lists
 
 OUTSIDE = "O"
 
@@ -38,7 +38,7 @@ def tag_names(tables: Sequence[Table], column: str) -> tuple[str, ...]:
 def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> Iterator[tuple[int, ...]]:
     """The index of every tag; each row must have as many tags as words."""
     index = {name: number for number, name in enumerate(names)}
-    words = texts.lists(table, columns.text, "data.text", divided=" ")
+    words = text_lists(table, columns.text, "data.text", divided=" ")
     for row, (own, tags) in enumerate(zip(words, _tags(table, columns.label), strict=True)):
         if len(own) != len(tags):
             raise DataError(
@@ -57,7 +57,7 @@ def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> Iterat
 def _tags(table: Table, column: str) -> Iterator[list[str]]:
     declared = dict(table.classes).get(column)
     if declared is None:
-        yield from texts.lists(table, column, "data.label", divided=" ")
+        yield from text_lists(table, column, "data.label", divided=" ")
         return
     for row, tags in enumerate(table.column(column, "data.label")):
         if not isinstance(tags, list | tuple) or not all(

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.config import DataConfig
-from secure_fed.learning.data import texts
 from secure_fed.learning.data.alignment import Aligned, aligned
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.labels import Vocabulary
@@ -29,7 +28,8 @@ from secure_fed.learning.data.on_disk import kept
 from secure_fed.learning.data.rows import Rows, Texts
 from secure_fed.learning.data.strata import label_sets
 from secure_fed.learning.data.table import Table
-from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.data.texts import text_lists
+from secure_fed.learning.tasks.columns import columns_of
 from secure_fed.learning.tasks.headline import ENTITIES
 from secure_fed.learning.tasks.item_extras import ASIDE, Aside
 from secure_fed.learning.tasks.tags import encoded_tags, entities, entity_scores, tag_names
@@ -101,7 +101,7 @@ class Tokens(Task):
 
     def texts(self, tables: Sequence[Table]) -> Texts:
         column = self.columns.text
-        rows = (tuple(row) for table in tables for row in texts.lists(table, column, "data.text", divided=" "))
+        rows = (tuple(row) for table in tables for row in text_lists(table, column, "data.text", divided=" "))
         return kept(rows), None
 
     def line(self, text: Any) -> Any:
@@ -190,4 +190,4 @@ def _first_tokens(words: Sequence[str], tokens: Aligned) -> tuple[list[int], lis
 
 
 def build(data: DataConfig) -> Tokens:
-    return Tokens(columns(data))
+    return Tokens(columns_of(data))

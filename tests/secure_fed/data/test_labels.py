@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data.labels import learn
+from secure_fed.learning.data.labels import vocabulary_of
 from secure_fed.learning.data.table import Table
 
 
@@ -14,7 +14,7 @@ def table(labels: Sequence[object], names: Sequence[object] | None = None, sourc
 
 
 def learned(*tables: Table) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    vocabulary = learn(tables, "label")
+    vocabulary = vocabulary_of(tables, "label")
     return vocabulary.names, vocabulary.encode(tables, "label")
 
 
@@ -28,7 +28,7 @@ def test_integers_are_sorted_as_numbers_and_may_have_gaps() -> None:
 
 def test_text_that_is_all_integers_counts_as_integers() -> None:
     assert learned(table(["10", "2", "10"])) == (("2", "10"), (1, 0, 1))
-    assert learn([table(["10", "2"])], "label").encode([table([2])], "label") == (0,)
+    assert vocabulary_of([table(["10", "2"])], "label").encode([table([2])], "label") == (0,)
 
 
 def test_codes_with_leading_zeros_stay_names() -> None:
@@ -94,7 +94,7 @@ def test_one_class_is_refused_by_name() -> None:
 
 
 def test_a_test_label_absent_from_training_is_refused() -> None:
-    vocabulary = learn([table(["a", "b"])], "label")
+    vocabulary = vocabulary_of([table(["a", "b"])], "label")
     with pytest.raises(DataError, match=r"test\.jsonl, line 2: label 'c' never occurs .* 'a', 'b'"):
         vocabulary.encode([table(["a", "c"], source="test.jsonl")], "label")
 
@@ -102,5 +102,5 @@ def test_a_test_label_absent_from_training_is_refused() -> None:
 @pytest.mark.parametrize("word", ["nan", "NA", "null", "None"])
 def test_a_word_for_a_missing_label_beside_integers_is_no_class(word: str) -> None:
     with pytest.raises(DataError, match=rf"line 3: label '{word}' beside integers says that the label is missing"):
-        learn([table(["0", "1", word, "1"])], "label")
+        vocabulary_of([table(["0", "1", word, "1"])], "label")
     assert learned(table(["yes", word]))[0] == tuple(sorted(["yes", word]))

@@ -19,9 +19,16 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import division, sources
-from secure_fed.learning.data.dealing import Indices, by_share
 from secure_fed.learning.data.partition import Partition, iid, jensen_shannon, partition
-from secure_fed.learning.data.skews import by_language, by_matrix, label_dirichlet, matrix_of, pathological
+from secure_fed.learning.data.skews import (
+    Indices,
+    by_language,
+    by_matrix,
+    by_share,
+    label_dirichlet,
+    matrix_of,
+    pathological,
+)
 from secure_fed.rounds.cohort import cohort_sampler
 from tests.cells import every
 
