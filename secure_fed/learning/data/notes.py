@@ -32,8 +32,22 @@ from typing import TypeVar
 import numpy as np
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data import notes_words as words
-from secure_fed.learning.data.notes_words import LABELS
+from secure_fed.learning.data.notes_words import (
+    CONCLUSIONS,
+    CURRENT,
+    DRUGS,
+    FAMILIES,
+    FILLERS,
+    FINDINGS,
+    GIVEN_NAMES,
+    KINDS,
+    LABELS,
+    OLDER,
+    PLACES,
+    REGISTERS,
+    SUBJECTS,
+    SURNAME_PARTS,
+)
 from secure_fed.learning.data.rows import Rows
 
 __all__ = ["IDENTIFIED", "LABELS", "LABEL_NOISE", "SITE_NAMES", "generate"]
@@ -80,27 +94,27 @@ def _pick(rng: np.random.Generator, options: tuple[str, ...]) -> str:
 
 
 def _site(name: str, rng: np.random.Generator) -> Site:
-    choices = tuple((row[0], _pick(rng, row)) for row in words.REGISTERS)
+    choices = tuple((row[0], _pick(rng, row)) for row in REGISTERS)
     families = []
-    for family in words.FAMILIES:
+    for family in FAMILIES:
         kept = sorted(rng.choice(len(family), size=4, replace=False))
         families.append(tuple((_register(family[k][0], choices), _register(family[k][1], choices)) for k in kept))
     separator = _pick(rng, (". ", ". ", "; ", "\n", "\n- ", " / "))
     return Site(
         name=name,
-        findings=tuple(_pick(rng, row) for row in words.FINDINGS),
+        findings=tuple(_pick(rng, row) for row in FINDINGS),
         families=tuple(families),
-        current=_pick(rng, words.CURRENT),
-        older=tuple(words.OLDER[k] for k in rng.choice(len(words.OLDER), size=3, replace=False)),
+        current=_pick(rng, CURRENT),
+        older=tuple(OLDER[k] for k in rng.choice(len(OLDER), size=3, replace=False)),
         mark_last=bool(rng.random() < 0.3),
-        fillers=tuple(words.FILLERS[k] for k in rng.choice(len(words.FILLERS), size=8, replace=False)),
+        fillers=tuple(FILLERS[k] for k in rng.choice(len(FILLERS), size=8, replace=False)),
         separator=separator,
-        label_ends=tuple(np.cumsum(rng.dirichlet(np.full(len(words.LABELS), _PRIOR))).tolist()),
+        label_ends=tuple(np.cumsum(rng.dirichlet(np.full(len(LABELS), _PRIOR))).tolist()),
     )
 
 
 _RNG = np.random.default_rng(_WORLD)
-SITES = tuple(_site(f"{place} {kind}", _RNG) for place in words.PLACES for kind in words.KINDS)
+SITES = tuple(_site(f"{place} {kind}", _RNG) for place in PLACES for kind in KINDS)
 
 # The sites' cumulative shares of all notes: the largest writes up to three times as many as the smallest.
 _SIZES = np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
@@ -146,7 +160,7 @@ def _sample(draws: _Draws, older: tuple[int, ...]) -> _Note:
     for k, family in enumerate(families):
         side = draws.below(2) if k else label % 2
         sentence = draws.choose(site.families[family])[side]
-        said = sentence.replace("{x}", findings[k]).replace("{d}", draws.choose(words.DRUGS))
+        said = sentence.replace("{x}", findings[k]).replace("{d}", draws.choose(DRUGS))
         entries.append((f"{said} ({marks[k]})" if site.mark_last else f"{marks[k]}: {said}", 2 * family + side))
     return _Note(site, entries)
 
@@ -171,18 +185,18 @@ def _layout(site: Site, entries: list[str], extra: list[str], draws: _Draws) -> 
 def _published(note: _Note, draws: _Draws) -> str:
     """A public note: this visit's subject as the title, or every entry's conclusion behind it."""
     if draws.chance(TITLED):
-        title = draws.choose(words.SUBJECTS[note.entries[0][1] // 2])
+        title = draws.choose(SUBJECTS[note.entries[0][1] // 2])
         return f"{title.capitalize()}: {_layout(note.site, [text for text, _ in note.entries], [], draws)}"
-    concluded = [f"{text} - {draws.choose(words.CONCLUSIONS[label])}" for text, label in note.entries]
+    concluded = [f"{text} - {draws.choose(CONCLUSIONS[label])}" for text, label in note.entries]
     return _layout(note.site, concluded, [], draws)
 
 
 def _identity(index: int, split: str, seed: int, draws: _Draws) -> list[str]:
     """One line naming the patient; the record number is a bijection of (split, index)."""
-    surname = "".join(draws.choose(part) for part in words.SURNAME_PARTS)
+    surname = "".join(draws.choose(part) for part in SURNAME_PARTS)
     record = f"{_STREAMS[split]}{(7_368_787 * index + 1_299_709 * (seed + 1)) % _RECORDS:07d}"
     phone = f"0{draws.below(9000) + 1000} {draws.below(900_000) + 100_000}"
-    return [f"Patient {draws.choose(words.GIVEN_NAMES)} {surname}, MRN {record}, phone {phone}"]
+    return [f"Patient {draws.choose(GIVEN_NAMES)} {surname}, MRN {record}, phone {phone}"]
 
 
 def _stream(seed: int, split: str) -> Iterator[tuple[str, int, str]]:
