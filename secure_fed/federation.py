@@ -19,11 +19,11 @@ from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError
 from secure_fed.export import assembled
 from secure_fed.learning.data.chats import template_of
-from secure_fed.learning.given import given
 from secure_fed.learning.models.devices import idle_gpu
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.learning.training.local_function import LocalFunction
+from secure_fed.learning.user_objects import given
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result

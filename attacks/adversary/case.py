@@ -33,7 +33,7 @@ from attacks.adversary.shadows import SharedReferences
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError, UsageError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.methods.method import State, fits
 from secure_fed.runs import recording
 from secure_fed.runs.assembly import Assembly

@@ -44,9 +44,9 @@ from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
 from secure_fed.errors import UsageError
 from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.data.audit_unit import plain
+from secure_fed.learning.data.encode import without_aside
 from secure_fed.learning.data.fingerprint import content
-from secure_fed.learning.data.pointing import plain
-from secure_fed.learning.tasks.item_extras import without_aside
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Train, Trained
 from secure_fed.learning.training.local_function import trainer_of

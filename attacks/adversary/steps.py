@@ -39,7 +39,7 @@ from torch import Tensor
 from attacks.adversary.case import Case, Inapplicable
 from attacks.adversary.null import Floats
 from privacy.sampling import PublicOrder
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.models.adapters.lora import pairs, scaling_of
 from secure_fed.learning.training.cohort.sums import example_gradients
 from secure_fed.learning.training.kinds import length

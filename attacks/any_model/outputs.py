@@ -18,7 +18,7 @@ from typing import Any
 from secure_fed.errors import ConfigError, DataError, ModelError, UsageError
 from secure_fed.export.label_scale import FILE, LabelScale, read, stated
 from secure_fed.export.model_card import LABELS
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.learning.models.loading import explained, last_layer, quiet
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.task import Task

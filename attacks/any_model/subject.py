@@ -40,11 +40,8 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
 from secure_fed.learning.data.chats import ASSISTANT
 from secure_fed.learning.data.encode import IGNORED, Encoded, batches
-from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.on_disk import kept
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import is_chat, normal_text
+from secure_fed.learning.data.rows import Rows, Table, Vocabulary, is_chat, normal_text
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.next_tokens import rows_together, token_figures

@@ -25,8 +25,7 @@ from attacks.adversary.null import Bools, Floats, Null, refuted
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.evidence.tradeoff import sampled_gaussian
 from secure_fed.learning.audit_pool.pool import AuditPool
-from secure_fed.learning.audit_pool.unit import Unit
-from secure_fed.learning.data.pointing import plain
+from secure_fed.learning.data.audit_unit import Unit, plain
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import roc, roc_interval
 from secure_fed.runs.membership.roc_interval import exact_limits

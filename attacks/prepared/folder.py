@@ -42,10 +42,8 @@ from secure_fed.errors import ConfigError, DataError, UsageError, plainly
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
 from secure_fed.learning.data.chats import ASSISTANT, chat_of, rewritten
-from secure_fed.learning.data.formats import text_lines
-from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Columns
-from secure_fed.learning.data.texts import is_blank, is_chat, normal_text
+from secure_fed.learning.data.files import text_lines
+from secure_fed.learning.data.rows import Columns, Vocabulary, is_blank, is_chat, normal_text
 from secure_fed.learning.tasks.task import Task
 from secure_fed.runs.directory import made_private, private_part
 from secure_fed.runs.durable import atomic_write

@@ -8,8 +8,8 @@ from __future__ import annotations
 from secure_fed import methods
 from secure_fed.config import RunConfig
 from secure_fed.learning.data import named_files
+from secure_fed.learning.data.rows import columns_of
 from secure_fed.learning.models.locate import found
-from secure_fed.learning.tasks.columns import columns_of
 from secure_fed.runs.ledger_heads import require_made
 
 

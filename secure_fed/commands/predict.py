@@ -19,8 +19,7 @@ from secure_fed.errors import ConfigError, DataError, StorageError, UsageError, 
 
 if TYPE_CHECKING:
     from secure_fed.export.trained import Trained
-    from secure_fed.learning.data.rows import Columns
-    from secure_fed.learning.data.table import Table
+    from secure_fed.learning.data.rows import Columns, Table
 
 _IDS = ("id", "idx", "guid", "uid")
 _SHOWN = 80  # characters of a text
@@ -43,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> None:
     """A file is read before the run and torch are loaded, so that its errors are reported early; standard input after."""
     from secure_fed.learning.data.chats import QUESTION
-    from secure_fed.learning.data.formats import read_stream
-    from secure_fed.learning.tasks.columns import columns_of
+    from secure_fed.learning.data.files import read_stream
+    from secure_fed.learning.data.rows import columns_of
     from secure_fed.runs.directory import read_config, read_facts
 
     read_facts(chosen.run_dir)
@@ -98,7 +97,7 @@ def _new_tokens(chosen: argparse.Namespace, config: RunConfig) -> int:
 def _of_file(file: Path, columns: Columns, task: str, *, prompts: bool) -> Table:
     """The columns of the task, and the columns that identify a row. prompts: whether a first text alone is enough."""
     from secure_fed.learning.data import chats, files
-    from secure_fed.learning.data.formats import read_lines
+    from secure_fed.learning.data.files import read_lines
 
     if task == "chat":
         if files.kind(file) == ".txt":
@@ -124,7 +123,7 @@ def _answers(
 ) -> Iterator[dict[str, Any]]:
     """The answers of the task, and with `new_tokens` a language model's continuation of each text."""
     from secure_fed.learning import tasks
-    from secure_fed.learning.data.texts import text_column
+    from secure_fed.learning.data.rows import text_column
 
     task, judged = tasks.build(run.config.data), iter([dict[str, Any]()] * len(table))
     pairs = not columns.text_b or columns.text_b in table.columns

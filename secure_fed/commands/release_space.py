@@ -15,9 +15,9 @@ from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.learning import tasks
 from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.evaluation import confidence
 from secure_fed.learning.models.loading import last_layer, load
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.methods.catalogue import on
 from secure_fed.methods.counted import classes_of
 from secure_fed.methods.method import Method, State

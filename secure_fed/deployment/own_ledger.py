@@ -31,7 +31,7 @@ from secure_fed.runs.ledger_heads import heads_at
 
 if TYPE_CHECKING:
     from privacy.plan import Plan  # it loads an accountant
-    from secure_fed.learning.problem import Problem  # it loads torch
+    from secure_fed.learning.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from secure_fed.export.adapter_folder import base_model
 from secure_fed.export.export import Adapted, merge, write_adapter, write_merged
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.learning import tasks
-from secure_fed.learning.answers import answers
 from secure_fed.learning.data.encode import batches, pad_id
 from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.evaluation import answers
 from secure_fed.learning.generation import prompt_room
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.architecture import is_pooled

@@ -30,7 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from secure_fed.learning.data.dealing import places_of
+from secure_fed.learning.data.rows import places_of
 from secure_fed.learning.models.architecture import is_pooled, of_text
 from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.supported import couples_examples

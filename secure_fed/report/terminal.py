@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from secure_fed.activity import activity
-from secure_fed.learning.tasks.commonest import Commonest, no_better
-from secure_fed.learning.tasks.headline import leads
+from secure_fed.learning.tasks.headline import Commonest, leads, no_better
 from secure_fed.report.formatting import at_most, percent, size, time
 from secure_fed.report.membership import FOR_THE_OWNER, auc, meaning, of_rows, rates
 from secure_fed.report.whose import measured_model

@@ -14,7 +14,7 @@ from secure_fed.config.privacy_checks import require_small_delta
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.phantoms import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
-from secure_fed.learning.data.pointing import Plain
+from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.models.supported import require_data_free_start, require_supported
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Placed

@@ -10,7 +10,7 @@ from secure_fed.config import RunConfig
 
 if TYPE_CHECKING:
     from privacy.plan import Plan  # it loads an accountant
-    from secure_fed.learning.problem import Problem  # it loads torch
+    from secure_fed.learning.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.data.encode import ASIDE, IGNORED
 from secure_fed.learning.problem import Problem, configured
-from secure_fed.learning.tasks.item_extras import ASIDE
 from secure_fed.methods import build
 from secure_fed.runs import guarantee
 from secure_fed.runs.assembly import Assembly, assemble

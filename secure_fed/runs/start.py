@@ -8,10 +8,9 @@ from privacy.sampling import Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.hold_out import hold_out
-from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
+from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.models.architecture import positions_of, width_of
 from secure_fed.learning.models.checkpointing import wanted
 from secure_fed.learning.models.device_map import device_of

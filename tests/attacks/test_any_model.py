@@ -30,7 +30,7 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import notes
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.learning.models.locate import locate
 
 TEXTS, LENGTH = 40, 24

@@ -23,18 +23,15 @@ from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.learning import tasks
-from secure_fed.learning.audit_pool.canaries import planted
-from secure_fed.learning.audit_pool.canary_context import CanaryContext
-from secure_fed.learning.audit_pool.hold_out import pool
-from secure_fed.learning.audit_pool.pool import AuditPool
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.audit_pool.canaries import CanaryContext, planted
+from secure_fed.learning.audit_pool.pool import AuditPool, pool
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.data.chats import Chat, chat_of, rewritten
-from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.data.encode import ASIDE, IGNORED
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.chat import Chats
 from secure_fed.learning.tasks.chat_template import ChatTemplate, template_tokens
-from secure_fed.learning.tasks.item_extras import ASIDE
 from tests.attacks.small_chat import TEMPLATE, chats, memorised, row, tokenizer_of_chats
 from tests.attacks.small_lm import saved, untrained
 from tests.cells import every

@@ -26,7 +26,7 @@ from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import notes
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.learning.models.locate import locate
 from secure_fed.runs.membership.roc import Ranking
 from tests.attacks.small_lm import saved, tokenizer_of, untrained

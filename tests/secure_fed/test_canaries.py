@@ -10,9 +10,8 @@ import pytest
 from scipy import stats
 
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.canaries import planted
-from secure_fed.learning.audit_pool.canary_context import CanaryContext
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.audit_pool.canaries import CanaryContext, planted
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.methods.method import State
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.canary_texts import CONTEXT, TEXTS, changed, text, units

@@ -11,10 +11,8 @@ import pytest
 from scipy import stats
 
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.canaries import planted
-from secure_fed.learning.audit_pool.canary_context import CanaryContext
-from secure_fed.learning.audit_pool.rare_tokens import rare_tokens
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.audit_pool.canaries import CanaryContext, planted, rare_tokens
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.data.encode import IGNORED
 from tests.secure_fed.canary_texts import CLS, CONTEXT, PAD, TEXTS, changed, text, units
 

@@ -17,8 +17,8 @@ from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
+from secure_fed.learning.data.audit_unit import Plain, Pointing, reading
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.data.pointing import Plain, Pointing, reading
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.canary_directions import direction, length_of_steps, trains_towards
 from secure_fed.learning.training.local import Job

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.learning import tasks
-from secure_fed.learning.data import division, fingerprint, sources
+from secure_fed.learning.data import fingerprint, partition, sources
 from secure_fed.learning.data.rows import Rows
 from secure_fed.runs.budget_terms import unit_name
 
@@ -73,7 +73,7 @@ def unit(data: Path, **settings: Any) -> tuple[str, str]:
         group=config.privacy.group_column,
         unit=config.privacy.unit,
     )
-    units = division.units(config, source, division.divide(config, source))
+    units = partition.units(config, source, partition.divide(config, source))
     return unit_name(config), fingerprint.of_units(*units)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from secure_fed.learning.audit_pool.unit import Unit
-from secure_fed.learning.tasks.confidence import confidence_of_classes, confidence_of_likelihood
+from secure_fed.learning.data.audit_unit import Unit
+from secure_fed.learning.evaluation import confidence_of_classes, confidence_of_likelihood
 from secure_fed.runs.membership.measured import EXAMPLES, looked_at, mean_of_units, of_data
 from tests.secure_fed import toys
 from tests.secure_fed.test_holding import CLIENT, numbered

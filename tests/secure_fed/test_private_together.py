@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
-from secure_fed.learning.data.pointing import Pointing
+from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.cohort import trainings
 from secure_fed.learning.training.cohort.division import Entry, Room, Tight, Work

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from secure_fed.learning.data.notes_words import LABELS
+from secure_fed.learning.data.notes import LABELS
 from secure_fed.learning.models.locate import locate
 from tests.terminal import Seen, seen
 

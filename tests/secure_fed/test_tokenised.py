@@ -10,7 +10,7 @@ from secure_fed.config import RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data import notes
 from secure_fed.learning.models.loading import load
-from secure_fed.learning.tokenised import tokenised
+from secure_fed.learning.problem import tokenised
 
 CONFIG = RunConfig.from_dict({"data": {"examples": 30}})
 TASK = tasks.build(CONFIG.data)

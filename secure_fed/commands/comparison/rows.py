@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from secure_fed.commands.comparison.totals import Charge, charge_of, totals
 from secure_fed.config import RunConfig
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.tasks.commonest import Commonest, no_better
-from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, headline, leads
+from secure_fed.learning.tasks.headline import Commonest, first_metrics, has_accuracy, headline, leads, no_better
 from secure_fed.report.page.record import RunRecord
 
 

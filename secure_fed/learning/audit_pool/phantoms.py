@@ -33,8 +33,7 @@ import numpy as np
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.pool import AuditPool, draws, kind_of
-from secure_fed.learning.audit_pool.unit import Unit
-from secure_fed.learning.data.pointing import Pointing
+from secure_fed.learning.data.audit_unit import Pointing, Unit
 
 COST = 0.01  # of the variance of the noise
 FEWEST, ENOUGH, MOST, SHARE = 20, 100, 2000, 0.1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, plainly
-from secure_fed.learning.data import chats, files, hub, revisions
+from secure_fed.learning.data import chats, files, hub
 from secure_fed.learning.data.rows import Columns
 
 TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the test data
@@ -150,7 +150,7 @@ def _of_name(data: DataConfig) -> Named | None:
                 raise hub.no_split(data, "data.test_split", [])
             return Named(tuple(train), tuple(test))
     if data.revision:
-        revisions.commit("dataset", data.name.partition(":")[0], data.revision)
+        hub.commit("dataset", data.name.partition(":")[0], data.revision)
     return None
 
 

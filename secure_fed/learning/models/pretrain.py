@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from secure_fed.learning.data import notes
-from secure_fed.learning.data.notes_words import CONCLUSIONS, SUBJECTS
+from secure_fed.learning.data.notes import CONCLUSIONS, SUBJECTS
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"

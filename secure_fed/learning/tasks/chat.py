@@ -15,15 +15,11 @@ from typing import Any
 from secure_fed.config import DataConfig
 from secure_fed.errors import ModelError
 from secure_fed.learning.data import chats
-from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.encode import ASIDE, Aside, Collate, Encoded, pad_id, per_token
 from secure_fed.learning.data.on_disk import kept
-from secure_fed.learning.data.rows import Rows, Texts
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Rows, Table, Texts, Vocabulary, columns_of
 from secure_fed.learning.tasks.causal_lm import CausalLM
 from secure_fed.learning.tasks.chat_template import ChatTemplate, chatml, without_turn_marks
-from secure_fed.learning.tasks.columns import columns_of
-from secure_fed.learning.tasks.item_extras import ASIDE, Aside
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,9 @@ from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from secure_fed.errors import ConfigError, DataError, ModelError
-from secure_fed.learning.data.alignment import Aligned, aligned, require_fast
 from secure_fed.learning.data.chats import ASSISTANT, SYSTEM, TOOL, USER, Chat
-from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.data.texts import is_blank
+from secure_fed.learning.data.encode import IGNORED, Aligned, aligned, require_fast
+from secure_fed.learning.data.rows import is_blank
 
 _CHATML = (
     "{%% for message in messages %%}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + %s + '\n' }}"

@@ -21,10 +21,7 @@ from torch.nn import functional
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, Item, encode, pad_id, whole_numbers
-from secure_fed.learning.data.labels import Vocabulary, vocabulary_of
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.tasks.columns import columns_of
+from secure_fed.learning.data.rows import Rows, Table, Vocabulary, columns_of, vocabulary_of
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, outputs_named
 
 _ROUNDED = 0.01  # tolerance for the sum of rounded shares

@@ -19,12 +19,9 @@ from torch.nn import functional
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
-from secure_fed.learning.data.labels import Vocabulary, vocabulary_of
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.strata import label_sets
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.label_skew import label_sets
+from secure_fed.learning.data.rows import Rows, Table, Vocabulary, columns_of, vocabulary_of
 from secure_fed.learning.tasks.classification import f1_scores, logits
-from secure_fed.learning.tasks.columns import columns_of
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, outputs_named
 
 

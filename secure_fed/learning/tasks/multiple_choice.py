@@ -19,15 +19,10 @@ from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
-from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.encode import ASIDE, PARTS, Aside, Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.on_disk import kept
-from secure_fed.learning.data.rows import Columns, Rows, Texts
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import plain_texts, text_lists
-from secure_fed.learning.tasks.columns import columns_of
-from secure_fed.learning.tasks.continuation import continuations, loss
-from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
+from secure_fed.learning.data.rows import Columns, Rows, Table, Texts, Vocabulary, columns_of, plain_texts, text_lists
+from secure_fed.learning.tasks.causal_lm import continuations, loss
 from secure_fed.learning.tasks.next_tokens import token_losses
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
 

@@ -16,11 +16,8 @@ from torch import Tensor, nn
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Encoded
-from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.on_disk import kept
-from secure_fed.learning.data.rows import Columns, Rows, Texts
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import plain_texts
+from secure_fed.learning.data.rows import Columns, Rows, Table, Texts, Vocabulary, plain_texts
 
 Answer = dict[str, Any]
 Batch = Any  # the result of a collate; a user's own model or loss may need any type

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.errors import SecureFedError
-from secure_fed.learning.data.encode import IGNORED, per_token
-from secure_fed.learning.tasks.item_extras import ASIDE, PARTS
+from secure_fed.learning.data.encode import ASIDE, IGNORED, PARTS, per_token
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.kinds import Kinds, Padded, length
 from secure_fed.learning.training.local import Placed, losses, seeded

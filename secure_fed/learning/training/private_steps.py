@@ -10,7 +10,7 @@ from privacy.entropy import Stream
 from privacy.mechanisms import Mechanism
 from privacy.sampling import Poisson
 from secure_fed.config import TrainingConfig
-from secure_fed.learning.data.dealing import places_of
+from secure_fed.learning.data.rows import places_of
 
 
 @dataclass(frozen=True)

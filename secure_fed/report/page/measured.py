@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from secure_fed.learning.tasks.commonest import Commonest, no_better
-from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
+from secure_fed.learning.tasks.headline import Commonest, first_metrics, has_accuracy, leads, no_better, spoken
 from secure_fed.report.formatting import MISSING, counted, number, percent
 from secure_fed.report.page.record import RunRecord
 from secure_fed.report.whose import measured_model

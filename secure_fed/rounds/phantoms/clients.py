@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.audit_pool.pool import AuditPool
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.training.canary_directions import trains_towards
 from secure_fed.learning.training.local import Train
 from secure_fed.rounds.client import Client

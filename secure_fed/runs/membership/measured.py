@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from secure_fed.learning.audit_pool.pool import AuditPool
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.data.encode import batches
 from secure_fed.learning.tasks.task import Collate, Confidence
 from secure_fed.learning.training.canary_directions import direction, layout_of

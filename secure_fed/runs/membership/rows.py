@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.data.holdout import HELD_OUT
-from secure_fed.learning.data.pointing import Pointing
 from secure_fed.learning.data.sources import GENERATED
 from secure_fed.methods.method import State
 from secure_fed.runs.assembly import Assembly

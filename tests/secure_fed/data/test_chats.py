@@ -12,7 +12,7 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import named_files, sources
-from secure_fed.learning.tasks.columns import columns_of
+from secure_fed.learning.data.rows import columns_of
 
 ASKED, ANSWERED = ("user", "q"), ("assistant", "a")
 

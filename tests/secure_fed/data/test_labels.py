@@ -4,8 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data.labels import vocabulary_of
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Table, vocabulary_of
 
 
 def table(labels: Sequence[object], names: Sequence[object] | None = None, source: str = "x.jsonl") -> Table:

@@ -17,7 +17,7 @@ from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning import problem, tasks
-from secure_fed.learning.data import revisions, sources
+from secure_fed.learning.data import hub, sources
 from secure_fed.learning.data.named_files import of_both
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -30,9 +30,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    revisions.commit.cache_clear()
+    hub.commit.cache_clear()
     yield tmp_path
-    revisions.commit.cache_clear()
+    hub.commit.cache_clear()
 
 
 def named(cache: Path, folder: str, revision: str, commit: str) -> None:

@@ -18,9 +18,8 @@ from scipy.stats import kstest
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning import tasks
-from secure_fed.learning.data import division, sources
-from secure_fed.learning.data.partition import Partition, iid, jensen_shannon, partition
-from secure_fed.learning.data.skews import (
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.label_skew import (
     Indices,
     by_language,
     by_matrix,
@@ -29,6 +28,7 @@ from secure_fed.learning.data.skews import (
     matrix_of,
     pathological,
 )
+from secure_fed.learning.data.partition import Partition, divide, iid, jensen_shannon, partition
 from secure_fed.rounds.cohort import cohort_sampler
 from tests.cells import every
 
@@ -262,7 +262,7 @@ def divided(folder: Path, rows: Sequence[str], **data: object) -> tuple[Partitio
         {"data": {"train": str(path), "test": str(path), **data}, "privacy": privacy, "federation": clients}
     )
     source = sources.load(config.data, tasks.build(config.data), seed=0, group=config.privacy.group_column)
-    return division.divide(config, source), source
+    return divide(config, source), source
 
 
 ROWS = [f"note {i},{'xyz'[i % 3]},{['de', 'fr'][i // 60]},p{i // 2}" for i in range(120)]
@@ -304,7 +304,7 @@ def test_persons_stay_together_where_files_are_divided_anew(tmp_path: Path) -> N
         }
     )
     source = sources.load(config.data, tasks.build(config.data), seed=0, group="who")
-    parts = division.divide(config, source).parts
+    parts = divide(config, source).parts
     assert source.train.group is not None
     assert sum(len({source.train.group[int(index)] for index in part}) for part in parts) == 30
 

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from secure_fed.learning.data.word_by_word import Words
+from secure_fed.learning.data.encode import Words
 
 PIECES = [
     "[PAD]",

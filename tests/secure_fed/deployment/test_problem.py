@@ -14,7 +14,7 @@ from secure_fed.deployment.problem import of_coordinator, of_node
 from secure_fed.errors import DataError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, sources
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Vocabulary
 from tests.secure_fed.deployment.parties import founded, rows_of
 from tests.secure_fed.deployment.test_deployed_run import MASKED, config_of
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from secure_fed.learning.tasks.agreement import agreement, exact_match, picked, rouge_l
+from secure_fed.learning.evaluation import agreement, exact_match, picked, rouge_l
 
 GSM8K = "#### (.*)"
 

@@ -15,7 +15,7 @@ from secure_fed.config import DataConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import configured
-from secure_fed.learning.tasks.commonest import Commonest, commonest_of_items, no_better
+from secure_fed.learning.tasks.headline import Commonest, commonest_of_items, no_better
 from secure_fed.report.terminal import rows
 
 

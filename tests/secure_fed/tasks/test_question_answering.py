@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Rows, Table
 from secure_fed.learning.tasks import build
-from secure_fed.learning.tasks import spans as spans_module
-from secure_fed.learning.tasks.spans import Answers
-from secure_fed.learning.tasks.windows import _end, answered, best_span, null_margin, windows
+from secure_fed.learning.tasks import question_answering as spans_module
+from secure_fed.learning.tasks.question_answering import Answers, _end, answered, best_span, null_margin, windows
 from tests.cells import every
 
 TASK = build(DataConfig(task="question_answering", stride=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from secure_fed.learning.tasks import spans
+from secure_fed.learning.tasks import question_answering
 from tests.cells import every
 
 
@@ -24,8 +24,8 @@ from tests.cells import every
     ],
 )
 def test_squad_by_hand(guess: str, answers: list[str], exact: float, f1: float) -> None:
-    assert spans.exact(guess, answers) == exact
-    assert spans.best_f1(guess, answers) == pytest.approx(f1)
+    assert question_answering.exact(guess, answers) == exact
+    assert question_answering.best_f1(guess, answers) == pytest.approx(f1)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -47,5 +47,5 @@ def test_squad_against_a_naive_count(seed: int) -> None:
                 common += 1
         precision, recall = common / len(ours) if ours else 0, common / len(theirs) if theirs else 0
         f1 = 2 * precision * recall / (precision + recall) if common else float(ours == theirs)
-        assert spans.best_f1(guess, [answer]) == pytest.approx(f1), (guess, answer)
-        assert spans.exact(guess, [answer]) == float(ours == theirs)
+        assert question_answering.best_f1(guess, [answer]) == pytest.approx(f1), (guess, answer)
+        assert question_answering.exact(guess, [answer]) == float(ours == theirs)

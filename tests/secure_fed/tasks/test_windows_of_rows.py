@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from secure_fed.learning import problem, tokenised
+from secure_fed.learning import problem
 from secure_fed.learning.data import fingerprint, on_disk
 from secure_fed.learning.data.encode import Encoded
 from secure_fed.learning.data.on_disk import OnDisk
@@ -27,7 +27,7 @@ def test_examples_and_digests_do_not_depend_on_where_they_are(
     config = configured(task, **settings)
     memory = problem.configured(config)
     monkeypatch.setattr(on_disk, "LONG", 4)
-    monkeypatch.setattr(tokenised, "WINDOW", 7)
+    monkeypatch.setattr(problem, "WINDOW", 7)
     disk = problem.configured(config)
     for own in (*disk.train, disk.test):
         assert isinstance(own, Encoded)

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.activity import activity
-from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.data.rows import places_of
 from secure_fed.learning.models.supported import couples_examples
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort.passes import Found, Pack, Places, found_alone, found_in

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from privacy.sampling import Poisson
-from secure_fed.learning.data.pointing import Pointing
+from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.canary_directions import direction_of
 from secure_fed.learning.training.cohort.division import Passes, Public, Room

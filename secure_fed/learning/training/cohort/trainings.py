@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from secure_fed.activity import activity
-from secure_fed.learning.data.pointing import Plain
+from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.training.cohort.crew import Alone, Crew, Told, crew_of, divided, spreads
 from secure_fed.learning.training.cohort.division import Entry, Packing, Public, Room, Tight, Work
 from secure_fed.learning.training.cohort.passes import Found, Places, Trial, found_in, tried

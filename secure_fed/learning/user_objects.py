@@ -15,15 +15,15 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import fingerprint, partition
 from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.holdout import GIVEN
-from secure_fed.learning.data.non_members import require_apart_of_objects
+from secure_fed.learning.data.sources import require_apart_of_objects
+from secure_fed.learning.evaluation import confidence
 from secure_fed.learning.models.device_map import adopt, device_of, is_divided, require_called
 from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.loading import head_of, last_layer, task_head
 from secure_fed.learning.models.products import hasten
 from secure_fed.learning.problem import Problem, facts_of, is_lazy
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.tasks.commonest import commonest_of_items
-from secure_fed.learning.tasks.confidence import confidence
+from secure_fed.learning.tasks.headline import commonest_of_items
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.learning.training.objective import to_device
 

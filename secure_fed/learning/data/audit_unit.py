@@ -1,14 +1,27 @@
-"""Examples that stand for a random direction (`evaluation.canaries = "direction"`), and the original examples.
-
-Only example-level training uses the direction of such an example (`cohort/sums.py`); all other code reads the
-original example.
-"""
+"""One unit of an audit pool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit of the audit pool. name: "client-0007", or "client-0007/13" for the 14th example (or group) of that client."""
+
+    name: str
+    client: str
+    examples: Sequence[Any]
+
+
+# from secure_fed.learning.data.audit_unit
+# Examples that stand for a random direction (`evaluation.canaries = "direction"`), and the original examples.
+# ##
+# Only example-level training uses the direction of such an example (`cohort/sums.py`); all other code reads the
+# original example.
+# ##
 
 
 @dataclass(frozen=True)
