@@ -1,4 +1,9 @@
-"""Metrics of a model over examples."""
+"""How well a model does: metrics over examples, the agreement of written answers with references, and the fit of an example.
+
+`evaluate` computes a task's metrics over examples in batches. With `evaluation.generate` a model also writes answers to test
+rows (`Asked`), and `agreement` compares each with the row's reference: a number from 0 to 1, by the names of `data.metric`.
+`confidence` is how well a model fits one example, on a scale for membership attacks.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.activity import activity
-from secure_fed.config import DataConfig, RunConfig
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.learning.data.encode import batches
 from secure_fed.learning.data.rows import Rows
@@ -23,6 +28,10 @@ from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.question_answering import best_f1
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics, Task, Writes
 from secure_fed.learning.training.objective import to_device
+
+Agreement = Callable[[str, str], float]  # the answer, and the reference
+_WORD = re.compile(r"\w+")
+_TINY = torch.finfo(torch.float32).eps ** 2  # the least 1 - p, for a p that is 1 in float32
 
 
 @torch.no_grad()
@@ -48,23 +57,6 @@ def evaluate(
         raise ConfigError(f"metrics must give a dict of names and numbers, and gave {given!r:.80}") from error
 
 
-# from secure_fed.learning.evaluation
-# Answers to test rows: a model writes them, and they are compared with the rows' references (`evaluation.generate`).
-
-
-_SETTING = "evaluation.max_new_tokens"
-
-
-def answers(task: Writes, model: nn.Module, tokenizer: Any, rows: Rows, length: int, new: int, **how: Any) -> list[str]:
-    """The text that the model writes after each row's prompt of at most `length` tokens, without special tokens.
-
-    new: the most tokens of an answer. how: further arguments of `generated`.
-    """
-    prompts = task.prompts(tokenizer, rows, length)
-    written = generated(model, prompts, new, stops=task.stops(tokenizer), **how)
-    return [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in written]
-
-
 @dataclass(frozen=True)
 class Asked:
     """The test rows that are answered in a measured round."""
@@ -75,7 +67,8 @@ class Asked:
 
     def room(self, model: nn.Module) -> int:
         """The most tokens of a prompt; ConfigError if answers leave no room for any."""
-        return prompt_room(model, self.config.model.max_length, self.config.evaluation.max_new_tokens, _SETTING)
+        settings = self.config.evaluation
+        return prompt_room(model, self.config.model.max_length, settings.max_new_tokens, "evaluation.max_new_tokens")
 
     def measured(self, model: nn.Module, tokenizer: Any) -> dict[str, float]:
         """The mean over the rows of `data.metric`, by its name; not-a-number for a model whose scores are not finite."""
@@ -100,24 +93,23 @@ def asked(config: RunConfig, task: Task, test: Rows) -> Asked | None:
     if not count:
         return None
     writes = cast(Writes, task)  # other tasks are refused with evaluation.generate
-    _require_matches(config.data, writes.references(test))
+    references, pattern = writes.references(test), config.data.answer_pattern
+    if all(picked(text, pattern) is None for text in references):
+        raise DataError(
+            f"data.answer_pattern is {pattern!r}, which matches in none of the {len(references)} test rows' "
+            "targets, so no answer could be right: correct it"
+        ).about("data.answer_pattern", pattern, "a pattern that matches in the targets")
     return Asked(writes, test.take(index * len(test) // count for index in range(count)), config)
 
 
-def _require_matches(data: DataConfig, references: Sequence[str]) -> None:
-    if all(picked(text, data.answer_pattern) is None for text in references):
-        raise DataError(
-            f"data.answer_pattern is {data.answer_pattern!r}, which matches in none of the {len(references)} test rows' "
-            "targets, so no answer could be right: correct it"
-        ).about("data.answer_pattern", data.answer_pattern, "a pattern that matches in the targets")
+def answers(task: Writes, model: nn.Module, tokenizer: Any, rows: Rows, length: int, new: int, **how: Any) -> list[str]:
+    """The text that the model writes after each row's prompt of at most `length` tokens, without special tokens.
 
-
-# from secure_fed.learning.evaluation
-# How well a written answer agrees with the reference: a number from 0 to 1, by the names of `data.metric`.
-
-
-Agreement = Callable[[str, str], float]  # the answer, and the reference
-_WORD = re.compile(r"\w+")
+    new: the most tokens of an answer. how: further arguments of `generated`.
+    """
+    prompts = task.prompts(tokenizer, rows, length)
+    written = generated(model, prompts, new, stops=task.stops(tokenizer), **how)
+    return [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in written]
 
 
 def agreement(metric: str, pattern: str = "") -> Agreement:
@@ -176,21 +168,24 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
     return before[-1]
 
 
-# from secure_fed.learning.evaluation
-# How well a model fits an example, on a scale for membership attacks: higher is better.
-# ##
-#     phi = log p_y - log sum over c != y of p_c                        for classes, in float64 from the scores
-#     phi = log p - log (1 - p), p = exp(mean log-probability)         for texts, tags, sets of labels, answers and choices
-#     phi = -loss                                                       for regression, and a user's own loss
-# ##
-# The first two are the logit of a probability, whose distribution over models is far closer to normal than the distribution of
-# the probability or of the loss (Carlini et al.
-# 2022, arXiv 2112.03570, section IV-C). The first is exact where a probability in
-# float32 would round to 1.
-# ##
+def confidence(task: str, loss: Loss) -> Confidence:
+    """phi(model, batch) -> (B,), how well a model fits each example: higher is better.
 
+        phi = log p_y - log sum over c != y of p_c                        for classes, in float64 from the scores
+        phi = log p - log (1 - p), p = exp(mean log-probability)         for texts, tags, sets of labels, answers and choices
+        phi = -loss                                                       for regression, and a user's own loss
 
-_TINY = torch.finfo(torch.float32).eps ** 2  # the least 1 - p, for a p that is 1 in float32
+    The first two are the logit of a probability, whose distribution over models is far closer to normal than the distribution
+    of the probability or of the loss (Carlini et al. 2022, arXiv 2112.03570, section IV-C). The first is exact where a
+    probability in float32 would round to 1.
+
+    task: named as in `data.task`; "" is a user's own loss.
+    """
+    if task == "classification" or loss is classification.loss:
+        return lambda model, batch: confidence_of_classes(classification.logits(model, batch), batch["labels"])
+    if task in ("", "regression"):
+        return lambda model, batch: -loss(model, batch).double()
+    return lambda model, batch: confidence_of_likelihood(-loss(model, batch))
 
 
 def confidence_of_classes(scores: Tensor, labels: Tensor) -> Tensor:
@@ -205,12 +200,3 @@ def confidence_of_likelihood(log_probability: Tensor) -> Tensor:
     """(B,) float64 logits of exp(log_probability)."""
     log_p = log_probability.double().clamp(max=0.0)
     return log_p - torch.log((-torch.expm1(log_p)).clamp(min=_TINY))
-
-
-def confidence(task: str, loss: Loss) -> Confidence:
-    """phi(model, batch) -> (B,) for a task, named as in `data.task`; "" is a user's own loss."""
-    if task == "classification" or loss is classification.loss:
-        return lambda model, batch: confidence_of_classes(classification.logits(model, batch), batch["labels"])
-    if task in ("", "regression"):
-        return lambda model, batch: -loss(model, batch).double()
-    return lambda model, batch: confidence_of_likelihood(-loss(model, batch))

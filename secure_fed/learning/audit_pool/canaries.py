@@ -34,66 +34,8 @@ from secure_fed.learning.tasks.chat_template import template_tokens
 
 _CLIP_NORMS = 30.0
 _ADAPTS = 0.2  # the rate of `privacy.mechanisms.AdaptiveGaussian`
-
-
-def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:
-    """The units with their canaries, members and non-members alike; ConfigError if this kind cannot be planted."""
-    changed: Callable[[Unit], list[Any]]
-    if kind == "none" or (kind == "direction" and context.unit == "client"):
-        return tuple(units)
-    if kind == "mislabelled":
-        changed = partial(_mislabelled, classes=context.labels(kind), seed=context.seed)
-    elif kind == "rare_token":
-        tokens = rare_tokens([unit.name for unit in units], context)
-
-        def changed(unit: Unit) -> list[Any]:
-            items = [mapping(kind, unit.examples[i]) for i in range(len(unit.examples))]
-            return [with_token(item, i, unit.name, tokens[unit.name], context) for i, item in enumerate(items)]
-    elif kind == "direction":
-        changed = partial(_pointing, context=context)
-    else:
-        raise ConfigError(
-            f"evaluation.canaries = {kind!r} is not known; it must be 'none', 'mislabelled', 'rare_token' or 'direction'"
-        )
-    return tuple(replace(unit, examples=changed(unit)) for unit in units)
-
-
-def length_beyond_clipping(config: RunConfig) -> float | None:
-    """The length of a direction client's change (`canary_directions.trains_towards`), so long that it is always clipped.
-
-    30 clip norms, since a method may send only a part of the trained tensors; no more, since with a method that sends products
-    the square of the length would leave nothing to the rest. An adaptive clip norm multiplies it by its largest growth over all
-    rounds, at most a million. None without client-level privacy: then nothing is clipped, and the client's change has the
-    length of its local steps.
-    """
-    privacy = config.privacy
-    if privacy.unit != "client":
-        return None
-    growth = 0.0 if privacy.clip_quantile is None else _ADAPTS * config.federation.rounds * privacy.clip_quantile
-    return _CLIP_NORMS * privacy.clip * math.exp(min(growth, math.log(1e6)))
-
-
-def _mislabelled(unit: Unit, classes: int, seed: int) -> list[Any]:
-    """Label y becomes (y + s) mod classes, s uniform over 1 .. classes - 1 for each example."""
-    made = []
-    for i in range(len(unit.examples)):
-        item: Mapping[str, Any] = mapping("mislabelled", unit.examples[i])
-        name, label = label_of(item, classes)
-        made.append({**item, name: (label + 1 + draw(classes - 1, seed, "label", unit.name, i)) % classes})
-    return made
-
-
-def _pointing(unit: Unit, context: CanaryContext) -> list[Any]:
-    if not context.private:
-        raise ConfigError(
-            "evaluation.canaries = 'direction' replaces gradients of single examples, which are made only with privacy.unit = "
-            "'example' or 'group'; set evaluation.canaries to 'mislabelled' or 'rare_token', or privacy.unit"
-        )
-    return [Pointing(unit.examples[i], unit.name, context.seed) for i in range(len(unit.examples))]
-
-
-# from secure_fed.learning.audit_pool.canaries
-# The facts about a run's data that label and token canaries depend on, and their keyed draws.
+Ids = NDArray[Any]
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -139,6 +81,134 @@ class CanaryContext:
                 "least two classes; set it to 'none', or with privacy to 'direction'"
             )
         return self.classes
+
+
+def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[Unit, ...]:
+    """The units with their canaries, members and non-members alike; ConfigError if this kind cannot be planted."""
+    changed: Callable[[Unit], list[Any]]
+    if kind == "none" or (kind == "direction" and context.unit == "client"):
+        return tuple(units)
+    if kind == "mislabelled":
+        changed = partial(_mislabelled, classes=context.labels(kind), seed=context.seed)
+    elif kind == "rare_token":
+        tokens = rare_tokens([unit.name for unit in units], context)
+
+        def changed(unit: Unit) -> list[Any]:
+            items = [mapping(kind, unit.examples[i]) for i in range(len(unit.examples))]
+            return [with_token(item, i, unit.name, tokens[unit.name], context) for i, item in enumerate(items)]
+    elif kind == "direction":
+        changed = partial(_pointing, context=context)
+    else:
+        raise ConfigError(
+            f"evaluation.canaries = {kind!r} is not known; it must be 'none', 'mislabelled', 'rare_token' or 'direction'"
+        )
+    return tuple(replace(unit, examples=changed(unit)) for unit in units)
+
+
+def _mislabelled(unit: Unit, classes: int, seed: int) -> list[Any]:
+    """Label y becomes (y + s) mod classes, s uniform over 1 .. classes - 1 for each example."""
+    made = []
+    for i in range(len(unit.examples)):
+        item: Mapping[str, Any] = mapping("mislabelled", unit.examples[i])
+        name, label = label_of(item, classes)
+        made.append({**item, name: (label + 1 + draw(classes - 1, seed, "label", unit.name, i)) % classes})
+    return made
+
+
+def _pointing(unit: Unit, context: CanaryContext) -> list[Any]:
+    if not context.private:
+        raise ConfigError(
+            "evaluation.canaries = 'direction' replaces gradients of single examples, which are made only with privacy.unit = "
+            "'example' or 'group'; set evaluation.canaries to 'mislabelled' or 'rare_token', or privacy.unit"
+        )
+    return [Pointing(unit.examples[i], unit.name, context.seed) for i in range(len(unit.examples))]
+
+
+def length_beyond_clipping(config: RunConfig) -> float | None:
+    """The length of a direction client's change (`canary_directions.trains_towards`), so long that it is always clipped.
+
+    30 clip norms, since a method may send only a part of the trained tensors; no more, since with a method that sends products
+    the square of the length would leave nothing to the rest. An adaptive clip norm multiplies it by its largest growth over all
+    rounds, at most a million. None without client-level privacy: then nothing is clipped, and the client's change has the
+    length of its local steps.
+    """
+    privacy = config.privacy
+    if privacy.unit != "client":
+        return None
+    growth = 0.0 if privacy.clip_quantile is None else _ADAPTS * config.federation.rounds * privacy.clip_quantile
+    return _CLIP_NORMS * privacy.clip * math.exp(min(growth, math.log(1e6)))
+
+
+def rare_tokens(names: Sequence[str], context: CanaryContext) -> dict[str, Tokens]:
+    """Different tokens for every unit: one each if there are twice as many tokens as units, otherwise a few.
+
+    They are from the later half of the ordinary ids, where vocabularies usually have rare tokens. A unit's hash chooses its
+    tokens, unless a unit whose name sorts before it has them; then it takes the next choice.
+    """
+    ordinary = [token for token in range(context.vocabulary or 0) if token not in context.special]
+    rare = ordinary[len(ordinary) // 2 :]
+    if len(rare) < 2:
+        raise ConfigError(
+            f"evaluation.canaries = 'rare_token' needs a vocabulary, and the model's has {len(ordinary)} ordinary tokens that "
+            "are known; set it to 'mislabelled', or to 'none'"
+        )
+    several = next(count for count in range(1, 65) if len(rare) ** count >= 2 * len(names))
+    chosen: dict[str, Tokens] = {}
+    taken: set[Tokens] = set()
+    for name in sorted(names):
+        attempt = 0
+        while True:
+            lots = (draw(len(rare), context.seed, "token", name, attempt, i) for i in range(several))
+            if (tokens := tuple(rare[lot] for lot in lots)) not in taken:
+                break
+            attempt += 1
+        chosen[name] = tokens
+        taken.add(tokens)
+    return chosen
+
+
+def with_token(
+    item: Mapping[str, Any], number: int, unit: str, tokens: Tokens, context: CanaryContext
+) -> dict[str, Any]:
+    """Example `number` of a unit with the tokens, in their order, at random places; with too few places for them its text is
+    unchanged. Special tokens, padding, and tokens that a language model does not learn are not replaced.
+    """
+    given: Any = item.get("input_ids")
+    if np.ndim(given) != 1:
+        raise ConfigError(
+            "evaluation.canaries = 'rare_token' puts a token into texts, and an example has no 'input_ids', or they are not "
+            "one sequence; set it to 'mislabelled', or to 'none'"
+        )
+    ids = np.array(given)
+    free = ~np.isin(ids, sorted(context.special)) & (np.asarray(item.get("attention_mask", np.ones(len(ids)))) != 0)
+    if context.classes is not None:
+        name, _ = label_of(item, context.labels("rare_token"))
+        _put(ids, free, tokens, context.seed, unit, number)
+        return {**item, "input_ids": ids, name: draw(context.classes, context.seed, "label of all", unit)}
+    name, learned = _learned(item, ids)
+    _put(ids, free & learned, tokens, context.seed, unit, number)
+    labels = np.asarray(item[name])
+    return {**item, "input_ids": ids, name: np.where(learned, ids, labels).astype(labels.dtype)}
+
+
+def _learned(item: Mapping[str, Any], ids: Ids) -> tuple[str, NDArray[np.bool_]]:
+    """The name of a text's labels, and a mask of the learned tokens: tokens that are their own labels."""
+    name = label_name(item)
+    labels = np.asarray(item[name])
+    if labels.shape != ids.shape or not ((labels == ids) | (labels < 0)).all():
+        raise ConfigError(
+            "evaluation.canaries = 'rare_token' is for classification and language modelling, and an example has labels that "
+            "are neither a class nor its own tokens; set it to 'none', or with privacy to 'direction'"
+        )
+    return name, np.asarray(labels == ids)
+
+
+def _put(ids: Ids, free: NDArray[np.bool_], tokens: Tokens, seed: int, unit: str, number: int) -> None:
+    """Put the tokens into a uniform subset of the free places."""
+    places = np.flatnonzero(free)
+    if len(places) >= len(tokens):
+        lots = [draw(2**63, seed, "place", unit, number, i) for i in range(len(places))]
+        ids[np.sort(places[np.argsort(lots)[: len(tokens)]])] = tokens
 
 
 def mapping(kind: str, item: Any) -> Mapping[str, Any]:
@@ -191,84 +261,3 @@ def _classes_among(problem: Problem, known: int | None) -> int | None:
                 return None
             largest = max(largest, int(np.asarray(label)))
     return known or largest + 1
-
-
-# from secure_fed.learning.audit_pool.canaries
-# Rare tokens as canaries: the choice of each unit's tokens, and their places in its texts.
-
-
-Ids = NDArray[Any]
-Tokens = tuple[int, ...]
-
-
-def rare_tokens(names: Sequence[str], context: CanaryContext) -> dict[str, Tokens]:
-    """Different tokens for every unit: one each if there are twice as many tokens as units, otherwise a few.
-
-    They are from the later half of the ordinary ids, where vocabularies usually have rare tokens. A unit's hash chooses its
-    tokens, unless a unit whose name sorts before it has them; then it takes the next choice.
-    """
-    ordinary = [token for token in range(context.vocabulary or 0) if token not in context.special]
-    rare = ordinary[len(ordinary) // 2 :]
-    if len(rare) < 2:
-        raise ConfigError(
-            f"evaluation.canaries = 'rare_token' needs a vocabulary, and the model's has {len(ordinary)} ordinary tokens that "
-            "are known; set it to 'mislabelled', or to 'none'"
-        )
-    several = next(count for count in range(1, 65) if len(rare) ** count >= 2 * len(names))
-    chosen: dict[str, Tokens] = {}
-    taken: set[Tokens] = set()
-    for name in sorted(names):
-        attempt = 0
-        while (tokens := _tokens(rare, several, context.seed, name, attempt)) in taken:
-            attempt += 1
-        chosen[name] = tokens
-        taken.add(tokens)
-    return chosen
-
-
-def with_token(
-    item: Mapping[str, Any], number: int, unit: str, tokens: Tokens, context: CanaryContext
-) -> dict[str, Any]:
-    """Example `number` of a unit with the tokens, in their order, at random places; with too few places for them its text is
-    unchanged. Special tokens, padding, and tokens that a language model does not learn are not replaced.
-    """
-    given: Any = item.get("input_ids")
-    if np.ndim(given) != 1:
-        raise ConfigError(
-            "evaluation.canaries = 'rare_token' puts a token into texts, and an example has no 'input_ids', or they are not "
-            "one sequence; set it to 'mislabelled', or to 'none'"
-        )
-    ids = np.array(given)
-    free = ~np.isin(ids, sorted(context.special)) & (np.asarray(item.get("attention_mask", np.ones(len(ids)))) != 0)
-    if context.classes is not None:
-        name, _ = label_of(item, context.labels("rare_token"))
-        _put(ids, free, tokens, context.seed, unit, number)
-        return {**item, "input_ids": ids, name: draw(context.classes, context.seed, "label of all", unit)}
-    name, learned = _learned(item, ids)
-    _put(ids, free & learned, tokens, context.seed, unit, number)
-    labels = np.asarray(item[name])
-    return {**item, "input_ids": ids, name: np.where(learned, ids, labels).astype(labels.dtype)}
-
-
-def _tokens(rare: Sequence[int], several: int, seed: int, name: str, attempt: int) -> Tokens:
-    return tuple(rare[draw(len(rare), seed, "token", name, attempt, i)] for i in range(several))
-
-
-def _learned(item: Mapping[str, Any], ids: Ids) -> tuple[str, NDArray[np.bool_]]:
-    """The name of a text's labels, and a mask of the learned tokens: tokens that are their own labels."""
-    name = label_name(item)
-    labels = np.asarray(item[name])
-    if labels.shape != ids.shape or not ((labels == ids) | (labels < 0)).all():
-        raise ConfigError(
-            "evaluation.canaries = 'rare_token' is for classification and language modelling, and an example has labels that "
-            "are neither a class nor its own tokens; set it to 'none', or with privacy to 'direction'"
-        )
-    return name, np.asarray(labels == ids)
-
-
-def _put(ids: Ids, free: NDArray[np.bool_], tokens: Tokens, seed: int, unit: str, number: int) -> None:
-    """Put the tokens into a uniform subset of the free places."""
-    places = np.flatnonzero(free)
-    if len(places) >= len(tokens):
-        lots = [draw(2**63, seed, "place", unit, number, i) for i in range(len(places))]
-        ids[np.sort(places[np.argsort(lots)[: len(tokens)]])] = tokens

@@ -1,4 +1,24 @@
-"""The audit pool of a run: units of the data, or phantoms, some of which train. `hold_out` chooses it."""
+"""The audit pool of a run: members and held-out units, chosen by coins, so that members and non-members differ in nothing else.
+
+A protected unit (an example; with group-level privacy a group, with client-level privacy a whole client) enters the audit pool
+with probability p, and a fair coin makes each unit of the pool a member or not. Members train as usual; non-members are removed
+entirely: an example from its client's data, a client from the federation. A pool of phantoms (`phantoms.py`) holds out nothing.
+
+The lot (whether a unit enters the pool) and the coin are a keyed hash of the unit itself (its content, or its name) under the
+seed. So
+- for a fixed number of units, replacing one unit changes no other unit's lot or coin. p depends on their number: it is
+  `evaluation.audit_fraction`, at most 1,800 units, and 0 if that would be fewer than ten units. So adding or removing a unit
+  changes p a little, and may move another unit into the pool or out of it. The guarantee therefore takes the number of units as
+  public, and the privacy statement says so; given this number, the guarantee for a unit is the same with and without the
+  holding out, since whether a unit trains is a function of that unit alone;
+- examples that train alike have the same lot, at every client: no held-out example is a copy of a training example. They also
+  have the same coin, so they are left out of the audit: only an example that occurs once is a unit of the pool;
+- a resumed run, and an audit years later, find the same members.
+The coins are not secret: the seed is public, so anybody who knows a unit can compute its coin. This weakens no guarantee, for
+the reason above, and no audit, as long as no score of an attack reads the coins: of the code that computes or judges scores,
+only `membership.measured` and the judge of an audit read `AuditPool.members`. All runs of one seed on the same units share
+their coins.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +41,8 @@ from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.rows import places_of
 from secure_fed.learning.problem import Problem
 
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a unit's examples: its client, and their indices among the client's examples."""
-
-    client: int
-    at: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Split:
-    """A division of the examples: the clients that train, and the examples and groups of each."""
-
-    names: list[str]
-    train: list[Sequence[Any]]
-    groups: list[Sequence[str]] | None
+FEWEST = 10  # units in the pool, on average: fewer would cost data and show nothing
+_EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are in a pool
 
 
 @dataclass(frozen=True)
@@ -111,51 +117,21 @@ class AuditPool:
         return {"kind": self.kind, "why": self.why, "units": units}
 
 
-def kind_of(config: RunConfig) -> str:
-    """The kind of unit in the pool: `evaluation.audit_unit`, or with `auto` the unit that privacy protects."""
-    chosen, protected = config.evaluation.audit_unit, config.privacy.unit
-    return chosen if chosen != "auto" else {"none": "example"}.get(protected, protected)
+@dataclass(frozen=True)
+class Place:
+    """The place of a unit's examples: its client, and their indices among the client's examples."""
+
+    client: int
+    at: NDArray[np.int64]
 
 
-def draws(key: bytes, content: bytes) -> tuple[float, float]:
-    """Two numbers in [0, 1), uniform and independent over keys."""
-    said = hashlib.blake2b(content, key=key, digest_size=16).digest()
-    return int.from_bytes(said[:8], "big") / 2**64, int.from_bytes(said[8:], "big") / 2**64
+@dataclass(frozen=True)
+class Split:
+    """A division of the examples: the clients that train, and the examples and groups of each."""
 
-
-def taken(own: Sequence[Any], at: NDArray[np.int64]) -> Any:
-    return own.take(at) if isinstance(own, Encoded) else [own[int(i)] for i in at]
-
-
-# from secure_fed.learning.audit_pool.pool
-# Members and held-out units, chosen by coins, so that an audit has members and non-members that differ in nothing else.
-# ##
-# A protected unit (an example; with group-level privacy a group,
-# with client-level privacy a whole client) enters the audit pool
-# with probability p, and a fair coin makes each unit of the pool a member or not.
-# Members train as usual; non-members are removed
-# entirely: an example from its client's data, a client from the federation.
-# ##
-# The lot (whether a unit enters the pool) and the coin are a keyed hash of the unit itself (its content, or its name) under the
-# seed. So
-# - for a fixed number of units, replacing one unit changes no other unit's lot or coin. p depends on their number: it is
-#   `evaluation.audit_fraction`, at most 1,800 units, and 0 if that would be fewer than ten units. So adding or removing a unit
-#   changes p a little, and may move another unit into the pool or out of it.
-# The guarantee therefore takes the number of units as
-#   public, and the privacy statement says so; given this number, the guarantee for a unit is the same with and without the
-#   holding out, since whether a unit trains is a function of that unit alone;
-# - examples that train alike have the same lot, at every client: no held-out example is a copy of a training example. They also
-#   have the same coin, so they are left out of the audit: only an example that occurs once is a unit of the pool;
-# - a resumed run, and an audit years later, find the same members.
-# The coins are not secret: the seed is public, so anybody who knows a unit can compute its coin. This weakens no guarantee, for
-# the reason above, and no audit, as long as no score of an attack reads the coins: of the code that computes or judges scores,
-# only `membership.measured` and the judge of an audit read `AuditPool.members`. All runs of one seed on the same units share
-# their coins.
-# ##
-
-
-FEWEST = 10  # units in the pool, on average: fewer would cost data and show nothing
-_EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are in a pool
+    names: list[str]
+    train: list[Sequence[Any]]
+    groups: list[Sequence[str]] | None
 
 
 def hold_out(config: RunConfig, problem: Problem) -> tuple[AuditPool, Problem]:
@@ -229,24 +205,6 @@ def everything(problem: Problem) -> AuditPool:
     return replace(held, units=tuple(units), members=np.ones(len(units), dtype=bool), places=places)
 
 
-def _planted(config: RunConfig, held: AuditPool, problem: Problem) -> AuditPool:
-    """The pool with canaries in it, members or not."""
-    if not held.units:
-        raise ConfigError(
-            f"evaluation.canaries = {config.evaluation.canaries!r} has no units to plant them in: {held.why}; raise "
-            "evaluation.audit_fraction"
-        )
-    context = CanaryContext.of(config, problem, held.kind)
-    units = planted(config.evaluation.canaries, held.units, context)
-    train: list[Any] = list(held.train)
-    for client in {place.client for place in held.places}:
-        train[client] = [train[client][i] for i in range(len(train[client]))]
-    for place, unit in zip(held.places, units, strict=True):
-        for i, example in zip(place.at.tolist(), unit.examples, strict=True):
-            train[place.client][i] = example
-    return replace(held, train=train, units=units, directions=config.evaluation.canaries == "direction")
-
-
 def _candidates(held: AuditPool) -> list[tuple[Place, str, bytes]]:
     """Every unit of the data: its place, its name, and the bytes whose hash gives its lot."""
     if held.kind == "client":
@@ -270,6 +228,24 @@ def _candidates(held: AuditPool) -> list[tuple[Place, str, bytes]]:
     return found
 
 
+def _planted(config: RunConfig, held: AuditPool, problem: Problem) -> AuditPool:
+    """The pool with canaries in it, members or not."""
+    if not held.units:
+        raise ConfigError(
+            f"evaluation.canaries = {config.evaluation.canaries!r} has no units to plant them in: {held.why}; raise "
+            "evaluation.audit_fraction"
+        )
+    context = CanaryContext.of(config, problem, held.kind)
+    units = planted(config.evaluation.canaries, held.units, context)
+    train: list[Any] = list(held.train)
+    for client in {place.client for place in held.places}:
+        train[client] = [train[client][i] for i in range(len(train[client]))]
+    for place, unit in zip(held.places, units, strict=True):
+        for i, example in zip(place.at.tolist(), unit.examples, strict=True):
+            train[place.client][i] = example
+    return replace(held, train=train, units=units, directions=config.evaluation.canaries == "direction")
+
+
 def _require_unasked(config: RunConfig) -> None:
     """Refuse settings that need units of all clients if examples are read only when their client is drawn."""
     settings = config.evaluation
@@ -282,3 +258,19 @@ def _require_unasked(config: RunConfig) -> None:
                 f"evaluation.{name} is {value!r}, which holds out units of all clients, and a lazy train reads a client's "
                 "examples when that client is drawn: give train as a list, or leave the setting out"
             ).about(f"evaluation.{name}", value, "left out with a lazy train")
+
+
+def kind_of(config: RunConfig) -> str:
+    """The kind of unit in the pool: `evaluation.audit_unit`, or with `auto` the unit that privacy protects."""
+    chosen, protected = config.evaluation.audit_unit, config.privacy.unit
+    return chosen if chosen != "auto" else {"none": "example"}.get(protected, protected)
+
+
+def draws(key: bytes, content: bytes) -> tuple[float, float]:
+    """Two numbers in [0, 1), uniform and independent over keys."""
+    said = hashlib.blake2b(content, key=key, digest_size=16).digest()
+    return int.from_bytes(said[:8], "big") / 2**64, int.from_bytes(said[8:], "big") / 2**64
+
+
+def taken(own: Sequence[Any], at: NDArray[np.int64]) -> Any:
+    return own.take(at) if isinstance(own, Encoded) else [own[int(i)] for i in at]

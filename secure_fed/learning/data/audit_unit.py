@@ -1,4 +1,7 @@
-"""One unit of an audit pool."""
+"""The units of an audit, and examples that stand for a random direction (`evaluation.canaries = "direction"`).
+
+Only example-level training uses the direction of such an example. All other code reads the original example.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,6 @@ class Unit:
     name: str
     client: str
     examples: Sequence[Any]
-
-
-# from secure_fed.learning.data.audit_unit
-# Examples that stand for a random direction (`evaluation.canaries = "direction"`), and the original examples.
-# ##
-# Only example-level training uses the direction of such an example (`cohort/sums.py`); all other code reads the
-# original example.
-# ##
 
 
 @dataclass(frozen=True)

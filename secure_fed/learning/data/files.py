@@ -1,4 +1,9 @@
-"""Files of examples, read into columns by the endings of their names, independently of labels and models."""
+"""Files of examples, read into columns: JSON Lines, CSV, TSV and Parquet, plain or gzipped, UTF-8 only.
+
+The ending of a file's name decides how it is read. Each kind has a reader of the file's rows, and two that read as little as
+possible: one for the names of its columns, and one that checks whether it has a row. A file of one text a line is read with
+`read_lines`. Nothing here depends on labels or models.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,14 @@ if TYPE_CHECKING:
     from _csv import Reader as CsvReader
 
     from pyarrow.parquet import ParquetFile
+
+
+_BOM = "\ufeff"
+_LONGEST_FIELD = 2**31 - 1
+_BUFFER = 2**20  # bytes of a Parquet column that are read at once
+Reader = Callable[[Path, Collection[str]], Table]
+Head = Callable[[Path, Collection[str]], tuple[str, ...]]  # the names of a file's columns
+Some = Callable[[Path], bool]  # whether a file holds a row
 
 
 def read(path: Path, wanted: Collection[str], setting: str = "data.train") -> Table:
@@ -66,6 +79,25 @@ def _empty(path: Path, setting: str) -> DataError:
     return DataError(f"{path} is empty: it holds no example; give {setting} a file with at least one")
 
 
+def read_lines(path: Path, name: str) -> Table:
+    """A file of one text a line as a table, like `read_stream`."""
+    return _numbered(text_lines(path), str(path), name)
+
+
+def read_stream(stream: Iterable[bytes], source: str, name: str) -> Table:
+    """One text a line of UTF-8 as the column `name`; blank lines are skipped, and lines keep their numbers."""
+    return _numbered(decoded(stream, source), source, name)
+
+
+def _numbered(lines: Iterable[str], source: str, name: str) -> Table:
+    numbers, texts = array("q"), Column()
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            numbers.append(number)
+            texts.append(line.rstrip("\r\n"))
+    return Table(source, {name: texts.whole()}, (name,), numbers)
+
+
 def kind(path: PurePath) -> str:
     """The ending that decides how to read the file, without `.gz`: ".jsonl", ".csv", ..."""
     name = path.name.lower().removesuffix(".gz")
@@ -92,23 +124,6 @@ def split_files(folder: Path, split: str) -> list[Path]:
         names = ", ".join(path.name for path in found)
         raise DataError(f"{folder} holds {split!r} as more than one kind of file ({names}); leave one there")
     return found
-
-
-# from secure_fed.learning.data.files
-# The kinds of files that are read into columns: JSON Lines, CSV, TSV and Parquet, plain or gzipped, UTF-8 only.
-# ##
-# Each has a reader of a file's rows, and two that read as little as possible: one for the names of its columns, and one that
-# checks whether it has a row. Spaces around names of columns in CSV are ignored.
-# ##
-
-
-_BOM = "\ufeff"
-_LONGEST_FIELD = 2**31 - 1
-_BUFFER = 2**20  # bytes of a Parquet column that are read at once
-
-Reader = Callable[[Path, Collection[str]], Table]
-Head = Callable[[Path, Collection[str]], tuple[str, ...]]  # the names of a file's columns
-Some = Callable[[Path], bool]  # whether a file holds a row
 
 
 @contextmanager
@@ -142,6 +157,11 @@ def decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
                 f"{source}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8; save it as UTF-8"
             ) from error
         yield text.removeprefix(_BOM) if number == 1 else text
+
+
+def _doubled(names: Sequence[str]) -> str | None:
+    """A name that occurs more than once, if any does."""
+    return next((name for name, times in Counter(names).items() if times > 1), None)
 
 
 def _json_lines(path: Path, wanted: Collection[str]) -> Table:
@@ -194,30 +214,43 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return record
 
 
-def _doubled(names: Sequence[str]) -> str | None:
-    """A name that occurs more than once, if any does."""
-    return next((name for name, times in Counter(names).items() if times > 1), None)
-
-
 def _delimited(delimiter: str, path: Path, wanted: Collection[str]) -> Table:
-    with _refusals(path, csv.reader(text_lines(path), delimiter=delimiter, strict=True)) as rows:
-        return _csv_table(path, rows, wanted)
+    with _csv_rows(path, delimiter) as rows:
+        present = _csv_names(path, rows)
+        columns = {name: Column() for name in wanted if name in present}
+        picked = [(present.index(name), cells) for name, cells in columns.items()]
+        lines = array("q")
+        start = rows.line_num + 1  # a quoted field may span lines: a row is named by its first
+        for row in rows:
+            if row:
+                if len(row) != len(present):
+                    counts = f"{len(row)} field{'s' * (len(row) > 1)} where line 1 names {len(present)} columns"
+                    remedy = (
+                        "add the missing fields" if len(row) < len(present) else "quote fields that hold the separator"
+                    )
+                    raise DataError(f"{path}, line {start} has {counts}; {remedy}")
+                for index, cells in picked:
+                    cells.append(row[index])
+                lines.append(start)
+            start = rows.line_num + 1
+    return Table(str(path), {name: cells.whole() for name, cells in columns.items()}, present, lines)
 
 
 def _delimited_head(delimiter: str, path: Path, wanted: Collection[str]) -> tuple[str, ...]:
-    with _refusals(path, csv.reader(text_lines(path), delimiter=delimiter, strict=True)) as rows:
+    with _csv_rows(path, delimiter) as rows:
         return _csv_names(path, rows)
 
 
 def _delimited_some(delimiter: str, path: Path) -> bool:
-    with _refusals(path, csv.reader(text_lines(path), delimiter=delimiter, strict=True)) as rows:
+    with _csv_rows(path, delimiter) as rows:
         _csv_names(path, rows)
         return any(rows)
 
 
 @contextmanager
-def _refusals(path: Path, rows: CsvReader) -> Iterator[CsvReader]:
+def _csv_rows(path: Path, delimiter: str) -> Iterator[CsvReader]:
     """Fields may be longer than 128 KiB: that limit guards against bad quoting, which `strict` refuses."""
+    rows = csv.reader(text_lines(path), delimiter=delimiter, strict=True)
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
         yield rows
@@ -228,29 +261,23 @@ def _refusals(path: Path, rows: CsvReader) -> Iterator[CsvReader]:
 
 
 def _csv_names(path: Path, rows: CsvReader) -> tuple[str, ...]:
+    """The names of the columns, which the first row holds. Spaces around them are ignored."""
     present = tuple(name.strip() for name in next(rows, ()))
     if (doubled := _doubled(present)) is not None:
         raise DataError(f"{path}, line 1 names the column {doubled!r} twice; rename one of the two")
     return present
 
 
-def _csv_table(path: Path, rows: CsvReader, wanted: Collection[str]) -> Table:
-    present = _csv_names(path, rows)
-    columns = {name: Column() for name in wanted if name in present}
-    picked = [(present.index(name), cells) for name, cells in columns.items()]
-    lines = array("q")
-    start = rows.line_num + 1  # a quoted field may span lines: a row is named by its first
-    for row in rows:
-        if row:
-            if len(row) != len(present):
-                counts = f"{len(row)} field{'s' * (len(row) > 1)} where line 1 names {len(present)} columns"
-                remedy = "add the missing fields" if len(row) < len(present) else "quote fields that hold the separator"
-                raise DataError(f"{path}, line {start} has {counts}; {remedy}")
-            for index, cells in picked:
-                cells.append(row[index])
-            lines.append(start)
-        start = rows.line_num + 1
-    return Table(str(path), {name: cells.whole() for name, cells in columns.items()}, present, lines)
+def _parquet(path: Path, wanted: Collection[str]) -> Table:
+    with _whole_parquet(path) as opened:
+        present = _parquet_names(path, opened)
+        columns = {name: Column() for name in wanted if name in present}
+        for batch in opened.iter_batches(LONG, columns=list(columns)):
+            for name, column in columns.items():
+                column.extend(batch.column(name).to_pylist())
+        whole = {name: column.whole() for name, column in columns.items()}
+        declared = declared_in(opened.schema_arrow, columns)
+        return Table(str(path), whole, present, range(1, opened.metadata.num_rows + 1), "row", declared)
 
 
 def _parquet_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
@@ -261,13 +288,6 @@ def _parquet_head(path: Path, wanted: Collection[str]) -> tuple[str, ...]:
 def _parquet_some(path: Path) -> bool:
     with _whole_parquet(path) as opened:
         return bool(opened.metadata.num_rows)
-
-
-def _parquet_names(path: Path, opened: ParquetFile) -> tuple[str, ...]:
-    present = tuple(opened.schema_arrow.names)
-    if (doubled := _doubled(present)) is not None:
-        raise DataError(f"{path} has two columns called {doubled!r}; rename one of the two")
-    return present
 
 
 @contextmanager
@@ -289,16 +309,11 @@ def _whole_parquet(path: Path) -> Iterator[ParquetFile]:
             ) from error
 
 
-def _parquet(path: Path, wanted: Collection[str]) -> Table:
-    with _whole_parquet(path) as opened:
-        present = _parquet_names(path, opened)
-        columns = {name: Column() for name in wanted if name in present}
-        for batch in opened.iter_batches(LONG, columns=list(columns)):
-            for name, column in columns.items():
-                column.extend(batch.column(name).to_pylist())
-        whole = {name: column.whole() for name, column in columns.items()}
-        declared = declared_in(opened.schema_arrow, columns)
-        return Table(str(path), whole, present, range(1, opened.metadata.num_rows + 1), "row", declared)
+def _parquet_names(path: Path, opened: ParquetFile) -> tuple[str, ...]:
+    present = tuple(opened.schema_arrow.names)
+    if (doubled := _doubled(present)) is not None:
+        raise DataError(f"{path} has two columns called {doubled!r}; rename one of the two")
+    return present
 
 
 FORMATS: dict[str, tuple[Reader, Head, Some]] = {
@@ -308,22 +323,3 @@ FORMATS: dict[str, tuple[Reader, Head, Some]] = {
     ".tsv": (partial(_delimited, "\t"), partial(_delimited_head, "\t"), partial(_delimited_some, "\t")),
     ".parquet": (_parquet, _parquet_head, _parquet_some),
 }
-
-
-def read_lines(path: Path, name: str) -> Table:
-    """A file of one text a line as a table, like `read_stream`."""
-    return _numbered(text_lines(path), str(path), name)
-
-
-def read_stream(stream: Iterable[bytes], source: str, name: str) -> Table:
-    """One text a line of UTF-8 as the column `name`; blank lines are skipped, and lines keep their numbers."""
-    return _numbered(decoded(stream, source), source, name)
-
-
-def _numbered(lines: Iterable[str], source: str, name: str) -> Table:
-    numbers, texts = array("q"), Column()
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            numbers.append(number)
-            texts.append(line.rstrip("\r\n"))
-    return Table(source, {name: texts.whole()}, (name,), numbers)

@@ -1,7 +1,11 @@
-"""The label and language skews of the papers other than FeDeRA (`partition.dirichlet`).
+"""The partitions that skew labels or languages over clients, and classes for examples that have no single label.
 
-All give each example to exactly one client, leave no client empty, and give the same parts for the same arguments and `rng`
-state.
+Each partition names the paper that uses it. All give each example to exactly one client, leave no client empty, and give the
+same parts for the same arguments and `rng` state. A part is a sorted array of example indices; `owner[i]` is the client of
+example i.
+
+`label_sets` and `clusters` return one class number for each example, from 0 without gaps. FeDeRA (appendix A.2) skews entity
+recognition by the entities of a sentence and question answering by k-means over the texts.
 """
 
 from __future__ import annotations
@@ -19,14 +23,36 @@ from secure_fed.errors import ConfigError, DataError
 Indices = NDArray[np.int64]
 _ROUNDING = 1e-6
 _SMALLEST_CONCENTRATION = 1e-290  # below this a logarithm of a Gamma draw overflows
+_COLUMNS = 4096
+_STEPS = 50
+_WORD = re.compile(r"\w+")
+
+
+def dirichlet(labels: Sequence[int], clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
+    """Label-skewed parts after FeDeRA (appendix A.3): X_i ~ Dir(alpha m), m the class shares of the data.
+
+    `alpha` -> infinity gives every client the class shares of the data, `alpha` -> 0 a single class each.
+
+    A.3 leaves open how examples follow from the X_i when classes run out. Here one multinomial draw assigns all
+    examples of a class c, to client i with probability X_ic / sum_k X_kc. As E[X_ic] = m_c, client i's expected
+    counts are near (examples / clients) X_ic, no example is left over, and the order of clients does not matter.
+    Sizes vary more for smaller `alpha`. An empty client gets one random example of the client with most, one
+    client after the other.
+    """
+    require_enough(len(labels), clients)
+    require_positive(alpha)
+    counts = np.unique(np.asarray(labels), return_counts=True)[1]
+    shares = log_shares(counts / counts.sum(), clients, alpha, rng)  # (clients, classes)
+    chances = np.exp(shares - shares.max(axis=0))
+    return by_chance(labels, chances / chances.sum(axis=0), rng)
 
 
 def label_dirichlet(labels: Sequence[int], clients: int, beta: float, rng: np.random.Generator) -> list[Indices]:
     """Every class c is divided over the clients by its own draw p_c ~ Dir(beta 1), after C2A (section 4.2).
 
     A client's share of a class is a Beta(beta, beta (clients - 1)) variable: `beta` -> infinity gives every client the class
-    shares of the data, `beta` -> 0 each class to a single client. Unlike in FeDeRA's split, clients' sizes vary as much as
-    their labels. An empty client gets one random example of the client with most, one client after the other.
+    shares of the data, `beta` -> 0 each class to a single client. Unlike in FeDeRA's split (`dirichlet`), clients' sizes vary
+    as much as their labels. An empty client gets one random example of the client with most, one client after the other.
     """
     require_enough(len(labels), clients)
     require_positive(beta)
@@ -82,56 +108,7 @@ def pathological(labels: Sequence[int], clients: int, each: int, rng: np.random.
         members = rng.permutation(np.flatnonzero(class_of == label))
         for holder, shard in zip(holders, np.array_split(members, len(holders)), strict=True):
             owner[shard] = holder
-    return parts(owner, clients)
-
-
-def by_matrix(
-    labels: Sequence[int], shares: Sequence[Sequence[float]], rng: np.random.Generator, clients: int | None = None
-) -> list[Indices]:
-    """Client k gets the share `shares[c][k]` of the examples of label c, after FRA-LoRA (tables II and IV).
-
-    Sizes are rounded by largest remainders; examples are assigned at random.
-    """
-    table, classes = np.asarray(shares, dtype=np.float64), max(labels, default=-1) + 1  # (labels, clients)
-    if len(table) < classes:
-        raise ConfigError(
-            f"data.matrix has {len(table)} rows and the data {classes} labels; give one row for each, in their order"
-        )
-    if clients not in (None, table.shape[1]):
-        raise ConfigError(
-            f"federation.clients is {clients} and data.matrix has {table.shape[1]} columns, one for each client; "
-            "leave federation.clients out"
-        )
-    require_enough(len(labels), table.shape[1])
-    array, owner = np.asarray(labels), np.empty(len(labels), dtype=np.int64)
-    for label, row in enumerate(table):
-        members = rng.permutation(np.flatnonzero(array == label))
-        owner[members] = np.repeat(np.arange(len(row)), by_share(len(members), row))
-    return parts(fill_empty(owner, table.shape[1], rng), table.shape[1])
-
-
-def matrix_of(text: str) -> list[list[float]]:
-    """ "0.9 0.1; 0.1 0.9" as rows of numbers of equal length, one row for each label."""
-    rows = [row.split() for row in text.split(";")]
-    try:
-        table = [[float(entry) for entry in row] for row in rows]
-    except ValueError as error:
-        raise ConfigError(
-            f"data.matrix is {text!r:.80}; write a row of numbers for each label, separated by ';': '0.9 0.1; 0.1 0.9'"
-        ) from error
-    for index, row in enumerate(table):
-        if not row or len(row) != len(table[0]):
-            raise ConfigError(
-                f"row {index + 1} of data.matrix has {len(row)} numbers and the first {len(table[0])}; "
-                "give each label one for every client"
-            )
-        if not all(0 <= entry <= 1 for entry in row) or abs(sum(row) - 1) > _ROUNDING:
-            raise ConfigError(
-                f"row {index + 1} of data.matrix is {row!r:.80}; its numbers must be shares that add up to 1"
-            )
-    if idle := [client for client in range(len(table[0])) if not any(row[client] for row in table)]:
-        raise ConfigError(f"column {idle[0] + 1} of data.matrix is all zeros; leave out the client without examples")
-    return table
+    return parts_of(owner, clients)
 
 
 def _shards(counts: Indices, clients: int, each: int) -> Indices:
@@ -179,6 +156,55 @@ def _holders(shards: Indices, clients: int, rng: np.random.Generator) -> dict[in
     return holders
 
 
+def by_matrix(
+    labels: Sequence[int], shares: Sequence[Sequence[float]], rng: np.random.Generator, clients: int | None = None
+) -> list[Indices]:
+    """Client k gets the share `shares[c][k]` of the examples of label c, after FRA-LoRA (tables II and IV).
+
+    Sizes are rounded by largest remainders; examples are assigned at random.
+    """
+    table, classes = np.asarray(shares, dtype=np.float64), max(labels, default=-1) + 1  # (labels, clients)
+    if len(table) < classes:
+        raise ConfigError(
+            f"data.matrix has {len(table)} rows and the data {classes} labels; give one row for each, in their order"
+        )
+    if clients not in (None, table.shape[1]):
+        raise ConfigError(
+            f"federation.clients is {clients} and data.matrix has {table.shape[1]} columns, one for each client; "
+            "leave federation.clients out"
+        )
+    require_enough(len(labels), table.shape[1])
+    array, owner = np.asarray(labels), np.empty(len(labels), dtype=np.int64)
+    for label, row in enumerate(table):
+        members = rng.permutation(np.flatnonzero(array == label))
+        owner[members] = np.repeat(np.arange(len(row)), by_share(len(members), row))
+    return parts_of(fill_empty(owner, table.shape[1], rng), table.shape[1])
+
+
+def matrix_of(text: str) -> list[list[float]]:
+    """ "0.9 0.1; 0.1 0.9" as rows of numbers of equal length, one row for each label."""
+    rows = [row.split() for row in text.split(";")]
+    try:
+        table = [[float(entry) for entry in row] for row in rows]
+    except ValueError as error:
+        raise ConfigError(
+            f"data.matrix is {text!r:.80}; write a row of numbers for each label, separated by ';': '0.9 0.1; 0.1 0.9'"
+        ) from error
+    for index, row in enumerate(table):
+        if not row or len(row) != len(table[0]):
+            raise ConfigError(
+                f"row {index + 1} of data.matrix has {len(row)} numbers and the first {len(table[0])}; "
+                "give each label one for every client"
+            )
+        if not all(0 <= entry <= 1 for entry in row) or abs(sum(row) - 1) > _ROUNDING:
+            raise ConfigError(
+                f"row {index + 1} of data.matrix is {row!r:.80}; its numbers must be shares that add up to 1"
+            )
+    if idle := [client for client in range(len(table[0])) if not any(row[client] for row in table)]:
+        raise ConfigError(f"column {idle[0] + 1} of data.matrix is all zeros; leave out the client without examples")
+    return table
+
+
 def require_enough(count: int, clients: int) -> None:
     """Refuse to divide fewer examples than there are clients."""
     if clients < 1:
@@ -221,7 +247,7 @@ def by_chance(labels: Sequence[int], chances: NDArray[np.float64], rng: np.rando
         members = np.flatnonzero(class_of == index)
         sizes = rng.multinomial(len(members), chances[:, index])
         owner[rng.permutation(members)] = np.repeat(np.arange(clients), sizes)
-    return parts(fill_empty(owner, clients, rng), clients)
+    return parts_of(fill_empty(owner, clients, rng), clients)
 
 
 def by_share(count: int, shares: NDArray[np.float64]) -> Indices:
@@ -244,24 +270,11 @@ def fill_empty(owner: Indices, clients: int, rng: np.random.Generator) -> Indice
     return owner
 
 
-def parts(owner: Indices, clients: int) -> list[Indices]:
+def parts_of(owner: Indices, clients: int) -> list[Indices]:
     """The examples of each client, in their order."""
     order = np.argsort(owner, kind="stable")
     sizes = np.bincount(owner, minlength=clients)
     return np.split(order, np.cumsum(sizes)[:-1])
-
-
-# from secure_fed.learning.data.label_skew
-# Classes for examples that have no single label, so that label-skewed partitions can divide them too.
-# ##
-# FeDeRA (appendix A.2) skews entity recognition by the entities of a sentence and question answering by k-means over the texts.
-# Both functions return one class number for each example, from 0 without gaps.
-# ##
-
-
-_COLUMNS = 4096
-_STEPS = 50
-_WORD = re.compile(r"\w+")
 
 
 def label_sets(sets: Sequence[Collection[str]], sources: Sequence[str] | None = None) -> list[int]:

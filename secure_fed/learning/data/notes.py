@@ -35,7 +35,8 @@ from secure_fed.errors import DataError
 from secure_fed.learning.data.rows import Rows
 
 __all__ = ["IDENTIFIED", "LABELS", "LABEL_NOISE", "SITE_NAMES", "generate"]
-
+# The classes come in four pairs. The two sentences of a pair have the same words and differ only in their order, or in the word
+# after "not". `{x}` is a finding, `{d}` a drug.
 LABELS = (
     "drug_reaction",  # the finding came after the drug
     "drug_treatment",  # the drug came after the finding
@@ -46,7 +47,6 @@ LABELS = (
     "own_condition",
     "family_condition",
 )
-
 # One row per finding; a site uses one of the words.
 FINDINGS = (
     ("fever", "pyrexia"), ("cough",), ("rash", "exanthem"), ("nausea", "queasiness"), ("headache", "cephalgia"),
@@ -56,13 +56,11 @@ FINDINGS = (
     ("anaemia",), ("wheeze", "bronchospasm"), ("tremor",), ("constipation",), ("numbness", "paraesthesia"),
     ("arthralgia",), ("confusion", "delirium"), ("hoarseness", "dysphonia"), ("cramp", "myalgia"),
 )  # fmt: skip
-
 DRUGS = (
     "penicillin", "ibuprofen", "lisinopril", "metformin", "codeine", "warfarin", "prednisolone", "amoxicillin",
     "furosemide", "digoxin", "salbutamol", "naproxen", "omeprazole", "sertraline", "simvastatin", "bisoprolol",
     "gabapentin", "tramadol", "insulin", "diazepam",
 )  # fmt: skip
-
 # FAMILIES[k] has the sentences (for class 2k, for class 2k + 1) of the k-th pair of LABELS.
 FAMILIES = (
     (
@@ -98,7 +96,6 @@ FAMILIES = (
         ("{x} : patient yes , mother no", "{x} : mother yes , patient no"),
     ),
 )
-
 # A site's register: in each row it uses one of the alternatives for the first word.
 REGISTERS = (
     ("patient", "patient", "pt", "client"), ("mother", "mother", "mum", "father"), ("severe", "severe", "marked"),
@@ -107,20 +104,16 @@ REGISTERS = (
     ("tests", "tests", "labs"), ("admission", "admission", "adm", "arrival"),
     (" and ", " and ", " & "), ("appeared", "appeared", "arose"), ("excluded", "excluded", "refuted"),
 )  # fmt: skip
-
 # How a site marks the entry of this visit, and entries copied from older notes.
 CURRENT = ("today", "this visit", "new entry", "current", "this week")
 OLDER = ("last year", "previous visit", "earlier entry", "old letter", "last month", "copied", "archive")
-
 # A public note's conclusion from an entry, by class. Private notes never have a conclusion.
 CONCLUSIONS = (
     ("adverse", "intolerance"), ("indication", "medicated"), ("recovering", "better"), ("deteriorating", "escalate"),
     ("established", "positive"), ("unlikely", "negative"), ("affected", "personal"), ("hereditary", "inherited"),
 )  # fmt: skip
-
 # The subject of this visit in the title of a public note, by pair of classes.
 SUBJECTS = (("medication", "pharmacy"), ("progress", "trend"), ("diagnosis", "result"), ("kin", "household"))
-
 FILLERS = (
     "bp {n} / 80 , pulse {m}", "sats {m} % on air", "weight {m} kg", "slept well", "eating and drinking",
     "seen on the ward round", "bloods sent", "ecg repeated", "discussed with the team", "walks with a stick",
@@ -128,13 +121,11 @@ FILLERS = (
     "mobile around the ward", "up to date with vaccines", "ct booked", "comfortable at rest", "alert and oriented",
     "referred to physio", "diet advice given", "room {n}", "works as a driver", "non smoker", "phoned on {m} may",
 )  # fmt: skip
-
 PLACES = (
     "Ashford", "Brackwater", "Cold Harbour", "Dunmere", "Eastfold", "Fairhaven", "Glenrowan", "Hollinside",
     "Inverlyn", "Jessamy", "Kestrel Bay", "Larkhill", "Millbrook", "Northgate", "Oakmoor", "Pendle Cross",
 )  # fmt: skip
 KINDS = ("General", "Clinic", "Infirmary")
-
 GIVEN_NAMES = (
     "Ada", "Bruno", "Celia", "Dmitri", "Esme", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Katya", "Leif",
     "Mira", "Noor", "Otto", "Petra", "Quentin", "Rosa", "Stefan", "Thea", "Umar", "Vera", "Wanda", "Yusuf",
@@ -144,11 +135,9 @@ SURNAME_PARTS = (
     ("a", "e", "i", "o", "u", "an", "en", "or"),
     ("dale", "feld", "gard", "ham", "kov", "lund", "mann", "neau", "quist", "ridge", "sen", "ton", "vik", "wood"),
 )  # fmt: skip
-
 LABEL_NOISE = 0.03
 IDENTIFIED = 0.02
 TITLED = 0.5  # share of public notes with a title; the others conclude every entry
-
 _STREAMS = {"public": 0, "train": 1, "test": 2}
 _OTHERS = {"public": (0, 0, 1, 2, 3), "train": (1, 2, 3), "test": (1, 2, 3)}  # older entries
 _DRAWS = 56  # uniform draws set aside for each note; no note needs more
@@ -157,7 +146,6 @@ _RECORDS = 10_000_000
 _KEPT = 100_000  # notes of a split that are cached in memory: some 30 MB
 _WORLD = 20_240_607  # the seed of the sites, which do not depend on the seed of the notes
 _PRIOR = 6.0  # concentration of a site's class mix: mild, shares differ from uniform by about a third
-
 T = TypeVar("T")
 
 
@@ -208,7 +196,6 @@ def _site(name: str, rng: np.random.Generator) -> Site:
 
 _RNG = np.random.default_rng(_WORLD)
 SITES = tuple(_site(f"{place} {kind}", _RNG) for place in PLACES for kind in KINDS)
-
 # The sites' cumulative shares of all notes: the largest writes up to three times as many as the smallest.
 _SIZES = np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
 SHARE_ENDS: tuple[float, ...] = tuple(np.cumsum(_SIZES / _SIZES.sum()).tolist())

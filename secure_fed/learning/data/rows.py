@@ -1,4 +1,9 @@
-"""Labelled examples as columns, returned by every source and divided by every partition; and the columns of a task."""
+"""From the cells of a table to the examples of a task.
+
+A reader returns a `Table`: the columns of one file, or of one split of a data set, as they are written. The functions below it
+check its columns of text, and `Vocabulary` converts its labels to indices. `Columns` names the columns that a task reads, and
+`Rows` are labelled examples, which every source returns and every partition divides.
+"""
 
 from __future__ import annotations
 
@@ -12,101 +17,6 @@ from unicodedata import normalize
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data.on_disk import kept, taken
-
-Texts = tuple[Sequence[Any], Sequence[Any] | None]  # the first input of every row, and the second if the task has one
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Examples as columns of one length, tuples or `OnDisk`. The task defines the contents of `text`, `label` and `text_b`.
-
-    text:        the (first) text of each example, or its words
-    label:       the training target of each: an index into `label_names`, several, a number, a span ...
-    label_names: the classes, in the order of their index; empty if the task has none
-    text_b:      the second text of each, or a list of them, or None
-    client:      the name of the client (site, user, file) each example belongs to, or None
-    group:       the name of the person each example is about, or None
-    """
-
-    text: Sequence[Any]
-    label: Sequence[Any]
-    label_names: tuple[str, ...]
-    text_b: Sequence[Any] | None = None
-    client: tuple[str, ...] | None = None
-    group: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("label", "text_b", "client", "group"):
-            column = getattr(self, name)
-            if column is not None and len(column) != len(self.text):
-                raise ValueError(f"column {name!r} has {len(column)} entries and 'text' has {len(self.text)}")
-
-    def __len__(self) -> int:
-        return len(self.text)
-
-    @property
-    def classes(self) -> Sequence[int] | None:
-        """The class of each example, if every example has exactly one."""
-        return self.label if self.label_names and all(isinstance(label, int) for label in self.label) else None
-
-    def take(self, indices: Iterable[int]) -> Rows:
-        """The examples at `indices`, in that order."""
-        order = [int(index) for index in indices]
-        columns = {name: getattr(self, name) for name in ("text", "label", "text_b", "client", "group")}
-        some: dict[str, Any] = {name: column and taken(column, order) for name, column in columns.items()}
-        return replace(self, **some)
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns that a task reads; "" is none."""
-
-    text: str
-    text_b: str = ""
-    label: str = ""
-
-    def chosen(self, data: DataConfig) -> Columns:
-        """The columns that the settings name; where a setting is empty, this object's column."""
-        return Columns(data.text or self.text, data.text_b or self.text_b, data.label or self.label)
-
-
-class Reads(Protocol):
-    """The part of a task that reads the rows of tables."""
-
-    @property
-    def columns(self) -> Columns:
-        """The columns of inputs and labels."""
-
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Columns that explain labels, read where a table has them."""
-
-    @property
-    def learned(self) -> tuple[str, ...]:
-        """The columns of which a training row needs at least one with text."""
-
-    def form(self, tables: Sequence[Table]) -> str:
-        """The form in which the tables have their inputs, for the user; empty where there is only one."""
-
-    def texts(self, tables: Sequence[Table]) -> Texts:
-        """The inputs of the tables' rows, without labels."""
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        """Inputs and labels of both, one table after the other; the classes are those of `train`."""
-
-
-class OfClasses(Reads, Protocol):
-    """The part of a task that reads rows of given classes."""
-
-    def classes(self, train: Sequence[Table]) -> Vocabulary:
-        """The classes of the training data."""
-
-    def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
-        """Inputs and labels of the tables, whose classes are known."""
-
-
-# from secure_fed.learning.data.rows
-# A file of examples, or a split of a data set, as columns, with the place of every row for error messages.
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +55,7 @@ class Table:
         return self.columns[name]
 
 
-# from secure_fed.learning.data.rows
-# Columns of text.
+Texts = tuple[Sequence[Any], Sequence[Any] | None]  # the first input of every row, and the second if the task has one
 
 
 def plain_texts(tables: Sequence[Table], text: str, text_b: str) -> Texts:
@@ -205,6 +114,17 @@ def require_text_to_learn(tables: Sequence[Table], learned: Sequence[tuple[str, 
         ).about(learned[-1][1], "", "a text")
 
 
+def is_text(value: object) -> bool:
+    """False for values that are no text, and for half a surrogate pair, which JSON can write and no tokenizer accepts."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_blank(cell: object) -> bool:
     """Whether a text, or every text of a list, has no visible character. False for values that `text_column` refuses."""
     if is_text(cell):
@@ -228,28 +148,7 @@ def normal_text(text: Any) -> str:
     return " ".join(unicodedata.normalize("NFKC", written).casefold().split())
 
 
-def is_text(value: object) -> bool:
-    """False for values that are no text, and for half a surrogate pair, which JSON can write and no tokenizer accepts."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-# from secure_fed.learning.data.rows
-# Labels in the data, converted to indices: integers in ascending order, or names in alphabetical order.
-# ##
-# A label is an integer, or text that names a class. Text that is an integer in Python's notation ("7", not "007")
-# is read as an integer if all labels are of this kind, because CSV has no other way. True and false are names.
-# Spaces around a label are ignored, as in the line `text, label` of a CSV file.
-# ##
-
-
 Label = int | str
-
 _ABSENT = frozenset(("nan", "na", "n/a", "null", "none"))
 _DIGITS = 1000  # of an integer; Python itself reads no more than a few thousand
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
@@ -258,7 +157,12 @@ _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The classes of the training data: class i has the name `names[i]` and the value `values[i]` in the data."""
+    """The classes of the training data: class i has the name `names[i]` and the value `values[i]` in the data.
+
+    A label is an integer, or text that names a class. Integers are in ascending order, names in alphabetical order. Text that
+    is an integer in Python's notation ("7", not "007") is read as an integer if all labels are of this kind, because CSV has
+    no other way. True and false are names. Spaces around a label are ignored, as in the line `text, label` of a CSV file.
+    """
 
     values: tuple[Label, ...]
     names: tuple[str, ...]
@@ -291,14 +195,19 @@ def vocabulary_of(tables: Sequence[Table], column: str) -> Vocabulary:
             f"all {sum(map(len, tables))} labels of {tables[0].source}{more} are {values[0]!r}, and classification "
             f"needs at least two classes; give other data or set data.label to another column"
         )
-    declared = _declared(tables, column)
-    if declared and all(isinstance(value, int) and 0 <= value < len(declared) for value in values):
-        return Vocabulary(tuple(range(len(declared))), declared)
+    declared = {dict(table.classes).get(column) for table in tables}
+    named = declared.pop() if len(declared) == 1 else None  # by the source itself, if all its tables agree
+    if named and all(isinstance(value, int) and 0 <= value < len(named) for value in values):
+        return Vocabulary(tuple(range(len(named))), named)
     return Vocabulary(values, _beside(tables, labels, column, values) or tuple(map(str, values)))
 
 
 def _all_integers(tables: Sequence[Table], column: str) -> bool:
-    """Whether all labels written as text are integers; a column of numbers that are no integers is refused."""
+    """Whether all labels written as text are integers.
+
+    A column of numbers that are no integers is refused, and so is a word for a missing label, such as "nan", beside integers
+    alone.
+    """
     texts = [
         (table, row, value)
         for table in tables
@@ -307,16 +216,6 @@ def _all_integers(tables: Sequence[Table], column: str) -> bool:
     ]
     if all(_INTEGER.fullmatch(value) for _, _, value in texts):
         return True
-    _refuse_absent(texts)
-    if all(_NUMBER.fullmatch(value) for _, _, value in texts):
-        for table, row, value in texts:
-            if "." in value:
-                _refuse(table, row, value)
-    return False
-
-
-def _refuse_absent(texts: Sequence[tuple[Table, int, str]]) -> None:
-    """Refuse a word for a missing label, such as "nan", if all other labels written as text are integers."""
     absent = [(table, row, value) for table, row, value in texts if value.lower() in _ABSENT]
     if absent and all(_INTEGER.fullmatch(value) or value.lower() in _ABSENT for _, _, value in texts):
         table, row, value = absent[0]
@@ -324,6 +223,11 @@ def _refuse_absent(texts: Sequence[tuple[Table, int, str]]) -> None:
             f"{table.place(row)}: label {value!r} beside integers says that the label is missing; add it, remove the row, or "
             "give the class another name if it is one"
         )
+    if all(_NUMBER.fullmatch(value) for _, _, value in texts):
+        for table, row, value in texts:
+            if "." in value:
+                _refuse(table, row, value)
+    return False
 
 
 def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[list[Label]]:
@@ -376,12 +280,6 @@ def _refuse(table: Table, row: int, value: object) -> NoReturn:
     )
 
 
-def _declared(tables: Sequence[Table], column: str) -> tuple[str, ...] | None:
-    """The class names that the source itself declares, if all its tables agree."""
-    declared = {dict(table.classes).get(column) for table in tables}
-    return declared.pop() if len(declared) == 1 else None
-
-
 def _beside(
     tables: Sequence[Table], labels: Sequence[Sequence[Label]], column: str, values: Sequence[Label]
 ) -> tuple[str, ...] | None:
@@ -399,13 +297,20 @@ def _beside(
     return tuple(names[value] for value in values) if one_to_one else None
 
 
-# from secure_fed.learning.data.rows
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that a task reads; "" is none."""
+
+    text: str
+    text_b: str = ""
+    label: str = ""
+
+    def chosen(self, data: DataConfig) -> Columns:
+        """The columns that the settings name; where a setting is empty, this object's column."""
+        return Columns(data.text or self.text, data.text_b or self.text_b, data.label or self.label)
+
+
 # The columns that each task reads by default.
-# ##
-# Needs no torch, so that a wrong column is reported at once.
-# ##
-
-
 _USUAL = Columns("text", "", "label")
 _OWN = {
     "tokens": Columns("tokens", "", "tags"),
@@ -417,7 +322,10 @@ _OWN = {
 
 
 def columns_of(data: DataConfig) -> Columns:
-    """The columns of the task `data.task`, where the settings of [data] name no others. Refuses a label that is an input."""
+    """The columns of the task `data.task`, where the settings of [data] name no others. Refuses a label that is an input.
+
+    Needs no torch, so that a wrong column is reported at once.
+    """
     found = _OWN.get(data.task, _USUAL).chosen(data)
     if found.label and found.label in (found.text, found.text_b):
         setting = "data.text" if found.label == found.text else "data.text_b"
@@ -428,8 +336,80 @@ def columns_of(data: DataConfig) -> Columns:
     return found
 
 
-# from secure_fed.learning.data.rows
-# The positions of keys.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Examples as columns of one length, tuples or `OnDisk`. The task defines the contents of `text`, `label` and `text_b`.
+
+    text:        the (first) text of each example, or its words
+    label:       the training target of each: an index into `label_names`, several, a number, a span ...
+    label_names: the classes, in the order of their index; empty if the task has none
+    text_b:      the second text of each, or a list of them, or None
+    client:      the name of the client (site, user, file) each example belongs to, or None
+    group:       the name of the person each example is about, or None
+    """
+
+    text: Sequence[Any]
+    label: Sequence[Any]
+    label_names: tuple[str, ...]
+    text_b: Sequence[Any] | None = None
+    client: tuple[str, ...] | None = None
+    group: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("label", "text_b", "client", "group"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.text):
+                raise ValueError(f"column {name!r} has {len(column)} entries and 'text' has {len(self.text)}")
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def classes(self) -> Sequence[int] | None:
+        """The class of each example, if every example has exactly one."""
+        return self.label if self.label_names and all(isinstance(label, int) for label in self.label) else None
+
+    def take(self, indices: Iterable[int]) -> Rows:
+        """The examples at `indices`, in that order."""
+        order = [int(index) for index in indices]
+        columns = {name: getattr(self, name) for name in ("text", "label", "text_b", "client", "group")}
+        some: dict[str, Any] = {name: column and taken(column, order) for name, column in columns.items()}
+        return replace(self, **some)
+
+
+class Reads(Protocol):
+    """The part of a task that reads the rows of tables."""
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of inputs and labels."""
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Columns that explain labels, read where a table has them."""
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The columns of which a training row needs at least one with text."""
+
+    def form(self, tables: Sequence[Table]) -> str:
+        """The form in which the tables have their inputs, for the user; empty where there is only one."""
+
+    def texts(self, tables: Sequence[Table]) -> Texts:
+        """The inputs of the tables' rows, without labels."""
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        """Inputs and labels of both, one table after the other; the classes are those of `train`."""
+
+
+class OfClasses(Reads, Protocol):
+    """The part of a task that reads rows of given classes."""
+
+    def classes(self, train: Sequence[Table]) -> Vocabulary:
+        """The classes of the training data."""
+
+    def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
+        """Inputs and labels of the tables, whose classes are known."""
 
 
 K = TypeVar("K", bound=Hashable)

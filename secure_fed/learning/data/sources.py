@@ -1,4 +1,8 @@
-"""The sources of examples: the built-in notes, a Hub data set, a folder, or files of your own."""
+"""The sources of examples: the built-in notes, a Hub data set, a folder, or files of your own.
+
+`load` reads the training and the test rows that [data] names. Rows of `evaluation.non_members` are of the same kind, and no
+client trains on them: a row that is also a training row is refused.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data import files, fingerprint, hub, named_files
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
-from secure_fed.learning.data.named_files import TEST_SPLITS, Named, generated, spoken
+from secure_fed.learning.data.named_files import TEST_SPLITS, generated, spoken
 from secure_fed.learning.data.rows import (
     OfClasses,
     Reads,
@@ -79,17 +83,102 @@ def load(
     """
     named = named_files.find(data)
     if generated(data):
-        return _notes(data, seed, group)
-    wanted = _wanted(task, data.client, group, spoken(data))
-    tables = _from_files(named, wanted) if named else _from_hub(data, wanted, task.columns.label)
-    source = _source(data, task, tables, (unit, seed), group)
+        from secure_fed.learning.data import notes
+
+        named_files.require_columns_of_notes(data, group)
+        train = notes.generate(data.examples, seed=seed, split="train")
+        test = notes.generate(data.test_examples, seed=seed, split="test")
+        return Source(train, test, train, keyed=data.client == "site")
+    language = spoken(data)
+    wanted = _wanted(task, data.client, group, language)
+    if named:
+        read = [files.read(path, wanted, "data.train") for path in named.train]
+        tables = _Tables(read, [files.read(path, wanted, "data.test") for path in named.test], named.owners)
+    else:
+        tables = _from_hub(data, wanted, task.columns.label)
+    _require_texts(task, tables.train, tables.test)
+    train, test = task.read(tables.train, tables.test)
+    train = _owned(data, train, tables.train, need_client=True, group=group)
+    if train.client is None and tables.owners is not None:
+        owned = zip(tables.owners, tables.train, strict=True)
+        train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
+    keyed = train.client is not None
+    languages = _keys(tables.train, language, "data.language") if language else None
+    if tables.test:
+        source = Source(train, _owned(data, test, tables.test, need_client=False), train, keyed, SPLIT, languages)
+    else:
+        kept, out, tested = _held_out(data, train, unit, seed, keyed=keyed)
+        kept_languages = languages and tuple(languages[int(index)] for index in kept)
+        source = Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
     if paths := named_files.of_non_members(non_members):
         found = of_one_party(task, paths, "evaluation.non_members")
         others = task.rows(found, task.classes(tables.train))
         require_apart(others, source.train)
         source = replace(source, others=others)
-    source = replace(source, form=task.form(tables.train))
-    return replace(source, tested=FILES) if data.test else source
+    return replace(source, form=task.form(tables.train), tested=FILES if data.test else source.tested)
+
+
+def _wanted(task: Reads, *others: str) -> Collection[str]:
+    """The names of the columns to read: the task's columns, and `others`."""
+    names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, *others)
+    return dict.fromkeys(name for name in names if name)
+
+
+def _from_hub(data: DataConfig, wanted: Collection[str], label: str) -> _Tables:
+    train, tests = hub.read(data, wanted, label, TEST_SPLITS)
+    if data.test_split:
+        return _Tables([train], tests)
+    # Benchmarks publish test splits whose labels are all -1.
+    labelled = (t for t in tests if not label or any(value not in (-1, None) for value in t.columns.get(label, ())))
+    return _Tables([train], list(islice(labelled, 1)))
+
+
+def _require_texts(task: Reads, train: Sequence[Table], test: Sequence[Table]) -> None:
+    """Refuse columns without text, and training rows without any. A test row may be empty: it teaches nothing."""
+    columns = [("data.text", task.columns.text), ("data.text_b", task.columns.text_b)]
+    for table in (*train, *test):
+        for setting, name in columns:
+            if name:
+                require_some_text(table, name, setting)
+    require_text_to_learn(train, [(name, setting) for setting, name in columns if name in task.learned])
+
+
+def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
+    """The rows with their clients and groups from the tables; test tables may lack the client column."""
+    has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
+    client = _keys(tables, data.client, "data.client") if has_client else None
+    return replace(rows, client=client, group=_keys(tables, group, "privacy.group_column") if group else None)
+
+
+def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
+    """The client or person of each row. Spaces around a name are ignored, and so is which of Unicode's forms it has: two
+    spellings of one person would be protected apart.
+    """
+    keys: list[str] = []
+    for table in tables:
+        for row, value in enumerate(table.column(name, setting)):
+            if not isinstance(value, int | str) or not str(value).strip():
+                raise DataError(
+                    f"{table.place(row)}: the {setting.rpartition('.')[2].partition('_')[0]} in {name!r} is {value!r}, "
+                    f"neither an integer nor a name; correct it or set {setting} to another column"
+                )
+            keys.append(normalize("NFC", str(value).strip()))
+    return tuple(keys)
+
+
+def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
+    """The training rows, the held-out test rows, and how these were chosen: by unit, if privacy protects one.
+
+    Clients that secure-fed makes from the remaining rows contain no held-out rows.
+    """
+    share = data.test_fraction
+    if unit == "none":
+        return *at_random(rows, share, seed), HELD_OUT["row"]
+    if unit == "group":
+        return *each_by_itself(rows, share, seed, persons=True), HELD_OUT["person"]
+    if unit == "client" and keyed and data.partition in ("auto", "natural"):
+        return *whole_clients(rows, share, seed), HELD_OUT["client"]
+    return *each_by_itself(rows, share, seed, persons=False), HELD_OUT["example"]
 
 
 def of_known_classes(
@@ -117,109 +206,11 @@ def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str)
     return tables
 
 
-def _require_texts(task: Reads, train: Sequence[Table], test: Sequence[Table]) -> None:
-    """Refuse columns without text, and training rows without any. A test row may be empty: it teaches nothing."""
-    columns = [("data.text", task.columns.text), ("data.text_b", task.columns.text_b)]
-    for table in (*train, *test):
-        for setting, name in columns:
-            if name:
-                require_some_text(table, name, setting)
-    require_text_to_learn(train, [(name, setting) for setting, name in columns if name in task.learned])
-
-
-def _from_files(named: Named, wanted: Collection[str]) -> _Tables:
-    train = [files.read(path, wanted, "data.train") for path in named.train]
-    return _Tables(train, [files.read(path, wanted, "data.test") for path in named.test], named.owners)
-
-
-def _notes(data: DataConfig, seed: int, group: str) -> Source:
-    from secure_fed.learning.data import notes
-
-    named_files.require_columns_of_notes(data, group)
-    train = notes.generate(data.examples, seed=seed, split="train")
-    test = notes.generate(data.test_examples, seed=seed, split="test")
-    return Source(train, test, train, keyed=data.client == "site")
-
-
-def _wanted(task: Reads, *others: str) -> Collection[str]:
-    """The names of the columns to read: the task's columns, and `others`."""
-    names = (task.columns.text, task.columns.text_b, task.columns.label, *task.beside, *others)
-    return dict.fromkeys(name for name in names if name)
-
-
-def _from_hub(data: DataConfig, wanted: Collection[str], label: str) -> _Tables:
-    train, tests = hub.read(data, wanted, label, TEST_SPLITS)
-    if data.test_split:
-        return _Tables([train], tests)
-    # Benchmarks publish test splits whose labels are all -1.
-    labelled = (t for t in tests if not label or any(value not in (-1, None) for value in t.columns.get(label, ())))
-    return _Tables([train], list(islice(labelled, 1)))
-
-
-def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, int], group: str) -> Source:
-    _require_texts(task, tables.train, tables.test)
-    train, test = task.read(tables.train, tables.test)
-    train = _owned(data, train, tables.train, need_client=True, group=group)
-    if train.client is None and tables.owners is not None:
-        owned = zip(tables.owners, tables.train, strict=True)
-        train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
-    keyed = train.client is not None
-    language = spoken(data)
-    languages = _keys(tables.train, language, "data.language") if language else None
-    if tables.test:
-        return Source(train, _owned(data, test, tables.test, need_client=False), train, keyed, SPLIT, languages)
-    kept, out, tested = _held_out(data, train, *split, keyed=keyed)
-    kept_languages = languages and tuple(languages[int(index)] for index in kept)
-    return Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
-
-
-def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
-    """The training rows, the held-out test rows, and how these were chosen: by unit, if privacy protects one.
-
-    Clients that secure-fed makes from the remaining rows contain no held-out rows.
-    """
-    share = data.test_fraction
-    if unit == "none":
-        return *at_random(rows, share, seed), HELD_OUT["row"]
-    if unit == "group":
-        return *each_by_itself(rows, share, seed, persons=True), HELD_OUT["person"]
-    if unit == "client" and keyed and data.partition in ("auto", "natural"):
-        return *whole_clients(rows, share, seed), HELD_OUT["client"]
-    return *each_by_itself(rows, share, seed, persons=False), HELD_OUT["example"]
-
-
-def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
-    """The rows with their clients and groups from the tables; test tables may lack the client column."""
-    has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
-    client = _keys(tables, data.client, "data.client") if has_client else None
-    return replace(rows, client=client, group=_keys(tables, group, "privacy.group_column") if group else None)
-
-
-def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
-    """The client or person of each row. Spaces around a name are ignored, and so is which of Unicode's forms it has: two
-    spellings of one person would be protected apart.
-    """
-    keys: list[str] = []
-    for table in tables:
-        for row, value in enumerate(table.column(name, setting)):
-            if not isinstance(value, int | str) or not str(value).strip():
-                raise DataError(
-                    f"{table.place(row)}: the {setting.rpartition('.')[2].partition('_')[0]} in {name!r} is {value!r}, "
-                    f"neither an integer nor a name; correct it or set {setting} to another column"
-                )
-            keys.append(normalize("NFC", str(value).strip()))
-    return tuple(keys)
-
-
-# from secure_fed.learning.data.sources
-# Rows that no client trains on, of the same kind as the training rows (`evaluation.non_members`), and rows that are both.
-
-
 def require_apart(rows: Rows, trained: Rows) -> None:
     """Refuse rows of `evaluation.non_members` whose texts are also the texts of a training row, whatever their labels are."""
     members = set(_plain(trained))
     if both := [number for number, row in enumerate(_plain(rows), 1) if row in members]:
-        raise _refused(len(both), both[0], "labels, white space and capitals do not count")
+        raise _are_members(len(both), both[0], "labels, white space and capitals do not count")
 
 
 def require_apart_of_objects(examples: Sequence[Any], train: Sequence[Sequence[Any]]) -> None:
@@ -230,10 +221,10 @@ def require_apart_of_objects(examples: Sequence[Any], train: Sequence[Sequence[A
     except TypeError:
         return
     if any(found):
-        raise _refused(sum(found), found.index(True) + 1, "by their content")
+        raise _are_members(sum(found), found.index(True) + 1, "by their content")
 
 
-def _refused(count: int, first: int, compared: str) -> DataError:
+def _are_members(count: int, first: int, compared: str) -> DataError:
     return DataError(
         f"evaluation.non_members has {count} rows that are also training rows, such as row {first} ({compared}): what a client "
         "trains on is a member, so take them out"

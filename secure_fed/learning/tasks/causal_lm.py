@@ -25,34 +25,6 @@ from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
 _LARGEST = 700.0  # exp() of more overflows a float
 
 
-def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """perplexity, exp of the mean over all tokens; accuracy, the share of tokens predicted as most likely; the mean loss."""
-    total = right = tokens = 0.0
-    means = []
-    for batch in batches:
-        (losses, best), counted = token_figures(model, batch, _figures)
-        means.append(losses.sum(1) / counted.sum(1).clamp(min=1))
-        total += float(losses.cpu().double().sum())
-        right += float(best.sum())
-        tokens += float(counted.sum())
-    return {
-        "accuracy": right / tokens if tokens else math.nan,
-        "perplexity": perplexity(total, tokens),
-        "loss": float(torch.cat(means).mean()),
-    }
-
-
-def _figures(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's negative log-likelihood, and whether it is the most likely one."""
-    return surprise(scores, targets), scores.argmax(1) == targets
-
-
-def perplexity(total: float, tokens: float) -> float:
-    """exp(total / tokens); not-a-number without tokens, and infinite beyond the largest float."""
-    mean = total / tokens if tokens else math.nan
-    return math.exp(mean) if not mean > _LARGEST else math.inf
-
-
 @dataclass(frozen=True)
 class CausalLM(Task):
     """`Rows.text` is the text, or the prompt of the target `Rows.text_b`."""
@@ -129,16 +101,8 @@ class CausalLM(Task):
         ]
 
 
-def _plain(value: float) -> float | None:
-    return round(value, 6) if math.isfinite(value) else None
-
-
 def build(data: DataConfig) -> CausalLM:
     return CausalLM(columns_of(data), data.learn_prompt)
-
-
-# from secure_fed.learning.tasks.causal_lm
-# Prompts and their continuations as sequences for a causal language model, and the likelihood of a continuation.
 
 
 def continuations(
@@ -171,19 +135,49 @@ def continuations(
         first = int(target[0] if len(target) else text[-1] + 1 if len(text) else 0)
         dropped = min(max(0, len(ids) - max_length), first - lead)
         kept = np.r_[:lead, lead + dropped : len(ids)][:max_length]
-        yield {"input_ids": ids[kept], "labels": labels[kept]} if len(kept) else _nothing(tokenizer)
+        if len(kept):
+            yield {"input_ids": ids[kept], "labels": labels[kept]}
+        else:  # one padding token, because a model cannot read an empty sequence
+            yield {"input_ids": np.array([pad_id(tokenizer)], dtype=np.int32), "labels": np.array([IGNORED])}
 
 
 def _gap(prompt: str, target: str) -> str:
     return " " if prompt and target and not prompt[-1].isspace() and not target[0].isspace() else ""
 
 
-def _nothing(tokenizer: Any) -> Item:
-    """One padding token, because a model cannot read an empty sequence."""
-    return {"input_ids": np.array([pad_id(tokenizer)], dtype=np.int32), "labels": np.array([IGNORED])}
-
-
 def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
     """(B,) means over an example's labelled tokens; 0 if it has none."""
     losses, counted = token_losses(model, batch)
     return losses.sum(1) / counted.sum(1).clamp(min=1)
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """perplexity, exp of the mean over all tokens; accuracy, the share of tokens predicted as most likely; the mean loss."""
+    total = right = tokens = 0.0
+    means = []
+    for batch in batches:
+        (losses, best), counted = token_figures(model, batch, _figures)
+        means.append(losses.sum(1) / counted.sum(1).clamp(min=1))
+        total += float(losses.cpu().double().sum())
+        right += float(best.sum())
+        tokens += float(counted.sum())
+    return {
+        "accuracy": right / tokens if tokens else math.nan,
+        "perplexity": perplexity(total, tokens),
+        "loss": float(torch.cat(means).mean()),
+    }
+
+
+def _figures(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's negative log-likelihood, and whether it is the most likely one."""
+    return surprise(scores, targets), scores.argmax(1) == targets
+
+
+def perplexity(total: float, tokens: float) -> float:
+    """exp(total / tokens); not-a-number without tokens, and infinite beyond the largest float."""
+    mean = total / tokens if tokens else math.nan
+    return math.exp(mean) if not mean > _LARGEST else math.inf
+
+
+def _plain(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None

@@ -1,4 +1,7 @@
-"""Each task's headline metric, and the metrics shown beside it. Imports nothing, since every page of results imports it."""
+"""What stands for a model in results: each task's headline metric, the metrics beside it, and the commonest label.
+
+Needs no torch, since every page of results imports it.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,7 @@ _NAMES = {
     "pearson": "Pearson's r",
     "rouge_l": "ROUGE-L",
 }
-
-
-def first_metrics(task: str, of_answers: str = "") -> tuple[str, ...]:
-    """The names of these metrics in records and results. of_answers: the metric of written answers, if there is one."""
-    return (*_FIRST.get(task, ("macro_f1",)), *filter(None, [of_answers]))
+_Z = 1.96  # two-sided, 95 %
 
 
 def headline(task: str) -> str:
@@ -44,6 +43,11 @@ def headline(task: str) -> str:
     task: its name in `data.task`, or its title in a result.
     """
     return _HEADLINE.get(task, "accuracy")
+
+
+def first_metrics(task: str, of_answers: str = "") -> tuple[str, ...]:
+    """The names of these metrics in records and results. of_answers: the metric of written answers, if there is one."""
+    return (*_FIRST.get(task, ("macro_f1",)), *filter(None, [of_answers]))
 
 
 def scores(task: str, of_answers: str = "") -> tuple[str, str]:
@@ -70,16 +74,12 @@ def shown(metric: str, value: float) -> str:
     return f"{spoken(metric)} {value:.1%}" if metric == "accuracy" else f"{spoken(metric)} {value:.3g}"
 
 
-# from secure_fed.learning.tasks.headline
-# The most frequent label of a test set: the accuracy of always predicting it, and whether a model is better.
-
-
-_Z = 1.96  # two-sided, 95 %
-
-
 @dataclass(frozen=True)
 class Commonest:
-    """share: the most frequent label's share of the labels that accuracy counts. of: the number of these labels."""
+    """The most frequent label of a test set, to which an accuracy is compared: the accuracy of always predicting it.
+
+    share: the most frequent label's share of the labels that accuracy counts. of: the number of these labels.
+    """
 
     share: float
     of: int

@@ -44,10 +44,12 @@ from secure_fed.learning.data.encode import (
 from secure_fed.learning.data.label_skew import clusters, label_sets
 from secure_fed.learning.data.rows import Columns, Rows, Table, Vocabulary, columns_of, is_text, text_column
 from secure_fed.learning.tasks.headline import QUESTIONS
-from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
+from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, inputs_of
 
 _LONGEST = 30  # tokens of an answer
 _EVEN = 0.5
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Answers(NamedTuple):
@@ -64,93 +66,6 @@ class Question:
     context: str
     answers: tuple[str, ...]
     spans: tuple[NDArray[np.integer[Any]], ...]
-
-
-def scores(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-    """(B, 2, L) scores of every token as an answer's first and last; minus infinity on padding."""
-    output: Any = model(
-        **{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in batch}
-    )
-    both = torch.stack([output.start_logits, output.end_logits], 1).float()
-    return both.masked_fill(batch["attention_mask"][:, None] == 0, -math.inf)
-
-
-def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-    """(B,) means of the cross-entropies of start and end; `labels` is (B, 2)."""
-    both = scores(model, batch).flatten(0, 1), batch["labels"].flatten()  # (2 B, L), (2 B,)
-    return functional.cross_entropy(*both, reduction="none").view(-1, 2).mean(1)
-
-
-def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, unanswerable: bool = False) -> dict[str, float]:
-    """exact_match, also as accuracy, f1, and the mean loss of the windows that are trained on.
-
-    unanswerable: also exact_match and f1 of questions with an answer, and of questions without; not-a-number if none exist.
-    """
-    losses, matches, f1s, answerable = [], list[float](), list[float](), list[bool]()
-    for batch in batches:
-        losses.append(loss(model, batch))
-        for question, found in _best(model, batch, unanswerable=unanswerable):
-            right = question.answers or ("",)
-            matches.append(exact(found.text(question), right))
-            f1s.append(best_f1(found.text(question), right))
-            answerable.append(bool(question.answers))
-    of_kinds = {}
-    if unanswerable:
-        for kind, chosen in (("has_answer", np.array(answerable)), ("no_answer", ~np.array(answerable))):
-            of_kinds[f"{kind}_exact_match"], of_kinds[f"{kind}_f1"] = _mean(matches, chosen), _mean(f1s, chosen)
-    accuracy = float(np.mean(matches))
-    return {
-        "accuracy": accuracy,
-        "exact_match": accuracy,
-        "f1": float(np.mean(f1s)),
-        **of_kinds,
-        "loss": float(torch.cat(losses).mean()),
-    }
-
-
-def _mean(values: Sequence[float], chosen: NDArray[np.bool_]) -> float:
-    return float(np.array(values)[chosen].mean()) if chosen.any() else math.nan
-
-
-class Found(NamedTuple):
-    """The best answer: its probability among all answers, its place, and the probability that there is none."""
-
-    score: float
-    start: int
-    end: int
-    none: float = 0.0
-
-    def text(self, question: Question) -> str:
-        """The answer, or "" if it is likelier that there is none."""
-        return "" if self.none > _EVEN else question.context[self.start : self.end]
-
-
-def _best(
-    model: nn.Module, batch: Mapping[str, Any], *, unanswerable: bool, checked: bool = False
-) -> list[tuple[Question, Found]]:
-    """Every question with its best answer."""
-    of_parts = scores(model, batch[PARTS])
-    if checked:
-        finite(of_parts)
-    found = []
-    for question, own in zip(batch[ASIDE], of_parts.cpu().split(batch["counts"].tolist()), strict=True):
-        windowed = [one[:, : len(span)] for one, span in zip(own.double().numpy(), question.spans, strict=True)]
-        score, start, end = best_span(windowed, question.spans, _LONGEST)
-        none = _sigmoid(null_margin(windowed, question.spans, _LONGEST)) if unanswerable else 0.0
-        found.append((question, Found(math.exp(score), start, end, none)))
-    return found
-
-
-def _sigmoid(margin: float) -> float:
-    return float(np.exp(-np.logaddexp(0.0, -margin)))
-
-
-def places(items: Sequence[Item], name: str, width: int) -> Tensor:
-    """(batch, 2) the first and the last token of each answer, both inside the window."""
-    for item in items:
-        if max(item[name]) >= len(item["input_ids"]):
-            raise DataError(f"an answer ends at token {max(item[name])} of a window of {len(item['input_ids'])}")
-    return torch.tensor([list(item[name]) for item in items])
 
 
 @dataclass(frozen=True)
@@ -222,14 +137,6 @@ def build(data: DataConfig) -> QuestionAnswering:
     return QuestionAnswering(columns_of(data), data.stride, data.unanswerable)
 
 
-# from secure_fed.learning.tasks.question_answering
-# Answers that stand in a context: read from columns, and compared as SQuAD does (Rajpurkar et al., 2016, arXiv 1606.05250).
-
-
-_ARTICLE = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
 def read_answers(table: Table, columns: Columns, *, unanswerable: bool = False) -> list[Answers]:
     """The answers of every row; each must be at its stated place, because the first answer is the training target.
 
@@ -284,31 +191,6 @@ def _pairs(cell: Any, start: Any) -> list[tuple[str, int]] | None:
     return list(zip(several, places, strict=True))
 
 
-def normalised(answer: str) -> str:
-    """Lower case, then without punctuation, then without articles, with single spaces."""
-    return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
-
-
-def exact(guess: str, answers: Sequence[str]) -> float:
-    """1 if the guess is one of the answers, else 0."""
-    return float(normalised(guess) in {normalised(answer) for answer in answers})
-
-
-def best_f1(guess: str, answers: Sequence[str]) -> float:
-    """The highest F1 of the guess's words against an answer's words; a word counts as often as it occurs."""
-    return max(_f1(normalised(guess).split(), normalised(answer).split()) for answer in answers)
-
-
-def _f1(guess: Sequence[str], answer: Sequence[str]) -> float:
-    if not guess or not answer:
-        return float(guess == answer)
-    return 2 * (Counter(guess) & Counter(answer)).total() / (len(guess) + len(answer))
-
-
-# from secure_fed.learning.tasks.question_answering
-# The windows of a context that may be too long for the model, each with the question.
-
-
 class Window(NamedTuple):
     """The tokens of a question and of a part of its context, which a model reads at once.
 
@@ -337,39 +219,31 @@ def windows(
             f"data.stride is {stride}, but with model.max_length = {max_length} a window may have no more than {room} tokens "
             "of a context: lower data.stride or raise model.max_length"
         )
+    # The first half of the tokens ends before a character that the next token shares, as in UTF-8 bytes.
     shortened = [
-        question[: _end(tokens.spans, half)] if len(tokens.ids) > half else question
-        for question, tokens in zip(questions, aligned(tokenizer, questions, special=False), strict=True)
+        question[: int(min(own.spans[half - 1, 1], own.spans[half, 0]))] if len(own.ids) > half else question
+        for question, own in zip(questions, aligned(tokenizer, questions, special=False), strict=True)
     ]
     for start in range(0, len(shortened), TOKENISED_AT_ONCE):
         some = slice(start, start + TOKENISED_AT_ONCE)
-        yield from _of_some(tokenizer, shortened[some], list(contexts[some]), max_length, stride)
-
-
-def _end(spans: NDArray[np.integer[Any]], half: int) -> int:
-    """The end of the first `half` tokens of a text: before a character that the next token shares, as in UTF-8 bytes."""
-    return int(min(spans[half - 1, 1], spans[half, 0]))
-
-
-def _of_some(
-    tokenizer: Any, questions: list[str], contexts: list[str], max_length: int, stride: int
-) -> list[list[Window]]:
-    tokens = tokenizer(
-        questions,
-        contexts,
-        truncation="only_second",
-        max_length=max_length,
-        stride=stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-    )
-    found: list[list[Window]] = [[] for _ in questions]
-    for row, example in enumerate(tokens["overflow_to_sample_mapping"]):
-        of_context = np.array([part == 1 for part in tokens.sequence_ids(row)])
-        spans = np.asarray(tokens["offset_mapping"][row], dtype=np.int32).reshape(-1, 2) * of_context[:, None]
-        names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
-        found[example].append(Window({name: np.asarray(tokens[name][row], dtype=np.int32) for name in names}, spans))
-    return found
+        tokens = tokenizer(
+            shortened[some],
+            list(contexts[some]),
+            truncation="only_second",
+            max_length=max_length,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        found: list[list[Window]] = [[] for _ in shortened[some]]
+        for row, example in enumerate(tokens["overflow_to_sample_mapping"]):
+            of_context = np.array([part == 1 for part in tokens.sequence_ids(row)])
+            spans = np.asarray(tokens["offset_mapping"][row], dtype=np.int32).reshape(-1, 2) * of_context[:, None]
+            names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
+            found[example].append(
+                Window({name: np.asarray(tokens[name][row], dtype=np.int32) for name in names}, spans)
+            )
+        yield from found
 
 
 def answered(found: Sequence[Window], start: int, end: int) -> tuple[int, tuple[int, int]]:
@@ -381,6 +255,89 @@ def answered(found: Sequence[Window], start: int, end: int) -> tuple[int, tuple[
     chosen = int(np.argmax([np.maximum(overlap, 0).sum() for overlap in overlaps]))
     inside = np.flatnonzero(overlaps[chosen] > 0)
     return chosen, (int(inside[0]), int(inside[-1])) if len(inside) else (0, 0)
+
+
+def places(items: Sequence[Item], name: str, width: int) -> Tensor:
+    """(batch, 2) the first and the last token of each answer, both inside the window."""
+    for item in items:
+        if max(item[name]) >= len(item["input_ids"]):
+            raise DataError(f"an answer ends at token {max(item[name])} of a window of {len(item['input_ids'])}")
+    return torch.tensor([list(item[name]) for item in items])
+
+
+def scores(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """(B, 2, L) scores of every token as an answer's first and last; minus infinity on padding."""
+    output: Any = model(**inputs_of(batch))
+    both = torch.stack([output.start_logits, output.end_logits], 1).float()
+    return both.masked_fill(batch["attention_mask"][:, None] == 0, -math.inf)
+
+
+def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """(B,) means of the cross-entropies of start and end; `labels` is (B, 2)."""
+    both = scores(model, batch).flatten(0, 1), batch["labels"].flatten()  # (2 B, L), (2 B,)
+    return functional.cross_entropy(*both, reduction="none").view(-1, 2).mean(1)
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, unanswerable: bool = False) -> dict[str, float]:
+    """exact_match, also as accuracy, f1, and the mean loss of the windows that are trained on.
+
+    unanswerable: also exact_match and f1 of questions with an answer, and of questions without; not-a-number if none exist.
+    """
+    losses, matches, f1s, answerable = [], list[float](), list[float](), list[bool]()
+    for batch in batches:
+        losses.append(loss(model, batch))
+        for question, found in _best(model, batch, unanswerable=unanswerable):
+            right = question.answers or ("",)
+            matches.append(exact(found.text(question), right))
+            f1s.append(best_f1(found.text(question), right))
+            answerable.append(bool(question.answers))
+    of_kinds = {}
+    if unanswerable:
+        for kind, chosen in (("has_answer", np.array(answerable)), ("no_answer", ~np.array(answerable))):
+            of_kinds[f"{kind}_exact_match"], of_kinds[f"{kind}_f1"] = _mean(matches, chosen), _mean(f1s, chosen)
+    accuracy = float(np.mean(matches))
+    return {
+        "accuracy": accuracy,
+        "exact_match": accuracy,
+        "f1": float(np.mean(f1s)),
+        **of_kinds,
+        "loss": float(torch.cat(losses).mean()),
+    }
+
+
+def _mean(values: Sequence[float], chosen: NDArray[np.bool_]) -> float:
+    return float(np.array(values)[chosen].mean()) if chosen.any() else math.nan
+
+
+class Found(NamedTuple):
+    """The best answer: its probability among all answers, its place, and the probability that there is none."""
+
+    score: float
+    start: int
+    end: int
+    none: float = 0.0
+
+    def text(self, question: Question) -> str:
+        """The answer, or "" if it is likelier that there is none."""
+        return "" if self.none > _EVEN else question.context[self.start : self.end]
+
+
+def _best(
+    model: nn.Module, batch: Mapping[str, Any], *, unanswerable: bool, checked: bool = False
+) -> list[tuple[Question, Found]]:
+    """Every question with its best answer."""
+    of_parts = scores(model, batch[PARTS])
+    if checked:
+        finite(of_parts)
+    found = []
+    for question, own in zip(batch[ASIDE], of_parts.cpu().split(batch["counts"].tolist()), strict=True):
+        windowed = [one[:, : len(span)] for one, span in zip(own.double().numpy(), question.spans, strict=True)]
+        score, start, end = best_span(windowed, question.spans, _LONGEST)
+        none = 0.0
+        if unanswerable:  # the sigmoid of the margin
+            none = float(np.exp(-np.logaddexp(0.0, -null_margin(windowed, question.spans, _LONGEST))))
+        found.append((question, Found(math.exp(score), start, end, none)))
+    return found
 
 
 def best_span(
@@ -431,3 +388,27 @@ def _normal(scores: Sequence[NDArray[np.float64]], found: Sequence[NDArray[np.in
     highest = np.full(token.max() + 1, -np.inf)
     np.maximum.at(highest, token, np.concatenate(scores)[inside])
     return float(np.logaddexp.reduce(highest))
+
+
+def normalised(answer: str) -> str:
+    """An answer as SQuAD compares it (Rajpurkar et al., 2016, arXiv 1606.05250).
+
+    Lower case, then without punctuation, then without articles, with single spaces.
+    """
+    return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def exact(guess: str, answers: Sequence[str]) -> float:
+    """1 if the guess is one of the answers, else 0."""
+    return float(normalised(guess) in {normalised(answer) for answer in answers})
+
+
+def best_f1(guess: str, answers: Sequence[str]) -> float:
+    """The highest F1 of the guess's words against an answer's words; a word counts as often as it occurs."""
+    return max(_f1(normalised(guess).split(), normalised(answer).split()) for answer in answers)
+
+
+def _f1(guess: Sequence[str], answer: Sequence[str]) -> float:
+    if not guess or not answer:
+        return float(guess == answer)
+    return 2 * (Counter(guess) & Counter(answer)).total() / (len(guess) + len(answer))

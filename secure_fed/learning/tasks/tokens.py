@@ -4,6 +4,10 @@ A row has a list of words and a list of as many tags (in CSV: separated by space
 other tokens have no label. The loss of an example is the mean over its words, so that its weight does not depend on the length
 of other examples, and is 0 if `model.max_length` leaves it no word. A word that was cut off gets the tag O: an entity there is
 missed. The words and tags are private; the set of entity types is public.
+
+IOB2 tags are names, or numbers that the source has names for. B-TYPE begins an entity, I-TYPE continues it, O is outside. An
+I-TYPE without an entity of its type before it begins one, as in the script of the CoNLL shared tasks: models predict such tags,
+and annotators write them.
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ from secure_fed.learning.data.rows import Columns, Rows, Table, Texts, Vocabular
 from secure_fed.learning.tasks.headline import ENTITIES
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, logits, outputs_named
 
+OUTSIDE = "O"  # the tag of a word in no entity
+
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
@@ -48,49 +54,6 @@ class Sentence:
     words: tuple[str, ...]
     tags: tuple[str, ...]
     read: tuple[int, ...]
-
-
-def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-    """(B,) mean cross-entropies over an example's labelled tokens; 0 if it has none."""
-    return mean_of_labelled(logits(model, batch), batch["labels"])
-
-
-def mean_of_labelled(scores: Tensor, labels: Tensor) -> Tensor:
-    """(B,) from scores (B, L, classes) and labels (B, L), `IGNORED` for a token without a label."""
-    losses = functional.cross_entropy(scores.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
-    return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
-
-
-def guessed(scores: Tensor, batch: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
-    """The predicted tag of every word of every example; O for words that were cut off."""
-    best = scores.argmax(2).cpu()
-    found = []
-    for row, labels, sentence in zip(best, batch["labels"].cpu(), batch[ASIDE], strict=True):
-        tags = ["O"] * len(sentence.words)
-        for word, tag in zip(sentence.read, row[labels != IGNORED].tolist(), strict=True):
-            tags[word] = names[tag]
-        found.append(tags)
-    return found
-
-
-def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, names: Sequence[str]) -> dict[str, float]:
-    """accuracy over words, precision, recall and f1 of entities, and the mean loss of an example."""
-    losses, guesses, truths = [], list[list[str]](), list[Sequence[str]]()
-    for batch in batches:
-        scores = logits(model, batch)
-        losses.append(mean_of_labelled(scores, batch["labels"]))
-        guesses += guessed(scores, batch, names)
-        truths += [sentence.tags for sentence in batch[ASIDE]]
-    right = [
-        guess == true
-        for ours, theirs in zip(guesses, truths, strict=True)
-        for guess, true in zip(ours, theirs, strict=True)
-    ]
-    return {
-        "accuracy": sum(right) / len(right) if right else math.nan,
-        **entity_scores(guesses, truths),
-        "loss": float(torch.cat(losses).mean()),
-    }
 
 
 @dataclass(frozen=True)
@@ -165,53 +128,12 @@ class Tokens(Task):
         ]
 
 
-def _cut(whole: Aligned, max_length: int, blank: int) -> Aligned:
-    """At most `max_length` tokens, including special tokens at the end; a text without tokens becomes one padding token."""
-    ids, spans = whole
-    if not len(ids):
-        return Aligned(np.array([blank], dtype=np.int32), np.zeros((1, 2), dtype=np.int64))
-    if len(ids) > max_length:
-        text = np.flatnonzero(spans[:, 1] > spans[:, 0])
-        end = len(ids) - 1 - int(text[-1]) if len(text) else 0
-        kept = np.r_[: max_length - end, len(ids) - end : len(ids)]
-        ids, spans = ids[kept], spans[kept]
-    return Aligned(ids, spans)
-
-
-def _first_tokens(words: Sequence[str], tokens: Aligned) -> tuple[list[int], list[int]]:
-    """The words that have a token, and the place of the first token of each.
-
-    A token belongs to the word of its last character: some tokenizers include the space before a word in its token.
-    """
-    ends = np.cumsum([len(word) + 1 for word in words])  # of each word in the text, with the space behind it
-    read: list[int] = []
-    places: list[int] = []
-    for place, (start, end) in enumerate(tokens.spans):
-        word = int(np.searchsorted(ends, end - 1, side="right"))
-        if end > start and word < len(words) and end <= ends[word] - 1 and (not read or word > read[-1]):
-            read.append(word)
-            places.append(place)
-    return read, places
-
-
 def build(data: DataConfig) -> Tokens:
     return Tokens(columns_of(data))
 
 
-# from secure_fed.learning.tasks.tokens
-# Columns of IOB2 tags (names, or numbers that the source has names for), their entities, and scores of predicted entities.
-# ##
-# B-TYPE begins an entity, I-TYPE continues it, O is outside.
-# An I-TYPE without an entity of its type before it begins one, as in
-# the script of the CoNLL shared tasks: models predict such tags, and annotators write them.
-# ##
-
-
-OUTSIDE = "O"
-
-
 def tag_names(tables: Sequence[Table], column: str) -> tuple[str, ...]:
-    """O, then B- and I- of every type in the training data, in the order of the types' names."""
+    """The tags of a column: O, then B- and I- of every type in the training data, in the order of the types' names."""
     types: set[str] = set()
     for table in tables:
         for row, tags in enumerate(_tags(table, column)):
@@ -261,6 +183,78 @@ def _tags(table: Table, column: str) -> Iterator[list[str]]:
                 "correct it or set data.label to another column"
             )
         yield [declared[tag] for tag in tags]
+
+
+def _cut(whole: Aligned, max_length: int, blank: int) -> Aligned:
+    """At most `max_length` tokens, including special tokens at the end; a text without tokens becomes one padding token."""
+    ids, spans = whole
+    if not len(ids):
+        return Aligned(np.array([blank], dtype=np.int32), np.zeros((1, 2), dtype=np.int64))
+    if len(ids) > max_length:
+        text = np.flatnonzero(spans[:, 1] > spans[:, 0])
+        end = len(ids) - 1 - int(text[-1]) if len(text) else 0
+        kept = np.r_[: max_length - end, len(ids) - end : len(ids)]
+        ids, spans = ids[kept], spans[kept]
+    return Aligned(ids, spans)
+
+
+def _first_tokens(words: Sequence[str], tokens: Aligned) -> tuple[list[int], list[int]]:
+    """The words that have a token, and the place of the first token of each.
+
+    A token belongs to the word of its last character: some tokenizers include the space before a word in its token.
+    """
+    ends = np.cumsum([len(word) + 1 for word in words])  # of each word in the text, with the space behind it
+    read: list[int] = []
+    places: list[int] = []
+    for place, (start, end) in enumerate(tokens.spans):
+        word = int(np.searchsorted(ends, end - 1, side="right"))
+        if end > start and word < len(words) and end <= ends[word] - 1 and (not read or word > read[-1]):
+            read.append(word)
+            places.append(place)
+    return read, places
+
+
+def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """(B,) mean cross-entropies over an example's labelled tokens; 0 if it has none."""
+    return mean_of_labelled(logits(model, batch), batch["labels"])
+
+
+def mean_of_labelled(scores: Tensor, labels: Tensor) -> Tensor:
+    """(B,) from scores (B, L, classes) and labels (B, L), `IGNORED` for a token without a label."""
+    losses = functional.cross_entropy(scores.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
+    return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]], *, names: Sequence[str]) -> dict[str, float]:
+    """accuracy over words, precision, recall and f1 of entities, and the mean loss of an example."""
+    losses, guesses, truths = [], list[list[str]](), list[Sequence[str]]()
+    for batch in batches:
+        scores = logits(model, batch)
+        losses.append(mean_of_labelled(scores, batch["labels"]))
+        guesses += guessed(scores, batch, names)
+        truths += [sentence.tags for sentence in batch[ASIDE]]
+    right = [
+        guess == true
+        for ours, theirs in zip(guesses, truths, strict=True)
+        for guess, true in zip(ours, theirs, strict=True)
+    ]
+    return {
+        "accuracy": sum(right) / len(right) if right else math.nan,
+        **entity_scores(guesses, truths),
+        "loss": float(torch.cat(losses).mean()),
+    }
+
+
+def guessed(scores: Tensor, batch: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+    """The predicted tag of every word of every example; O for words that were cut off."""
+    best = scores.argmax(2).cpu()
+    found = []
+    for row, labels, sentence in zip(best, batch["labels"].cpu(), batch[ASIDE], strict=True):
+        tags = ["O"] * len(sentence.words)
+        for word, tag in zip(sentence.read, row[labels != IGNORED].tolist(), strict=True):
+            tags[word] = names[tag]
+        found.append(tags)
+    return found
 
 
 class Entity(NamedTuple):
