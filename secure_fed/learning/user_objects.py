@@ -15,7 +15,7 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import fingerprint, partition
 from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.holdout import GIVEN
-from secure_fed.learning.data.sources import require_apart_of_objects
+from secure_fed.learning.data.sources import are_members
 from secure_fed.learning.evaluation import confidence
 from secure_fed.learning.models.device_map import adopt, device_of, is_divided, require_called
 from secure_fed.learning.models.devices import find_devices
@@ -173,7 +173,7 @@ def _check_examples(train: Any, test: Any, non_members: Any) -> None:
     if non_members is not None and not len(non_members):
         raise DataError("non_members has no examples; give some, or leave it out")
     if non_members is not None and not is_lazy(train):  # reading all clients at the start is what a lazy train avoids
-        require_apart_of_objects(non_members, train)
+        _require_apart(non_members, train)
     if empty := [index for index, examples in enumerate(asked) if not len(examples)]:
         raise DataError(f"client {empty[0]} of the {len(train)} in train has no examples; leave it out")
     for client, own in enumerate(asked):
@@ -185,6 +185,17 @@ def _check_examples(train: Any, test: Any, non_members: Any) -> None:
                 f"example {without[0]} of client {client} has no token to read ({len(without)} of {len(own)} have none), so "
                 "there is nothing to learn from; leave it out of train"
             ).about("train", without[0], "an example with tokens")
+
+
+def _require_apart(examples: Sequence[Any], train: Sequence[Sequence[Any]]) -> None:
+    """Refuse non-members that are also training examples, by their content; nothing is refused where it cannot be read."""
+    try:
+        members = {fingerprint.content(own[index]) for own in train for index in range(len(own))}
+        found = [fingerprint.content(examples[index]) in members for index in range(len(examples))]
+    except TypeError:
+        return
+    if any(found):
+        raise are_members(sum(found), found.index(True) + 1, "by their content")
 
 
 def _without_tokens(item: Any) -> bool:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 from unicodedata import normalize
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
-from secure_fed.learning.data import files, fingerprint, hub, named_files
+from secure_fed.learning.data import files, hub, named_files
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
 from secure_fed.learning.data.named_files import TEST_SPLITS, generated, spoken
 from secure_fed.learning.data.rows import (
@@ -210,21 +209,10 @@ def require_apart(rows: Rows, trained: Rows) -> None:
     """Refuse rows of `evaluation.non_members` whose texts are also the texts of a training row, whatever their labels are."""
     members = set(_plain(trained))
     if both := [number for number, row in enumerate(_plain(rows), 1) if row in members]:
-        raise _are_members(len(both), both[0], "labels, white space and capitals do not count")
+        raise are_members(len(both), both[0], "labels, white space and capitals do not count")
 
 
-def require_apart_of_objects(examples: Sequence[Any], train: Sequence[Sequence[Any]]) -> None:
-    """The same for a user's own examples, by their content; nothing is refused where their content cannot be read."""
-    try:
-        members = {fingerprint.content(own[index]) for own in train for index in range(len(own))}
-        found = [fingerprint.content(examples[index]) in members for index in range(len(examples))]
-    except TypeError:
-        return
-    if any(found):
-        raise _are_members(sum(found), found.index(True) + 1, "by their content")
-
-
-def _are_members(count: int, first: int, compared: str) -> DataError:
+def are_members(count: int, first: int, compared: str) -> DataError:
     return DataError(
         f"evaluation.non_members has {count} rows that are also training rows, such as row {first} ({compared}): what a client "
         "trains on is a member, so take them out"

@@ -219,9 +219,8 @@ def windows(
             f"data.stride is {stride}, but with model.max_length = {max_length} a window may have no more than {room} tokens "
             "of a context: lower data.stride or raise model.max_length"
         )
-    # The first half of the tokens ends before a character that the next token shares, as in UTF-8 bytes.
     shortened = [
-        question[: int(min(own.spans[half - 1, 1], own.spans[half, 0]))] if len(own.ids) > half else question
+        question[: _end(own.spans, half)] if len(own.ids) > half else question
         for question, own in zip(questions, aligned(tokenizer, questions, special=False), strict=True)
     ]
     for start in range(0, len(shortened), TOKENISED_AT_ONCE):
@@ -244,6 +243,11 @@ def windows(
                 Window({name: np.asarray(tokens[name][row], dtype=np.int32) for name in names}, spans)
             )
         yield from found
+
+
+def _end(spans: NDArray[np.integer[Any]], half: int) -> int:
+    """The end of the first `half` tokens of a text: before a character that the next token shares, as in UTF-8 bytes."""
+    return int(min(spans[half - 1, 1], spans[half, 0]))
 
 
 def answered(found: Sequence[Window], start: int, end: int) -> tuple[int, tuple[int, int]]:
