@@ -27,7 +27,7 @@ from attacks.evidence import attempts
 from attacks.texts.factor_changes import Sent, families
 from attacks.texts.span import Family, FirstLayer, Found, Key, NoFirstLayerError, first_layer, search
 from secure_fed.learning.models.adapters.lora import scaling_of
-from secure_fed.learning.tasks.chat_template import template_tokens
+from secure_fed.learning.tasks.chat import template_tokens
 from secure_fed.learning.training.private_steps import batch_sampler
 from secure_fed.learning.training.schedule import Falling, planned_steps
 from secure_fed.rounds.masked.encoding import Rounded

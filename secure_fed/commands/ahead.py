@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from secure_fed import methods
 from secure_fed.config import RunConfig
-from secure_fed.learning.data import named_files
+from secure_fed.learning.data import sources
 from secure_fed.learning.data.rows import columns_of
 from secure_fed.learning.models.locate import found
 from secure_fed.runs.ledger_heads import require_made
@@ -18,6 +18,6 @@ def check(config: RunConfig) -> None:
     methods.require_known(config.method.name)
     found(config.model)
     read, others = columns_of(config.data), config.evaluation.non_members
-    named_files.require_columns(config.data, read, config.privacy.group_column, others)
+    sources.require_columns(config.data, read, config.privacy.group_column, others)
     if config.privacy.ledger:
         require_made(config.privacy.ledger)

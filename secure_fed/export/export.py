@@ -28,7 +28,7 @@ from secure_fed.export.model_card import LABELS, Kind, ModelCard
 from secure_fed.learning.models import quantised
 from secure_fed.learning.models.adapters.lora import LoraForm
 from secure_fed.learning.models.loading import quiet
-from secure_fed.learning.tasks.chat_template import ChatTemplate
+from secure_fed.learning.tasks.chat import ChatTemplate
 from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.tensors.tensors import Tensors
 

@@ -30,7 +30,7 @@ from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.device_map import device_of
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.tasks.chat_template import ChatTemplate
+from secure_fed.learning.tasks.chat import ChatTemplate
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Answer, Writes
 from secure_fed.learning.training.objective import Objective, to_device

@@ -25,14 +25,14 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, partition, sources
 from secure_fed.learning.data.encode import ASIDE, Encoded, words_kept
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.data.named_files import generated, of_both
 from secure_fed.learning.data.on_disk import Column, in_parts
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.data.sources import generated, of_both
 from secure_fed.learning.evaluation import Asked, asked, confidence
 from secure_fed.learning.models.architecture import means_tokens, reads_the_mean
 from secure_fed.learning.models.loading import head_of, last_layer, load
 from secure_fed.learning.models.locate import BUILTIN, found
-from secure_fed.learning.tasks.chat_template import ChatTemplate
+from secure_fed.learning.tasks.chat import ChatTemplate
 from secure_fed.learning.tasks.headline import Commonest
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics, Task
 

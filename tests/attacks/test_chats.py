@@ -30,8 +30,7 @@ from secure_fed.learning.data.chats import Chat, chat_of, rewritten
 from secure_fed.learning.data.encode import ASIDE, IGNORED
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.tasks.chat import Chats
-from secure_fed.learning.tasks.chat_template import ChatTemplate, template_tokens
+from secure_fed.learning.tasks.chat import Chats, ChatTemplate, template_tokens
 from tests.attacks.small_chat import TEMPLATE, chats, memorised, row, tokenizer_of_chats
 from tests.attacks.small_lm import saved, untrained
 from tests.cells import every

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.data.named_files import generated
+from secure_fed.learning.data.sources import generated
 from secure_fed.report.page.record import RunRecord
 from secure_fed.runs.budget_terms import unit_name
 

@@ -30,7 +30,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.audit_unit import Pointing, Unit
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.tasks.chat_template import template_tokens
+from secure_fed.learning.tasks.chat import template_tokens
 
 _CLIP_NORMS = 30.0
 _ADAPTS = 0.2  # the rate of `privacy.mechanisms.AdaptiveGaussian`

@@ -1,12 +1,13 @@
 """The sources of examples: the built-in notes, a Hub data set, a folder, or files of your own.
 
-`load` reads the training and the test rows that [data] names. Rows of `evaluation.non_members` are of the same kind, and no
-client trains on them: a row that is also a training row is refused.
+`find` names the files that the settings of [data] mean, and `require_columns` checks the names of their columns before any
+example is read. Both need no torch, so that a wrong name is reported at once. `load` reads the training and the test rows. Rows
+of `evaluation.non_members` are of the same kind, and no client trains on them: a row that is also a training row is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,11 +15,11 @@ from pathlib import Path
 from unicodedata import normalize
 
 from secure_fed.config import DataConfig
-from secure_fed.errors import DataError
-from secure_fed.learning.data import files, hub, named_files
+from secure_fed.errors import ConfigError, DataError, plainly
+from secure_fed.learning.data import chats, files, hub
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
-from secure_fed.learning.data.named_files import TEST_SPLITS, generated, spoken
 from secure_fed.learning.data.rows import (
+    Columns,
     OfClasses,
     Reads,
     Rows,
@@ -30,6 +31,166 @@ from secure_fed.learning.data.rows import (
 )
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
+
+
+TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the test data
+_BUILTIN = "builtin/notes"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The files of training and of test examples. owners: the client of each training file, if each belongs to a client."""
+
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    owners: tuple[str, ...] | None = None
+
+
+def find(data: DataConfig) -> Named | None:
+    """The files that [data] names; None for the built-in notes and for a data set of the Hub."""
+    paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
+    if test_paths and not paths:
+        raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
+    if paths:
+        return _of_paths(paths, test_paths, keyed=not isinstance(data.train, str))
+    return None if generated(data) else _of_name(data)
+
+
+def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool) -> Named:
+    if len(paths) == 1 and paths[0].is_dir():
+        train, test = files.split_files(paths[0], "train"), of_test(paths[0])
+        if not train:
+            _require_files(paths[0], "data.train")
+            raise DataError(
+                f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
+                f"set data.train to a folder that does, or to a file"
+            )
+        keyed = False
+    else:
+        train, test = list(paths), []
+    if test_paths:
+        test = [file for path in test_paths for file in (of_test(path) if path.is_dir() else [path])]
+        if not test:
+            _require_files(test_paths[0], "data.test")
+            raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
+    return Named(tuple(train), tuple(test), _unique([files.stem(path) for path in train]) if keyed else None)
+
+
+def _require_files(folder: Path, setting: str) -> None:
+    """Refuse a folder that `save_to_disk` of `datasets` wrote: only `data.name` can name such a folder."""
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        raise DataError(
+            f"{folder} was written by save_to_disk of datasets, which {setting} does not read: set data.name to it, or "
+            f"{setting} to a file that to_parquet wrote"
+        )
+
+
+def _of_name(data: DataConfig) -> Named | None:
+    for folder in _paths(data.name, "data.name"):
+        if folder.is_file():
+            raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
+        if folder.exists() and data.revision:
+            raise ConfigError(
+                f"data.revision is {data.revision!r}, and data.name {data.name!r} is no Hub data set but a folder, which has "
+                "one revision: leave data.revision out"
+            ).about("data.revision", data.revision, "left out beside a folder")
+        if folder.is_dir() and (train := files.split_files(folder, data.split)):
+            test = files.split_files(folder, data.test_split) if data.test_split else of_test(folder)
+            if data.test_split and not test:
+                raise hub.no_split(data, "data.test_split", [])
+            return Named(tuple(train), tuple(test))
+    if data.revision:
+        hub.commit("dataset", data.name.partition(":")[0], data.revision)
+    return None
+
+
+def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
+    """The paths of a setting. A path that the system cannot look up is refused; it need not exist."""
+    if not isinstance(value, str) and not any(value):
+        raise ConfigError(f"{setting} is a list without a file; name at least one, or leave the setting out")
+    paths = []
+    for text in filter(None, [value] if isinstance(value, str) else value):
+        with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):
+            paths.append(Path(text).expanduser())
+            paths[-1].exists()
+    return paths
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names in order; repeated names get "-2", "-3", ... appended."""
+    taken: list[str] = []
+    for name in names:
+        candidates = (name, *(f"{name}-{count}" for count in range(2, len(names) + 2)))
+        taken.append(next(candidate for candidate in candidates if candidate not in taken))
+    return tuple(taken)
+
+
+def generated(data: DataConfig) -> bool:
+    """Whether the examples are the built-in notes, which follow from settings and seed alone."""
+    return not data.train and not data.test and data.name == _BUILTIN
+
+
+def spoken(data: DataConfig) -> str:
+    """The column of each row's language, if the partition uses it; otherwise ""."""
+    return data.language if data.partition == "language" else ""
+
+
+def of_both(data: DataConfig) -> Iterator[str]:
+    """A warning if a file, or a split of a data set, is both of training and of test examples."""
+    if data.test_split and data.test_split == data.split:
+        yield (
+            f"data.test_split is {data.split!r}, which is data.split too, so accuracy is measured on texts that were trained on"
+        )
+        return
+    named = find(data)
+    trained = {path.resolve() for path in named.train} if named else set()
+    if named and (both := [path for path in named.test if path.resolve() in trained]):
+        yield f"data.test names {both[0]}, which data.train names too, so accuracy is measured on texts that were trained on"
+
+
+def of_non_members(named: str | Sequence[str]) -> tuple[Path, ...]:
+    """The files of `evaluation.non_members`. A folder stands for the files of its test split."""
+    paths = _paths(named, "evaluation.non_members")
+    found = [file for path in paths for file in (of_test(path) if path.is_dir() else [path])]
+    if paths and not found:
+        raise DataError(f"{paths[0]} holds no test examples (test.jsonl, ...); set evaluation.non_members to a file")
+    return tuple(found)
+
+
+def of_test(folder: Path) -> list[Path]:
+    """The files of the first split of `TEST_SPLITS` in the folder."""
+    return next((found for split in TEST_SPLITS if (found := files.split_files(folder, split))), [])
+
+
+def require_columns(data: DataConfig, columns: Columns, group: str = "", non_members: str | Sequence[str] = "") -> None:
+    """Refuse a missing file, or a file without a column that the task (`columns`) or [data] needs."""
+    named, others = find(data) or Named((), ()), of_non_members(non_members)
+    if generated(data):
+        require_columns_of_notes(data, group)
+        return
+    read = {"data.text": columns.text, "data.text_b": columns.text_b, "data.label": columns.label}
+    owned = {"data.client": data.client, "privacy.group_column": group, "data.language": spoken(data)}
+    for setting, paths, needed in (
+        ("data.train", named.train, read | owned),
+        ("data.test", named.test, read),
+        ("evaluation.non_members", others, read),
+    ):
+        for path in paths:
+            head = files.head(path, [name for name in needed.values() if name], setting)
+            if data.task == "chat":
+                chats.form(head.present, head.source, columns.text)
+            for chosen_by, name in needed.items():
+                if name:
+                    head.column(name, chosen_by)
+
+
+def require_columns_of_notes(data: DataConfig, group: str) -> None:
+    """Refuse a column that the built-in notes do not have."""
+    if data.client not in ("", "site"):
+        raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
+    for setting, column in (("privacy.group_column", group), ("data.language", spoken(data))):
+        if column:
+            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} has no such column; use files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +241,11 @@ def load(
     one client, with the file's name. `group` is the column that names the person of a training example. unit:
     the unit of privacy, which is held out as a whole. non_members: files of rows that no client trains on.
     """
-    named = named_files.find(data)
+    named = find(data)
     if generated(data):
         from secure_fed.learning.data import notes
 
-        named_files.require_columns_of_notes(data, group)
+        require_columns_of_notes(data, group)
         train = notes.generate(data.examples, seed=seed, split="train")
         test = notes.generate(data.test_examples, seed=seed, split="test")
         return Source(train, test, train, keyed=data.client == "site")
@@ -109,7 +270,7 @@ def load(
         kept, out, tested = _held_out(data, train, unit, seed, keyed=keyed)
         kept_languages = languages and tuple(languages[int(index)] for index in kept)
         source = Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
-    if paths := named_files.of_non_members(non_members):
+    if paths := of_non_members(non_members):
         found = of_one_party(task, paths, "evaluation.non_members")
         others = task.rows(found, task.classes(tables.train))
         require_apart(others, source.train)
@@ -194,7 +355,7 @@ def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str)
 
     A folder stands for its files called train if the setting is data.train, and otherwise for its test split's files.
     """
-    split = partial(files.split_files, split="train") if setting == "data.train" else named_files.of_test
+    split = partial(files.split_files, split="train") if setting == "data.train" else of_test
     found = [file for path in paths for file in (split(path) if path.is_dir() else [path])]
     tables = [files.read(path, _wanted(task, *others), setting) for path in found]
     if not any(map(len, tables)):

@@ -18,7 +18,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning import problem, tasks
 from secure_fed.learning.data import hub, sources
-from secure_fed.learning.data.named_files import of_both
+from secure_fed.learning.data.sources import of_both
 
 OLD, NEW = "a" * 40, "b" * 40
 
