@@ -27,7 +27,7 @@ from secure_fed.learning.data.encode import ASIDE, Encoded, words_kept
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.on_disk import Column, in_parts
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.sources import generated, of_both
+from secure_fed.learning.data.sources import generated, overlaps
 from secure_fed.learning.evaluation import Asked, asked, confidence
 from secure_fed.learning.models.architecture import means_tokens, reads_the_mean
 from secure_fed.learning.models.loading import head_of, last_layer, load
@@ -186,7 +186,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         commonest=Commonest.among(task.counted(source.test)) if is_declared(source.tested) or not private else None,
         note=f"The data are {task.title}s: {source.form}." if source.form else "",
         left_out=len(source.train) - sum(map(len, parts)),
-        warning="; and ".join([*of_both(config.data), *warnings(config, read, tokenizer, loaded.model)]),
+        warning="; and ".join([*overlaps(config.data), *warnings(config, read, tokenizer, loaded.model)]),
     )
 
 

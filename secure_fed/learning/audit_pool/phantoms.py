@@ -67,14 +67,10 @@ class Room:
         pulling = share * self.expected / (2 * self.numbers * self.noise_multiplier**2)
         if self.own_noise:
             return share + pulling / self.expected
-        return pulling + self._lost(phantoms)
-
-    def _lost(self, phantoms: int) -> float:
-        """The share by which noise shares grow, since fewer of them are certain to be there."""
         if self.shares is None:
-            return 0.0
-        left = self.shares(phantoms)
-        return self.shares(0) / left - 1 if left > 0 else math.inf
+            return pulling
+        left = self.shares(phantoms)  # noise shares grow, since fewer of them are certain to be there
+        return pulling + (self.shares(0) / left - 1) if left > 0 else math.inf
 
     @property
     def wanted(self) -> int:

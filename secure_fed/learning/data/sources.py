@@ -7,7 +7,7 @@ of `evaluation.non_members` are of the same kind, and no client trains on them: 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -31,8 +31,6 @@ from secure_fed.learning.data.rows import (
 )
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
-
-
 TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the test data
 _BUILTIN = "builtin/notes"
 
@@ -58,7 +56,7 @@ def find(data: DataConfig) -> Named | None:
 
 def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool) -> Named:
     if len(paths) == 1 and paths[0].is_dir():
-        train, test = files.split_files(paths[0], "train"), of_test(paths[0])
+        train, test = files.split_files(paths[0], "train"), test_files(paths[0])
         if not train:
             _require_files(paths[0], "data.train")
             raise DataError(
@@ -69,7 +67,7 @@ def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool)
     else:
         train, test = list(paths), []
     if test_paths:
-        test = [file for path in test_paths for file in (of_test(path) if path.is_dir() else [path])]
+        test = _expanded(test_paths)
         if not test:
             _require_files(test_paths[0], "data.test")
             raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
@@ -95,7 +93,7 @@ def _of_name(data: DataConfig) -> Named | None:
                 "one revision: leave data.revision out"
             ).about("data.revision", data.revision, "left out beside a folder")
         if folder.is_dir() and (train := files.split_files(folder, data.split)):
-            test = files.split_files(folder, data.test_split) if data.test_split else of_test(folder)
+            test = files.split_files(folder, data.test_split) if data.test_split else test_files(folder)
             if data.test_split and not test:
                 raise hub.no_split(data, "data.test_split", [])
             return Named(tuple(train), tuple(test))
@@ -130,12 +128,12 @@ def generated(data: DataConfig) -> bool:
     return not data.train and not data.test and data.name == _BUILTIN
 
 
-def spoken(data: DataConfig) -> str:
+def language_column(data: DataConfig) -> str:
     """The column of each row's language, if the partition uses it; otherwise ""."""
     return data.language if data.partition == "language" else ""
 
 
-def of_both(data: DataConfig) -> Iterator[str]:
+def overlaps(data: DataConfig) -> Iterator[str]:
     """A warning if a file, or a split of a data set, is both of training and of test examples."""
     if data.test_split and data.test_split == data.split:
         yield (
@@ -148,28 +146,33 @@ def of_both(data: DataConfig) -> Iterator[str]:
         yield f"data.test names {both[0]}, which data.train names too, so accuracy is measured on texts that were trained on"
 
 
-def of_non_members(named: str | Sequence[str]) -> tuple[Path, ...]:
+def files_of_non_members(named: str | Sequence[str]) -> tuple[Path, ...]:
     """The files of `evaluation.non_members`. A folder stands for the files of its test split."""
     paths = _paths(named, "evaluation.non_members")
-    found = [file for path in paths for file in (of_test(path) if path.is_dir() else [path])]
+    found = _expanded(paths)
     if paths and not found:
         raise DataError(f"{paths[0]} holds no test examples (test.jsonl, ...); set evaluation.non_members to a file")
     return tuple(found)
 
 
-def of_test(folder: Path) -> list[Path]:
+def test_files(folder: Path) -> list[Path]:
     """The files of the first split of `TEST_SPLITS` in the folder."""
     return next((found for split in TEST_SPLITS if (found := files.split_files(folder, split))), [])
 
 
+def _expanded(paths: Sequence[Path], of_folder: Callable[[Path], list[Path]] = test_files) -> list[Path]:
+    """The paths, and in place of each folder its files."""
+    return [file for path in paths for file in (of_folder(path) if path.is_dir() else [path])]
+
+
 def require_columns(data: DataConfig, columns: Columns, group: str = "", non_members: str | Sequence[str] = "") -> None:
     """Refuse a missing file, or a file without a column that the task (`columns`) or [data] needs."""
-    named, others = find(data) or Named((), ()), of_non_members(non_members)
+    named, others = find(data) or Named((), ()), files_of_non_members(non_members)
     if generated(data):
         require_columns_of_notes(data, group)
         return
     read = {"data.text": columns.text, "data.text_b": columns.text_b, "data.label": columns.label}
-    owned = {"data.client": data.client, "privacy.group_column": group, "data.language": spoken(data)}
+    owned = {"data.client": data.client, "privacy.group_column": group, "data.language": language_column(data)}
     for setting, paths, needed in (
         ("data.train", named.train, read | owned),
         ("data.test", named.test, read),
@@ -188,7 +191,7 @@ def require_columns_of_notes(data: DataConfig, group: str) -> None:
     """Refuse a column that the built-in notes do not have."""
     if data.client not in ("", "site"):
         raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
-    for setting, column in (("privacy.group_column", group), ("data.language", spoken(data))):
+    for setting, column in (("privacy.group_column", group), ("data.language", language_column(data))):
         if column:
             raise DataError(f"{setting} is {column!r}, but {_BUILTIN} has no such column; use files")
 
@@ -249,7 +252,7 @@ def load(
         train = notes.generate(data.examples, seed=seed, split="train")
         test = notes.generate(data.test_examples, seed=seed, split="test")
         return Source(train, test, train, keyed=data.client == "site")
-    language = spoken(data)
+    language = language_column(data)
     wanted = _wanted(task, data.client, group, language)
     if named:
         read = [files.read(path, wanted, "data.train") for path in named.train]
@@ -270,7 +273,7 @@ def load(
         kept, out, tested = _held_out(data, train, unit, seed, keyed=keyed)
         kept_languages = languages and tuple(languages[int(index)] for index in kept)
         source = Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
-    if paths := of_non_members(non_members):
+    if paths := files_of_non_members(non_members):
         found = of_one_party(task, paths, "evaluation.non_members")
         others = task.rows(found, task.classes(tables.train))
         require_apart(others, source.train)
@@ -355,13 +358,12 @@ def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str)
 
     A folder stands for its files called train if the setting is data.train, and otherwise for its test split's files.
     """
-    split = partial(files.split_files, split="train") if setting == "data.train" else of_test
-    found = [file for path in paths for file in (split(path) if path.is_dir() else [path])]
+    train = setting == "data.train"
+    found = _expanded(paths, partial(files.split_files, split="train") if train else test_files)
     tables = [files.read(path, _wanted(task, *others), setting) for path in found]
     if not any(map(len, tables)):
         places = ", ".join(map(str, paths)) or "nothing"
         raise DataError(f"{places} holds no examples; set {setting} to a file or a folder that does")
-    train = setting == "data.train"
     _require_texts(task, tables if train else [], [] if train else tables)
     return tables
 

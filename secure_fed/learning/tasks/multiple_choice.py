@@ -135,9 +135,8 @@ def _right(table: Table, columns: Columns) -> list[int]:
             f"{table.place(0)}: the labels in {columns.label!r} are texts of choices as well as numbers of choices; write "
             "numbers from 0 that are no strings"
         )
-    found = (
-        as_numbers if None not in as_numbers else [_either(*both) for both in zip(as_texts, as_numbers, strict=True)]
-    )
+    both = zip(as_texts, as_numbers, strict=True)
+    found = as_numbers if None not in as_numbers else [number if text is None else text for text, number in both]
     for row, (right, (own, cell)) in enumerate(zip(found, pairs, strict=True)):
         if right is None:
             raise DataError(
@@ -145,10 +144,6 @@ def _right(table: Table, columns: Columns) -> list[int]:
                 "its text; correct it or set data.label to another column"
             )
     return [right for right in found if right is not None]
-
-
-def _either(as_text: int | None, as_number: int | None) -> int | None:
-    return as_number if as_text is None else as_text
 
 
 def _number(cell: object, count: int) -> int | None:

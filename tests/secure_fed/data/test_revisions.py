@@ -18,7 +18,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning import problem, tasks
 from secure_fed.learning.data import hub, sources
-from secure_fed.learning.data.sources import of_both
+from secure_fed.learning.data.sources import overlaps
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -135,7 +135,7 @@ def test_the_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str], tmp
 
 def test_one_split_for_training_and_test_is_warned_of(tmp_path: Path) -> None:
     def warned(**settings: str) -> list[str]:
-        return list(of_both(RunConfig.from_dict({"data": {"name": "somebody/MyRows", **settings}}).data))
+        return list(overlaps(RunConfig.from_dict({"data": {"name": "somebody/MyRows", **settings}}).data))
 
     assert len(warned(split="train", test_split="train")) == 1
     assert len(warned(test_split="train")) == 1
