@@ -1,3 +1,7 @@
+"""tests.secure_fed.data.test_rows"""
+
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 
