@@ -88,30 +88,6 @@ def given(
     )
 
 
-def _require_divisible(config: RunConfig) -> None:
-    """Refuse what `model.device_map` refuses too, for a model that accelerate has divided already."""
-    if config.privacy.unit in ("example", "group"):
-        raise ConfigError(
-            f"privacy.unit is {config.privacy.unit!r}, and accelerate has divided the model over devices: load it without "
-            "device_map, or protect clients"
-        ).about("privacy.unit", config.privacy.unit, "none or client with a divided model")
-    if config.model.device != ModelConfig().device:
-        raise ConfigError(
-            f"model.device is {config.model.device!r}, and accelerate has divided the model over devices: leave it out"
-        ).about("model.device", config.model.device, "left out with a divided model")
-
-
-def _frozen(model: nn.Module) -> str:
-    """A note if parameters are frozen, since a method chooses by itself what trains."""
-    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
-    if not frozen:
-        return ""
-    return (
-        f"{len(frozen)} parameters of the model are frozen, {frozen[0]} among them, and this has no effect: method.name and "
-        "method.modules_to_save choose what trains"
-    )
-
-
 def _check_kinds(model: object, functions: Mapping[str, object]) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -120,33 +96,6 @@ def _check_kinds(model: object, functions: Mapping[str, object]) -> None:
     for name, one in functions.items():
         if one is not None and not callable(one):
             raise ConfigError(f"{name} is a {type(one).__name__}; give a function")
-
-
-def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
-    """A digest of the assignment of a user's own examples to units, as far as a shared ledger needs it."""
-    if config.privacy.ledger:
-        try:
-            return fingerprint.of_objects(train, each=config.privacy.unit == "example")
-        except TypeError as error:
-            if not config.privacy.unit_name:
-                raise ConfigError(
-                    "a shared ledger has to identify its unit, and your examples cannot be told apart by their content "
-                    f"({error}): set privacy.unit_name to a name that all runs on this unit give"
-                ) from error
-    return fingerprint.of_sizes([len(train)] if is_lazy(train) else map(len, train))
-
-
-def _content(train: Sequence[Sequence[Any]], test: Sequence[Any]) -> dict[str, str]:
-    """A digest of clients' examples and of the test set, by which a resumed run knows its data; empty if none can be read.
-
-    Only lists are read: another data set may give an example a new form each time.
-    """
-    if is_lazy(train) or not all(isinstance(own, list | tuple) for own in (*train, test)):
-        return {}
-    try:
-        return {"examples_digest": fingerprint.in_order([*train, test])}
-    except (TypeError, RuntimeError):  # of examples whose content cannot be read
-        return {}
 
 
 def _check_examples(train: Any, test: Any, non_members: Any) -> None:
@@ -187,6 +136,11 @@ def _check_examples(train: Any, test: Any, non_members: Any) -> None:
             ).about("train", without[0], "an example with tokens")
 
 
+def _numbered(examples: Any) -> bool:
+    has_both = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
+    return has_both and not isinstance(examples, Mapping | str)
+
+
 def _require_apart(examples: Sequence[Any], train: Sequence[Sequence[Any]]) -> None:
     """Refuse non-members that are also training examples, by their content; nothing is refused where it cannot be read."""
     try:
@@ -208,11 +162,6 @@ def _without_tokens(item: Any) -> bool:
     return bool(not mask.any()) if isinstance(mask, Tensor) else mask is not None and not np.any(mask)
 
 
-def _numbered(examples: Any) -> bool:
-    has_both = hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
-    return has_both and not isinstance(examples, Mapping | str)
-
-
 def _check_settings(config: RunConfig, clients: int) -> None:
     """Refuse settings that contradict the objects, or that have no effect with them."""
     if config.federation.clients not in (None, clients):
@@ -232,6 +181,16 @@ def _check_settings(config: RunConfig, clients: int) -> None:
                 )
 
 
+def _default_collate(model: Any, example: Any, *, classifies: bool) -> Collate:
+    """The collate function for examples like `example`. classifies: whether labels are classes, as in the default loss."""
+    if not (isinstance(example, Mapping) and "input_ids" in example):
+        return cast(Collate, default_collate)
+    padding = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+    if classifies and type(model).__name__.endswith("ForSequenceClassification"):
+        return PadCollate(padding, partial(classification.known_classes, count=model.config.num_labels))
+    return PadCollate(padding)
+
+
 def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
     """Refuse batches without `labels`, unless a loss and metrics are given: the default task is classification."""
     if isinstance(batch, Mapping) and "labels" in batch:
@@ -244,11 +203,52 @@ def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
             )
 
 
-def _default_collate(model: Any, example: Any, *, classifies: bool) -> Collate:
-    """The collate function for examples like `example`. classifies: whether labels are classes, as in the default loss."""
-    if not (isinstance(example, Mapping) and "input_ids" in example):
-        return cast(Collate, default_collate)
-    padding = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
-    if classifies and type(model).__name__.endswith("ForSequenceClassification"):
-        return PadCollate(padding, partial(classification.known_classes, count=model.config.num_labels))
-    return PadCollate(padding)
+def _frozen(model: nn.Module) -> str:
+    """A note if parameters are frozen, since a method chooses by itself what trains."""
+    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    if not frozen:
+        return ""
+    return (
+        f"{len(frozen)} parameters of the model are frozen, {frozen[0]} among them, and this has no effect: method.name and "
+        "method.modules_to_save choose what trains"
+    )
+
+
+def _require_divisible(config: RunConfig) -> None:
+    """Refuse what `model.device_map` refuses too, for a model that accelerate has divided already."""
+    if config.privacy.unit in ("example", "group"):
+        raise ConfigError(
+            f"privacy.unit is {config.privacy.unit!r}, and accelerate has divided the model over devices: load it without "
+            "device_map, or protect clients"
+        ).about("privacy.unit", config.privacy.unit, "none or client with a divided model")
+    if config.model.device != ModelConfig().device:
+        raise ConfigError(
+            f"model.device is {config.model.device!r}, and accelerate has divided the model over devices: leave it out"
+        ).about("model.device", config.model.device, "left out with a divided model")
+
+
+def _content(train: Sequence[Sequence[Any]], test: Sequence[Any]) -> dict[str, str]:
+    """A digest of clients' examples and of the test set, by which a resumed run knows its data; empty if none can be read.
+
+    Only lists are read: another data set may give an example a new form each time.
+    """
+    if is_lazy(train) or not all(isinstance(own, list | tuple) for own in (*train, test)):
+        return {}
+    try:
+        return {"examples_digest": fingerprint.in_order([*train, test])}
+    except (TypeError, RuntimeError):  # of examples whose content cannot be read
+        return {}
+
+
+def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
+    """A digest of the assignment of a user's own examples to units, as far as a shared ledger needs it."""
+    if config.privacy.ledger:
+        try:
+            return fingerprint.of_objects(train, each=config.privacy.unit == "example")
+        except TypeError as error:
+            if not config.privacy.unit_name:
+                raise ConfigError(
+                    "a shared ledger has to identify its unit, and your examples cannot be told apart by their content "
+                    f"({error}): set privacy.unit_name to a name that all runs on this unit give"
+                ) from error
+    return fingerprint.of_sizes([len(train)] if is_lazy(train) else map(len, train))

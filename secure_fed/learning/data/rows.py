@@ -12,7 +12,6 @@ import unicodedata
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol, TypeVar, cast
-from unicodedata import normalize
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
@@ -56,6 +55,7 @@ class Table:
 
 
 Texts = tuple[Sequence[Any], Sequence[Any] | None]  # the first input of every row, and the second if the task has one
+_INVISIBLE = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # controls, joiners and marks of byte order, spaces and breaks
 
 
 def plain_texts(tables: Sequence[Table], text: str, text_b: str) -> Texts:
@@ -130,9 +130,6 @@ def is_blank(cell: object) -> bool:
     if is_text(cell):
         return all(unicodedata.category(character) in _INVISIBLE for character in str(cell))
     return isinstance(cell, list | tuple) and all(map(is_blank, cell))
-
-
-_INVISIBLE = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))  # controls, joiners and marks of byte order, spaces and breaks
 
 
 def is_chat(text: Any) -> bool:
@@ -258,7 +255,9 @@ def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[lis
 
 def _cells(table: Table, column: str) -> list[object]:
     values = table.column(column, "data.label")
-    return [normalize("NFC", value.strip() or value) if isinstance(value, str) else value for value in values]
+    return [
+        unicodedata.normalize("NFC", value.strip() or value) if isinstance(value, str) else value for value in values
+    ]
 
 
 def _label(table: Table, row: int, value: object, *, integers: bool) -> Label:

@@ -46,7 +46,7 @@ def headline(task: str) -> str:
 
 
 def first_metrics(task: str, of_answers: str = "") -> tuple[str, ...]:
-    """The names of these metrics in records and results. of_answers: the metric of written answers, if there is one."""
+    """The names of a task's own metrics in records and results. of_answers: the metric of written answers, if there is one."""
     return (*_FIRST.get(task, ("macro_f1",)), *filter(None, [of_answers]))
 
 
