@@ -17,7 +17,7 @@ from torch import Tensor
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.training.checksums import row_checksums
-from secure_fed.learning.training.made_up import CANNOT
+from secure_fed.learning.training.objective import CANNOT
 
 Run = Callable[[list[Any]], Iterable[Tensor]]
 """The results of the items as one pass, (B, ...) each: row i is item i's own."""

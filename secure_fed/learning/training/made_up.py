@@ -15,21 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secure_fed.errors import SecureFedError
 from secure_fed.learning.data.encode import IGNORED, per_token
 from secure_fed.learning.tasks.item_extras import ASIDE, PARTS
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.kinds import Kinds, Padded, length
 from secure_fed.learning.training.local import Placed, losses, seeded
-from secure_fed.learning.training.objective import Objective
-
-CANNOT = (
-    SecureFedError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-)  # what a model raises that cannot compute a pass
+from secure_fed.learning.training.objective import CANNOT, Objective
 
 
 def of_kind(objective: Objective, kinds: Kinds, placed: Placed, kind: Hashable, pattern: Any, count: int) -> list[Any]:

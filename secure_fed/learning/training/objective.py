@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secure_fed.errors import ConfigError, ModelError
+from secure_fed.errors import ConfigError, ModelError, SecureFedError
 from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.checkpointing import is_checkpointing, set_checkpointing
 from secure_fed.learning.models.device_map import Values, is_divided
@@ -20,6 +20,9 @@ from secure_fed.learning.models.quantised import scales
 from secure_fed.learning.tasks.task import Batch, Collate, Loss
 from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.tensors.tensors import Tensors
+
+CANNOT = (SecureFedError, RuntimeError, ValueError, TypeError, LookupError)
+"""What a model raises that cannot compute a pass."""
 
 
 class Objective(nn.Module):

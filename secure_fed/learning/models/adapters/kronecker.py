@@ -24,7 +24,8 @@ from torch.nn import functional
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.insertion_points import Place, insert, places
-from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
+from secure_fed.learning.models.adapters.own_tensors import ExampleWise
+from secure_fed.learning.models.adapters.parameters import train_only
 
 RULE = "kronecker_rule"
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -150,6 +151,31 @@ _RULES: dict[Any, Callable[..., Any]] = {
 # Properties of a tensor that do not read its numbers.
 _ABOUT = {Tensor.dtype, Tensor.device, Tensor.shape, Tensor.ndim, Tensor.requires_grad, Tensor.is_meta}
 _ABOUT |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__}
+
+
+class ExampleWise(nn.Module):
+    """A layer of one input and one output, (B, ...) each, whose output for an example is a function of that example's input and
+    of the layer's own parameters (not its children's).
+
+    Its forward uses only operations that `torch.func` can batch: no branch on values, nothing random, nothing in place. So the
+    layer can be called with parameters that differ between examples (`EachOwn`), and `learning/training/cohort/passes.py`
+    computes each example's gradient by the layer's own backward pass over that example alone.
+    """
+
+    def __call__(self, x: Tensor) -> Any:
+        given: Mapping[str, Any] = self._parameters
+        own = {name: value.rows for name, value in given.items() if isinstance(value, EachOwn)}
+        if not own:
+            return super().__call__(x)
+        shared = {name: value for name, value in given.items() if value is not None and name not in own}
+
+        def of_one(values: Mapping[str, Tensor], x_i: Tensor) -> Tensor:
+            y_i: Tensor = functional_call(self, {**shared, **values}, (x_i,))
+            return y_i
+
+        examples = len(next(iter(own.values())))
+        y: Tensor = vmap(of_one)(own, of_each(x, examples))
+        return y.flatten(0, 1)
 
 
 class SmallProductsApart(TorchFunctionMode):

@@ -1,15 +1,12 @@
-"""A model's parameters by name, to read or to train; and the base class of our own layers with per-example gradients."""
+"""A model's parameters by name, to read or to train."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
 
-from secure_fed.learning.models.adapters.own_tensors import EachOwn, of_each
 from secure_fed.learning.models.device_map import keep
 from secure_fed.tensors.tensors import Tensors
 
@@ -36,28 +33,3 @@ def _copied(parameter: Tensor) -> Tensor:
     if parameter.is_meta:
         return torch.empty_like(parameter, dtype=torch.float32)
     return parameter.to("cpu", torch.float32, copy=True)
-
-
-class ExampleWise(nn.Module):
-    """A layer of one input and one output, (B, ...) each, whose output for an example is a function of that example's input and
-    of the layer's own parameters (not its children's).
-
-    Its forward uses only operations that `torch.func` can batch: no branch on values, nothing random, nothing in place. So the
-    layer can be called with parameters that differ between examples (`EachOwn`), and `learning/training/cohort/passes.py`
-    computes each example's gradient by the layer's own backward pass over that example alone.
-    """
-
-    def __call__(self, x: Tensor) -> Any:
-        given: Mapping[str, Any] = self._parameters
-        own = {name: value.rows for name, value in given.items() if isinstance(value, EachOwn)}
-        if not own:
-            return super().__call__(x)
-        shared = {name: value for name, value in given.items() if value is not None and name not in own}
-
-        def of_one(values: Mapping[str, Tensor], x_i: Tensor) -> Tensor:
-            y_i: Tensor = functional_call(self, {**shared, **values}, (x_i,))
-            return y_i
-
-        examples = len(next(iter(own.values())))
-        y: Tensor = vmap(of_one)(own, of_each(x, examples))
-        return y.flatten(0, 1)

@@ -23,7 +23,7 @@ from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters import virtual_tokens as virtual
 from secure_fed.learning.models.adapters.virtual_tokens import Inputs, Room
 
-_CHILD = "prefix"
+_PREFIX = "prefix"
 
 
 class Keys(NamedTuple):
@@ -63,7 +63,7 @@ class Prefix:
                 "none (no past_key_values): choose method.name prompt_tuning or p_tuning"
             )
         room, keys = Room.of(base, self.length, self.max_length), Keys.of(base)
-        names = virtual.install(model, base, _CHILD, lambda: self._made(keys), head, seed)
+        names = virtual.install(model, base, _PREFIX, lambda: self._made(keys), head, seed)
         base.register_forward_pre_hook(_Prefixed(room, keys), with_kwargs=True)
         for layer in base.modules():  # else checkpointing would drop the cache, which may be written to once
             if hasattr(layer, "gradient_checkpointing"):
@@ -92,7 +92,7 @@ class _Prefixed:
         named, length = virtual.by_name(base, args, kwargs), self.room.length
         text: Tensor = named["input_ids" if named.get("input_ids") is not None else "inputs_embeds"]
         self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
-        rows: Tensor = base.get_submodule(_CHILD)(virtual.numbered(length, text))  # (B, p, 2 layers H)
+        rows: Tensor = base.get_submodule(_PREFIX)(virtual.numbered(length, text))  # (B, p, 2 layers H)
         named["past_key_values"] = _cache(rows.to(virtual.embeddings_of(base).get_parameter("weight").dtype), self.keys)
         if named.get("attention_mask") is not None:
             named["attention_mask"] = virtual.masked(named["attention_mask"], length)

@@ -30,7 +30,7 @@ from secure_fed.learning.models.adapters import virtual_tokens as virtual
 from secure_fed.learning.models.adapters.virtual_tokens import Inputs, Room
 from secure_fed.learning.models.device_map import place_of, present
 
-_CHILD = "prompt"
+_PROMPT = "prompt"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _VirtualTokens(ABC):
         """Put them into `model` in place; returns the names of their parameters."""
         base = virtual.base_of(model, "a prompt")
         room = Room.of(base, self.length, self.max_length)
-        names = virtual.install(model, base, _CHILD, lambda: self.made(virtual.embeddings_of(base)), head, seed)
+        names = virtual.install(model, base, _PROMPT, lambda: self.made(virtual.embeddings_of(base)), head, seed)
         base.register_forward_pre_hook(_Prepended(room), with_kwargs=True)
         if not _pools_the_first(model):
             base.register_forward_hook(_Stripped(self.length))
@@ -109,7 +109,7 @@ class _Prepended:
         if text is None:
             text = virtual.embeddings_of(base)(named.pop("input_ids"))
         self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
-        prompt: Tensor = base.get_submodule(_CHILD)(virtual.numbered(length, text))
+        prompt: Tensor = base.get_submodule(_PROMPT)(virtual.numbered(length, text))
         named |= {"input_ids": None, "inputs_embeds": torch.cat([prompt.to(text.dtype), text], 1)}
         if named.get("attention_mask") is not None:
             named["attention_mask"] = virtual.masked(named["attention_mask"], length)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.insertion_points import CHILD, attach
-from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
+from secure_fed.learning.models.adapters.own_tensors import ExampleWise
+from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.models.adapters.targets import ends, linear_layers, matrix_shape
 from secure_fed.learning.models.architecture import kind_of
 

@@ -27,7 +27,8 @@ from torch.nn import functional
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.factorisation import factorisation
 from secure_fed.learning.models.adapters.insertion_points import attach, places
-from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
+from secure_fed.learning.models.adapters.own_tensors import ExampleWise
+from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.models.device_map import place_of
 
 NAME = "tensor_train"

@@ -29,8 +29,8 @@ from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort.crew import copy_of, spreads
 from secure_fed.learning.training.local import Placed, losses, seeded
-from secure_fed.learning.training.made_up import CANNOT, varied
-from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.made_up import varied
+from secure_fed.learning.training.objective import CANNOT, Objective
 from secure_fed.learning.training.trial import agree, moved_away, same_losses, still
 
 
