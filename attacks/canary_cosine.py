@@ -37,7 +37,7 @@ from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.training.canary_directions import direction, length_of_steps
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 
 
 def run(case: Case, settings: Settings) -> Finding:

@@ -42,9 +42,8 @@ from secure_fed.runs.directory import CONFIG, RESULT, is_given, read_config, rea
 from secure_fed.runs.membership.measured import confidences, looked_at, mean_of_units
 from secure_fed.runs.recording import Recorded, Summed, Update
 from secure_fed.runs.same_run import differing_digests
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)

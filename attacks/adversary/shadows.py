@@ -48,10 +48,9 @@ from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.pointing import plain
 from secure_fed.learning.tasks.item_extras import without_aside
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
-from secure_fed.learning.training.local import Job, Train, Trained
+from secure_fed.learning.training.local import Job, Train, Trained, scheduled_lr
 from secure_fed.learning.training.local_function import trainer_of
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.methods.method import State
 from secure_fed.rounds.canary_clients import canary_setups
 from secure_fed.rounds.charges import charges_nothing

@@ -27,7 +27,7 @@ from attacks.adversary.lying_server import LyingServer
 from attacks.adversary.null import Floats
 from attacks.options import Say
 from secure_fed.errors import UsageError
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 
 Update = Callable[[Sequence[Any]], Floats]  # (numbers,) the update of a client with these examples
 ALPHA, MADE_UP, CLIENTS, FEWEST_CLIENTS, FEWEST_TEXTS = 0.05, 120, 60, 8, 20

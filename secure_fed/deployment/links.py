@@ -24,7 +24,7 @@ from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.message_kinds import Accepted, End, Left, Offer, Refusal
 from secure_fed.errors import SecureFedError
 from secure_fed.rounds.transport import Reply, Request, Staged
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 
 
 class Carrier(Protocol):

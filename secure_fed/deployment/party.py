@@ -30,8 +30,8 @@ from secure_fed.deployment.own_ledger import OwnLedger, Room
 from secure_fed.deployment.own_settings import ModelHere
 from secure_fed.deployment.problem import of_node
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.kept import PASS_SIZES
 from secure_fed.learning.training.local_function import LocalFunction
+from secure_fed.learning.training.trial_results import PASS_SIZES
 from secure_fed.methods import build
 from secure_fed.rounds.local_function import require_trainable
 from secure_fed.rounds.masked.terms import Registry

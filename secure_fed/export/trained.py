@@ -27,7 +27,7 @@ from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.generation import prompt_room
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.architecture import is_pooled
-from secure_fed.learning.models.device_map import device_of
+from secure_fed.learning.models.devices import device_of
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.chat_template import ChatTemplate

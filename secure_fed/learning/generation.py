@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secure_fed.activity import Activity, activity
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.virtual_tokens import positions_left
-from secure_fed.learning.models.device_map import device_of
+from secure_fed.learning.models.devices import device_of
 from secure_fed.learning.tasks.next_tokens import last_scores
 from secure_fed.learning.tasks.task import finite, logits
 

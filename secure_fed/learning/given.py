@@ -16,10 +16,9 @@ from secure_fed.learning.data import fingerprint, partition
 from secure_fed.learning.data.encode import Collate as PadCollate
 from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.non_members import require_apart_of_objects
-from secure_fed.learning.models.device_map import adopt, device_of, is_divided, require_called
-from secure_fed.learning.models.devices import find_devices
+from secure_fed.learning.models.devices import adopt, device_of, find_devices, is_divided, require_called
 from secure_fed.learning.models.loading import head_of, last_layer, task_head
-from secure_fed.learning.models.products import hasten
+from secure_fed.learning.models.matrix_products import hasten
 from secure_fed.learning.problem import Problem, facts_of, is_lazy
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.commonest import of_items

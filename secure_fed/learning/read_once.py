@@ -31,14 +31,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from secure_fed.learning.data.dealing import places_of
-from secure_fed.learning.models.architecture import is_pooled, of_text
-from secure_fed.learning.models.device_map import device_of
-from secure_fed.learning.models.supported import couples_examples
-from secure_fed.learning.training.cohort.division import Room, next_size
-from secure_fed.learning.training.comparison import agreeing_sizes
-from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.made_up import made_up
+from secure_fed.learning.models.architecture import couples_examples, is_pooled, of_text
+from secure_fed.learning.models.devices import device_of
+from secure_fed.learning.training.cohort.packing import Room, next_size
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes
+from secure_fed.learning.training.trials import made_up
 
 Numbers = NDArray[np.int64]
 Key = tuple[int, int, bytes]

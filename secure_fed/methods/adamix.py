@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.mixture import Mixtures
+from secure_fed.learning.models.adapters.inserted import Mixtures
 from secure_fed.learning.tasks.task import Loss
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.consistency import consistent

@@ -14,7 +14,7 @@ the adapted model starts equal to the original; D can then be as large as a line
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
+from secure_fed.learning.models.adapters.inserted import Bottlenecks
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -12,7 +12,7 @@ front of their blocks need no separate case. U starts at zero, so that the adapt
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
+from secure_fed.learning.models.adapters.inserted import Bottlenecks
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, Pair, pairs
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import Svd, balanced, truncated
-from secure_fed.tensors.tensors import LowRank, Member, Tensors
+from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
 
 class Adapter(Protocol):

@@ -10,7 +10,7 @@ Guarantee: the mean is exact. A model without biases (LLaMA) is refused.
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.full import Biases
+from secure_fed.learning.models.adapters.parameters import Biases
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

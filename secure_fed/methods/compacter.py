@@ -12,7 +12,7 @@ Deviation: the s_i of the upper layers start at zero instead of near it, so that
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.kronecker import Compacters
+from secure_fed.learning.models.adapters.inserted import Compacters
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.models.adapters.mixture import routes
+from secure_fed.learning.models.adapters.inserted import routes
 from secure_fed.learning.tasks.task import Loss
 
 _NEVER = -1e9

@@ -39,8 +39,7 @@ from secure_fed.learning.models.adapters.triplet import TripletAdapter, importan
 from secure_fed.methods.averaging import Averaged, change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.methods.svd_adaptation import REACH
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fedara",

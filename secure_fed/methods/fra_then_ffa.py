@@ -31,9 +31,8 @@ from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, over_sum, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import Svd, balanced, right_orthonormal
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fra_then_ffa",

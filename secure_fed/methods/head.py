@@ -11,7 +11,7 @@ Guarantee: the mean is exact. A model without a task head, which generates text,
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.full import HeadAlone
+from secure_fed.learning.models.adapters.parameters import HeadAlone
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -11,7 +11,7 @@ Liu et al. have no head, since their model answers in text.
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.scaling import Scales
+from secure_fed.learning.models.adapters.inserted import Scales
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

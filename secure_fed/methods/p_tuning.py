@@ -13,7 +13,7 @@ of the text, where the paper's templates also put some behind it; the head train
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens
+from secure_fed.learning.models.adapters.virtual_tokens import EncodedPromptTokens
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -11,7 +11,7 @@ them during training (`Prefix(projected=True)`). The head trains too.
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.prefixes import Prefix
+from secure_fed.learning.models.adapters.virtual_tokens import Prefix
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

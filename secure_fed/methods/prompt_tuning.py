@@ -11,7 +11,7 @@ the paper's 5000 most frequent, since a tokenizer need not order its tokens by f
 from __future__ import annotations
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.models.adapters.prompts import PromptTokens
+from secure_fed.learning.models.adapters.virtual_tokens import PromptTokens
 from secure_fed.methods.averaging import Averaged
 from secure_fed.methods.method import Card
 

@@ -33,9 +33,8 @@ from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, Split, delta
 from secure_fed.methods.method import CHANGE, RoundPlan, State
 from secure_fed.tensors import sketch
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import Svd
-from secure_fed.tensors.tensors import LowRank, Member, Tensors
+from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
 
 def start(rows: int, columns: int, seed: int) -> Tensor:

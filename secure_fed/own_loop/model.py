@@ -8,9 +8,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.checkpointing import is_checkpointing
-from secure_fed.learning.models.device_map import is_divided
-from secure_fed.learning.models.supported import mixes_experts, require_supported
+from secure_fed.learning.models.architecture import mixes_experts, require_supported
+from secure_fed.learning.models.devices import is_divided
+from secure_fed.learning.models.dropout_and_checkpointing import is_checkpointing
 from secure_fed.learning.training.objective import refuse_running_statistics
 
 

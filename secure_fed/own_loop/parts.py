@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from secure_fed.errors import DataError
-from secure_fed.learning.training.kinds import length
+from secure_fed.learning.training.pass_shapes import length
 
 _LOOKED_AT, _MOST = 512, 8
 _MOST_CLASSES, _MOST_PLACES = 64, 16

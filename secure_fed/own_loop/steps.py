@@ -27,9 +27,9 @@ from privacy.entropy import Stream
 from privacy.errors import BudgetExhausted
 from privacy.mechanisms import Mechanism
 from secure_fed.errors import ModelError, OwnLoopError
-from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.learning.training.local import seeded
-from secure_fed.learning.training.trial import WithoutDropout
+from secure_fed.learning.training.objective import changed, checksums
+from secure_fed.learning.training.trials import WithoutDropout
 from secure_fed.own_loop.allowance import Allowance
 from secure_fed.own_loop.gradients import BackwardGradients, float64_place
 from secure_fed.own_loop.rehearsal import Reduction, Rehearsal

@@ -21,7 +21,7 @@ import torch
 
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import RequestError
-from secure_fed.learning.training.schedule import scheduled_lr
+from secure_fed.learning.training.local import scheduled_lr
 from secure_fed.methods.method import Method, Shrinking, State
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Tensors

@@ -12,17 +12,14 @@ import torch
 
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.training.cohort.trainings import train_together
-from secure_fed.learning.training.local import Job, Trained, train
-from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import planned_steps
-from secure_fed.learning.training.trial import parameters_stay
+from secure_fed.learning.training.local import Job, PrivateSteps, Trained, planned_steps, train
+from secure_fed.learning.training.trials import parameters_stay
 from secure_fed.methods.method import Contextual, RoundPlan, State
 from secure_fed.rounds.client_setup import ClientSetup
 from secure_fed.rounds.clipped import clipped
 from secure_fed.rounds.ranks import whole
 from secure_fed.rounds.transport import Reply, Request
-from secure_fed.tensors.layout import Layout, LayoutError
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
 
 
 class Client:

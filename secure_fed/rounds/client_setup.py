@@ -12,16 +12,14 @@ from privacy.sampling import Attendance
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort.trainings import Ways
-from secure_fed.learning.training.local import Job, Train, train
+from secure_fed.learning.training.local import Falling, Job, Train, train
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.schedule import Falling
 from secure_fed.methods.method import Method
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.ranks import part
 from secure_fed.rounds.transport import Request
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import torch
 
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.protection import Protection
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 def clipped(contribution: Tensors, clip_norm: float, protection: Protection, *, nothing: bool) -> Tensors:

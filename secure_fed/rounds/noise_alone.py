@@ -31,8 +31,7 @@ import torch
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import perturbed
 from secure_fed.config import TrainingConfig
-from secure_fed.learning.training.private_steps import batch_sampler
-from secure_fed.learning.training.schedule import optimizer_of, planned_steps, scheduled_lr
+from secure_fed.learning.training.local import batch_sampler, optimizer_of, planned_steps, scheduled_lr
 from secure_fed.methods.method import State
 from secure_fed.rounds.noise.correlated import CorrelatedNoise
 from secure_fed.rounds.protection import Protection

@@ -21,7 +21,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Filtering, Method, Settling, Shrinking, State
 from secure_fed.rounds import step_lengths
 from secure_fed.rounds.cohort import cohort_size
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 
 if TYPE_CHECKING:
     from privacy.forecast import Way

@@ -15,12 +15,11 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.phantoms import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
 from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.models.supported import require_data_free_start, require_supported
+from secure_fed.learning.models.architecture import require_data_free_start, require_supported
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.made_up import short
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trial import require_constant, require_uncoupled
+from secure_fed.learning.training.trials import require_constant, require_uncoupled, short
 from secure_fed.methods.method import Card, Method, RoundPlan, State
 from secure_fed.rounds.cohort import beside_cohort, expected_phantoms, invited, with_phantoms
 from secure_fed.rounds.noise.correlated import CorrelatedNoise

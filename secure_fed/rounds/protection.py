@@ -22,9 +22,8 @@ from secure_fed.methods.method import Method, State
 from secure_fed.rounds.noise.correlated import CorrelatedNoise
 from secure_fed.rounds.noise.own_mechanism import require_whole
 from secure_fed.rounds.noise.placement import NOWHERE, Placement
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import in_own_factors
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
     from privacy.distributed import DistributedGaussian

@@ -24,9 +24,8 @@ from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import Intake, Summing
 from secure_fed.rounds.tail import Tail
 from secure_fed.rounds.transport import Request, Transport
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 class Scoring(Protocol):

@@ -15,10 +15,8 @@ from secure_fed.config import FederationConfig
 from secure_fed.errors import TrainingError
 from secure_fed.rounds.record import Spent
 from secure_fed.rounds.transport import Reply, Request, Transport
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.sums import NotFiniteError, PlainSum, Summation
-from secure_fed.tensors.tensors import Tensors
-from secure_fed.tensors.trimmed import MEDIAN, TrimmedSum
+from secure_fed.tensors.sums import MEDIAN, NotFiniteError, PlainSum, Summation, TrimmedSum
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass

@@ -15,11 +15,11 @@ from privacy.sampling import Attendance, PublicOrder, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool
-from secure_fed.learning.models.kept import user_file
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort.trainings import Ways
 from secure_fed.learning.training.local_function import LocalFunction, trainer_of
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.trial_results import user_file
 from secure_fed.methods.method import Method, State
 from secure_fed.rounds.charges import Charges
 from secure_fed.rounds.client import Client

@@ -24,15 +24,13 @@ import torch
 
 from privacy.entropy import SystemEntropy
 from secure_fed.activity import activity
-from secure_fed.learning.models.checkpointing import is_checkpointing, memory
-from secure_fed.learning.training.cohort import footprint
-from secure_fed.learning.training.cohort.division import Public
-from secure_fed.learning.training.cohort.footprint import Footprint
+from secure_fed.learning.models.dropout_and_checkpointing import is_checkpointing, memory
+from secure_fed.learning.training.cohort import pass_memory
+from secure_fed.learning.training.cohort.packing import Public
+from secure_fed.learning.training.cohort.pass_memory import Footprint
 from secure_fed.learning.training.cohort.passes import Pack, Places, Trial
 from secure_fed.learning.training.cohort.trainings import clients_at_once, packing_of, whole_batches
-from secure_fed.learning.training.local import Job
-from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import planned_steps
+from secure_fed.learning.training.local import Job, PrivateSteps, planned_steps
 from secure_fed.runs.assembly import Assembly
 
 
@@ -42,13 +40,13 @@ def needs(assembly: Assembly) -> dict[str, Any]:
     device, jobs = objective.device, _jobs(assembly)
     with activity("adding up the memory of a pass"):
         passes = _Passes.of(assembly, jobs)
-        evaluating = footprint.of_evaluation(objective, _test_batch(assembly), assembly.problem.collate)
+        evaluating = pass_memory.of_evaluation(objective, _test_batch(assembly), assembly.problem.collate)
     trained = 4 * sum(math.prod(state[name].shape) for name in assembly.method.plan(assembly.initial).trainable)
     moments = 2 if config.training.optimizer == "adamw" else int(config.training.momentum > 0)
     noised = 3 if assembly.protection.placement.step_noise else 0  # a sum in float64, and its noised form
     always = {
         "python, libraries and data": _resident() if device.type == "cpu" else 0,
-        "weights": footprint.weights(assembly.problem.model),
+        "weights": pass_memory.weights(assembly.problem.model),
         "state of the server": _STATES * 4 * state.numel,
     }
     parts = always | {
@@ -122,7 +120,7 @@ class _Passes:
         places = Places.of([job.placed(_META) for job in jobs])
         spread = objective.device.type == "cpu" and not _whole(assembly, jobs)
         at_once = min(torch.get_num_threads(), len(found)) if spread else 1
-        return cls(footprint.of_pass(objective, places, largest), at_once, len(largest.items), _tokens(largest))
+        return cls(pass_memory.of_pass(objective, places, largest), at_once, len(largest.items), _tokens(largest))
 
     @property
     def said(self) -> dict[str, int]:

@@ -37,9 +37,9 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import IGNORED, batches
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.tasks.next_tokens import rows_together
-from secure_fed.learning.training.kinds import Kinds, length
-from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import to_device
+from secure_fed.learning.training.pass_shapes import Kinds, length
+from secure_fed.learning.training.trials import made_up
 from secure_fed.methods.method import State
 from secure_fed.rounds.noise_alone import NoiseAlone, StepNoise
 from secure_fed.runs import noise_words

@@ -13,8 +13,8 @@ from privacy.errors import BudgetExhausted
 from secure_fed.activity import Activity, activity
 from secure_fed.errors import RunDirectoryError
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.models.kept import PASS_SIZES
-from secure_fed.learning.training.schedule import scheduled_lr
+from secure_fed.learning.training.local import scheduled_lr
+from secure_fed.learning.training.trial_results import PASS_SIZES
 from secure_fed.methods.method import State, fits
 from secure_fed.rounds import engine
 from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule

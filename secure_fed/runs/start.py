@@ -13,13 +13,12 @@ from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.pointing import Plain
 from secure_fed.learning.models.architecture import positions_of, width_of
-from secure_fed.learning.models.checkpointing import wanted
-from secure_fed.learning.models.device_map import device_of
-from secure_fed.learning.models.devices import find_devices
+from secure_fed.learning.models.devices import device_of, find_devices
+from secure_fed.learning.models.dropout_and_checkpointing import wanted
 from secure_fed.learning.models.loading import digest_of, scores_tokens
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.read_once import read_once
-from secure_fed.learning.training.cohort.crew import copies_on
+from secure_fed.learning.training.cohort.parallel import copies_on
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss_of
 from secure_fed.rounds.cohort import cohort_sampler, vacancies

@@ -19,7 +19,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.models import loading
-from secure_fed.learning.models.described import in_order, rows
+from secure_fed.learning.models.loading import in_order, rows
 
 IDS = torch.tensor([[2, 4, 6, 7, 3], [2, 5, 3, 0, 0]])  # the second text is padded
 NAMES = ("calm", "wild", "other")

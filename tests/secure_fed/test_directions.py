@@ -24,8 +24,7 @@ from secure_fed.learning.training.canary_directions import direction, length_of_
 from secure_fed.learning.training.local import Job
 from secure_fed.learning.training.objective import Objective
 from secure_fed.rounds.transport import Request
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.canary_texts import PAD, changed, text
 from tests.secure_fed.privately import Landing, Noted, train_privately

@@ -25,9 +25,8 @@ from secure_fed.rounds.noise.placement import SUM
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording, Reply, Request
-from secure_fed.tensors.layout import Layout, LayoutError
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
 from tests.cells import every
 from tests.secure_fed import toys
 

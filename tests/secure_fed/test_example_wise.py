@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.adapters.own_tensors import ExampleWise
+from secure_fed.learning.models.adapters.per_example import ExampleWise
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from tests.secure_fed.example_gradients import one_by_one, path_for, together

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
 from secure_fed.learning.data.encode import Collate, per_token
-from secure_fed.learning.models.checkpointing import set_checkpointing
-from secure_fed.learning.models.kept import PASS_SIZES, Kept, user_file
+from secure_fed.learning.models.dropout_and_checkpointing import set_checkpointing
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.classification import weighed_loss
-from secure_fed.learning.training.cohort import division
+from secure_fed.learning.training.cohort import packing
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.trial_results import PASS_SIZES, Kept, user_file
 from tests.secure_fed import small_models, toys
 
 CPU, PAD_0 = torch.device("cpu"), Collate(0)
@@ -110,12 +110,12 @@ def attention(model: Any) -> None:
         ("task", lambda monkeypatch: parts(made(loss=partial(weighed_loss, by_class=(1.0, 2.0, 1.0))))),
         ("task", lambda monkeypatch: parts(made(), Collate(0, per_token))),
         ("task", lambda monkeypatch: parts(made(longest=9))),
-        ("libraries", patched("secure_fed.learning.models.kept._version", lambda name: "0")),
-        ("libraries", patched("secure_fed.learning.models.kept._own_code", lambda: "0")),
+        ("libraries", patched("secure_fed.learning.training.trial_results._version", lambda name: "0")),
+        ("libraries", patched("secure_fed.learning.training.trial_results._own_code", lambda: "0")),
         ("build", patched("torch.__config__.show", lambda: "another BLAS")),
         ("flags", precision),
         ("variables", variable),
-        ("processor", patched("secure_fed.learning.models.kept._processor", lambda: "another")),
+        ("processor", patched("secure_fed.learning.training.trial_results._processor", lambda: "another")),
         ("processor", patched("torch.backends.cpu.get_cpu_capability", lambda: "another")),
         ("threads", threads),
     ],
@@ -192,13 +192,13 @@ def test_what_cannot_be_told_stays_in_memory(edit: Callable[[Any], Any]) -> None
 def test_a_second_run_and_a_resumed_one_compare_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is small, so that examples share passes, and texts have two widths."""
     compared: list[tuple[int, ...]] = []
-    agreeing = division.agreeing_sizes
+    agreeing = packing.agreeing_sizes
 
     def counted(run: Any, probe: Any, candidates: tuple[int, ...]) -> tuple[int, ...]:
         compared.append(candidates)
         return agreeing(run, probe, candidates)
 
-    monkeypatch.setattr(division, "agreeing_sizes", counted)
+    monkeypatch.setattr(packing, "agreeing_sizes", counted)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     unit = {"privacy.unit": "example", "privacy.epsilon": 50.0, "privacy.delta": 0.01}
 

@@ -17,14 +17,14 @@ from torch.utils.data import default_collate
 from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.own_tensors import NoRuleError
+from secure_fed.learning.models.adapters.per_example import NoRuleError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import division, passes, sums
+from secure_fed.learning.training.cohort import packing, passes, step_gradients
 from secure_fed.learning.training.cohort.passes import Found, Pack, Places, found_in, tried
-from secure_fed.learning.training.cohort.sums import example_gradients
+from secure_fed.learning.training.cohort.step_gradients import example_gradients
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trial import agree
+from secure_fed.learning.training.trials import agree
 from secure_fed.methods import build
 from secure_fed.methods.method import State
 from tests.cells import chosen
@@ -386,7 +386,7 @@ def test_broken_passes_are_not_used(broken: Callable[..., Found], monkeypatch: p
     objective, items = Objective(model, classification.loss, CPU), texts()
     expected = one_by_one(objective, PAD_0, where, items)
     assert not tried(objective, [where], items, PAD_0).why_not
-    for module in (passes, division, sums):
+    for module in (passes, packing, step_gradients):
         monkeypatch.setattr(module, "found_in", broken)
     assert "not those of one client at a time" in tried(objective, [where], items, PAD_0).why_not
     assert_equal(example_gradients(objective, PAD_0, where, items), expected)

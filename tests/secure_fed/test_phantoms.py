@@ -29,8 +29,7 @@ from secure_fed.rounds.cohort import phantom_sampler
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording
 from secure_fed.runs.membership import measured as membership
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 

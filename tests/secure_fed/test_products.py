@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from secure_fed.learning.models import products
-from secure_fed.learning.models.adapters.own_tensors import EachOwn
-from secure_fed.learning.models.products import hasten, hasten_thin, product
+from secure_fed.learning.models import matrix_products
+from secure_fed.learning.models.adapters.per_example import EachOwn
+from secure_fed.learning.models.matrix_products import hasten, hasten_thin, product
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch carries no oneDNN")
 
 
 @pytest.fixture(autouse=True)
 def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "faster", lambda: True)
+    monkeypatch.setattr(matrix_products, "faster", lambda: True)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -46,12 +46,12 @@ def test_a_product_and_its_first_and_second_derivatives_are_those_of_torch(bias:
         taken.append(by_onednn(found := product(*given)))
         return found
 
-    few, products.FEW = products.FEW, 1
+    few, matrix_products.FEW = matrix_products.FEW, 1
     try:
         for ours, torchs in zip(derived(hastened), derived(functional.linear), strict=True):
             torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
     finally:
-        products.FEW = few
+        matrix_products.FEW = few
     assert taken == [True, True]
 
 
@@ -97,13 +97,13 @@ def test_the_large_layers_of_a_model_take_it_and_tensors_of_each_example_do_not(
 
 def test_products_of_any_lengths_have_few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, shapes = numbers(128, 128), set[int]()
-    filled = products._filled
+    filled = matrix_products._filled
 
     def noted(x: Tensor) -> Tensor:
         shapes.add(len(found := filled(x)))
         return found
 
-    monkeypatch.setattr(products, "_filled", noted)
+    monkeypatch.setattr(matrix_products, "_filled", noted)
     for length in range(16, 513):
         x = numbers(1, length, 128)
         torch.testing.assert_close(product(x, weight), functional.linear(x, weight), rtol=1e-4, atol=1e-4)
@@ -145,19 +145,19 @@ def test_a_torch_without_the_operation_keeps_its_own(monkeypatch: pytest.MonkeyP
     def other(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise TypeError("another signature")
 
-    assert products._there()
-    monkeypatch.setattr(products, "_by_onednn", other)
-    assert not products._there()
+    assert matrix_products._there()
+    monkeypatch.setattr(matrix_products, "_by_onednn", other)
+    assert not matrix_products._there()
 
 
 def test_an_intel_processor_keeps_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(products, "_processor", lambda: "vendor_id : GenuineIntel")
-    products.faster.cache_clear()
+    monkeypatch.setattr(matrix_products, "_processor", lambda: "vendor_id : GenuineIntel")
+    matrix_products.faster.cache_clear()
     try:
-        assert not products.faster()
+        assert not matrix_products.faster()
     finally:
-        products.faster.cache_clear()
+        matrix_products.faster.cache_clear()
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (40, 3)])

@@ -19,12 +19,12 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.read_once import ReadOnce, read_once
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.crew import copy_of
-from secure_fed.learning.training.cohort.division import Public, Room
-from secure_fed.learning.training.kinds import Kinds
+from secure_fed.learning.training.cohort.packing import Public, Room
+from secure_fed.learning.training.cohort.parallel import copy_of
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.pass_shapes import Kinds
+from secure_fed.learning.training.trials import made_up
 from secure_fed.methods import METHODS
 from secure_fed.runs import start
 from secure_fed.tensors.tensors import Tensors

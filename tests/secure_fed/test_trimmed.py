@@ -15,10 +15,8 @@ from secure_fed.errors import ConfigError
 from secure_fed.rounds.record import Record
 from secure_fed.rounds.summing import Intake, OpenSum, empty_sum
 from secure_fed.rounds.transport import Reply
-from secure_fed.tensors.layout import Layout, LayoutError
-from secure_fed.tensors.sums import NotFiniteError
-from secure_fed.tensors.tensors import LowRank, Tensors
-from secure_fed.tensors.trimmed import TrimmedSum
+from secure_fed.tensors.sums import NotFiniteError, TrimmedSum
+from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
 from tests.secure_fed import toys
 
 LIARS = (0, 1)

@@ -12,7 +12,7 @@ from privacy.correlation import Correlation, square_root
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.rounds.phantoms.scores import SCORES
 from secure_fed.rounds.phantoms.whitened_scores import Floats, Past, evidence
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 from tests.privacy.test_correlation import dense
 from tests.secure_fed import in_turn
 

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fed.tensors.tensors import LowRank, Tensors
-from secure_fed.tensors.wire_size import _TYPES, wire_size
+from secure_fed.tensors.tensors import _TYPES, LowRank, Tensors, wire_size
 from tests.cells import every
 
 Part = tuple[str, tuple[int, ...], torch.dtype]

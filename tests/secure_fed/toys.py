@@ -21,9 +21,8 @@ from secure_fed.rounds.server_optimizer import ServerOptimizer
 from secure_fed.rounds.summing import OpenSum
 from secure_fed.rounds.tail import Tail
 from secure_fed.rounds.transport import Reply, Request
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum, Summation
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 Item = dict[str, Any]
 NAMES = ("anna", "ben", "cleo", "dora")

@@ -9,19 +9,21 @@ from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from secure_fed.activity import activity
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
-from secure_fed.learning.models import device_map, quantised
+from secure_fed.learning.models import devices, quantised
 from secure_fed.learning.models.architecture import of_text, positions_of
-from secure_fed.learning.models.devices import find_devices
+from secure_fed.learning.models.devices import device_of, find_devices
 from secure_fed.learning.models.locate import found
-from secure_fed.learning.models.products import hasten
+from secure_fed.learning.models.matrix_products import hasten
+from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 from secure_fed.learning.tasks.task import Task
 
 
@@ -52,7 +54,7 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int,
 def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int, *, shapes: bool) -> Loaded:
     import transformers
 
-    from secure_fed.learning.models import described
+    pass
 
     place, chosen = found(config)
     device, divided = find_devices(config.device)[0], bool(config.device_map) and not shapes
@@ -63,15 +65,15 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         if config.quantization != "none":
             chosen |= quantised.settings(config, device, _kept_whole(skeleton))
         if divided:
-            folder = device_map.Folder()
+            folder = devices.Folder()
             unstored = [] if skeleton is None or task.keeps_head else _modules(skeleton)
             of_values = None if "quantization_config" in chosen else skeleton
-            chosen |= device_map.settings(config, of_values, unstored, folder)
+            chosen |= devices.settings(config, of_values, unstored, folder)
         chosen |= {"dtype": getattr(torch, config.dtype)}
         model, head_in_order = _pretrained(config, task, label_names, place, chosen, shapes=shapes)
         if divided:
-            device_map.adopt(model, folder)
-            device = device_map.device_of(model)
+            devices.adopt(model, folder)
+            device = devices.device_of(model)
     _check_positions(config, model)
     _give_padding(model, tokenizer)
     _check_token_ids(config.name, model, tokenizer)
@@ -79,13 +81,13 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     if divided:
         four = {"input_ids": torch.zeros(1, 4, dtype=torch.long, device=device)}
         four["attention_mask"] = torch.ones_like(four["input_ids"])
-        device_map.require_called(model, type(model).__name__, lambda: model(**four)[0])
+        devices.require_called(model, type(model).__name__, lambda: model(**four)[0])
     if task.auto == "AutoModelForCausalLM":
         # A column that is an outlier in a later token has another precision in the earlier ones too.
         tried = not shapes and not quantised.couples_rows(model)
         _require_causal(config.name, model) if tried else require_decoder(config.name, model.config)
     if config.descriptions and not shapes:
-        described.start_from(model, tokenizer, config, label_names)
+        start_from(model, tokenizer, config, label_names)
     if config.quantization == "none" and not divided:
         model.to("meta" if shapes else device)
     elif config.quantization != "none" and not quantised.layers(model):
@@ -244,7 +246,7 @@ def require_decoder(name: str, config: Any) -> None:
 def _require_causal(name: str, model: Any) -> None:
     """Refuse an encoder: it reads the tokens that it has to predict, so its likelihoods would mean nothing."""
     model.eval()
-    ids = torch.arange(4, device=device_map.device_of(model)).view(1, 4) % model.config.vocab_size
+    ids = torch.arange(4, device=devices.device_of(model)).view(1, 4) % model.config.vocab_size
     other = ids.clone()
     other[0, -1] = (other[0, -1] + 1) % model.config.vocab_size
     first, second = (
@@ -332,7 +334,7 @@ def digest_of(model: nn.Module, but: Container[str]) -> str:
     there are no bits.
     """
     digest = hashlib.sha256()
-    values, beside = device_map.Values(model), quantised.scales(model)
+    values, beside = devices.Values(model), quantised.scales(model)
     for name in sorted({*values, *beside} - {name for name in values if name in but}):
         parameter = values[name] if name in values else beside[name]
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
@@ -420,3 +422,53 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+# ## from secure_fed.learning.models.loading
+# ## A head that starts from descriptions of the classes instead of random numbers, in a model whose head reads the mean.
+# ##
+# ##     w_c = 20 / r (u_c - u),    b = 0
+# ##
+# ## m_c is the vector that the head reads of the description of class c, r the mean length of all m_c, u_c = m_c / |m_c|, and
+# ## u the
+# ## mean of all u_c, whose subtraction changes no probability and keeps the weights small. So a text scores highest for the
+# ## class
+# ## whose description is most similar to it, by cosine. 20 is the factor with which sentence encoders are usually trained on
+# ## cosines. Descriptions are public, like the names of the classes, so they cost no privacy.
+# ##
+
+
+_SCALE = 20.0
+
+
+@torch.no_grad()
+def start_from(
+    model: MeanPooledForSequenceClassification, tokenizer: Any, config: ModelConfig, label_names: Sequence[str]
+) -> None:
+    """Set the head of the model from `config.descriptions`, cut like every text."""
+    texts = in_order(config.descriptions, label_names)
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=config.max_length)
+    model.classifier.weight.copy_(rows(model.read(**inputs.to(device_of(model)))[0]))
+    model.classifier.bias.zero_()
+
+
+def rows(read: Tensor) -> Tensor:
+    """(classes, d) w, from what the head reads of each description, (classes, d)."""
+    units = torch.nn.functional.normalize(read, dim=1)
+    found: Tensor = _SCALE / read.norm(dim=1).mean() * (units - units.mean(0))
+    return found
+
+
+def in_order(descriptions: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The descriptions, each "class=description", in the order of the classes; ConfigError unless each class has one."""
+    found: dict[str, str] = {}
+    for one in descriptions:
+        name, text = (normalize("NFC", part.strip()) for part in one.partition("=")[::2])
+        if name not in names or name in found or not text:
+            raise ConfigError(
+                f"model.descriptions has {one!r:.100}; give one 'class=description' for each class: {', '.join(names):.200}"
+            )
+        found[name] = text
+    if missing := [name for name in names if name not in found]:
+        raise ConfigError(f"model.descriptions has none for {', '.join(missing):.200}; give one for each class")
+    return [found[name] for name in names]

@@ -1,9 +1,10 @@
-"""Local training of one client: its start, its steps, and its result."""
+"""The steps of one local training: their learning rate, their optimiser and their mini-batches."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +13,138 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privacy.entropy import Stream
+from privacy.mechanisms import Mechanism
+from privacy.sampling import Poisson
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError
+from secure_fed.learning.data.dealing import places_of
+from secure_fed.learning.data.encode import Batch, batches
 from secure_fed.learning.data.encode import Batch as BatchOfItems
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.objective import Objective, to_device
-from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import Falling, local_batches, optimizer_of, planned_steps, stepped
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
+
+
+def scheduled_lr(settings: TrainingConfig, round_: float, rounds: int) -> float:
+    """The local learning rate of round `round_` (from 0) of `rounds`; a fraction is a point within a round."""
+    if round_ < settings.lr_warmup:
+        return settings.rate * (round_ + 1) / (settings.lr_warmup + 1)
+    share = (round_ - settings.lr_warmup) / (rounds - settings.lr_warmup)
+    if settings.lr_schedule == "linear":
+        return settings.rate * (1 - share)
+    if settings.lr_schedule == "stable_decay":
+        return settings.rate * min(1.0, (1 - share) / _DECAY)
+    if settings.lr_schedule == "cosine":
+        return settings.rate * (1 + math.cos(math.pi * share)) / 2
+    return settings.rate
+
+
+@dataclass(frozen=True)
+class Falling:
+    """The decay of the learning rate within a round.
+
+    A run may have few rounds of many steps. If the rate stayed constant until the last step, single batches would move the
+    result. Within a round the rate never rises.
+    """
+
+    settings: TrainingConfig
+    round: int
+    rounds: int
+
+    def left(self, made: float) -> float:
+        """The fraction of the round's learning rate after the share `made` of its steps."""
+        if self.round < self.settings.lr_warmup:
+            return 1.0
+        first, now = (scheduled_lr(self.settings, self.round + share, self.rounds) for share in (0, made))
+        return min(1.0, now / first)
+
+    def as_long(self, steps: int) -> float:
+        """The number of steps at the round's full rate that are as long as all of its steps together."""
+        return math.fsum(self.left(step / steps) for step in range(steps))
+
+
+def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
+    """A new local optimiser, as named in the settings, with empty state."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(list(parameters), lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
+
+
+def stepped(optimizer: torch.optim.Optimizer, parts: Sequence[Tensor], times: float) -> None:
+    """Make one optimiser step in place, `times` as long for `parts` of its parameters: as with `times` the learning rate.
+
+    Steps of SGD and AdamW, including weight decay, are proportional to the rate.
+    """
+    before = [] if times == 1 else [part.detach().clone() for part in parts]
+    optimizer.step()
+    with torch.no_grad():
+        for part, start in zip(parts, before, strict=False):
+            part.copy_(start + times * (part - start))
+
+
+_DECAY = 1 / 5  # of the run
+
+
+def planned_steps(units: int, settings: TrainingConfig) -> int:
+    """The number of a client's steps in one round, if it has `units` examples, or units of them; 0 without any."""
+    if not units:
+        return 0
+    return settings.steps if settings.steps is not None else settings.epochs * math.ceil(units / settings.batch)
+
+
+def local_batches(
+    examples: Sequence[Any], collate: Collate, settings: TrainingConfig, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """`epochs` passes over the examples, or exactly `steps` batches from as many passes as needed."""
+    if not len(examples):
+        return iter(())
+    epochs = itertools.count() if settings.steps is not None else range(settings.epochs)
+    passes = (batches(examples, settings.batch, collate, rng) for _ in epochs)
+    return itertools.islice(itertools.chain.from_iterable(passes), settings.steps)
+
+
+# ## from secure_fed.learning.training.local
+# ## The parameters of private local steps: the sampling of units, their clipping, and the noise (`cohort/sums.py`).
+
+
+@dataclass(frozen=True)
+class PrivateSteps:
+    """The steps of one client's training, each of which is one release.
+
+    count: the number of steps. stream: the source of the client's secret coins and noise; a new one for each training. groups:
+    the group of each example. group_examples: the most examples of one group that enter a step, redrawn whenever the group is
+    drawn; it bounds the work, while clipping bounds a group's influence. phantoms: examples of a direction
+    (`pointing.Pointing`) beside the units, which are nobody's data: each is drawn by a secret coin of the same rate, clipped
+    like the units and added to their sum. Neither the rate nor the divisor depends on phantoms, and phantoms depend on no unit.
+    """
+
+    mechanism: Mechanism
+    clip_norm: float
+    count: int
+    stream: Stream
+    groups: Sequence[Hashable] | None = None
+    group_examples: int | None = None
+    phantoms: Sequence[Any] = ()
+
+
+def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:
+    """The sampler of a step: each unit is drawn with probability min(1, batch_size / units)."""
+    return Poisson(units, min(1.0, settings.batch / max(1, units)))
+
+
+def members_of(count: int, groups: Sequence[Hashable] | None) -> list[list[int]]:
+    """The indices of each unit's examples: a single example, or all of one group, in the order of first examples."""
+    if groups is None:
+        return [[i] for i in range(count)]
+    if len(groups) != count:
+        raise ValueError(f"{len(groups)} groups are named for {count} examples; name one for each")
+    return list(places_of(groups).values())
+
+
+# ## from secure_fed.learning.training.local
+# ## Local training of one client: its start, its steps, and its result.
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from secure_fed.learning.models.adapters.lora import Pair
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import truncated
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
+from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors, dense
 
 
 @dataclass

@@ -33,8 +33,7 @@ from secure_fed.methods.method import Method, RoundPlan, Shrinking, State
 from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.transport import Request, Stage
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from secure_fed.rounds.masked.expected_round import (
 )
 from secure_fed.rounds.phantoms.clients import Phantom
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 
 
 class MaskedClient:

@@ -27,8 +27,7 @@ from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.record import Spent
 from secure_fed.rounds.summing import Intake, RoundLost
 from secure_fed.rounds.transport import ContributorList, Request, Transport
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import Tensor
 from privacy.mechanisms import Mechanism
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 def require_made(mechanism: Callable[[float], Mechanism]) -> None:

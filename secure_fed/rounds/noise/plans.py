@@ -15,8 +15,7 @@ from privacy.mechanisms import AdaptiveGaussian, Gaussian
 from privacy.sampling import PublicOrder, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.training.private_steps import batch_sampler
-from secure_fed.learning.training.schedule import planned_steps
+from secure_fed.learning.training.local import batch_sampler, planned_steps
 
 if TYPE_CHECKING:
     from privacy.plan import Made, Plan, Target

@@ -37,8 +37,7 @@ from secure_fed.rounds.phantoms.whitened_scores import LATEST, PAST, Past
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Request
 from secure_fed.rounds.turns import Floats, Turns
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 SCORES = "phantoms"  # in a state's memory, which carries the scores from round to round, and through a kill
 

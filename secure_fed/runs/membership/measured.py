@@ -27,8 +27,7 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.phantoms.scores import SCORES
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import roc
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 EXAMPLES = 32  # of a unit that are evaluated
 NOT_COVERED = (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fed.learning.models.adapters.factorisation import PRINTED, by_rule, factorisation
+from secure_fed.learning.models.adapters.tensor_train import PRINTED, by_rule, factorisation
 
 SIDES = st.integers(1, 9000)
 

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.full import Biases, Everything, HeadAlone
+from secure_fed.learning.models.adapters.parameters import Biases, Everything, HeadAlone
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import counted
 

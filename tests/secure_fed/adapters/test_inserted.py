@@ -11,14 +11,11 @@ from torch import nn
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
-from secure_fed.learning.models.adapters.kronecker import Compacters
-from secure_fed.learning.models.adapters.mixture import Mixtures
+from secure_fed.learning.models.adapters.inserted import Bottlenecks, Compacters, Mixtures, Scales
 from secure_fed.learning.models.adapters.parameters import read
-from secure_fed.learning.models.adapters.scaling import Scales
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.objective import Objective
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.behind import adapted, lively, shake
 from tests.secure_fed.example_gradients import losses_at

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.mixture import Mixture, Mixtures
+from secure_fed.learning.models.adapters.inserted import Mixture, Mixtures
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import FNetConfig, FNetModel, MixtralConfig, MixtralModel
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.insertion_points import attach, places
+from secure_fed.learning.models.adapters.inserted import attach, places
 from tests.secure_fed import small_models
 
 

@@ -16,14 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.factorisation import factorisation
-from secure_fed.learning.models.adapters.insertion_points import places
+from secure_fed.learning.models.adapters.inserted import places
 from secure_fed.learning.models.adapters.parameters import read
-from secure_fed.learning.models.adapters.tensor_train import TensorTrainLinear, TensorTrains, core_shapes
+from secure_fed.learning.models.adapters.tensor_train import TensorTrainLinear, TensorTrains, core_shapes, factorisation
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trial import agree
+from secure_fed.learning.training.trials import agree
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters import counts

@@ -16,8 +16,7 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.record import Record
 from secure_fed.rounds.transport import Reply, Stage
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 
 torch.set_num_threads(1)

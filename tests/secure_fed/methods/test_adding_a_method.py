@@ -18,8 +18,7 @@ from peft import PeftModel
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import CHANGE, LoraShaped, State
-from secure_fed.tensors.layout import LayoutError
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import LayoutError, Tensors
 from tests.secure_fed import toys
 
 ROOT = Path(__file__).resolve().parents[3]

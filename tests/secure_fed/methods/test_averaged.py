@@ -22,8 +22,7 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.rounds.transport import Recording
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.test_full import Tied

@@ -13,8 +13,7 @@ from secure_fed.learning.models.adapters.triplet import triplets
 from secure_fed.methods import build
 from secure_fed.methods.fedara import Budget, FedAra, elected, foremost
 from secure_fed.methods.method import CHANGE, Method, State
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import toys
 from tests.secure_fed.methods.rounds import means_of, nothing, start, trained
 

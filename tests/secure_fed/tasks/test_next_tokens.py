@@ -28,8 +28,8 @@ from transformers import (
 )
 
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.models.adapters.own_tensors import EachOwn
-from secure_fed.learning.models.own_dropout import OwnDropout
+from secure_fed.learning.models.adapters.per_example import EachOwn
+from secure_fed.learning.models.dropout_and_checkpointing import OwnDropout
 from secure_fed.learning.tasks import next_tokens
 from secure_fed.learning.tasks.causal_lm import metrics
 from secure_fed.learning.tasks.continuation import loss

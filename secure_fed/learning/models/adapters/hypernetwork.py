@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.insertion_points import Place, attach, places
-from secure_fed.learning.models.adapters.own_tensors import rows_of
+from secure_fed.learning.models.adapters.inserted import Place, attach, places
 from secure_fed.learning.models.adapters.parameters import train_only
-from secure_fed.learning.models.device_map import place_of
+from secure_fed.learning.models.adapters.per_example import rows_of
+from secure_fed.learning.models.devices import place_of
 
 NAME = "hypernetwork"
 SHARES = f"{NAME}.class_shares"  # p, which may be a client's own

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from secure_fed.learning.models.device_map import keep
+from secure_fed.errors import MethodError
+from secure_fed.learning.models.devices import is_divided, keep
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -33,3 +35,74 @@ def _copied(parameter: Tensor) -> Tensor:
     if parameter.is_meta:
         return torch.empty_like(parameter, dtype=torch.float32)
     return parameter.to("cpu", torch.float32, copy=True)
+
+
+# ## from secure_fed.learning.models.adapters.parameters
+# ## The model's own parameters as the adapter: all of them, its biases, or none beside the head. No layer is added.
+# ##
+# ## A parameter that a model uses in two places (tied embeddings) has the first of its names. Buffers, such as position ids,
+# ## are no
+# ## parameters and do not change.
+# ##
+
+
+@dataclass(frozen=True)
+class Everything:
+    """Every parameter of the model."""
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        if is_divided(model):
+            raise MethodError(
+                "the model is divided over devices, by accelerate, and this method trains every weight: load the model without "
+                "device_map, or choose a method on LoRA"
+            ).about("method.name", "fedft", "a method that trains beside a divided model")
+        names = [name for name, _ in model.named_parameters()]
+        return _trained(model, names)
+
+
+@dataclass(frozen=True)
+class Biases:
+    """Every bias of the model, of linear layers and of normalisations, including the head's."""
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        names = list(_biases(model))
+        if not set(names).difference(head):
+            raise MethodError(
+                f"{type(model).__name__} has no biases outside its head, so there is nothing for this method to train: "
+                "choose a method on LoRA, or an adapter"
+            )
+        return _trained(model, names, head)
+
+
+@dataclass(frozen=True)
+class HeadAlone:
+    """No parameter beside the head."""
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        if not head:
+            raise MethodError(
+                f"{type(model).__name__} has no head of its own, so there is nothing for this method to train: name modules in "
+                "method.modules_to_save, or choose a method on LoRA"
+            )
+        return _trained(model, [], head)
+
+
+def _biases(model: nn.Module) -> Iterator[str]:
+    """Parameters named `bias`, as in torch, or `q_bias` and the like, as in DeBERTa and `nn.MultiheadAttention`."""
+    for name, parameter in model.named_parameters():
+        last = name.rpartition(".")[2]
+        if parameter.ndim == 1 and (last == "bias" or last.endswith("_bias")):
+            yield name
+
+
+def _trained(model: nn.Module, names: list[str], head: Sequence[str] = ()) -> list[str]:
+    """Make only `names` and the head train; returns `names`. Refuses parameters that cannot have a gradient."""
+    for name in names:
+        dtype = model.get_parameter(name).dtype
+        if not dtype.is_floating_point:
+            raise MethodError(
+                f"parameter {name} of the model is {dtype}, which cannot train: load the model without quantisation, or "
+                "choose a method on LoRA"
+            )
+    train_only(model, [*names, *head])
+    return names

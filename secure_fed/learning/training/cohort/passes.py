@@ -23,15 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secure_fed.learning.models.adapters.own_tensors import EachOwn, SmallProductsApart
-from secure_fed.learning.models.own_dropout import OwnDropout
+from secure_fed.learning.models.adapters.per_example import EachOwn, SmallProductsApart
+from secure_fed.learning.models.dropout_and_checkpointing import OwnDropout
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.crew import copy_of, spreads
+from secure_fed.learning.training.cohort.parallel import copy_of, spreads
 from secure_fed.learning.training.local import Placed, losses, seeded
-from secure_fed.learning.training.made_up import varied
 from secure_fed.learning.training.objective import CANNOT, Objective
-from secure_fed.learning.training.trial import agree, moved_away, same_losses, still
+from secure_fed.learning.training.trials import agree, moved_away, same_losses, still, varied
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,13 @@ from torch import Tensor
 
 from secure_fed.activity import activity
 from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.training.cohort.crew import Alone, Crew, Told, crew_of, divided, spreads
-from secure_fed.learning.training.cohort.division import Entry, Packing, Public, Room, Tight, Work
+from secure_fed.learning.training.cohort.packing import Entry, Packing, Public, Room, Tight, Work
+from secure_fed.learning.training.cohort.parallel import Alone, Crew, Told, crew_of, divided, spreads
 from secure_fed.learning.training.cohort.passes import Found, Places, Trial, found_in, tried
-from secure_fed.learning.training.cohort.sums import Means, NoisedSums
-from secure_fed.learning.training.local import Job, Placed, Trained, seeded, train
-from secure_fed.learning.training.made_up import short
+from secure_fed.learning.training.cohort.step_gradients import Means, NoisedSums
+from secure_fed.learning.training.local import Job, Placed, Trained, optimizer_of, seeded, stepped, train
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.schedule import optimizer_of, stepped
-from secure_fed.learning.training.trial import parameters_stay, remembers, require_uncoupled
+from secure_fed.learning.training.trials import parameters_stay, remembers, require_uncoupled, short
 from secure_fed.tensors.tensors import Tensors
 
 

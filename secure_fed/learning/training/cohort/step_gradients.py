@@ -36,11 +36,10 @@ from privacy.sampling import Poisson
 from secure_fed.learning.data.pointing import Pointing
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.canary_directions import direction_of
-from secure_fed.learning.training.cohort.division import Passes, Public, Room
+from secure_fed.learning.training.cohort.packing import Passes, Public, Room
 from secure_fed.learning.training.cohort.passes import Flat, Places, found_in
-from secure_fed.learning.training.local import Job, Placed
+from secure_fed.learning.training.local import Job, Placed, PrivateSteps, batch_sampler, members_of
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampler, members_of
 
 
 class Means:

@@ -24,15 +24,13 @@ from torch import Tensor, nn
 from secure_fed.activity import activity
 from secure_fed.learning.data.dealing import places_of
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.models.supported import couples_examples
+from secure_fed.learning.models.architecture import couples_examples
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.cohort.passes import Found, Pack, Places, found_alone, found_in
-from secure_fed.learning.training.comparison import agreeing_sizes
-from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.made_up import of_kind
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trial import agree, moved_away, same_losses, still
+from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes
+from secure_fed.learning.training.trials import agree, moved_away, of_kind, same_losses, still
 
 Entry = tuple[int, Any]  # the number of an owner, a client or a unit, and one of its examples
 Work = tuple[Pack, list[int]]  # a pass, and the owner of each of its examples

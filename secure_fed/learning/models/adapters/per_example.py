@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.products import FEW, product
+from secure_fed.learning.models.matrix_products import FEW, product
 
 
 class NoRuleError(ModelError):
