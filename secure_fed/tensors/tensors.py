@@ -1,8 +1,9 @@
-"""Named tensors as a vector space.
+"""Named tensors as a vector space; their layout as one flat vector, and their length in bytes.
 
 Messages and sums are `Tensors`: a read-only map from name to tensor, names sorted, with `+`, `-`, `* scalar`, `select`, `|` and
 `norm()`. A member may be a `LowRank` product, which stays a pair of factors until the dense matrix is needed; its norm never
-needs it.
+needs it. A `Layout` gives a flat vector its meaning: names and shapes, with a digest by which both ends of a wire check that
+they mean the same coordinates.
 """
 
 from __future__ import annotations
@@ -248,11 +249,8 @@ class Tensors(Mapping[str, Member]):
             raise ValueError(f"tensors of different names cannot be combined; only one side has {odd[:3]}")
 
 
-# ## from secure_fed.tensors.tensors
-# ## The layout that gives a flat vector its meaning: names and shapes, with a digest.
-# ##
-# ## By the digest both ends of a wire check that they mean the same coordinates.
-# ##
+class LayoutError(SecureFedError):
+    """The two ends of a wire do not mean the same coordinates."""
 
 
 @dataclass(frozen=True)
@@ -318,14 +316,6 @@ def _digest(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
-class LayoutError(SecureFedError):
-    """The two ends of a wire do not mean the same coordinates."""
-
-
-# ## from secure_fed.tensors.tensors
-# ## The length of a safetensors file, from names, shapes and types alone: no weights are needed.
-
-
 # The names of types in safetensors, in the order in which it puts them into a file.
 _TYPES = {
     torch.uint64: "U64",
@@ -355,8 +345,8 @@ _PLACES = {dtype: place for place, dtype in enumerate(_TYPES)}
 def wire_size(parts: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> int:
     """The size in bytes of the safetensors file that the library writes for tensors of these (name, shape, type).
 
-    The file is eight bytes, a JSON header padded to a multiple of eight, and the numbers. The header gives each tensor's type,
-    shape and offsets; tensors are ordered by type and then by name.
+    No weights are needed. The file is eight bytes, a JSON header padded to a multiple of eight, and the numbers. The header
+    gives each tensor's type, shape and offsets; tensors are ordered by type and then by name.
     """
     header: dict[str, dict[str, object]] = {}
     end = 0

@@ -1,4 +1,18 @@
-"""The torch devices that `model.device` names."""
+"""The torch devices that `model.device` names, and base models that are larger than one device.
+
+The layers of a large model are divided over devices, host memory and the disk by accelerate. A layer on a device stays there. A
+layer in host memory beside an accelerator, or on the disk, is offloaded: its parameters have shapes and no values (torch's meta
+device), and each call of the layer reads them onto the device on which it computes, and leaves them afterwards. The graph of a
+forward pass keeps what its backward pass needs, so offloading saves memory in training only together with gradient
+checkpointing, which reads a layer again in the backward pass.
+
+accelerate decides where a layer is (`model.device_map`, `model.max_memory`) and keeps the values; `adopt` replaces its rule for
+the call of an offloaded layer. Parameters that train, or whose place other tensors take (`Objective.holding`), have values at
+all times (`keep`), and a call leaves them alone. A layer may end early, by an exception or when a checkpoint has all it needs,
+and still leaves its values.
+
+Whoever reads a parameter of a model that may be offloaded reads `value_of` or `Values`, and `place_of` in place of its device.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +40,12 @@ def find_devices(names: str) -> list[torch.device]:
     devices = [_found(name.strip(), names) for name in names.split(",")]
     if len({(device.type, device.index or 0) for device in devices}) < len(devices):
         raise ConfigError(f"model.device is {names!r}, which names a device twice; name each device once")
-    kinds = sorted({_kind(device) for device in devices})
+    kinds = sorted({torch.cuda.get_device_name(device) if device.type == "cuda" else device.type for device in devices})
     if len(kinds) > 1:
         raise ConfigError(
             f"model.device is {names!r}, which are devices of different kinds ({', '.join(kinds)}); name devices of one kind"
         )
     return devices
-
-
-def idle_gpu(names: str) -> str:
-    """A note if there is a GPU and the run leaves it idle, as it does by default; else ""."""
-    if names.strip() != "cpu" or not torch.cuda.is_available():
-        return ""
-    return f"model.device is 'cpu', and {torch.cuda.get_device_name()} is not used; set model.device = 'auto' to use it"
 
 
 def _found(name: str, names: str) -> torch.device:
@@ -55,31 +62,11 @@ def _found(name: str, names: str) -> torch.device:
     return device
 
 
-def _kind(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-# ## from secure_fed.learning.models.devices
-# ## Base models that are larger than one device: their layers are divided over devices, host memory and the disk by accelerate.
-# ##
-# ## A layer on a device stays there. A layer in host memory beside an accelerator, or on the disk, is offloaded: its
-# ## parameters have
-# ## shapes and no values (torch's meta device), and each call of the layer reads them onto the device on which it computes, and
-# ## leaves them afterwards. The graph of a forward pass keeps what its backward pass needs, so offloading saves memory in
-# ## training
-# ## only together with gradient checkpointing, which reads a layer again in the backward pass.
-# ##
-# ## accelerate decides where a layer is (`model.device_map`, `model.max_memory`) and keeps the values; `adopt` replaces its
-# ## rule for
-# ## the call of an offloaded layer. Parameters that train, or whose place other tensors take (`Objective.holding`), have
-# ## values at
-# ## all times (`keep`), and a call leaves them alone. A layer may end early, by an exception or when a checkpoint has all it
-# ## needs,
-# ## and still leaves its values.
-# ##
-# ## Whoever reads a parameter of a model that may be offloaded reads `value_of` or `values`, and `place_of` in place of its
-# ## device.
-# ##
+def idle_gpu(names: str) -> str:
+    """A note if there is a GPU and the run leaves it idle, as it does by default; else ""."""
+    if names.strip() != "cpu" or not torch.cuda.is_available():
+        return ""
+    return f"model.device is 'cpu', and {torch.cuda.get_device_name()} is not used; set model.device = 'auto' to use it"
 
 
 class Folder:
@@ -120,19 +107,19 @@ def _map(config: ModelConfig, whole: nn.Module, memory: Any) -> dict[str, Any]:
 
 def _apart(whole: nn.Module, found: dict[str, Any], new: Iterable[str]) -> dict[str, Any]:
     """The same map with these modules on the first accelerator of the map, or else the CPU."""
+
+    def covering(name: str) -> Any:
+        """The entry of the map that places the module of this name."""
+        return next((entry for entry in found if entry in ("", name) or name.startswith(f"{entry}.")), None)
+
     first = next((device for device in found.values() if device not in ("cpu", "disk")), "cpu")
     for name in new:
-        while (entry := _covering(found, name)) not in (None, name):
+        while (entry := covering(name)) not in (None, name):
             device, module = found.pop(entry), whole.get_submodule(entry)
             parts = [*module._modules, *module._parameters, *module._buffers]
             found |= {f"{entry}.{part}" if entry else part: device for part in parts}
         found[name] = first
     return found
-
-
-def _covering(found: Mapping[str, Any], name: str) -> Any:
-    """The entry of a map that places the module of this name."""
-    return next((entry for entry in found if entry in ("", name) or name.startswith(f"{entry}.")), None)
 
 
 def is_divided(model: nn.Module) -> bool:
@@ -160,12 +147,27 @@ def adopt(model: nn.Module, folder: Folder | None = None) -> None:
                 "raise model.max_memory"
             ).about("model.max_memory", None, "room for all new parameters")
         layer.forward = partial(_computed, layer, hook)
-    _tie(model)
-    root = getattr(model, "_hf_hook", None)
-    if root is not None and _hook(model) is None and len({str(one) for one in _devices(model)}) == 1:
+    # Offloaded parameters that share their values are one object again, so that they count once, as in other models.
+    for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        layer, own = _place(model, name)
+        other = model.get_parameter(source)
+        if other.is_meta and layer._parameters[own] is not other:
+            layer._parameters[own] = other
+    hooks = [hook for layer in model.modules() if (hook := layer.__dict__.get("_hf_hook")) is not None]
+    places = {str(one.execution_device) for hook in hooks for one in getattr(hook, "hooks", (hook,))}
+    if getattr(model, "_hf_hook", None) is not None and _hook(model) is None and len(places) == 1:
         from accelerate.hooks import remove_hook_from_module
 
         remove_hook_from_module(model)  # it only moves outputs, and the model's parts could not be called apart
+
+
+def _computed(layer: nn.Module, hook: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward of an offloaded layer."""
+    from accelerate.utils import send_to_device
+
+    args, kwargs = (send_to_device(part, hook.execution_device) for part in (args, kwargs))
+    with present(layer):
+        return layer._old_forward(*args, **kwargs)  # type: ignore[operator]
 
 
 @torch.no_grad()
@@ -185,41 +187,6 @@ def require_called(model: nn.Module, name: str, output: Callable[[], Tensor]) ->
         ).about("model.device_map", "offloaded layers", "a model that calls its layers")
 
 
-def _devices(model: nn.Module) -> Iterator[Any]:
-    for layer in model.modules():
-        hook: Any = layer.__dict__.get("_hf_hook")
-        yield from (one.execution_device for one in getattr(hook, "hooks", (hook,)) if hook is not None)
-
-
-def _tie(model: nn.Module) -> None:
-    """Make offloaded parameters that share their values one object again, so that they count once, as in other models."""
-    for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
-        layer, own = _place(model, name)
-        other = model.get_parameter(source)
-        if other.is_meta and layer._parameters[own] is not other:
-            layer._parameters[own] = other
-
-
-def _hook(layer: nn.Module) -> Any:
-    """accelerate's record of an offloaded layer; None for others."""
-    hook: Any = layer.__dict__.get("_hf_hook")
-    kept = (one for one in getattr(hook, "hooks", (hook,)) if getattr(one, "offload", False))
-    return next((one for one in kept if one.weights_map is not None), None)
-
-
-def _away(layer: nn.Module) -> list[str]:
-    return [name for name, one in layer._parameters.items() if one is not None and one.is_meta]
-
-
-def _computed(layer: nn.Module, hook: Any, *args: Any, **kwargs: Any) -> Any:
-    """The forward of an offloaded layer."""
-    from accelerate.utils import send_to_device
-
-    args, kwargs = (send_to_device(part, hook.execution_device) for part in (args, kwargs))
-    with present(layer):
-        return layer._old_forward(*args, **kwargs)  # type: ignore[operator]
-
-
 @contextmanager
 def present(layer: nn.Module) -> Iterator[None]:
     """Within the block, an offloaded layer's parameters have their values."""
@@ -229,10 +196,6 @@ def present(layer: nn.Module) -> Iterator[None]:
         yield
     finally:
         layer._parameters.update(away)
-
-
-def _read(layer: nn.Module, hook: Any, name: str) -> nn.Parameter:
-    return nn.Parameter(hook.weights_map[name].to(place_of(layer, name)), requires_grad=False)
 
 
 def place_of(layer: nn.Module, name: str = "weight") -> torch.device:
@@ -279,6 +242,21 @@ def keep(model: nn.Module, names: Iterable[str]) -> None:
             kept.requires_grad = away.requires_grad
             for other in model.modules():  # tied layers too
                 other._parameters.update({one: kept for one, there in other._parameters.items() if there is away})
+
+
+def _hook(layer: nn.Module) -> Any:
+    """accelerate's record of an offloaded layer; None for others."""
+    hook: Any = layer.__dict__.get("_hf_hook")
+    kept = (one for one in getattr(hook, "hooks", (hook,)) if getattr(one, "offload", False))
+    return next((one for one in kept if one.weights_map is not None), None)
+
+
+def _away(layer: nn.Module) -> list[str]:
+    return [name for name, one in layer._parameters.items() if one is not None and one.is_meta]
+
+
+def _read(layer: nn.Module, hook: Any, name: str) -> nn.Parameter:
+    return nn.Parameter(hook.weights_map[name].to(place_of(layer, name)), requires_grad=False)
 
 
 def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -1,7 +1,12 @@
-"""Dropout that draws from a generator of its own.
+"""Dropout from a generator of its own, and gradient checkpointing, which draws the same masks again.
 
 torch's dropout draws from one generator of the process. Passes that are computed at the same time would use its numbers in an
 order that cannot be repeated, so within `OwnDropout` each pass draws its masks from its own generator.
+
+Gradient checkpointing computes a layer's activations again in the backward pass, instead of keeping them. transformers marks
+the layers that can do this (`gradient_checkpointing`). All of them use torch's non-reentrant kind here, also where a given
+model was set to the reentrant kind: the gradients are the same, and it needs no gradient at a layer's inputs, which a frozen
+embedding does not have. The second computation draws the same masks (`same_again`; torch restores its own generator).
 """
 
 from __future__ import annotations
@@ -105,14 +110,14 @@ def _again(modes: Sequence[tuple[TorchFunctionMode, Tensor | None]]) -> Iterator
         yield
 
 
-# ## from secure_fed.learning.models.dropout_and_checkpointing
-# ## Gradient checkpointing: a layer's activations are computed again in the backward pass, instead of being kept.
-# ##
-# ## transformers marks the layers that can do this (`gradient_checkpointing`). All of them use torch's non-reentrant kind here,
-# ## also where a given model was set to the reentrant kind: the gradients are the same, and it needs no gradient at a layer's
-# ## inputs, which a frozen embedding does not have. Dropout draws the same masks again (`same_again`, or torch's own
-# ## generator, which torch restores).
-# ##
+def again(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """layer(*args, **kwargs), computed again in the backward pass, with the context variables that it has now."""
+    now = copy_context()
+
+    def within(*own: Any, **named: Any) -> Any:
+        return now.copy().run(layer, *own, **named)
+
+    return checkpoint(within, *args, use_reentrant=False, context_fn=same_again, **kwargs)
 
 
 def is_checkpointing(model: nn.Module) -> bool:
@@ -133,16 +138,6 @@ def set_checkpointing(model: nn.Module, on: bool) -> None:
         layer.gradient_checkpointing = on  # type: ignore[assignment]
         if on:
             layer._gradient_checkpointing_func = again  # type: ignore[assignment]
-
-
-def again(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """layer(*args, **kwargs), computed again in the backward pass, with the context variables that it has now."""
-    now = copy_context()
-
-    def within(*own: Any, **named: Any) -> Any:
-        return now.copy().run(layer, *own, **named)
-
-    return checkpoint(within, *args, use_reentrant=False, context_fn=same_again, **kwargs)
 
 
 def wanted(setting: bool | str, model: nn.Module, tokens: int | None, device: torch.device) -> bool:

@@ -4,7 +4,7 @@ torch passes float32 products on x86 to MKL, which uses AVX-512 on Intel's proce
 uses it on every processor that has it. On an AMD EPYC of 2024 oneDNN is twice as fast. Both compute in full float32.
 
 oneDNN computes a layer's product if its input is (B, T, n) with many numbers for each example, as in a transformer. torch
-computes the rest: small products, which may have to be separate for each example (`own_tensors.SmallProductsApart`), other
+computes the rest: small products, which may have to be separate for each example (`per_example.SmallProductsApart`), other
 types and devices, and tensors that differ between examples (`EachOwn`).
 
 The factors of LoRA are thin, r by n or m by r. MKL is slower at three of their six products than at the same product

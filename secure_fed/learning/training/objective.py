@@ -162,7 +162,7 @@ class Objective(nn.Module):
         return ChainMap(scales(self.model), Values(self.model, self._named))  # type: ignore[arg-type]  # which is only read
 
     def surroundings(self, collate: Collate, replaced: Collection[str]) -> dict[str, str] | None:
-        """Everything that could change a bit of a pass (`kept.surroundings`); None if results are kept in memory alone.
+        """Everything that could change a bit of a pass (`trial_results.surroundings`); None if results are kept in memory alone.
 
         That is so where they could depend on examples of the data, because none are made up. replaced: the names of parameters
         with other tensors in their place.

@@ -1,8 +1,15 @@
-"""The places of bottleneck adapters: behind the attention and behind the feed-forward of every layer of a transformer.
+"""Modules behind a transformer's attention and feed-forward blocks: bottlenecks, mixtures, Kronecker products, and scales.
 
-An adapter changes the output of the last linear layer of such a block, before dropout and the residual connection:
-y -> y + adapter(y), or another function of y. It becomes a child of that linear layer, so that the base model keeps the names
-of its parameters, and every model its own forward.
+A module changes the output of the last linear layer of such a block, before dropout and the residual connection: y -> y +
+adapter(y), or another function of y. It becomes a child of that linear layer, so that the base model keeps the names of its
+parameters, and every model its own forward. Tensor trains and hypernetworks stand at the same places.
+
+    Bottlenecks    Houlsby et al., 2019         a down-projection, an activation and an up-projection
+    Mixtures       AdaMix                       several down-projections, of which a pass uses one at random
+    Compacters     Compacter                    bottlenecks whose matrices are sums of Kronecker products
+    Scales         IA3                          a vector that scales keys, values and inner activations
+
+The model's outputs are exactly unchanged at first: the last matrix of an adapter starts at zero, and scales start at one.
 """
 
 from __future__ import annotations
@@ -28,18 +35,9 @@ from secure_fed.learning.models.architecture import kind_of, name_of
 from secure_fed.learning.models.devices import place_of
 
 CHILD = "adapter"  # one name for all modules of `insert`, so that a second adapter at a place is noticed
-
-
-class Place(NamedTuple):
-    """The last linear layer of one block: its name, the number of its layer (from 0), the block, and its output width."""
-
-    module: str
-    layer: int
-    block: str  # "attention" or "feed_forward"
-    width: int
-
-
-# Ends of the names of those linear layers, behind the layer's number.
+RULE = "kronecker_rule"
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "relu": functional.relu}
+# Ends of the names of the last linear layers of blocks, behind the layer's number.
 _ENDS = {
     "attention": (
         "attention.output.dense",  # BERT, RoBERTa, DeBERTa
@@ -59,6 +57,22 @@ _ENDS = {
 }
 _BLOCKS = tuple(_ENDS)
 _REMEDY = "choose a method on LoRA, which takes method.target_modules"
+# PEFT's tables of the layers that IA3 scales, and of those among them that are scaled in front.
+_PEFT = (
+    peft.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING,
+    peft.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING,
+)
+# Architectures that PEFT's table lacks: (all scaled layers, the layers among them that are scaled in front).
+_MORE = {"distilbert": (("k_lin", "v_lin", "ffn.lin2"), ("ffn.lin2",))}
+
+
+class Place(NamedTuple):
+    """The last linear layer of one block: its name, the number of its layer (from 0), the block, and its output width."""
+
+    module: str
+    layer: int
+    block: str  # "attention" or "feed_forward"
+    width: int
 
 
 def places(model: nn.Module, blocks: Collection[str] = _BLOCKS) -> list[Place]:
@@ -140,21 +154,12 @@ def _fed(name: str, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (layer.get_submodule(name)(args[0]), *args[1:])
 
 
-# ## from secure_fed.learning.models.adapters.inserted
-# ## Bottleneck adapters (Houlsby et al., 2019, arXiv 1902.00751): y -> y + U f(D y + b_D) + b_U.
-# ##
-# ## D is (r, d), U is (d, r), f the activation, d the width of the place and r the bottleneck: 2 r d + r + d numbers a place.
-# ## D starts like LoRA's A, uniform on [-1/sqrt(d), 1/sqrt(d)]; U and both biases start at zero, so that the model's outputs
-# ## are
-# ## exactly unchanged.
-# ##
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": functional.gelu, "relu": functional.relu}
-
-
 class Bottleneck(nn.Module):
-    """One adapter, computing in float32 whatever the model computes in."""
+    """y -> y + U f(D y + b_D) + b_U (Houlsby et al., 2019, arXiv 1902.00751), in float32 whatever the model computes in.
+
+    D is (r, d), U is (d, r), f the activation, d the width of the place and r the bottleneck: 2 r d + r + d numbers a place. D
+    starts like LoRA's A, uniform on [-1/sqrt(d), 1/sqrt(d)]; U and both biases start at zero.
+    """
 
     def __init__(self, width: int, bottleneck: int, activation: str, generator: torch.Generator) -> None:
         super().__init__()
@@ -205,23 +210,19 @@ def zero_up(width: int, bottleneck: int) -> nn.Linear:
     return up
 
 
-# ## from secure_fed.learning.models.adapters.inserted
-# ## AdaMix's adapters (Wang et al., 2022, arXiv 2205.12410): several bottlenecks at a place; a pass uses one at random.
-# ##
-# ## With M experts, lower layers D_1 ... D_M and one upper layer U for all of them:
-# ##
-# ##     training     y -> y + U gelu(D_k y),   k drawn anew for each place in each pass, for the whole batch
-# ##     otherwise    y -> y + U gelu(mean_k D_k y)
-# ##
-# ## The second is the bottleneck whose lower weights are the mean of the experts' ("merging"), since a linear layer's output is
-# ## linear in its weights. "Otherwise" is in evaluation mode, and where no gradients are computed: there is no learning from a
-# ## draw
-# ## there, and two such passes can show whether examples are coupled.
-# ##
-
-
 class Mixture(nn.Module):
-    """One place's experts. k comes from torch's CPU generator, which local training seeds, and never from the input."""
+    """One place's experts of AdaMix (Wang et al., 2022, arXiv 2205.12410): a pass uses one of several bottlenecks at random.
+
+    With M experts, lower layers D_1 ... D_M and one upper layer U for all of them:
+
+        training     y -> y + U gelu(D_k y),   k drawn anew for each place in each pass, for the whole batch
+        otherwise    y -> y + U gelu(mean_k D_k y)
+
+    k comes from torch's CPU generator, which local training seeds, and never from the input. The second is the bottleneck whose
+    lower weights are the mean of the experts' ("merging"), since a linear layer's output is linear in its weights. "Otherwise"
+    is in evaluation mode, and where no gradients are computed: there is no learning from a draw there, and two such passes can
+    show whether examples are coupled.
+    """
 
     def __init__(self, width: int, bottleneck: int, experts: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -264,63 +265,21 @@ def routes(module: nn.Module) -> bool:
     return module.training and torch.is_grad_enabled()
 
 
-# ## from secure_fed.learning.models.adapters.inserted
-# ## Compacter's adapters (Mahabadi et al., 2021, arXiv 2106.04647): bottlenecks whose matrices are sums of Kronecker products.
-# ##
-# ## A layer of parameterised hypercomplex multiplication computes y = W x + b with
-# ##
-# ##     W = sum_{i=1..n} A_i (x) B_i,   B_i = s_i t_i^T,   A_i (n, n),  s_i (k/n),  t_i (d/n),
-# ##
-# ## for W of shape (k, d). Both layers of all adapters share one set of A_i; each layer has its own s, t and b. With r for the
-# ## bottleneck and d for the width, an adapter has 3 (r + d) numbers, and all share n^3.
-# ##
-# ## W is never formed. With x cut into n pieces x_b and y into n pieces y_a, three linear layers after one another give it:
-# ##
-# ##     z_bi = <t_i, x_b>,    w_ai = sum_b (A_i)_ab z_bi,    y_a = sum_i w_ai s_i.
-# ##
-
-
-RULE = "kronecker_rule"
-
-
-class _Layer(ExampleWise):
-    """A layer of one tensor, `weight`."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-
-class Right(_Layer):
-    """The n vectors t_i (n, d/n): (..., d) -> (..., n, n), which is z."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        pieces: Tensor = x.unflatten(-1, (self.weight.shape[0], self.weight.shape[1]))
-        z: Tensor = pieces @ self.weight.T
-        return z
-
-
-class Rule(_Layer):
-    """The n matrices A_i (n, n, n): z -> w, both (..., n, n)."""
-
-    def forward(self, z: Tensor) -> Tensor:
-        w: Tensor = torch.einsum("...bi,iab->...ai", z, self.weight)
-        return w
-
-
-class Left(_Layer):
-    """The n vectors s_i (n, k/n) and the bias (k,): (..., n, n), which is w, -> (..., k)."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__(weight)
-        self.bias = nn.Parameter(torch.zeros(weight.numel()))
-
-    def forward(self, w: Tensor) -> Tensor:
-        return (w @ self.weight).flatten(-2) + self.bias
-
-
 class Compacter(nn.Module):
-    """y -> y + PHM_up(gelu(PHM_down(y))), computing in float32 whatever the model computes in.
+    """Compacter's bottleneck (Mahabadi et al., 2021, arXiv 2106.04647), whose matrices are sums of Kronecker products.
+
+    y -> y + PHM_up(gelu(PHM_down(y))), in float32 whatever the model computes in. A layer of parameterised hypercomplex
+    multiplication (PHM) computes y = W x + b with
+
+        W = sum_{i=1..n} A_i (x) B_i,   B_i = s_i t_i^T,   A_i (n, n),  s_i (k/n),  t_i (d/n),
+
+    for W of shape (k, d). Both layers of all adapters share one set of A_i, the rule; each layer has its own s, t and b. With r
+    for the bottleneck and d for the width, an adapter has 3 (r + d) numbers, and all share n^3.
+
+    W is never formed. With x cut into n pieces x_b and y into n pieces y_a, three linear layers after one another give it
+    (`Right`, `Rule`, `Left`):
+
+        z_bi = <t_i, x_b>,    w_ai = sum_b (A_i)_ab z_bi,    y_a = sum_i w_ai s_i.
 
     The rule is a child of the whole model and not of an adapter, so that it occurs once among the model's parameters; a copy of
     the model has a copy of it, which all of its adapters use.
@@ -381,37 +340,49 @@ class Compacters:
                 )
 
 
+class _Layer(ExampleWise):
+    """A layer of one tensor, `weight`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+class Right(_Layer):
+    """The n vectors t_i (n, d/n): (..., d) -> (..., n, n), which is z."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pieces: Tensor = x.unflatten(-1, (self.weight.shape[0], self.weight.shape[1]))
+        z: Tensor = pieces @ self.weight.T
+        return z
+
+
+class Rule(_Layer):
+    """The n matrices A_i (n, n, n): z -> w, both (..., n, n)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        w: Tensor = torch.einsum("...bi,iab->...ai", z, self.weight)
+        return w
+
+
+class Left(_Layer):
+    """The n vectors s_i (n, k/n) and the bias (k,): (..., n, n), which is w, -> (..., k)."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight)
+        self.bias = nn.Parameter(torch.zeros(weight.numel()))
+
+    def forward(self, w: Tensor) -> Tensor:
+        return (w @ self.weight).flatten(-2) + self.bias
+
+
 def _fresh(shape: tuple[int, ...], addends: int, generator: torch.Generator) -> Tensor:
     drawn: Tensor = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
     return drawn / math.sqrt(addends)
 
 
-# ## from secure_fed.learning.models.adapters.inserted
-# ## IA3 (Liu et al., 2022, arXiv 2205.05638): vectors that scale keys, values and the inner activations of the feed-forward.
-# ##
-# ##     keys and values       y -> l * y       behind the linear layer that computes them, l as wide as its output
-# ##     feed-forward          W x -> W (l * x) in front of its last linear layer, l as wide as its input
-# ##
-# ## with l starting at one. PEFT's table chooses the layers, and the model's outputs are the same as with PEFT's layers. The
-# ## modules
-# ## are ours because PEFT's modules scale inside the forward of a layer with other tensors, where an example's gradient would
-# ## need a
-# ## pass of its own. PEFT's table matches the ends of names: "output.dense" in BERT is also the attention's last layer, which
-# ## the
-# ## paper does not scale. Fused layers (GPT-2's c_attn) are scaled whole, including queries.
-# ##
-
-
-_PEFT = (
-    peft.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING,
-    peft.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING,
-)
-# Architectures that PEFT's table lacks: (all scaled layers, the layers among them that are scaled in front).
-_MORE = {"distilbert": (("k_lin", "v_lin", "ffn.lin2"), ("ffn.lin2",))}
-
-
 class Scale(ExampleWise):
-    """x -> weight * x, computing in float32 whatever the model computes in."""
+    """x -> weight * x, computing in float32 whatever the model computes in, from a weight of ones."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -423,7 +394,16 @@ class Scale(ExampleWise):
 
 @dataclass(frozen=True)
 class Scales:
-    """A vector for every layer that PEFT's table names for the architecture."""
+    """IA3 (Liu et al., 2022, arXiv 2205.05638): a vector for every layer that PEFT's table names for the architecture.
+
+        keys and values       y -> l * y       behind the linear layer that computes them, l as wide as its output
+        feed-forward          W x -> W (l * x) in front of its last linear layer, l as wide as its input
+
+    The model's outputs are the same as with PEFT's layers. The modules are ours because PEFT's modules scale inside the forward
+    of a layer with other tensors, where an example's gradient would need a pass of its own. PEFT's table matches the ends of
+    names: "output.dense" in BERT is also the attention's last layer, which the paper does not scale. Fused layers (GPT-2's
+    c_attn) are scaled whole, including queries.
+    """
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Every vector starts at one, without random draws. A layer of the head trains in full and gets no vector."""

@@ -1,8 +1,8 @@
-"""LoRA (Hu et al., 2021, arXiv 2106.09685) inside any module with linear layers, through PEFT.
+"""LoRA (Hu et al., 2021, arXiv 2106.09685) in the linear layers of any module, through PEFT; and which layers get an adapter.
 
-An adapted layer computes `W x + s B A x` with W (m, n) frozen, A (r, n), B (m, r) and the scale s = alpha / r,
-or alpha / sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732). PEFT adds the layers; this module refuses invalid settings
-before the model is changed, and initialises A and B: from a seed, or from W.
+An adapted layer computes `W x + s B A x` with W (m, n) frozen, A (r, n), B (m, r) and the scale s = alpha / r, or alpha /
+sqrt(r) with rank-stabilised LoRA (arXiv 2312.03732). PEFT adds the layers; this module chooses them (`find_targets`), refuses
+invalid settings before the model is changed, and initialises A and B: from a seed, or from W.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from secure_fed.tensors.tensors import Tensors
 
 # The settings of [method] that every method on LoRA reads.
 LORA_OPTIONS = ("rank", "alpha", "rslora", "dropout", "target_modules")
-
 _LESS = "less"  # the start that a quantised or offloaded layer subtracts
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 Draw = Callable[[tuple[int, int], torch.Generator], Tensor]  # makes an A of shape (r, n)
@@ -52,6 +51,12 @@ class Pair(NamedTuple):
     module: str
     a: str
     b: str
+
+
+def pairs(names: Iterable[str]) -> list[Pair]:
+    """The adapted modules among tensor names, in name order."""
+    modules = sorted(name.removesuffix(_A) for name in names if name.endswith(_A))
+    return [Pair(module, module + _A, module + _B) for module in modules]
 
 
 @dataclass(frozen=True)
@@ -174,12 +179,6 @@ class LoraAdapter:
         return targets
 
 
-def scaling_of(method: object) -> float:
-    """s in the W + s B A of a method's adapter; 1 without such factors. FeDeRA's is 1 whatever the configuration's alpha is."""
-    adapter = getattr(method, "adapter", None)
-    return adapter.scaling if isinstance(adapter, LoraAdapter) else 1.0
-
-
 @dataclass(frozen=True)
 class LoraForm:
     """A state in the form of PEFT's LoRA: `W + s B A` for every adapted matrix W of the original model.
@@ -192,10 +191,10 @@ class LoraForm:
     factors: Mapping[str, tuple[Tensor, Tensor]]
 
 
-def pairs(names: Iterable[str]) -> list[Pair]:
-    """The adapted modules among tensor names, in name order."""
-    modules = sorted(name.removesuffix(_A) for name in names if name.endswith(_A))
-    return [Pair(module, module + _A, module + _B) for module in modules]
+def scaling_of(method: object) -> float:
+    """s in the W + s B A of a method's adapter; 1 without such factors. FeDeRA's is 1 whatever the configuration's alpha is."""
+    adapter = getattr(method, "adapter", None)
+    return adapter.scaling if isinstance(adapter, LoraAdapter) else 1.0
 
 
 def _split(model: nn.Module, pair: Pair, scale: float) -> None:
@@ -245,12 +244,7 @@ def keep_to_modules(model: nn.Module) -> None:
             module.activation_relu_or_gelu = 0
 
 
-# ## from secure_fed.learning.models.adapters.lora
-# ## The layers of a model that get an adapter.
-
-
 ALL_LINEAR = "all-linear"
-
 # Names of attention's query and value layers where PEFT has no default (DistilBERT, a user's module).
 _QUERY_VALUE = (
     ("query", "value"),
@@ -263,8 +257,6 @@ _QUERY_VALUE = (
     ("Wqkv",),
     ("c_attn",),
 )
-
-
 # Layers that have no adapter because they train in full, if method.target_modules is set, and if it is not.
 _REFUSAL = "method.target_modules names {!r}, which is in the head and trains in full: leave it out"
 _REFUSAL_OF_DEFAULT = (
@@ -292,23 +284,6 @@ def find_targets(
     targets = {name: free[name] for name in sorted(chosen)}
     _refuse_shared(model, targets)
     return targets
-
-
-def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer that can have an adapter; not the `out_proj` of `nn.MultiheadAttention`, which is never called."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if name and isinstance(module, nn.Linear | Conv1D) and not isinstance(module, NonDynamicallyQuantizableLinear)
-    }
-
-
-def matrix_shape(layer: nn.Module) -> tuple[int, int]:
-    """(m, n) of the matrix of a linear layer from n numbers to m; GPT-2's layers store its transpose."""
-    if isinstance(layer, nn.Linear):  # whose weight may be stored in another shape
-        return layer.out_features, layer.in_features
-    columns, rows = layer.get_parameter("weight").shape
-    return rows, columns
 
 
 def _default(model: nn.Module, free: Mapping[str, nn.Module]) -> tuple[str, ...] | str:
@@ -358,18 +333,6 @@ def _by_ending(
     )
 
 
-def ends(name: str, ending: str) -> bool:
-    """Whether a full name ends in these components."""
-    return name == ending or name.endswith(f".{ending}")
-
-
-def _examples(layers: Mapping[str, nn.Module]) -> str:
-    """Up to eight endings that name linear layers: the last component, or the whole name where that is a number."""
-    endings = dict.fromkeys(name if name.rpartition(".")[2].isdigit() else name.rpartition(".")[2] for name in layers)
-    shown: Sequence[str] = list(endings)[:8]
-    return (", ".join(map(repr, shown)) or "none") + (", ..." if len(endings) > len(shown) else "")
-
-
 def _refuse_shared(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
     places: dict[int, list[str]] = {}
     for name, parent in model.named_modules():
@@ -383,3 +346,32 @@ def _refuse_shared(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
                 f"{' and '.join(names[:2])} share one weight, which would be adapted twice or in part: "
                 "leave them out of method.target_modules"
             )
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every layer that can have an adapter; not the `out_proj` of `nn.MultiheadAttention`, which is never called."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name and isinstance(module, nn.Linear | Conv1D) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    }
+
+
+def matrix_shape(layer: nn.Module) -> tuple[int, int]:
+    """(m, n) of the matrix of a linear layer from n numbers to m; GPT-2's layers store its transpose."""
+    if isinstance(layer, nn.Linear):  # whose weight may be stored in another shape
+        return layer.out_features, layer.in_features
+    columns, rows = layer.get_parameter("weight").shape
+    return rows, columns
+
+
+def ends(name: str, ending: str) -> bool:
+    """Whether a full name ends in these components."""
+    return name == ending or name.endswith(f".{ending}")
+
+
+def _examples(layers: Mapping[str, nn.Module]) -> str:
+    """Up to eight endings that name linear layers: the last component, or the whole name where that is a number."""
+    endings = dict.fromkeys(name if name.rpartition(".")[2].isdigit() else name.rpartition(".")[2] for name in layers)
+    shown: Sequence[str] = list(endings)[:8]
+    return (", ".join(map(repr, shown)) or "none") + (", ..." if len(endings) > len(shown) else "")

@@ -1,8 +1,12 @@
-"""A model's parameters by name, to read or to train."""
+"""A model's own parameters: read by name, trained by name, and as an adapter that adds no layer.
+
+The adapter is all of them, the biases, or none beside the head. A parameter that a model uses in two places (tied embeddings)
+has the first of its names. Buffers, such as position ids, are no parameters and do not change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,11 +21,17 @@ def read(model: nn.Module, names: Iterable[str]) -> Tensors:
     """Copies of the named parameters, float32 on the CPU whatever the model computes in.
 
     For a model on the meta device, which has shapes and no numbers, tensors on that device. Offloaded parameters are kept on
-    their device from here on (`device_map.keep`), since a run replaces them or trains them.
+    their device from here on (`devices.keep`), since a run replaces them or trains them.
     """
     names = list(names)
     keep(model, names)
-    return Tensors((name, _copied(model.get_parameter(name).detach())) for name in names)
+
+    def copied(parameter: Tensor) -> Tensor:
+        if parameter.is_meta:
+            return torch.empty_like(parameter, dtype=torch.float32)
+        return parameter.to("cpu", torch.float32, copy=True)
+
+    return Tensors((name, copied(model.get_parameter(name).detach())) for name in names)
 
 
 def train_only(model: nn.Module, names: Iterable[str]) -> None:
@@ -29,21 +39,6 @@ def train_only(model: nn.Module, names: Iterable[str]) -> None:
     model.requires_grad_(False)
     for name in names:
         model.get_parameter(name).requires_grad_(True)
-
-
-def _copied(parameter: Tensor) -> Tensor:
-    if parameter.is_meta:
-        return torch.empty_like(parameter, dtype=torch.float32)
-    return parameter.to("cpu", torch.float32, copy=True)
-
-
-# ## from secure_fed.learning.models.adapters.parameters
-# ## The model's own parameters as the adapter: all of them, its biases, or none beside the head. No layer is added.
-# ##
-# ## A parameter that a model uses in two places (tied embeddings) has the first of its names. Buffers, such as position ids,
-# ## are no
-# ## parameters and do not change.
-# ##
 
 
 @dataclass(frozen=True)
@@ -62,10 +57,17 @@ class Everything:
 
 @dataclass(frozen=True)
 class Biases:
-    """Every bias of the model, of linear layers and of normalisations, including the head's."""
+    """Every bias of the model, of linear layers and of normalisations, including the head's.
+
+    Its name is `bias`, as in torch, or `q_bias` and the like, as in DeBERTa and `nn.MultiheadAttention`.
+    """
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
-        names = list(_biases(model))
+        names = [
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.ndim == 1 and f"_{name.rpartition('.')[2]}".endswith("_bias")
+        ]
         if not set(names).difference(head):
             raise MethodError(
                 f"{type(model).__name__} has no biases outside its head, so there is nothing for this method to train: "
@@ -85,14 +87,6 @@ class HeadAlone:
                 "method.modules_to_save, or choose a method on LoRA"
             )
         return _trained(model, [], head)
-
-
-def _biases(model: nn.Module) -> Iterator[str]:
-    """Parameters named `bias`, as in torch, or `q_bias` and the like, as in DeBERTa and `nn.MultiheadAttention`."""
-    for name, parameter in model.named_parameters():
-        last = name.rpartition(".")[2]
-        if parameter.ndim == 1 and (last == "bias" or last.endswith("_bias")):
-            yield name
 
 
 def _trained(model: nn.Module, names: list[str], head: Sequence[str] = ()) -> list[str]:

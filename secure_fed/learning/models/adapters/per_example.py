@@ -8,8 +8,9 @@ The operations that adapters and heads use have a rule; with x (B, ..., n), W (B
     layer norm    y_i = norm(x_i) w_i + b_i     (also of root mean squares, and a product x_i w_i by itself)
     embedding     y_i = W_i[ids_i]
 
-and everything else raises `NoRuleError`; a module of this project can read the values (`rows_of`). If a model has several rows
-for each example, one after the other (the choices of a question), each of them has its example's value.
+and everything else raises `NoRuleError`; a module of this project can read the values (`rows_of`), or keep the promise of
+`ExampleWise`. If a model has several rows for each example, one after the other (the choices of a question), each of them has
+its example's value.
 """
 
 from __future__ import annotations
@@ -68,6 +69,31 @@ def of_each(x: Tensor, examples: int) -> Tensor:
             f"a layer is given {tuple(x.shape)} in a batch of {examples} examples: not each has its part of that"
         )
     return x.reshape(examples, len(x) // examples, *x.shape[1:])
+
+
+class ExampleWise(nn.Module):
+    """A layer of one input and one output, (B, ...) each, whose output for an example is a function of that example's input and
+    of the layer's own parameters (not its children's).
+
+    Its forward uses only operations that `torch.func` can batch: no branch on values, nothing random, nothing in place. So the
+    layer can be called with parameters that differ between examples (`EachOwn`), and `learning/training/cohort/passes.py`
+    computes each example's gradient by the layer's own backward pass over that example alone.
+    """
+
+    def __call__(self, x: Tensor) -> Any:
+        given: Mapping[str, Any] = self._parameters
+        own = {name: value.rows for name, value in given.items() if isinstance(value, EachOwn)}
+        if not own:
+            return super().__call__(x)
+        shared = {name: value for name, value in given.items() if value is not None and name not in own}
+
+        def of_one(values: Mapping[str, Tensor], x_i: Tensor) -> Tensor:
+            y_i: Tensor = functional_call(self, {**shared, **values}, (x_i,))
+            return y_i
+
+        examples = len(next(iter(own.values())))
+        y: Tensor = vmap(of_one)(own, of_each(x, examples))
+        return y.flatten(0, 1)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -153,29 +179,9 @@ _ABOUT = {Tensor.dtype, Tensor.device, Tensor.shape, Tensor.ndim, Tensor.require
 _ABOUT |= {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__}
 
 
-class ExampleWise(nn.Module):
-    """A layer of one input and one output, (B, ...) each, whose output for an example is a function of that example's input and
-    of the layer's own parameters (not its children's).
-
-    Its forward uses only operations that `torch.func` can batch: no branch on values, nothing random, nothing in place. So the
-    layer can be called with parameters that differ between examples (`EachOwn`), and `learning/training/cohort/passes.py`
-    computes each example's gradient by the layer's own backward pass over that example alone.
-    """
-
-    def __call__(self, x: Tensor) -> Any:
-        given: Mapping[str, Any] = self._parameters
-        own = {name: value.rows for name, value in given.items() if isinstance(value, EachOwn)}
-        if not own:
-            return super().__call__(x)
-        shared = {name: value for name, value in given.items() if value is not None and name not in own}
-
-        def of_one(values: Mapping[str, Tensor], x_i: Tensor) -> Tensor:
-            y_i: Tensor = functional_call(self, {**shared, **values}, (x_i,))
-            return y_i
-
-        examples = len(next(iter(own.values())))
-        y: Tensor = vmap(of_one)(own, of_each(x, examples))
-        return y.flatten(0, 1)
+_PRODUCTS = (functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+_AFTER_A_SUMMAND = (torch.addmm, Tensor.addmm)
+_SEEN = 64  # with so many outputs of an example, a trial detects their rounding
 
 
 class SmallProductsApart(TorchFunctionMode):
@@ -208,7 +214,8 @@ class SmallProductsApart(TorchFunctionMode):
             and len(args) > place + 1
             and self._small(args[place], args[place + 1], numbers)
         ):
-            if func is functional.linear and self._seen(args[0], args[1]):
+            x, weight = args[place], args[place + 1]
+            if func is functional.linear and x.numel() // x.shape[-1] * len(weight) // self.examples >= _SEEN:
                 return self._batched(*args, **kwargs)
             parts = args[place].chunk(self.examples)
             return torch.cat([func(*args[:place], part, *args[place + 1 :], **kwargs) for part in parts])
@@ -218,9 +225,6 @@ class SmallProductsApart(TorchFunctionMode):
         y = torch.bmm(x.reshape(self.examples, -1, x.shape[-1]), weight.t().expand(self.examples, -1, -1))
         return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
 
-    def _seen(self, x: Tensor, weight: Tensor) -> bool:
-        return x.numel() // x.shape[-1] * weight.shape[0] // self.examples >= _SEEN
-
     def _small(self, x: Any, weight: Any, numbers: int) -> bool:
         if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2 or x.ndim < 2:
             return False
@@ -229,8 +233,3 @@ class SmallProductsApart(TorchFunctionMode):
         rows = x.numel() // max(1, x.shape[-1])
         divided = self.examples > 1 and len(x) > 0 and len(x) % self.examples == 0
         return divided and rows * weight.shape[numbers] // self.examples < FEW
-
-
-_PRODUCTS = (functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
-_AFTER_A_SUMMAND = (torch.addmm, Tensor.addmm)
-_SEEN = 64  # with so many outputs of an example, a trial detects their rounding

@@ -34,9 +34,7 @@ from secure_fed.learning.models.devices import place_of
 
 NAME = "tensor_train"
 CORE = ".core_"
-
 _FIRST = f".{NAME}{CORE}0"  # of a train on a layer of the head; those of an adapter are its `down` and `up`
-
 # What the square layer of a classification head is called: RoBERTa's, DistilBERT's, and the pooler of BERT and DeBERTa.
 _DENSE = ("classifier.dense", "pre_classifier", "pooler.dense")
 
@@ -182,21 +180,6 @@ def _added(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
     return output + change.to(output.dtype)
 
 
-# ## from secure_fed.learning.models.adapters.tensor_train
-# ## The factorisation of an m x n matrix into a tensor of small sides, for a tensor train.
-# ##
-# ## The sides m and n are each written as a product of a few whole numbers: in the printed shape if there is one, otherwise by
-# ## one
-# ## rule, which also gives most of the printed shapes:
-# ##
-# ##     a side has three factors, or two where it is at most 64 (three there too, beside a side of 4096 or more);
-# ##     they are as equal as can be: of smallest sum, then of smallest spread; factors of 1 are left out;
-# ##     the largest stand in the middle of the train, but in a square matrix at its two ends.
-# ##
-# ## A side with few divisors has fewer and more unequal factors: a prime is a single factor. This is correct, but less compact.
-# ##
-
-
 class Factorisation(NamedTuple):
     """The factors of both sides of a matrix: their products are m and n."""
 
@@ -221,12 +204,21 @@ PRINTED = {
 
 
 def factorisation(m: int, n: int) -> Factorisation:
-    """The shape of the train for an m x n matrix."""
+    """The shape of the train for an m x n matrix: the printed one if there is one, otherwise by the rule."""
     return PRINTED.get((m, n)) or by_rule(m, n)
 
 
 def by_rule(m: int, n: int) -> Factorisation:
-    """The shape that the rule gives, printed or not."""
+    """The shape that the rule gives, printed or not; it gives most of the printed shapes.
+
+    Each side is a product of a few whole numbers:
+
+        a side has three factors, or two where it is at most 64 (three there too, beside a side of 4096 or more);
+        they are as equal as can be: of smallest sum, then of smallest spread; factors of 1 are left out;
+        the largest stand in the middle of the train, but in a square matrix at its two ends.
+
+    A side with few divisors has fewer and more unequal factors: a prime is a single factor. This is correct, but less compact.
+    """
     rows, columns = (_factors(one, 3 if one > 64 or other >= 4096 else 2) for one, other in ((m, n), (n, m)))
     return Factorisation(rows[::-1], columns) if m == n else Factorisation(rows, columns[::-1])
 

@@ -1,8 +1,9 @@
-"""Virtual tokens in front of a transformer's text: their place, room among the positions, and the mask.
+"""Virtual tokens in front of a text: learned embeddings (a prompt), or learned keys and values of every layer (a prefix).
 
 The modules are PEFT's own, as children of the base model, which keeps the names of its parameters. Hooks on the base model add
 the virtual tokens and remove them again. Hooks have no tensors and find their module by its name, so that a copy of the model
-calls the copied module.
+calls the copied module. The modules are called with the numbers 0 .. p - 1 of the virtual tokens for every example, so that
+each layer has a dimension of examples and per-example gradients are computed in one pass.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.devices import place_of, present
 
 Inputs = dict[str, Any]
+_PROMPT = "prompt"
+_PREFIX = "prefix"
 
 
 @dataclass(frozen=True)
@@ -149,35 +152,21 @@ def masked(mask: Tensor, length: int) -> Tensor:
     return torch.cat([mask.new_ones(len(mask), length), mask], 1)
 
 
-# ## from secure_fed.learning.models.adapters.virtual_tokens
-# ## Virtual tokens in front of the text, whose embeddings are learned: p vectors stored directly, or made by a small network.
-# ##
-# ## A text x of L tokens is read as [P ; E(x)] with P (p, H) and E the model's own token embeddings. P is
-# ##
-# ##     stored         p H numbers (Lester et al., 2021), which start as the embeddings of p tokens drawn from the vocabulary;
-# ##     made           MLP(Q) with Q (p, H) and three linear layers with ReLU between them, or an LSTM and two linear
-# ##                    layers (Liu et al., P-tuning, 2021).
-# ##
-# ## The modules are PEFT's (`PromptEmbedding`, `PromptEncoder`), called with the numbers 0 .. p - 1 for every example, so that
-# ## each
-# ## layer has a dimension of examples and per-example gradients are computed in one pass.
-# ##
-# ## Virtual tokens take the first p positions. After the base model all outputs are as long as the text again, with one
-# ## exception:
-# ## an encoder's sequence classifier pools the first token, and as in PEFT this is the first virtual token. A decoder's
-# ## classifier
-# ## pools the last token of the text. This differs from PEFT, which passes only embeddings to the classifier, so that it pools
-# ## the
-# ## batch's last position for every text, padding or not.
-# ##
-
-
-_PROMPT = "prompt"
-
-
 @dataclass(frozen=True)
 class _VirtualTokens(ABC):
-    """`length` virtual tokens before texts of up to `max_length` tokens."""
+    """`length` virtual tokens, whose embeddings are learned, before texts of up to `max_length` tokens.
+
+    A text x of L tokens is read as [P ; E(x)] with P (p, H) and E the model's own token embeddings. P is
+
+        stored         p H numbers (Lester et al., 2021), which start as the embeddings of p tokens drawn from the vocabulary;
+        made           MLP(Q) with Q (p, H) and three linear layers with ReLU between them, or an LSTM and two linear
+                       layers (Liu et al., P-tuning, 2021).
+
+    Virtual tokens take the first p positions. After the base model all outputs are as long as the text again, with one
+    exception: an encoder's sequence classifier pools the first token, and as in PEFT this is the first virtual token. A
+    decoder's classifier pools the last token of the text. This differs from PEFT, which passes only embeddings to the
+    classifier, so that it pools the batch's last position for every text, padding or not.
+    """
 
     length: int = 20
     max_length: int = 0
@@ -279,21 +268,45 @@ class _Stripped:
         return output
 
 
-# ## from secure_fed.learning.models.adapters.virtual_tokens
-# ## Learned keys and values in front of the text's, in the attention of every layer (prefix tuning; P-tuning v2).
-# ##
-# ## Layer l attends to [K_l ; W_K x] and [V_l ; W_V x], with K_l and V_l (p, H) learned for every layer. They are one row of
-# ## 2 layers H numbers for each virtual token, stored directly in PEFT's `PrefixEncoder`, or computed by two linear layers
-# ## with tanh
-# ## between them (`projected`). H is the width of the layer's keys, less than the model's where heads share them (LLaMA 2 70B).
-# ##
-# ## The model gets them as a cache of earlier tokens, as in PEFT; a model without a cache (DeBERTa, DistilBERT) is refused.
-# ## The text
-# ## keeps its length everywhere, and its positions count from p.
-# ##
+@dataclass(frozen=True)
+class Prefix:
+    """`length` learned keys and values a layer, before texts of up to `max_length` tokens (prefix tuning; P-tuning v2).
 
+    Layer l attends to [K_l ; W_K x] and [V_l ; W_V x], with K_l and V_l (p, H) learned for every layer. They are one row of
+    2 layers H numbers for each virtual token, stored directly in PEFT's `PrefixEncoder`, or computed by two linear layers with
+    tanh between them (`projected`). H is the width of the layer's keys, less than the model's where heads share them (LLaMA 2
+    70B).
 
-_PREFIX = "prefix"
+    The model gets them as a cache of earlier tokens, as in PEFT; a model without a cache (DeBERTa, DistilBERT) is refused. The
+    text keeps its length everywhere, and its positions count from p.
+    """
+
+    length: int = 20
+    max_length: int = 0
+    projected: bool = False
+
+    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
+        """Put them into `model` in place; returns the names of their parameters."""
+        base = base_of(model, "a prefix")
+        if not takes(base, "past_key_values"):
+            raise MethodError(
+                f"prefix tuning gives every layer keys and values of tokens before the text, and {type(base).__name__} takes "
+                "none (no past_key_values): choose method.name prompt_tuning or p_tuning"
+            )
+        room, keys = Room.of(base, self.length, self.max_length), Keys.of(base)
+        config = PrefixTuningConfig(
+            num_virtual_tokens=self.length,
+            token_dim=keys.width,
+            num_layers=keys.layers,
+            encoder_hidden_size=keys.width,
+            prefix_projection=self.projected,
+        )
+        names = install(model, base, _PREFIX, lambda: PrefixEncoder(config), head, seed)
+        base.register_forward_pre_hook(_Prefixed(room, keys), with_kwargs=True)
+        for layer in base.modules():  # else checkpointing would drop the cache, which may be written to once
+            if hasattr(layer, "gradient_checkpointing"):
+                layer._can_checkpoint_with_cache = True  # type: ignore[assignment]
+        return names
 
 
 class Keys(NamedTuple):
@@ -314,41 +327,6 @@ class Keys(NamedTuple):
     def width(self) -> int:
         """H."""
         return self.heads * self.head_dim
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """`length` learned keys and values a layer, before texts of up to `max_length` tokens."""
-
-    length: int = 20
-    max_length: int = 0
-    projected: bool = False
-
-    def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
-        """Put them into `model` in place; returns the names of their parameters."""
-        base = base_of(model, "a prefix")
-        if not takes(base, "past_key_values"):
-            raise MethodError(
-                f"prefix tuning gives every layer keys and values of tokens before the text, and {type(base).__name__} takes "
-                "none (no past_key_values): choose method.name prompt_tuning or p_tuning"
-            )
-        room, keys = Room.of(base, self.length, self.max_length), Keys.of(base)
-        names = install(model, base, _PREFIX, lambda: self._made(keys), head, seed)
-        base.register_forward_pre_hook(_Prefixed(room, keys), with_kwargs=True)
-        for layer in base.modules():  # else checkpointing would drop the cache, which may be written to once
-            if hasattr(layer, "gradient_checkpointing"):
-                layer._can_checkpoint_with_cache = True  # type: ignore[assignment]
-        return names
-
-    def _made(self, keys: Keys) -> nn.Module:
-        config = PrefixTuningConfig(
-            num_virtual_tokens=self.length,
-            token_dim=keys.width,
-            num_layers=keys.layers,
-            encoder_hidden_size=keys.width,
-            prefix_projection=self.projected,
-        )
-        return PrefixEncoder(config)
 
 
 @dataclass(frozen=True)

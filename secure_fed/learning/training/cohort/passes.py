@@ -184,7 +184,7 @@ class Trial:
     """The outcome of a trial.
 
     why_not: why examples cannot share passes; "" if a pass gives each example its own loss and gradient. dropout: whether the
-    model has dropout. copies: whether passes can run at the same time, if they could here (`crew.spreads`), because a copy of
+    model has dropout. copies: whether passes can run at the same time, if they could here (`parallel.spreads`), because a copy of
     the objective computes the same: in the copy, a `forward` that was assigned to an object from outside may still use the
     first model.
     """

@@ -12,7 +12,7 @@ gradient along it that is longer than C, and is drawn and clipped like every oth
 
 Guarantee: adding or removing one unit of a client changes this client's sum by at most C, whichever other clients share the
 passes, and does not change the sums of other clients. This holds in float32 and bfloat16, and needs gradients that are
-bit-identical whatever the other examples of a pass (`division.Public`): then other units' contributions stay the same, up
+bit-identical whatever the other examples of a pass (`packing.Public`): then other units' contributions stay the same, up
 to rounding of the client's own sum in float64, and a unit's clipped contribution is shorter than C by more than this rounding
 (`mechanisms.clip_factor`). Dropout masks are drawn in secret, independently for each example of a pass, so with dropout the
 other units' contributions keep their distribution. Coins and noise come from each client's own stream: one client's draws do
