@@ -1,7 +1,7 @@
 """What a run needs, before it starts: its data, its guarantee and cost, its traffic, and its memory part by part.
 
 Everything that a run refuses at once is refused here too. Nothing is trained, reserved or written, and no weights are loaded:
-the model is on the meta device, which has shapes and no numbers (`learning/training/cohort/footprint.py`).
+the model is on the meta device, which has shapes and no numbers (`learning/training/cohort/pass_memory.py`).
 
 """
 

@@ -233,9 +233,10 @@ class TrimmedSum:
         if not self._kept:
             return Tensors((name, torch.zeros(shape)) for name, shape in self._layout.entries)
         cut = min(math.ceil(self._share * self.count - _ROUNDING), (self.count - 1) // 2)
-        return Tensors((name, self._center(name, cut) * self.weight) for name, _ in self._layout.entries)
-
-    def _center(self, name: str, cut: int) -> Tensor:
-        """The trimmed mean of one tensor, coordinate by coordinate; `cut` values are left out at either end."""
-        values = torch.stack([dense(one[name]) for one in self._kept]).to(torch.float32).sort(0).values  # (n, *shape)
-        return values[cut : self.count - cut].mean(0)
+        found = {}
+        for name, _ in self._layout.entries:
+            values = (
+                torch.stack([dense(one[name]) for one in self._kept]).to(torch.float32).sort(0).values
+            )  # (n, *shape)
+            found[name] = values[cut : self.count - cut].mean(0) * self.weight
+        return Tensors(found)

@@ -232,7 +232,9 @@ class Tensors(Mapping[str, Member]):
         each: Callable[[Member, Member], Member],
     ) -> Tensors:
         """Both combined name by name: plain tensors in one call (`at_once`), and with low-rank members one by one (`each`)."""
-        self._require_names(other)
+        if self._members.keys() != other._members.keys():
+            odd = sorted(self._members.keys() ^ other._members.keys())
+            raise ValueError(f"tensors of different names cannot be combined; only one side has {odd[:3]}")
         left, right = self._plain(), other._plain()
         if left is None or right is None:
             return Tensors((name, each(self[name], other[name])) for name in self)
@@ -242,11 +244,6 @@ class Tensors(Mapping[str, Member]):
         """The members, if there are any and all of them are plain tensors."""
         members = [member for member in self.values() if isinstance(member, Tensor)]
         return members if members and len(members) == len(self) else None
-
-    def _require_names(self, other: Tensors) -> None:
-        if self._members.keys() != other._members.keys():
-            odd = sorted(self._members.keys() ^ other._members.keys())
-            raise ValueError(f"tensors of different names cannot be combined; only one side has {odd[:3]}")
 
 
 class LayoutError(SecureFedError):

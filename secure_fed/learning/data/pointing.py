@@ -1,6 +1,6 @@
 """Examples that stand for a random direction (`evaluation.canaries = "direction"`), and the original examples.
 
-Only example-level training uses the direction of such an example (`cohort/sums.py`); all other code reads the
+Only example-level training uses the direction of such an example (`cohort/step_gradients.py`); all other code reads the
 original example.
 """
 

@@ -1,4 +1,10 @@
-"""The interface between training and model: the losses of examples, at tensors that take the place of parameters."""
+"""The interface between training and model: the losses of examples, at tensors that take the place of parameters.
+
+Checksums of parameters show whether a forward or backward pass has changed one. Some layers write to their parameters as they
+run: an embedding with `max_norm` shortens the rows of a batch's tokens, others keep a mean of their inputs in a frozen
+parameter. No noise covers such a change. torch counts the changes of a tensor, but not those by way of `.data`, and a copy of
+all parameters would double a model's memory. A checksum costs one reading.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +29,8 @@ from secure_fed.tensors.tensors import Tensors
 
 CANNOT = (SecureFedError, RuntimeError, ValueError, TypeError, LookupError)
 """What a model raises that cannot compute a pass."""
+_WHOLE = {1: torch.uint8, 2: torch.int16}
+_PART, _ELSEWHERE = 2**16, 2**22  # numbers of a checksum at once: on a CPU, more leave its cache
 
 
 class Objective(nn.Module):
@@ -162,7 +170,7 @@ class Objective(nn.Module):
         return ChainMap(scales(self.model), Values(self.model, self._named))  # type: ignore[arg-type]  # which is only read
 
     def surroundings(self, collate: Collate, replaced: Collection[str]) -> dict[str, str] | None:
-        """Everything that could change a bit of a pass (`trial_results.surroundings`); None if results are kept in memory alone.
+        """Everything that could change a bit of a pass (`trial_results`); None if results are kept in memory alone.
 
         That is so where they could depend on examples of the data, because none are made up. replaced: the names of parameters
         with other tensors in their place.
@@ -236,17 +244,6 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     return batch
 
 
-# ## from secure_fed.learning.training.objective
-# ## Checksums of parameters, which show whether a forward or backward pass has changed one.
-# ##
-# ## Some layers write to their parameters as they run: an embedding with `max_norm` shortens the rows of a batch's tokens,
-# ## others
-# ## keep a mean of their inputs in a frozen parameter. No noise covers such a change. torch counts the changes of a tensor,
-# ## but not
-# ## those by way of `.data`, and a copy of all parameters would double a model's memory. A checksum costs one reading.
-# ##
-
-
 def checksums(named: Mapping[str, Tensor]) -> dict[str, int]:
     """By name, sum_i r_i b_i mod 2^64 over a tensor's bits b_i, taken as whole numbers, with fixed random weights r_i.
 
@@ -254,7 +251,9 @@ def checksums(named: Mapping[str, Tensor]) -> dict[str, int]:
     """
     found = {name: _weighted(tensor.detach()) for name, tensor in named.items()}
     places = {one.device for one in found.values()}
-    read = {place: iter(_read([one for one in found.values() if one.device == place])) for place in places}
+    read = {  # a GPU is waited for once
+        place: iter(torch.stack([one for one in found.values() if one.device == place]).tolist()) for place in places
+    }
     return {name: next(read[one.device]) for name, one in found.items()}
 
 
@@ -273,11 +272,6 @@ def row_checksums(tensor: Tensor) -> list[int]:
     return found
 
 
-def _read(sums: list[Tensor]) -> list[int]:
-    """The sums of one device as numbers; a GPU is waited for once."""
-    return torch.stack(sums).tolist()
-
-
 def _weighted(tensor: Tensor) -> Tensor:
     """() int64. The bits are read by 32, so that no weight's product loses the highest ones, and a part at a time."""
     kind = _WHOLE.get(tensor.element_size(), torch.int32)
@@ -291,7 +285,3 @@ def _weights(device: torch.device) -> Tensor:
     count = _PART if device.type == "cpu" else _ELSEWHERE
     limits = torch.iinfo(torch.int64)
     return torch.randint(limits.min, limits.max, (count,), generator=torch.Generator().manual_seed(0)).to(device)
-
-
-_WHOLE = {1: torch.uint8, 2: torch.int16}
-_PART, _ELSEWHERE = 2**16, 2**22  # numbers at once: on a CPU, more leave its cache

@@ -1,8 +1,8 @@
-"""The kind of an example: the shape of the passes that may compute it, which the example alone determines.
+"""The shapes of the passes that may compute an example: its kind, and how many examples of a kind can share a pass.
 
 Matrix products of another shape are summed in another order, so padding and batch size change a gradient by its rounding: by
 about a millionth in float32, by percents in bfloat16. If they depended on the other drawn examples, adding one example would
-change the gradients of others. So only examples of one kind share a pass:
+change the gradients of others. So the example alone determines its kind, and only examples of one kind share a pass:
 
     collate functions with `padded_to` (all of ours)   texts are padded to the next longer of a few public widths, since models
                                                        drop the attention mask if nothing in the batch is masked, and then use
@@ -13,6 +13,8 @@ change the gradients of others. So only examples of one kind share a pass:
 
 For a model that reads each text once (`read_once`), passes compute only the layers after the encoder, with one shape for texts
 of all lengths: with a collate function that has `padded_to`, texts are of one kind.
+
+A comparison shows with which sizes of a pass each example has the same bits, whatever else is in the pass (`agreeing_sizes`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from torch import Tensor
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.tasks.task import Batch, Collate
 from secure_fed.learning.training.objective import CANNOT, Objective, row_checksums
+
+_AFTERWARDS = 32  # tokens: passes of examples with kept means are as large as passes of short texts
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,6 @@ class Kinds:
         return collated
 
 
-_AFTERWARDS = 32  # tokens: passes of examples with kept means are as large as passes of short texts
-
-
 def length(item: Any) -> int:
     """The number of an example's unmasked tokens; 0 if it is unknown."""
     if not isinstance(item, Mapping) or "input_ids" not in item:
@@ -130,29 +131,12 @@ def _shapes(batch: Batch, count: int) -> Hashable:
         return tuple(
             (name, _shapes(value, count)) for name, value in sorted(batch.items(), key=lambda entry: str(entry[0]))
         )
-    if isinstance(batch, tuple) or (isinstance(batch, list) and not _one_each(batch, count)):
-        return tuple(_shapes(value, count) for value in batch)
+    if isinstance(batch, list | tuple):
+        # Of a list with an entry for each example, the type alone; `default_collate` makes lists of a batch's fields of tuples.
+        fields = all(isinstance(value, Tensor) and value.ndim and len(value) == count for value in batch)
+        if isinstance(batch, tuple) or fields or len(batch) != count:
+            return tuple(_shapes(value, count) for value in batch)
     return type(batch).__name__
-
-
-def _one_each(batch: list[Any], count: int) -> bool:
-    """Whether a list has an entry for each example, and not the fields of a batch, as `default_collate` makes of tuples."""
-    fields = all(isinstance(value, Tensor) and value.ndim and len(value) == count for value in batch)
-    return len(batch) == count and not fields
-
-
-# ## from secure_fed.learning.training.pass_shapes
-# ## How many examples can share a pass: with which sizes has each of them the same bits, whatever else is in the pass?
-# ##
-# ## One comparison a kind of examples, at its first use: two passes of the largest size, in one order and in the other, and as
-# ## many
-# ## passes of each smaller size as show all of these examples. So each example is compared in another row, and in the company
-# ## of
-# ## others and of few. If there is one size, it has two more passes, each with half of the examples among copies of one. The
-# ## result
-# ## is a property of the model and of the shape of its passes, not of the examples in the comparison, if arithmetic depends on
-# ## shapes and not on values, as that of matrix products does.
-# ##
 
 
 Run = Callable[[list[Any]], Iterable[Tensor]]
@@ -162,8 +146,14 @@ Run = Callable[[list[Any]], Iterable[Tensor]]
 def agreeing_sizes(run: Run, probe: Sequence[Any], candidates: Sequence[int]) -> tuple[int, ...]:
     """The sizes among `candidates`, ascending, that give every example the same bits; () if only passes of one do.
 
-    They are the largest size that agrees with itself and with a smaller one, and the smaller ones that do; or else the least,
-    if it agrees with itself. probe: as many examples as the largest candidate.
+    One comparison a kind of examples, at its first use: two passes of the largest size, in one order and in the other, and as
+    many passes of each smaller size as show all of these examples. So each example is compared in another row, and in the
+    company of others and of few. If there is one size, it has two more passes, each with half of the examples among copies of
+    one. The result is a property of the model and of the shape of its passes, not of the examples in the comparison, if
+    arithmetic depends on shapes and not on values, as that of matrix products does.
+
+    The result is the largest size that agrees with itself and with a smaller one, and the smaller ones that do; or else the
+    least, if it agrees with itself. probe: as many examples as the largest candidate.
     """
     for at in range(len(candidates) - 1, -1, -1):
         size, known = candidates[at], dict[int, tuple[int, ...]]()

@@ -4,7 +4,7 @@ Whether examples can share a pass is a matter of rounding, so the key of a resul
 (`surroundings`). A key that differs in any part is tried anew. A file holds digests of keys and pass sizes, and nothing else.
 Texts of what length occur decides which results it holds, so it is as private as the data: only its owner can read it.
 
-Model, loss and collate function are told apart by the text of their code and their values. Where those cannot be told, as with
+Model, loss and collate function are told apart by the text of their code and their values. Where those cannot be read, as with
 hooks or a `forward` that was put on one object, results stay in memory.
 """
 
@@ -30,6 +30,17 @@ import torch
 from torch import nn
 
 Sizes = tuple[int, ...]
+PASS_SIZES = "pass_sizes.json"
+_LIBRARIES = ("torch", "transformers", "peft", "numpy", "accelerate", "bitsandbytes", "secure-fed")
+_VARIABLES = (
+    *("OMP_", "MKL_", "OPENBLAS", "ONEDNN", "DNNL", "ATEN_"),
+    *("TORCH_", "PYTORCH_", "CUBLAS", "CUDA_", "NVIDIA_", "KMP_"),
+)
+_GLOBAL_HOOKS = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
+_SHORT = 64
 
 
 class Kept:
@@ -55,23 +66,20 @@ class Kept:
     def sizes(self, key: Hashable, around: Callable[[], Mapping[str, str] | None], find: Callable[[], Sizes]) -> Sizes:
         """The result of this key, from memory, a file or `find()`. around: its surroundings; None keeps it in memory alone."""
         with self._lock:
-            return self._sizes(key, around, find)
-
-    def _sizes(self, key: Hashable, around: Callable[[], Mapping[str, str] | None], find: Callable[[], Sizes]) -> Sizes:
-        if key in self.results:
-            found: Sizes = self.results[key]
-            return found
-        surroundings = around()
-        if surroundings is None:
-            return self.results.setdefault(key, find())  # type: ignore[no-any-return]
-        name = _digest(repr(key), *(f"{part}={value}" for part, value in sorted(surroundings.items())))
-        known = [_read(file) for file in self.files]
-        stored = next((own[name] for own in known if name in own), None)
-        self.results[key] = tuple(stored) if stored else find()
-        for file, own in zip(self.files, known, strict=True):
-            if name not in own:
-                _write(file, name, self.results[key])
-        return self.results[key]  # type: ignore[no-any-return]
+            if key in self.results:
+                found: Sizes = self.results[key]
+                return found
+            surroundings = around()
+            if surroundings is None:
+                return self.results.setdefault(key, find())  # type: ignore[no-any-return]
+            name = _digest(repr(key), *(f"{part}={value}" for part, value in sorted(surroundings.items())))
+            known = [_read(file) for file in self.files]
+            stored = next((own[name] for own in known if name in own), None)
+            self.results[key] = tuple(stored) if stored else find()
+            for file, own in zip(self.files, known, strict=True):
+                if name not in own:
+                    _write(file, name, self.results[key])
+            return self.results[key]  # type: ignore[no-any-return]
 
 
 def user_file() -> Path | None:
@@ -83,6 +91,30 @@ def user_file() -> Path | None:
     except (OSError, RuntimeError):
         return None
     return folder / PASS_SIZES
+
+
+def _read(file: Path) -> dict[str, list[int]]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    sound = isinstance(found, dict) and all(
+        isinstance(sizes, list) and sizes and all(type(size) is int and size > 0 for size in sizes)
+        for sizes in found.values()
+    )
+    return found if sound else {}
+
+
+def _write(file: Path, name: str, sizes: Sizes) -> None:
+    """Add a result in one step. A file that cannot be written is left: the result is found again."""
+    part = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")
+    with suppress(OSError):
+        try:
+            with open(part, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as opened:
+                json.dump(_read(file) | {name: list(sizes)}, opened)
+            os.replace(part, file)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def surroundings(
@@ -97,12 +129,14 @@ def surroundings(
             own = vars(layer)
             registered = [own[name] for name in own if name.endswith("_hooks") and isinstance(own[name], dict)]
             hooks = [hook for found in registered for hook in found.values()]
-            if not all(map(_ours, [*hooks, *([own["forward"]] if "forward" in own else [])])):
+            functions = [*hooks, *([own["forward"]] if "forward" in own else [])]
+            modules = [str(getattr(getattr(one, "func", one), "__module__", "")) for one in functions]
+            if not all(module.startswith("secure_fed.") for module in modules):  # whose code is part of the key
                 raise UnknownError
         if any(getattr(nn.modules.module, name) for name in _GLOBAL_HOOKS):
             raise UnknownError
         code = sorted({_code(kind) for kind in set[Any](map(type, model.modules()))})
-        told = _told(task)
+        of_task = _text_of(task)
     except UnknownError:
         return None
     config = getattr(model, "config", None)
@@ -111,7 +145,7 @@ def surroundings(
     return {
         "model": _digest(str(model), str(code), str(sorted(weights.items())), str(config)),
         "tensors": _digest(str(shapes)),
-        "task": _digest(told),
+        "task": _digest(of_task),
         "attention": str(getattr(config, "_attn_implementation", "")),
         "quantisation": str(getattr(config, "quantization_config", "")),
         "checkpointing": str(
@@ -147,35 +181,30 @@ def environment(device: torch.device) -> dict[str, str]:
     }
 
 
-def _ours(function: Any) -> bool:
-    """Whether a function is of this project, whose code is part of the key."""
-    return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("secure_fed.")
-
-
 class UnknownError(Exception):
     """Something whose code or values cannot be told."""
 
 
-def _told(thing: Any) -> str:
+def _text_of(thing: Any) -> str:
     """A text that differs for functions and values that compute something else."""
     if thing is None or isinstance(thing, str | int | float | bool | bytes | torch.dtype):
         return repr(thing)
     if isinstance(thing, tuple | list):
-        return f"{type(thing).__name__}{[_told(one) for one in thing]}"
+        return f"{type(thing).__name__}{[_text_of(one) for one in thing]}"
     if isinstance(thing, Mapping):
-        return f"{type(thing).__name__}{[(_told(key), _told(value)) for key, value in thing.items()]}"
+        return f"{type(thing).__name__}{[(_text_of(key), _text_of(value)) for key, value in thing.items()]}"
     if isinstance(thing, torch.Tensor | np.ndarray):
         return f"{thing.dtype}{thing.tolist()}" if np.prod(thing.shape) <= _SHORT else _digest(str(thing.tolist()))
     if isinstance(thing, partial):
-        return f"partial{_told((thing.func, thing.args, thing.keywords))}"
+        return f"partial{_text_of((thing.func, thing.args, thing.keywords))}"
     if inspect.ismethod(thing):
-        return f"method{_told((thing.__func__, thing.__self__))}"
+        return f"method{_text_of((thing.__func__, thing.__self__))}"
     if inspect.isfunction(thing):
         cells = [cell.cell_contents for cell in thing.__closure__ or ()]
-        return f"{thing.__qualname__}{_code(thing)}{_told((cells, thing.__defaults__, thing.__kwdefaults__))}"
+        return f"{thing.__qualname__}{_code(thing)}{_text_of((cells, thing.__defaults__, thing.__kwdefaults__))}"
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         values = [(field.name, getattr(thing, field.name)) for field in dataclasses.fields(thing)]
-        return f"{type(thing).__qualname__}{_code(type(thing))}{_told(values)}"
+        return f"{type(thing).__qualname__}{_code(type(thing))}{_text_of(values)}"
     raise UnknownError
 
 
@@ -218,50 +247,3 @@ def _processor() -> str:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _read(file: Path) -> dict[str, list[int]]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    sound = isinstance(found, dict) and all(
-        isinstance(sizes, list) and sizes and all(type(size) is int and size > 0 for size in sizes)
-        for sizes in found.values()
-    )
-    return found if sound else {}
-
-
-def _write(file: Path, name: str, sizes: Sizes) -> None:
-    """Add a result in one step. A file that cannot be written is left: the result is found again."""
-    part = file.with_name(f"{file.name}.{secrets.token_hex(8)}.part")
-    with suppress(OSError):
-        try:
-            with open(part, "x", encoding="utf-8", opener=partial(os.open, mode=0o600)) as opened:
-                json.dump(_read(file) | {name: list(sizes)}, opened)
-            os.replace(part, file)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-PASS_SIZES = "pass_sizes.json"
-_LIBRARIES = ("torch", "transformers", "peft", "numpy", "accelerate", "bitsandbytes", "secure-fed")
-_VARIABLES = (
-    "OMP_",
-    "MKL_",
-    "OPENBLAS",
-    "ONEDNN",
-    "DNNL",
-    "ATEN_",
-    "TORCH_",
-    "PYTORCH_",
-    "CUBLAS",
-    "CUDA_",
-    "NVIDIA_",
-    "KMP_",
-)
-_GLOBAL_HOOKS = (
-    *("_global_forward_hooks", "_global_forward_pre_hooks"),
-    *("_global_backward_hooks", "_global_backward_pre_hooks"),
-)
-_SHORT = 64

@@ -1,7 +1,11 @@
 """Trials of a model on a few short examples: is each example's loss its own, and do passes leave the model as it is?
 
 Every moving tensor is moved away from zero first, since at the usual start B = 0 the gradient of A vanishes and would prove
-nothing. The examples are made up (`made_up`) or public; without any, those of the data, for trials that can only refuse.
+nothing. The examples are nobody's: made up, or public. A made-up example has random tokens of the model's vocabulary in the
+columns of a task's examples. Only the names of the columns, and the form of a label (one number, one for each token, or
+several), are taken from an example of the data. A trial on private examples would make one client's data decide how every
+client's gradients are computed, and so move bits that no noise covers. Where there are neither, trials that can only refuse use
+those of the data.
 """
 
 from __future__ import annotations
@@ -29,54 +33,9 @@ from secure_fed.learning.training.objective import CANNOT, Objective, changed, c
 from secure_fed.learning.training.pass_shapes import Kinds, Padded, length
 
 Gradients = Mapping[str, Tensor]
-
-
-def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
-    """Whether every example's gradient is the expected one, tensor by tensor. found, expected: {name: (B, *shape)}.
-
-    A row may differ by `tolerance` of its own norm, so that no large gradient hides another's. Clipping moves no two vectors
-    apart: after it, rows differ by at most twice `tolerance` of the clip norm, whatever that is. A thousandth of the row's norm
-    over all tensors is added to its norm in one: a gradient that is zero by the model's symmetry (an attention's key bias) is
-    only rounding on both paths.
-
-    This decides whether a rule is right for a model. That an example's gradient depends on no other example is decided to the
-    bit (`comparison`).
-    """
-    if any(found[name].shape != expected[name].shape for name in expected):
-        return False
-    norms = {name: _norms(gradient) for name, gradient in expected.items()}
-    floor = 1e-3 * torch.stack(list(norms.values())).norm(dim=0)
-    return all(
-        bool((_norms(found[name] - gradient) <= tolerance * (norms[name] + floor)).all())
-        for name, gradient in expected.items()
-    )
-
-
-def _norms(stack: Tensor) -> Tensor:
-    """(B,) the norms of the rows of (B, *shape)."""
-    norms: Tensor = torch.linalg.vector_norm(stack.detach().reshape(len(stack), -1), dim=1)
-    return norms
-
-
-def same_losses(found: Tensor, own: Tensor, tolerance: float) -> bool:
-    """Whether every loss is the expected one, up to `tolerance` of itself and of 1, or of the largest if that is smaller.
-
-    The second term is for losses near zero: they are differences of scores, which are rounded. No large loss hides another's.
-    """
-    floor = own.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(max=1.0)
-    allowed = tolerance * (own.nan_to_num(0.0, 0.0, 0.0).abs() + floor)
-    equal = (found - own).abs() <= allowed
-    return bool((equal | (found == own) | (found.isnan() & own.isnan())).all())
-
-
-def moved_away(placed: Placed, seed: int = 0) -> Placed:
-    """The same with every moving tensor moved away from its start."""
-    generator = torch.Generator().manual_seed(seed)
-    moving = {
-        name: (tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor)).requires_grad_()
-        for name, tensor in placed.moving.items()
-    }
-    return replace(placed, moving=moving)
+_BATCH = 5
+_LOOKED_AT = 512
+_SHORT = (12, 6)  # tokens: of a text of two tokens, some gradients are rounding alone
 
 
 def require_uncoupled(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> None:
@@ -88,46 +47,42 @@ def require_uncoupled(objective: Objective, collate: Collate, placed: Placed, it
     """
 
     def checked() -> tuple[int, ...]:
-        _require_uncoupled(objective, collate, placed, items)
+        away = moved_away(placed)
+        with (
+            activity("checking that each example's loss is its own") as now,
+            parameters_stay(objective, {**placed.tensors, **away.moving}),
+            still(objective),
+        ):
+            probe = short(objective, collate, placed, items[0], _BATCH) or varied(list(items[:_BATCH]), _BATCH)
+            count = len(probe)
+            orders = [range(count), range(count - 1, -1, -1), [0] * count, range(2)]
+            first, second = (_losses(objective, collate, away, probe[:1]) for _ in range(2))
+            if not same_losses(first, second, 0.0):  # the model draws random numbers, which would tell losses apart
+                objective.eval()
+            if not couples_examples(objective.model):
+                own = torch.cat([_losses(objective, collate, away, [item]) for item in probe])
+                for order in map(list, orders):
+                    now.step()
+                    found = _losses(objective, collate, away, [probe[i] for i in order])
+                    if not same_losses(found, own[order], objective.tolerance):
+                        raise ModelError(
+                            "the loss of an example depends on the others in its batch (it is averaged over all tokens of the "
+                            "batch, compares examples, has room for so many of them, or padding counts), so no example can be "
+                            "protected; give a loss that is each example's own, shape (B,)"
+                        )
+            buffers = objective.changed_buffers()
+        objective.begin()
+        with seeded(objective.device, np.random.default_rng(0)):
+            require_constant(objective, collate, away, probe[0])
+        buffers += objective.changed_buffers()
+        objective.begin()
+        if buffers:
+            raise remembers(f"buffer {buffers[0]}")
         return (1,)
 
     objective.kept.sizes(
         ("uncoupled", placed.shapes), partial(objective.surroundings, collate, placed.tensors), checked
     )
-
-
-def _require_uncoupled(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> None:
-    away = moved_away(placed)
-    with (
-        activity("checking that each example's loss is its own") as now,
-        parameters_stay(objective, {**placed.tensors, **away.moving}),
-        still(objective),
-    ):
-        probe = short(objective, collate, placed, items[0], _BATCH) or varied(list(items[:_BATCH]), _BATCH)
-        count = len(probe)
-        orders = [range(count), range(count - 1, -1, -1), [0] * count, range(2)]
-        first, second = (_losses(objective, collate, away, probe[:1]) for _ in range(2))
-        if not same_losses(first, second, 0.0):  # the model draws random numbers, which would tell losses apart
-            objective.eval()
-        if not couples_examples(objective.model):
-            own = torch.cat([_losses(objective, collate, away, [item]) for item in probe])
-            for order in map(list, orders):
-                now.step()
-                found = _losses(objective, collate, away, [probe[i] for i in order])
-                if not same_losses(found, own[order], objective.tolerance):
-                    raise ModelError(
-                        "the loss of an example depends on the others in its batch (it is averaged over all tokens of the "
-                        "batch, compares examples, has room for so many of them, or padding counts), so no example can be "
-                        "protected; give a loss that is each example's own, shape (B,)"
-                    )
-        buffers = objective.changed_buffers()
-    objective.begin()
-    with seeded(objective.device, np.random.default_rng(0)):
-        require_constant(objective, collate, away, probe[0])
-    buffers += objective.changed_buffers()
-    objective.begin()
-    if buffers:
-        raise remembers(f"buffer {buffers[0]}")
 
 
 def require_constant(objective: Objective, collate: Collate, placed: Placed, item: Any) -> None:
@@ -143,14 +98,6 @@ def _losses(objective: Objective, collate: Collate, placed: Placed, items: Seque
         return losses(objective, collate, items)
 
 
-def remembers(what: str) -> ModelError:
-    """The error for a parameter or a buffer that passes change."""
-    return ModelError(
-        f"{what} of the model changes as it runs, so it may keep statistics of the examples, which no noise covers; give a "
-        "model whose passes change no parameter and no buffer"
-    )
-
-
 @contextmanager
 def parameters_stay(objective: Objective, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """ModelError after the block if a parameter of the model, or one of the tensors that replace them, has been changed."""
@@ -161,6 +108,14 @@ def parameters_stay(objective: Objective, tensors: Mapping[str, Tensor]) -> Iter
     yield
     if found := [*changed(before, tensors), *(name for one in models for name in one.changed_parameters())]:
         raise remembers(f"parameter {found[0]}")
+
+
+def remembers(what: str) -> ModelError:
+    """The error for a parameter or a buffer that passes change."""
+    return ModelError(
+        f"{what} of the model changes as it runs, so it may keep statistics of the examples, which no noise covers; give a "
+        "model whose passes change no parameter and no buffer"
+    )
 
 
 @contextmanager
@@ -197,19 +152,60 @@ class WithoutDropout(TorchFunctionMode):
         return input
 
 
-_BATCH = 5
+def moved_away(placed: Placed, seed: int = 0) -> Placed:
+    """The same with every moving tensor moved away from its start."""
+    generator = torch.Generator().manual_seed(seed)
+    moving = {
+        name: (tensor.detach() + 0.05 * torch.randn(tensor.shape, generator=generator).to(tensor)).requires_grad_()
+        for name, tensor in placed.moving.items()
+    }
+    return replace(placed, moving=moving)
 
 
-# ## from secure_fed.learning.training.trials
-# ## Examples for trials of a model that are nobody's: made up, or public.
-# ##
-# ## A made-up example has random tokens of the model's vocabulary in the columns of a task's examples. Only the names of the
-# ## columns, and the form of a label (one number, one for each token, or several), are taken from an example of the data. A
-# ## trial on
-# ## private examples would make one client's data decide how every client's gradients are computed, and so move bits that no
-# ## noise
-# ## covers.
-# ##
+def same_losses(found: Tensor, own: Tensor, tolerance: float) -> bool:
+    """Whether every loss is the expected one, up to `tolerance` of itself and of 1, or of the largest if that is smaller.
+
+    The second term is for losses near zero: they are differences of scores, which are rounded. No large loss hides another's.
+    """
+    floor = own.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(max=1.0)
+    allowed = tolerance * (own.nan_to_num(0.0, 0.0, 0.0).abs() + floor)
+    equal = (found - own).abs() <= allowed
+    return bool((equal | (found == own) | (found.isnan() & own.isnan())).all())
+
+
+def agree(found: Gradients, expected: Gradients, tolerance: float) -> bool:
+    """Whether every example's gradient is the expected one, tensor by tensor. found, expected: {name: (B, *shape)}.
+
+    A row may differ by `tolerance` of its own norm, so that no large gradient hides another's. Clipping moves no two vectors
+    apart: after it, rows differ by at most twice `tolerance` of the clip norm, whatever that is. A thousandth of the row's norm
+    over all tensors is added to its norm in one: a gradient that is zero by the model's symmetry (an attention's key bias) is
+    only rounding on both paths.
+
+    This decides whether a rule is right for a model. That an example's gradient depends on no other example is decided to the
+    bit (`pass_shapes.agreeing_sizes`).
+    """
+    if any(found[name].shape != expected[name].shape for name in expected):
+        return False
+    norms = {name: _norms(gradient) for name, gradient in expected.items()}
+    floor = 1e-3 * torch.stack(list(norms.values())).norm(dim=0)
+    return all(
+        bool((_norms(found[name] - gradient) <= tolerance * (norms[name] + floor)).all())
+        for name, gradient in expected.items()
+    )
+
+
+def _norms(stack: Tensor) -> Tensor:
+    """(B,) the norms of the rows of (B, *shape)."""
+    norms: Tensor = torch.linalg.vector_norm(stack.detach().reshape(len(stack), -1), dim=1)
+    return norms
+
+
+def short(objective: Objective, collate: Collate, placed: Placed, pattern: Any, count: int) -> list[Any]:
+    """Short texts of different lengths in the columns of `pattern`, or else public examples of any kind; [] without any."""
+    kinds = Kinds.of(objective, collate)
+    tried = map(kinds.padded, _SHORT) if hasattr(collate, "padded_to") else [kinds(pattern)]
+    found = (of_kind(objective, kinds, placed, kind, pattern, count) for kind in tried)
+    return next(filter(None, found), None) or list(objective.public[:_LOOKED_AT])
 
 
 def of_kind(objective: Objective, kinds: Kinds, placed: Placed, kind: Hashable, pattern: Any, count: int) -> list[Any]:
@@ -223,12 +219,13 @@ def of_kind(objective: Objective, kinds: Kinds, placed: Placed, kind: Hashable, 
     return varied(items, count) if items else []
 
 
-def short(objective: Objective, collate: Collate, placed: Placed, pattern: Any, count: int) -> list[Any]:
-    """Short texts of different lengths in the columns of `pattern`, or else public examples of any kind; [] without any."""
-    kinds = Kinds.of(objective, collate)
-    tried = map(kinds.padded, _SHORT) if hasattr(collate, "padded_to") else [kinds(pattern)]
-    found = (of_kind(objective, kinds, placed, kind, pattern, count) for kind in tried)
-    return next(filter(None, found), None) or list(objective.public[:_LOOKED_AT])
+def _takes(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> bool:
+    """Whether the model computes finite losses of these examples."""
+    try:
+        with torch.no_grad(), seeded(objective.device, np.random.default_rng(0)), objective.holding(placed.tensors):
+            return bool(losses(objective, collate, items).isfinite().all())
+    except CANNOT:
+        return False
 
 
 def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count: int) -> list[dict[str, Any]]:
@@ -255,34 +252,6 @@ def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count:
     return made
 
 
-def varied(items: Sequence[Any], count: int) -> list[Any]:
-    """`count` examples made from fewer: the items, and copies of them with their floating-point numbers in another order."""
-    return [_rolled(items[i % len(items)], i // len(items)) for i in range(count)]
-
-
-def _takes(objective: Objective, collate: Collate, placed: Placed, items: Sequence[Any]) -> bool:
-    """Whether the model computes finite losses of these examples."""
-    try:
-        with torch.no_grad(), seeded(objective.device, np.random.default_rng(0)), objective.holding(placed.tensors):
-            return bool(losses(objective, collate, items).isfinite().all())
-    except CANNOT:
-        return False
-
-
-def _rolled(item: Any, by: int) -> Any:
-    if by == 0:
-        return item
-    if isinstance(item, Mapping):
-        return {name: value if "mask" in str(name) else _rolled(value, by) for name, value in item.items()}
-    if type(item) in (list, tuple):
-        return type(item)(_rolled(value, by) for value in item)
-    if isinstance(item, Tensor) and item.ndim and item.is_floating_point():
-        return item.roll(by, -1)
-    if isinstance(item, np.ndarray) and item.ndim and item.dtype.kind == "f":
-        return np.roll(item, by, -1)
-    return item
-
-
 def _vocabulary(model: nn.Module) -> int | None:
     """The number of tokens that the model embeds; None if unknown."""
     try:
@@ -306,5 +275,20 @@ def _label(like: Any, number: int, tokens: int, rng: np.random.Generator, *, tok
     return filled if shape else filled.item()
 
 
-_LOOKED_AT = 512
-_SHORT = (12, 6)  # tokens: of a text of two tokens, some gradients are rounding alone
+def varied(items: Sequence[Any], count: int) -> list[Any]:
+    """`count` examples made from fewer: the items, and copies of them with their floating-point numbers in another order."""
+    return [_rolled(items[i % len(items)], i // len(items)) for i in range(count)]
+
+
+def _rolled(item: Any, by: int) -> Any:
+    if by == 0:
+        return item
+    if isinstance(item, Mapping):
+        return {name: value if "mask" in str(name) else _rolled(value, by) for name, value in item.items()}
+    if type(item) in (list, tuple):
+        return type(item)(_rolled(value, by) for value in item)
+    if isinstance(item, Tensor) and item.ndim and item.is_floating_point():
+        return item.roll(by, -1)
+    if isinstance(item, np.ndarray) and item.ndim and item.dtype.kind == "f":
+        return np.roll(item, by, -1)
+    return item

@@ -230,14 +230,13 @@ class Mixture(nn.Module):
         self.up = zero_up(width, bottleneck)
 
     def forward(self, y: Tensor) -> Tensor:
-        changed: Tensor = self.up(functional.gelu(self._down(y.to(self.up.weight.dtype))))
-        return y + changed.to(y.dtype)
-
-    def _down(self, y: Tensor) -> Tensor:
+        wide = y.to(self.up.weight.dtype)
         if routes(self):
-            chosen: Tensor = self.downs[int(torch.randint(len(self.downs), (), device="cpu"))](y)
-            return chosen
-        return torch.stack([down(y) for down in self.downs]).mean(0)
+            inner = self.downs[int(torch.randint(len(self.downs), (), device="cpu"))](wide)
+        else:
+            inner = torch.stack([down(wide) for down in self.downs]).mean(0)
+        changed: Tensor = self.up(functional.gelu(inner))
+        return y + changed.to(y.dtype)
 
 
 @dataclass(frozen=True)

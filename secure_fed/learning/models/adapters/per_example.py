@@ -215,15 +215,12 @@ class SmallProductsApart(TorchFunctionMode):
             and self._small(args[place], args[place + 1], numbers)
         ):
             x, weight = args[place], args[place + 1]
-            if func is functional.linear and x.numel() // x.shape[-1] * len(weight) // self.examples >= _SEEN:
-                return self._batched(*args, **kwargs)
+            if func is functional.linear and x.numel() // x.shape[-1] * weight.shape[0] // self.examples >= _SEEN:
+                y = torch.bmm(x.reshape(self.examples, -1, x.shape[-1]), weight.t().expand(self.examples, -1, -1))
+                return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
             parts = args[place].chunk(self.examples)
             return torch.cat([func(*args[:place], part, *args[place + 1 :], **kwargs) for part in parts])
         return func(*args, **kwargs)
-
-    def _batched(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        y = torch.bmm(x.reshape(self.examples, -1, x.shape[-1]), weight.t().expand(self.examples, -1, -1))
-        return (y if bias is None else y + bias).reshape(*x.shape[:-1], -1)
 
     def _small(self, x: Any, weight: Any, numbers: int) -> bool:
         if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.ndim != 2 or x.ndim < 2:

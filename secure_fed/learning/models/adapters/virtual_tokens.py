@@ -341,7 +341,10 @@ class _Prefixed:
         text: Tensor = named["input_ids" if named.get("input_ids") is not None else "inputs_embeds"]
         self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
         rows: Tensor = base.get_submodule(_PREFIX)(numbered(length, text))  # (B, p, 2 layers H)
-        named["past_key_values"] = _cache(rows.to(embeddings_of(base).get_parameter("weight").dtype), self.keys)
+        rows = rows.to(embeddings_of(base).get_parameter("weight").dtype)
+        # K and V of every layer, (B, heads, p, head_dim) each; a row has K and V of the first layer, then of the next.
+        parts = rows.unflatten(2, (2 * self.keys.layers, self.keys.heads, self.keys.head_dim)).permute(2, 0, 3, 1, 4)
+        named["past_key_values"] = _Fixed([(parts[2 * k], parts[2 * k + 1]) for k in range(self.keys.layers)])
         if named.get("attention_mask") is not None:
             named["attention_mask"] = masked(named["attention_mask"], length)
         if named.get("position_ids") is not None:
@@ -357,9 +360,3 @@ class _Fixed(DynamicCache):
     ) -> tuple[Tensor, Tensor]:
         earlier: Any = self.layers[layer_idx]
         return torch.cat([earlier.keys, key_states], -2), torch.cat([earlier.values, value_states], -2)
-
-
-def _cache(rows: Tensor, keys: Keys) -> DynamicCache:
-    """The K and V of every layer, (B, heads, p, head_dim) each; a row has K and V of the first layer, then of the next."""
-    parts = rows.unflatten(2, (2 * keys.layers, keys.heads, keys.head_dim)).permute(2, 0, 3, 1, 4)
-    return _Fixed([(parts[2 * layer], parts[2 * layer + 1]) for layer in range(keys.layers)])

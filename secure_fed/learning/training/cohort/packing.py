@@ -3,7 +3,7 @@
     Tight    sorted by length, and cut when a pass is full: there is hardly any padding. Rounding depends on the other examples
              of a pass. With `apart`, clients share no pass, so it depends on a client's own examples alone.
     Public   each example is padded to one of a few public widths, and a pass has one of the sizes with which every example's
-             gradient is bit-identical whatever the other examples of the pass (`comparison`). So a client's training is a
+             gradient is bit-identical whatever the other examples of the pass (`pass_shapes`). So a client's training is a
              function of its own examples alone, as the sensitivity of a sum of clipped contributions requires.
 
 In both, the order of one client's examples over the passes depends on its own examples alone.
@@ -32,6 +32,15 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes
 from secure_fed.learning.training.trials import agree, moved_away, of_kind, same_losses, still
 
+_PER_PASS = 96  # the overhead of a pass, in tokens
+_WORTH_A_PASS = 128  # tokens
+_LEAST, _MOST, _TOKENS_TIMES_MATRIX = 192, 1536, 1.2e8
+_FEWEST = 512  # tokens of a pass of a large model, if no comparison limits it
+_WORTH_COMPARING = 4  # examples: a pass of fewer saves less than their padding costs
+_FILLED = 2**13  # tokens
+_DEVIATIONS = 3  # standard deviations of a step's size for which a pass has room
+_UNKNOWN = 64  # the assumed number of an example's tokens if it is unknown
+_PLACES = 4
 Entry = tuple[int, Any]  # the number of an owner, a client or a unit, and one of its examples
 Work = tuple[Pack, list[int]]  # a pass, and the owner of each of its examples
 Passes = Callable[[Sequence[Entry], Sequence[int]], Iterator[tuple[Found, list[int]]]]
@@ -74,7 +83,11 @@ class Room:
         """
         words = words_of(model)
         if device.type == "cpu":
-            tokens = int(np.clip(_TOKENS_TIMES_MATRIX / _matrix(model), _LEAST, _MOST))
+            # The size of the model's matrices without embeddings, a mean in which each number of theirs counts alike.
+            embedded = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+            sizes = [one.numel() for one in model.parameters() if one.ndim == 2 and id(one) not in embedded]
+            matrix = sum(size * size for size in sizes) / sum(sizes) if sizes else 1.0
+            tokens = int(np.clip(_TOKENS_TIMES_MATRIX / matrix, _LEAST, _MOST))
             rows, memory = 48, 2**25
             return cls(
                 tokens if public else max(tokens, _FEWEST),
@@ -252,21 +265,3 @@ def words_of(model: nn.Module) -> int:
     except (NotImplementedError, AttributeError):
         return 0
     return len(weight) if isinstance(weight, Tensor) and weight.ndim == 2 else 0
-
-
-def _matrix(model: nn.Module) -> float:
-    """The size of the model's matrices without embeddings, a mean in which each number of theirs counts alike."""
-    embedded = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
-    sizes = [one.numel() for one in model.parameters() if one.ndim == 2 and id(one) not in embedded]
-    return sum(size * size for size in sizes) / sum(sizes) if sizes else 1.0
-
-
-_PER_PASS = 96  # the overhead of a pass, in tokens
-_WORTH_A_PASS = 128  # tokens
-_LEAST, _MOST, _TOKENS_TIMES_MATRIX = 192, 1536, 1.2e8
-_FEWEST = 512  # tokens of a pass of a large model, if no comparison limits it
-_WORTH_COMPARING = 4  # examples: a pass of fewer saves less than their padding costs
-_FILLED = 2**13  # tokens
-_DEVIATIONS = 3  # standard deviations of a step's size for which a pass has room
-_UNKNOWN = 64  # the assumed number of an example's tokens if it is unknown
-_PLACES = 4

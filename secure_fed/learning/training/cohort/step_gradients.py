@@ -113,8 +113,10 @@ class Drawing:
         """The units of the next step, then the phantoms."""
         coins, examples = self.steps.stream.uniform, self._job.examples
         for unit in self._sampler.draw(coins):
-            counted = _counted(self._members[unit], self.steps.group_examples, self._job.rng)
-            yield Drawn(self._row, [examples[i] for i in counted])
+            members, most = self._members[unit], self.steps.group_examples
+            if most is not None and len(members) > most:
+                members = sorted(self._job.rng.choice(members, most, replace=False).tolist())
+            yield Drawn(self._row, [examples[i] for i in members])
         for phantom in self._beside.draw(coins):
             yield Drawn(self._row, [self.steps.phantoms[phantom]])
 
@@ -212,9 +214,3 @@ class ClippedSums:
 
     def _factor(self, owner: int, norm: float) -> float:
         return self._steps[owner].mechanism.scale(partial(float, norm), self._steps[owner].clip_norm)
-
-
-def _counted(members: list[int], most: int | None, rng: np.random.Generator) -> list[int]:
-    if most is None or len(members) <= most:
-        return members
-    return sorted(rng.choice(members, most, replace=False).tolist())
