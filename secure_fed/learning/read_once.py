@@ -8,8 +8,8 @@ the mean m of a text is the same in every step. So it is computed when the text 
 memory; from then on the text costs a product with W. The encoder has no dropout then.
 
 Guarantee: m is bit for bit a function of the text, the model and the number of torch's threads, whatever texts are read before
-it or with it. A text is padded to a public width that its own length determines (`pass_shapes`), in a pass of a size for which a
-trial on made-up texts found every text's m bit-identical beside other texts and in other rows. If no two texts can share a
+it or with it. A text is padded to a public width that its own length determines (`pass_shapes`), in a pass of a size for which
+a trial on made-up texts found every text's m bit-identical beside other texts and in other rows. If no two texts can share a
 pass in this way, each has its own.
 
 The kept means belong to the objective, and the model uses them only while the objective computes (`Objective.reading`): the

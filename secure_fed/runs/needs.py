@@ -1,7 +1,7 @@
 """What a run needs of its machine: memory part by part, the size of a checkpoint, and the least time of a round.
 
-It follows from shapes: the assembly's model is on the meta device (`learning/training/cohort/pass_memory.py`). Memory is that of
-the device that trains, at the run's peak; on a processor with what Python, the libraries and the data take.
+It follows from shapes: the assembly's model is on the meta device (`learning/training/cohort/pass_memory.py`). Memory is that
+of the device that trains, at the run's peak; on a processor with what Python, the libraries and the data take.
 
     training     weights, the tensors, gradients and moments of the clients trained at once, and the largest pass
     evaluation   weights, the state, and the largest batch of test rows, without gradients

@@ -25,7 +25,7 @@ from secure_fed.rounds.transport import Recording
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
-from tests.secure_fed.adapters.test_full import Tied
+from tests.secure_fed.adapters.test_parameters import Tied
 from tests.secure_fed.example_gradients import one_by_one, path_for, together
 from tests.secure_fed.methods.rounds import method_of, start, trained
 from tests.secure_fed.test_per_example import CPU, check, made, placed, texts

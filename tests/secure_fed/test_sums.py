@@ -1,16 +1,25 @@
-"""The plain sum against the sum of dense vectors."""
+"""The plain sum against the sum of dense vectors; trimmed means and medians, lying clients, and settings that refuse them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secure_fed.tensors.sums import NotFiniteError, PlainSum, stacks
+from secure_fed.config import FederationConfig
+from secure_fed.errors import ConfigError
+from secure_fed.rounds.record import Record
+from secure_fed.rounds.summing import Intake, OpenSum, empty_sum
+from secure_fed.rounds.transport import Reply
+from secure_fed.tensors.sums import NotFiniteError, PlainSum, TrimmedSum, stacks
 from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
+from tests.secure_fed import toys
 
 torch.set_num_threads(1)
 
@@ -193,3 +202,130 @@ def test_one_vector_adds_as_each_tensor_by_itself() -> None:
             want.add_(one.tensor(name), alpha=0.3 + number)
         assert torch.equal(added.total().tensor(name), want)
         assert added.total().tensor(name).dtype == want.dtype
+
+
+LIARS = (0, 1)
+
+
+def small_contribution(seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(12, 2, generator=generator), torch.randn(2, 16, generator=generator)
+    return Tensors({"d": LowRank(left, right), "w": torch.randn(3, 4, generator=generator)})
+
+
+SMALL = Layout.of(small_contribution(0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 10, 11])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.29, 0.5])
+def test_it_is_what_numpy_makes_of_all_contributions(count: int, share: float) -> None:
+    added, flat = TrimmedSum(SMALL, share), []
+    for seed in range(count):
+        added.add(small_contribution(seed), weight=1.0 + seed)  # weights are ignored
+        flat.append(SMALL.flatten(small_contribution(seed)).double().numpy())
+    cut = min(math.ceil(share * count), (count - 1) // 2)
+    expected = np.mean(np.sort(flat, axis=0)[cut : count - cut], axis=0)
+    if share == 0.5:
+        assert np.allclose(expected, np.median(flat, axis=0))
+    found = SMALL.flatten(added.total()).double().numpy() / added.weight
+    assert np.allclose(found, expected, atol=1e-5)
+    assert (added.count, added.weight) == (count, float(count))
+
+
+def test_it_refuses_what_a_sum_refuses_and_keeps_what_it_was_given() -> None:
+    added, given = TrimmedSum(SMALL, 0.2), small_contribution(0)
+    assert float(SMALL.flatten(added.total()).abs().sum()) == 0
+    added.add(given)
+    before = added.total()
+    for part in given.parts().values():
+        part.mul_(7.0)
+    assert toys.same(before, added.total())
+    with pytest.raises(NotFiniteError):
+        added.add(small_contribution(1) * math.inf)
+    with pytest.raises(LayoutError):
+        added.add(small_contribution(1).without(["w"]))
+    assert added.count == 1
+
+
+def test_the_share_is_that_of_the_settings() -> None:
+    for chosen, share in (
+        (FederationConfig(aggregate="median"), 0.5),
+        (FederationConfig(aggregate="trimmed_mean"), 0.2),
+    ):
+        made = empty_sum(chosen, precise=False)(SMALL)
+        assert isinstance(made, TrimmedSum)
+        assert made._share == share
+
+
+def trained(
+    monkeypatch: pytest.MonkeyPatch, aggregate: str, liars: tuple[int, ...], method: str
+) -> tuple[Tensors, Record]:
+    """(state, last record) after three rounds of ten clients, of whom `liars` send -100 times their change."""
+    honest = OpenSum._add
+
+    def lying(self: OpenSum, reply: Reply, intake: Intake) -> None:
+        factor = -100.0 if reply.client in liars else 1.0
+        honest(self, replace(reply, contribution=reply.contribution * factor), intake)
+
+    settings: dict[str, Any] = {"federation.aggregate": aggregate, "method.name": method}
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenSum, "_add", lying)
+        result = toys.federation(settings, sizes=[12] * 10).run()
+    return result.state.tensors, result.records[-1]
+
+
+@pytest.mark.parametrize("method", ["fedlora", "fra_lora"])
+def test_two_of_ten_clients_spoil_the_mean_and_neither_median_nor_trimmed_mean(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    start, _ = trained(monkeypatch, "mean", (), method)
+    head = "classifier.weight"
+    honest = start.tensor(head)
+    apart = {}
+    for aggregate in ("mean", "median", "trimmed_mean"):
+        spoilt, _ = trained(monkeypatch, aggregate, LIARS, method)
+        apart[aggregate] = float(torch.linalg.vector_norm(spoilt.tensor(head) - honest))
+    moved = float(torch.linalg.vector_norm(honest - toys.model().classifier.weight.detach()))
+    assert apart["mean"] > 5 * moved
+    assert apart["median"] < moved
+    assert apart["trimmed_mean"] < moved
+
+
+def test_under_the_example_unit_it_is_made_of_what_is_private_already() -> None:
+    settings = {
+        "privacy.unit": "example",
+        "privacy.epsilon": 8.0,
+        "privacy.delta": 1e-3,
+        "federation.aggregate": "median",
+    }
+    assert toys.federation(settings, sizes=[12] * 4).run().summary["privacy"]["private"]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "masks": (
+        {"secure_aggregation.enabled": True},
+        r"secure_aggregation.enabled = true: the server sees only sums.*bounding_inputs",
+    ),
+    "clients": (
+        {"privacy.unit": "client", "privacy.epsilon": 8.0},
+        "privacy.unit = 'client': one client may move a median by more than the clip norm",
+    ),
+    "weights": ({"federation.weighting": "examples"}, "federation.weighting = 'examples': each client reports its own"),
+    "sketches": (
+        {"method.name": "fra_lora", "method.transport_form": "sketch"},
+        "a median of sketches is no sketch of a median",
+    ),
+    "phantoms": ({"evaluation.phantoms": 4, "evaluation.audit_unit": "client"}, "phantoms are scored by sums"),
+    "two": ({"federation.cohort": 2}, "a cohort of fewer than 3 clients"),
+    "passes": ({"method.name": "fedask"}, "method.name = 'fedask': its passes are linear in the changes"),
+    "power": ({"method.name": "fedpower"}, "method.name = 'fedpower': its passes are linear in the changes"),
+    "votes": ({"method.name": "fedara"}, "method.name = 'fedara': it counts the clients' votes"),
+    "trim of a median": ({"federation.trim": 0.3}, "federation.trim = 0.3 has no effect"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_where_it_makes_no_sense(case: str) -> None:
+    settings, says = REFUSED[case]
+    with pytest.raises(ConfigError, match=says):
+        toys.federation({**settings, "federation.aggregate": "median"}).run()
