@@ -77,7 +77,9 @@ class Folder:
         weakref.finalize(self, shutil.rmtree, self.name, ignore_errors=True)
 
 
-def settings(config: ModelConfig, whole: nn.Module | None, new: Iterable[str], folder: Folder) -> dict[str, Any]:
+def device_map_settings(
+    config: ModelConfig, whole: nn.Module | None, new: Iterable[str], folder: Folder
+) -> dict[str, Any]:
     """The arguments of `from_pretrained` for `model.device_map`.
 
     whole: the model on the meta device; None leaves the map to transformers. new: its modules without stored weights, which

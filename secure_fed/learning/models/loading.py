@@ -71,7 +71,7 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
             folder = devices.Folder()
             unstored = [] if skeleton is None or task.keeps_head else _modules(skeleton)
             of_values = None if "quantization_config" in chosen else skeleton
-            chosen |= devices.settings(config, of_values, unstored, folder)
+            chosen |= devices.device_map_settings(config, of_values, unstored, folder)
         chosen |= {"dtype": getattr(torch, config.dtype)}
         model, head_in_order = _pretrained(config, task, label_names, place, chosen, shapes=shapes)
         if divided:
@@ -90,7 +90,7 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         tried = not shapes and not quantised.couples_rows(model)
         _require_causal(config.name, model) if tried else require_decoder(config.name, model.config)
     if config.descriptions and not shapes:
-        start_from(model, tokenizer, config, label_names)
+        start_from_descriptions(model, tokenizer, config, label_names)
     if config.quantization == "none" and not divided:
         model.to("meta" if shapes else device)
     elif config.quantization != "none" and not quantised.layers(model):
@@ -369,7 +369,7 @@ def _inside(parameter: str, module: str) -> bool:
 
 
 @torch.no_grad()
-def start_from(
+def start_from_descriptions(
     model: MeanPooledForSequenceClassification, tokenizer: Any, config: ModelConfig, label_names: Sequence[str]
 ) -> None:
     """Set the head of a model that reads the mean over tokens from `config.descriptions`, cut like every text.
@@ -381,20 +381,20 @@ def start_from(
     class whose description is most similar to it, by cosine. 20 is the factor with which sentence encoders are usually trained
     on cosines. Descriptions are public, like the names of the classes, so they cost no privacy.
     """
-    texts = in_order(config.descriptions, label_names)
+    texts = descriptions_in_order(config.descriptions, label_names)
     inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=config.max_length)
-    model.classifier.weight.copy_(rows(model.read(**inputs.to(devices.device_of(model)))[0]))
+    model.classifier.weight.copy_(description_rows(model.read(**inputs.to(devices.device_of(model)))[0]))
     model.classifier.bias.zero_()
 
 
-def rows(read: Tensor) -> Tensor:
+def description_rows(read: Tensor) -> Tensor:
     """(classes, d) w, from what the head reads of each description, (classes, d)."""
     units = torch.nn.functional.normalize(read, dim=1)
     found: Tensor = 20.0 / read.norm(dim=1).mean() * (units - units.mean(0))
     return found
 
 
-def in_order(descriptions: Sequence[str], names: Sequence[str]) -> list[str]:
+def descriptions_in_order(descriptions: Sequence[str], names: Sequence[str]) -> list[str]:
     """The descriptions, each "class=description", in the order of the classes; ConfigError unless each class has one."""
     found: dict[str, str] = {}
     for one in descriptions:
