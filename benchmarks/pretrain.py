@@ -1,4 +1,4 @@
-"""Makes `builtin/tiny`: python -m benchmarks.pretrain OUT [--steps N]
+"""Makes `builtin/tiny`: python benchmarks/pretrain.py OUT [--steps N]
 
 A BERT encoder of 0.73 million parameters, pre-trained by masked language modelling on the public part of
 `builtin/notes` (no label and no private note is read). Three choices make a few minutes of CPU enough:
@@ -195,7 +195,7 @@ A BERT encoder with {parameters:,} parameters and {words:,} WordPiece entries, p
 masked language modelling on {notes:,} made-up public notes of secure-fed's `builtin/notes`. It knows those
 notes and nothing else: it is for demonstrations and tests, never for real text.
 
-Made by `python -m benchmarks.pretrain OUT --steps {steps} --seed {seed} --threads {threads}`
+Made by `python benchmarks/pretrain.py OUT --steps {steps} --seed {seed} --threads {threads}`
 (PyTorch {torch}) in {seconds:.0f} s. On 400 public notes it had not read, it names
 {titles:.1%} of the subjects in hidden titles (read at [CLS]) and {within:.1%} of the hidden conclusions rightly.
 
@@ -209,7 +209,7 @@ classifier, which fine-tuning trains. Licence: Apache-2.0, with the rest of secu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pretrain", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python benchmarks/pretrain.py", description=__doc__)
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
