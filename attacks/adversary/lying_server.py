@@ -35,7 +35,7 @@ class LyingServer:
     """The vantage of a server that lies in one round (`round`, counted from 0).
 
     state: the tensors that an honest server would send in that round; None: the initial state. trusting: clients check no
-    requests (`secure_fed.rounds.acceptable`), as in frameworks that check nothing.
+    requests (`secure_fed.rounds.request_checks`), as in frameworks that check nothing.
     """
 
     assembly: Assembly

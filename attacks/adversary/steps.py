@@ -45,7 +45,7 @@ from secure_fed.learning.training.cohort.sums import example_gradients
 from secure_fed.learning.training.kinds import length
 from secure_fed.learning.training.local import Placed
 from secure_fed.methods.method import State
-from secure_fed.rounds.turns import turns_of
+from secure_fed.rounds.server import turns_of
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.recording import Summed, Update
 from secure_fed.tensors.layout import Layout

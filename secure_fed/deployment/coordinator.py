@@ -24,10 +24,10 @@ from secure_fed.errors import ModelError, TrainingError
 from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods import build
 from secure_fed.report.page import write_report
-from secure_fed.rounds.charges import TurnPassed
+from secure_fed.rounds.engine import TurnPassed
 from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.runs.assembly import Assembly, assemble
 from secure_fed.runs.directory import CONFIG
 from secure_fed.runs.durable import atomic_write

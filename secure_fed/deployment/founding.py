@@ -21,10 +21,10 @@ from secure_fed.learning.data import sources
 from secure_fed.learning.data.chats import template_of
 from secure_fed.learning.models.loading import digest_of, head_of, load
 from secure_fed.methods import build
+from secure_fed.rounds.client_models import require_ranks
 from secure_fed.rounds.cohort import counts_on_secrecy
 from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
-from secure_fed.rounds.ranks import require_ranks
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.durable import atomic_write
 from secure_fed.runs.ledger_heads import require_made

@@ -13,8 +13,8 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import pad_id
 from secure_fed.learning.models.architecture import class_names, is_pooled
 from secure_fed.methods.method import State
-from secure_fed.rounds.personal import completed
-from secure_fed.rounds.registered import existing
+from secure_fed.rounds.client import existing
+from secure_fed.rounds.client_models import completed
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import reported
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.full import Biases
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Card
 
 CARD = Card(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.kronecker import Compacters
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Card
 
 BOTTLENECK = 16

@@ -36,7 +36,7 @@ from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
 from secure_fed.learning.models.adapters.triplet import TripletAdapter, importance, kept, triplets
-from secure_fed.methods.averaging import Averaged, change, moved, next_state
+from secure_fed.methods.averaged import Averaged, change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.methods.svd_adaptation import REACH
 from secure_fed.tensors.layout import Layout

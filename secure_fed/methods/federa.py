@@ -25,7 +25,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.methods import fedlora, ffa_lora, fra_lora, rolora
-from secure_fed.methods.averaging import AveragedLora
+from secure_fed.methods.averaged import AveragedLora
 from secure_fed.methods.method import Card
 
 _OF_FRA = ("denoise", "denoise_over", "transport_form", "sketch")

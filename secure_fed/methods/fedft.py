@@ -12,7 +12,7 @@ from __future__ import annotations
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.full import Everything
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Card
 
 CARD = Card(

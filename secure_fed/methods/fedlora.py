@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter
-from secure_fed.methods.averaging import AveragedLora
+from secure_fed.methods.averaged import AveragedLora
 from secure_fed.methods.method import Card
 
 CARD = Card(

@@ -67,7 +67,7 @@ from torch import Tensor, nn
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, Pair, pairs
-from secure_fed.methods.averaging import AveragedLora, change, factored, moved, next_state
+from secure_fed.methods.averaged import AveragedLora, change, factored, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import sketch as sketches
 from secure_fed.tensors.layout import Layout

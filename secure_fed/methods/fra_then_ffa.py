@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
-from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
+from secure_fed.methods.averaged import AveragedLora, change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, over_sum, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from secure_fed.learning.models.adapters.lora import Pair, pairs
-from secure_fed.methods.averaging import AveragedLora, next_state
+from secure_fed.methods.averaged import AveragedLora, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, Split, delta
 from secure_fed.methods.method import CHANGE, RoundPlan, State

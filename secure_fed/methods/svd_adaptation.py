@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
 from secure_fed.learning.models.adapters.triplet import TripletAdapter
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Card
 from secure_fed.tensors.tensors import Tensors
 

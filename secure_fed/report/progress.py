@@ -18,9 +18,9 @@ from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods.method import State
 from secure_fed.report.formatting import at_most, size
 from secure_fed.report.terminal import PlainConsole
-from secure_fed.rounds.charges import Charges
-from secure_fed.rounds.progress import Progress as Within
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.engine import Charges
+from secure_fed.rounds.sums import Record
+from secure_fed.rounds.transport import Progress as Within
 from secure_fed.runs import noise_words
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.runs.directory import made_private, private_part, read_text
 from secure_fed.runs.durable import atomic_write
 

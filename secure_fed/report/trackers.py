@@ -13,7 +13,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
 from secure_fed.report.tracker import Tracker
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.runs.directory import TENSORBOARD, private_part
 
 PROJECT = "secure-fed"

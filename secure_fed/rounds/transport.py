@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from protocols.parameters import Parameters
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.local import Job, Trained
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import RoundPlan
 from secure_fed.tensors.tensors import Tensors
 
@@ -216,3 +220,143 @@ class Vanishing:
 
 
 _VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client has this randomness
+
+
+# ## from secure_fed.rounds.transport
+# ## Common passes that train a round's clients of one process before the clients answer.
+# ##
+# ## Only the arithmetic is shared. Each client alone receives its result, and does all further steps (clipping, noise, masks)
+# ## itself. Where clients are protected, passes have public shapes, so that one client's result does not depend on who else was
+# ## drawn.
+# ##
+
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """A participant whose training may be done outside it."""
+
+    def job(self, request: Any) -> Job | None: ...
+
+    def train_ahead(self, request: Any, trained: Trained) -> None: ...
+
+
+@dataclass(frozen=True)
+class Together:
+    """Trains participants for their next answers. public: whether clients are protected."""
+
+    objective: Objective
+    public: bool
+    ways: Ways = field(default_factory=Ways)
+
+    def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
+        trainable = [(one, request) for one, request in some if isinstance(one, Trainable)]
+        asked = [(participant, request, participant.job(request)) for participant, request in trainable]
+        theirs = [(participant, request, job) for participant, request, job in asked if job is not None]
+        tried = len(self.ways.trials)
+        found = train_together(self.objective, [job for _, _, job in theirs], self.ways, public=self.public)
+        self._say(tried)
+        for (participant, request, _), trained in zip(theirs, found, strict=True):
+            participant.train_ahead(request, trained)
+
+    def _say(self, tried: int) -> None:
+        """Log the results of trials after the first `tried`."""
+        for trial in list(self.ways.trials.values())[tried:]:
+            if trial.why_not:
+                _log.warning("clients train one after the other: %s", trial.why_not)
+            else:
+                _log.info("clients train in shared passes")
+
+
+# ## from secure_fed.rounds.transport
+# ## The progress of a run within a round, for displays: the stage, the number of finished clients, the bytes so far.
+# ##
+# ## Observation changes nothing: `Told` passes on every request and every answer unchanged. Where the guarantee requires that
+# ## nobody
+# ## learns the cohort size, no number is reported.
+# ##
+
+
+TRAINING, TESTING = "training", "testing"
+PROBING = "measuring what the noise alone does"
+_STAGES = {
+    "advertise": "exchanging keys",
+    "share": "sharing secrets",
+    "mask": TRAINING,
+    "consistency": "comparing lists",
+    "unmask": "taking masks off",
+}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """round: from 0. done: the number of finished clients out of `total`, possibly fractional; total 0: not reported. sent:
+    bytes of the round so far, in both directions.
+    """
+
+    round: int
+    stage: str
+    done: float = 0.0
+    total: int = 0
+    sent: int = 0
+
+    def __str__(self) -> str:
+        """The stage, and the number of finished clients, if it is reported."""
+        return self.stage + (f" {int(self.done)}/{self.total}" if self.total else "")
+
+    @property
+    def share(self) -> float:
+        """The finished share of the round. Training takes nearly all of it."""
+        if self.stage == TRAINING:
+            return self.done / self.total if self.total else 0.0
+        return float(self.stage in (TESTING, *_AFTER))
+
+
+_AFTER = (_STAGES["consistency"], _STAGES["unmask"])
+
+
+@dataclass
+class Told:
+    """A transport that reports its exchanges. counted: whether it reports numbers."""
+
+    inner: Transport
+    tell: Callable[[Progress], None]
+    counted: bool = True
+    _now: Progress = Progress(-1, "")
+    _answered: int = 0
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        asked = next(iter(requests.values()), None)
+        if asked is not None:
+            alike = isinstance(asked, Request)
+            sent = asked.bytes_down * len(requests) if alike else sum(one.bytes_down for one in requests.values())
+            self._begin(asked, len(requests), sent)
+        for reply in self.inner.exchange(requests):
+            self._answered += 1
+            sent = reply.contribution.wire_size if isinstance(reply, Reply) else len(reply.message)
+            self._say(max(self._now.done, self._answered), sent)
+            yield reply
+
+    def ahead(self, trained: float) -> None:
+        """`trained` clients beyond the clients that have answered are trained, in common passes."""
+        if self._now.stage == TRAINING:
+            self._say(self._answered + trained)
+
+    def testing(self, round_: int) -> None:
+        """The round's sums are complete, and its state is being evaluated."""
+        sent = self._now.sent if self.counted and self._now.round == round_ else 0
+        self.tell(Progress(round_, TESTING, sent=sent))
+
+    def _begin(self, asked: Any, total: int, sent: int) -> None:
+        before = self._now.sent if asked.round == self._now.round else 0
+        name = _STAGES.get(asked.name, asked.name) if isinstance(asked, Stage) else TRAINING
+        self._answered = 0
+        self._now = Progress(asked.round, name, 0.0, total, before)
+        self._say(0.0, sent)
+
+    def _say(self, done: float, sent: int = 0) -> None:
+        now = self._now
+        self._now = Progress(now.round, now.stage, done, now.total, now.sent + sent)
+        self.tell(self._now if self.counted else Progress(now.round, now.stage))

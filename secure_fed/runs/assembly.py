@@ -21,19 +21,17 @@ from secure_fed.learning.training.cohort.trainings import Ways
 from secure_fed.learning.training.local_function import LocalFunction, trainer_of
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import Method, State
-from secure_fed.rounds.charges import Charges
 from secure_fed.rounds.client import Client
+from secure_fed.rounds.client_models import part
 from secure_fed.rounds.cohort import with_phantoms
-from secure_fed.rounds.diagnostics.watch import Watch, watch
+from secure_fed.rounds.diagnostics import Watch, watch
+from secure_fed.rounds.engine import Charges
 from secure_fed.rounds.local_function import require_function, require_trainable, require_undivided
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, allowed, behind_masks, in_process
-from secure_fed.rounds.open_settings import reached
-from secure_fed.rounds.phantoms.clients import Phantom
-from secure_fed.rounds.protect import protect, require_by_trials, require_protectable, require_steady
-from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.ranks import part
+from secure_fed.rounds.open_settings import paced, reached, unhurt
+from secure_fed.rounds.phantoms import Phantom
+from secure_fed.rounds.protection import Protection, protect, require_by_trials, require_protectable, require_steady
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.step_lengths import paced, unhurt
 from secure_fed.rounds.transport import Transport
 from secure_fed.runs.best import require_choosable
 from secure_fed.runs.parties import Parties, parties_of, trainer

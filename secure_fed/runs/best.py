@@ -15,7 +15,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.tasks.headline import headline, shown
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 
 _SETTINGS = ("patience", "keep_best")
 

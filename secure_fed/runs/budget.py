@@ -29,7 +29,7 @@ from privacy.ledger_file import Head
 from privacy.statement import rounded_up
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import RunDirectoryError, UsageError
-from secure_fed.rounds.charges import TurnPassed
+from secure_fed.rounds.engine import TurnPassed
 from secure_fed.runs.budget_terms import CHARGED_HERE, Subject, terms_of
 from secure_fed.runs.directory import CHECKPOINT, PRIVATE, RELEASED, made_private, private_part, read_object
 from secure_fed.runs.durable import atomic_write

@@ -15,8 +15,8 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning.evaluation import evaluate
 from secure_fed.learning.tasks.headline import headline
 from secure_fed.methods.method import State
-from secure_fed.rounds.diagnostics.targets import require_headline
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.diagnostics import require_headline
+from secure_fed.rounds.sums import Record
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
 

@@ -11,7 +11,7 @@ from privacy.mechanisms import AdaptiveGaussian
 from privacy.statement import NOT_COVERED, Statement
 from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.runs import participation
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget

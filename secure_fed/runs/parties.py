@@ -13,23 +13,17 @@ from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort.trainings import clients_at_once
 from secure_fed.learning.training.local import Train, train
-from secure_fed.rounds.acceptable import Acceptable
-from secure_fed.rounds.canary_clients import canary_setups
-from secure_fed.rounds.charges import Charges, charges_nothing
-from secure_fed.rounds.client import Client
-from secure_fed.rounds.client_setup import ClientSetup
+from secure_fed.rounds.client import Client, ClientSetup, Joined, Registered
 from secure_fed.rounds.cohort import phantom_sampler
-from secure_fed.rounds.common_passes import Together
-from secure_fed.rounds.diagnostics.watch import Watch
-from secure_fed.rounds.phantoms.clients import Phantom, phantom_clients, phantom_examples
-from secure_fed.rounds.phantoms.scores import PhantomScores
+from secure_fed.rounds.diagnostics import Watch
+from secure_fed.rounds.engine import Charges, charges_nothing
+from secure_fed.rounds.phantoms import Phantom, PhantomScores, canary_setups, phantom_clients, phantom_examples
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.registered import Joined, Registered
-from secure_fed.rounds.server import Server
-from secure_fed.rounds.server_optimizer import ServerOptimizer
-from secure_fed.rounds.summing import OpenSum, empty_sum
-from secure_fed.rounds.tail import Tail
-from secure_fed.rounds.turns import Turns, turns_of
+from secure_fed.rounds.request_checks import Acceptable
+from secure_fed.rounds.server import Server, Turns, turns_of
+from secure_fed.rounds.server_optimizer import ServerOptimizer, Tail
+from secure_fed.rounds.sums import OpenSum, empty_sum
+from secure_fed.rounds.transport import Together
 from secure_fed.runs.start import Start
 
 

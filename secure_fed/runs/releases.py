@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from secure_fed.methods.method import State
-from secure_fed.rounds.client import Client
-from secure_fed.rounds.record import Record
-from secure_fed.rounds.registered import existing
+from secure_fed.rounds.client import Client, existing
+from secure_fed.rounds.sums import Record
 from secure_fed.runs.checkpoint import read_released
 from secure_fed.runs.store import RunStore
 from secure_fed.tensors.tensors import Tensors

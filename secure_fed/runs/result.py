@@ -12,8 +12,8 @@ from typing import Any
 from secure_fed.config import RunConfig
 from secure_fed.config.evaluation import DIAGNOSTICS
 from secure_fed.methods.method import State
-from secure_fed.rounds.diagnostics import targets
-from secure_fed.rounds.record import Record
+from secure_fed.rounds import diagnostics
+from secure_fed.rounds.sums import Record
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.best import best
 from secure_fed.runs.budget import RunBudget
@@ -147,7 +147,7 @@ def _diagnosed(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any] 
     secret = protection.hides_cohort or protection.hidden
     found = {name: last.get(name) for name in settings.diagnostics}
     task = assembly.config.data.task
-    return found | targets.summary(records, settings, task, secret_cohort=secret) or None
+    return found | diagnostics.summary(records, settings, task, secret_cohort=secret) or None
 
 
 def _subject(assembly: Assembly) -> dict[str, Any]:

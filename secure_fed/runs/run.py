@@ -17,11 +17,10 @@ from secure_fed.learning.models.kept import PASS_SIZES
 from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.methods.method import State, fits
 from secure_fed.rounds import engine
+from secure_fed.rounds.client import Registered, existing
 from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule
-from secure_fed.rounds.progress import PROBING, Progress, Told
-from secure_fed.rounds.record import Record
-from secure_fed.rounds.registered import Registered, existing
-from secure_fed.rounds.transport import Transport
+from secure_fed.rounds.sums import Record
+from secure_fed.rounds.transport import PROBING, Progress, Told, Transport
 from secure_fed.runs import guarantee, published
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.best import best, require_measured, stalled

@@ -22,10 +22,9 @@ from secure_fed.learning.read_once import read_once
 from secure_fed.learning.training.cohort.crew import copies_on
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss_of
+from secure_fed.rounds.client_models import personal_names, require_ranks, require_shared_factors
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
 from secure_fed.rounds.open_settings import settled
-from secure_fed.rounds.personal import personal_names
-from secure_fed.rounds.ranks import require_ranks, require_shared_factors
 from secure_fed.tensors.tensors import Tensors
 
 

@@ -20,7 +20,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import Pair, pairs
 from secure_fed.methods.method import State
-from secure_fed.rounds.running_sum import noise_levels
+from secure_fed.rounds.server_optimizer import noise_levels
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys

@@ -14,7 +14,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods import METHODS, build
 from secure_fed.methods.method import Shrinking, State, fits
-from secure_fed.rounds.tail import Tail
+from secure_fed.rounds.server_optimizer import Tail
 from secure_fed.tensors.low_rank import truncated
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen

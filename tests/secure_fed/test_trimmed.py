@@ -12,8 +12,7 @@ import torch
 
 from secure_fed.config import FederationConfig
 from secure_fed.errors import ConfigError
-from secure_fed.rounds.record import Record
-from secure_fed.rounds.summing import Intake, OpenSum, empty_sum
+from secure_fed.rounds.sums import Intake, OpenSum, Record, empty_sum
 from secure_fed.rounds.transport import Reply
 from secure_fed.tensors.layout import Layout, LayoutError
 from secure_fed.tensors.sums import NotFiniteError

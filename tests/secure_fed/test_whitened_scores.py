@@ -10,8 +10,7 @@ from scipy.stats import mannwhitneyu, norm
 
 from privacy.correlation import Correlation, square_root
 from secure_fed.learning.training.canary_directions import direction
-from secure_fed.rounds.phantoms.scores import SCORES
-from secure_fed.rounds.phantoms.whitened_scores import Floats, Past, evidence
+from secure_fed.rounds.phantoms import SCORES, Floats, Past, evidence
 from secure_fed.tensors.layout import Layout
 from tests.privacy.test_correlation import dense
 from tests.secure_fed import in_turn

@@ -24,7 +24,7 @@ from secure_fed.learning.tasks.task import Collate, Confidence
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.objective import to_device
 from secure_fed.methods.method import State
-from secure_fed.rounds.phantoms.scores import SCORES
+from secure_fed.rounds.phantoms import SCORES
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import roc
 from secure_fed.tensors.layout import Layout

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import Pair
-from secure_fed.rounds.diagnostics.aggregation import AggregationError
-from secure_fed.rounds.diagnostics.angles import of_columns, of_wholes
-from secure_fed.rounds.diagnostics.similarity import features, linear_cka
+from secure_fed.rounds.diagnostics import AggregationError, features, linear_cka, of_columns, of_wholes
 from secure_fed.tensors.tensors import Tensors
 
 

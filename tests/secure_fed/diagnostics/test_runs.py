@@ -18,12 +18,9 @@ from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods.method import State
+from secure_fed.rounds import diagnostics
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.diagnostics import targets
-from secure_fed.rounds.diagnostics.compared import Weights
-from secure_fed.rounds.diagnostics.local import Discrepancy, Drift
-from secure_fed.rounds.diagnostics.variation import Variation
-from secure_fed.rounds.diagnostics.watch import Watch, watch
+from secure_fed.rounds.diagnostics import Discrepancy, Drift, Variation, Watch, Weights, watch
 from secure_fed.runs.run import Result
 from secure_fed.runs.store import read_records
 from secure_fed.tensors.tensors import Tensors
@@ -406,7 +403,7 @@ def rows(accuracies: list[float | None]) -> list[dict[str, Any]]:
     [([0.5, 0.8, 0.7], 2), ([0.5, None, 0.9], 3), ([0.5, 0.79, 0.1], None), ([0.9], 1), ([], None)],
 )
 def test_rounds_to_a_target(accuracies: list[float | None], rounds: int | None) -> None:
-    told = targets.summary(
+    told = diagnostics.summary(
         rows(accuracies), EvaluationConfig(target_accuracy=0.8), "classification", secret_cohort=False
     )["target"]
     sent = None if rounds is None else rounds * 6_000_000
@@ -418,7 +415,7 @@ def test_a_target_of_entities_or_answers_is_an_f1(task: str) -> None:
     records = [row | {"f1": f1} for row, f1 in zip(rows([0.95, 0.96, 0.97]), (0.0, 0.4, 0.85), strict=True)]
     for target, reached in ((0.8, 3), (0.9, None)):
         settings = EvaluationConfig(target_accuracy=target)
-        told = targets.summary(records, settings, task, secret_cohort=False)["target"]
+        told = diagnostics.summary(records, settings, task, secret_cohort=False)["target"]
         assert (told["metric"], told["accuracy"], told["rounds"]) == ("f1", target, reached)
 
 
@@ -431,13 +428,15 @@ def test_a_target_that_is_never_measured() -> None:
 def test_time_over_a_line_of_one_megabyte_a_second() -> None:
     records = rows([0.1, 0.2])
     for row in records:
-        row["transfer_seconds"] = targets.transfer_seconds(row, 1.0)
+        row["transfer_seconds"] = diagnostics.transfer_seconds(row, 1.0)
         assert row["transfer_seconds"] == pytest.approx(2.0)  # (6 + 2) MB over 4 clients' separate lines
-    told = targets.summary(records, EvaluationConfig(bandwidth=1.0), "classification", secret_cohort=False)["bandwidth"]
+    told = diagnostics.summary(records, EvaluationConfig(bandwidth=1.0), "classification", secret_cohort=False)[
+        "bandwidth"
+    ]
     assert told == pytest.approx(
         {"megabytes_per_second": 1.0, "transfer_seconds": 4.0, "compute_seconds": 4.0, "seconds": 8.0}
     )
-    assert targets.transfer_seconds({**records[0], "cohort": 0}, 1.0) == 0.0
+    assert diagnostics.transfer_seconds({**records[0], "cohort": 0}, 1.0) == 0.0
 
 
 def test_the_bytes_of_a_run_are_those_of_its_lines() -> None:

@@ -14,8 +14,7 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from protocols.errors import RangeError
 from secure_fed.errors import ConfigError
-from secure_fed.rounds.masked.encoding import Contribution, Noised, Rounded
-from secure_fed.rounds.masked.plan import PublicPlan
+from secure_fed.rounds.masked.encoding import Contribution, Noised, PublicPlan, Rounded
 from tests.secure_fed.masked.wide_toys import scale
 
 STREAM = SeededEntropy(0).stream("none")

@@ -21,8 +21,7 @@ from privacy.mechanisms import COUNTER
 from secure_fed.federation import Federation
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
-from secure_fed.rounds.masked.encoding import Contribution, Rounded
-from secure_fed.rounds.masked.plan import PublicPlan
+from secure_fed.rounds.masked.encoding import Contribution, PublicPlan, Rounded
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.contracts import runs

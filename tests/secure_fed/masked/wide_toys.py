@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
 from secure_fed.rounds.engine import run_round
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.rounds.transport import Reply, Stage
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import Tensors

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.tasks import TASKS, classification
 from secure_fed.learning.training.objective import Objective
-from secure_fed.methods.consistency import (
+from secure_fed.methods.adamix import (
     DIVERGENCES,
     consistent,
     of_classes,

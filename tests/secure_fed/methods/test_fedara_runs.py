@@ -15,7 +15,7 @@ from secure_fed.errors import MethodError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.triplet import kept, triplets
 from secure_fed.methods.method import State
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.runs.directory import read_config
 from secure_fed.runs.run import Result
 from secure_fed.tensors.layout import Layout

@@ -20,7 +20,7 @@ from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import build
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from secure_fed.config import FederationConfig
 from secure_fed.errors import TrainingError
-from secure_fed.rounds.record import Spent
 from secure_fed.rounds.transport import Reply, Request, Transport
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import NotFiniteError, PlainSum, Summation
@@ -138,3 +137,39 @@ class RecordedSum:
         self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
     ) -> tuple[float, float]:
         return self.inner.traffic(layout, request, cohort, wire_size)
+
+
+# ## from secure_fed.rounds.sums
+# ## A round's record, and the cost of its secure aggregation.
+
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Spent:
+    """The cost of masked sums: bytes of the protocol, models and masked vectors included, and seconds on either side.
+
+    survivors: clients in the sum. left_out: clients among them that sent zeros because their contribution was not finite or
+    out of range, 0 where the encoding does not count them.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    client_seconds: float = 0.0
+    server_seconds: float = 0.0
+    survivors: int = 0
+    left_out: int = 0
+
+    @staticmethod
+    def together(passes: Sequence[Spent]) -> Record:
+        """The cost of all passes of a round. `survivors` is the smallest number in any pass that had a sum."""
+        added = {name: sum(getattr(one, name) for one in passes) for name in vars(passes[0])}
+        return added | {"survivors": min((one.survivors for one in passes if one.survivors), default=None)}
+
+
+@dataclass
+class Clock:
+    """Seconds that the clients of this process have spent on the protocol, training apart."""
+
+    seconds: float = 0.0

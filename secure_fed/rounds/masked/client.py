@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,16 +19,10 @@ from protocols.keys import Identity
 from secure_fed.errors import TrainingError
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.masked.answers import Begun, Clock
-from secure_fed.rounds.masked.bound import Passes
+from secure_fed.rounds.masked.checks import ExpectedRounds, Passes, contributors, require_enough, require_expected
 from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, Words
-from secure_fed.rounds.masked.expected_round import (
-    ExpectedRounds,
-    contributors,
-    require_enough,
-    require_expected,
-)
-from secure_fed.rounds.phantoms.clients import Phantom
+from secure_fed.rounds.phantoms import Phantom
+from secure_fed.rounds.sums import Clock
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
 from secure_fed.tensors.layout import Layout
 
@@ -264,3 +258,24 @@ def masked_clients(
 
 def _word(bits: int) -> type[np.unsignedinteger]:
     return np.uint32 if bits == 32 else np.uint64
+
+
+# ## from secure_fed.rounds.masked.client
+# ## Answers of masked clients, which this process or another makes.
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An answer, made here or in another process, or the error. seconds: the time spent here, training apart."""
+
+    answer: Message | Waiting
+    seconds: float
+    error: Exception | None = None
+
+    def result(self) -> tuple[Message, float]:
+        if self.error is not None:
+            raise self.error
+        if not isinstance(self.answer, Waiting):
+            return self.answer, self.seconds
+        message, seconds = self.answer.result()
+        return message, self.seconds + seconds
