@@ -375,7 +375,7 @@ def test_every_rule_has_a_planted_violation() -> None:
         ("protocols.keys", "from __future__ import annotations\nfrom cryptography.hazmat import primitives"),
         ("protocols.client", "from . import keys\nfrom .wire import Shares"),
         ("secure_fed.rounds.server", "from privacy.mechanisms import NoMechanism\nimport protocols.server"),
-        ("secure_fed.methods.fedlora", "from secure_fed.tensors.tensors import Tensors\nimport torch"),
+        ("secure_fed.methods.averaged", "from secure_fed.tensors.tensors import Tensors\nimport torch"),
         ("secure_fed.commands.cli", "from attacks import report"),
         ("secure_fed.flower", "import flwr"),
         ("attacks.adversary.case", "from secure_fed.rounds.transport import Recording\nimport privacy.accounting"),

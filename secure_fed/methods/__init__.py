@@ -1,4 +1,4 @@
-"""The methods by name. To add one, write its file with a `CARD` and a `build`, and add its line here.
+"""The methods by name. To add one, write a file with a `CARD` and a `build`, or a row in `averaged.py`, and add its line here.
 
 Importing this package imports no method and no torch; a method's file is imported on first use.
 """
@@ -6,8 +6,9 @@ Importing this package imports no method and no torch; a method's file is import
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
@@ -16,24 +17,24 @@ if TYPE_CHECKING:
     from secure_fed.methods.method import Card, Method
 
 METHODS: dict[str, str] = {
-    "fedft": "secure_fed.methods.fedft",
-    "head": "secure_fed.methods.head",
-    "bitfit": "secure_fed.methods.bitfit",
-    "adapter_houlsby": "secure_fed.methods.adapter_houlsby",
-    "adapter_pfeiffer": "secure_fed.methods.adapter_pfeiffer",
-    "prompt_tuning": "secure_fed.methods.prompt_tuning",
-    "prefix_tuning": "secure_fed.methods.prefix_tuning",
-    "p_tuning": "secure_fed.methods.p_tuning",
-    "ia3": "secure_fed.methods.ia3",
-    "compacter": "secure_fed.methods.compacter",
+    "fedft": "secure_fed.methods.averaged",
+    "head": "secure_fed.methods.averaged",
+    "bitfit": "secure_fed.methods.averaged",
+    "adapter_houlsby": "secure_fed.methods.averaged",
+    "adapter_pfeiffer": "secure_fed.methods.averaged",
+    "prompt_tuning": "secure_fed.methods.averaged",
+    "prefix_tuning": "secure_fed.methods.averaged",
+    "p_tuning": "secure_fed.methods.averaged",
+    "ia3": "secure_fed.methods.averaged",
+    "compacter": "secure_fed.methods.averaged",
     "adamix": "secure_fed.methods.adamix",
-    "fedlora": "secure_fed.methods.fedlora",
+    "fedlora": "secure_fed.methods.averaged",
     "ffa_lora": "secure_fed.methods.ffa_lora",
     "rolora": "secure_fed.methods.rolora",
     "fra_lora": "secure_fed.methods.fra_lora",
     "fra_then_ffa": "secure_fed.methods.fra_then_ffa",
     "federa": "secure_fed.methods.federa",
-    "svd_adaptation": "secure_fed.methods.svd_adaptation",
+    "svd_adaptation": "secure_fed.methods.averaged",
     "fedara": "secure_fed.methods.fedara",
     "fedtt": "secure_fed.methods.fedtt",
     "fedtt_plus": "secure_fed.methods.fedtt_plus",
@@ -74,7 +75,7 @@ def build(config: RunConfig | MethodConfig) -> Method:
             f"federation.aggregate = {run.federation.aggregate!r} cannot be used with method.name = {chosen.name!r}: "
             f"{chosen.needs_means}; use 'mean'"
         )
-    return cast("Method", import_module(METHODS[chosen.name]).build(run))
+    return _described(chosen.name)[1](run)
 
 
 def _require_read(config: MethodConfig, chosen: Card) -> None:
@@ -101,9 +102,17 @@ def require_known(name: str) -> None:
 def card(name: str) -> Card:
     """The card of the method called `name`."""
     require_known(name)
-    return cast("Card", import_module(METHODS[name]).CARD)
+    return _described(name)[0]
 
 
 def cards() -> list[Card]:
     """Every method's card, in the order of the table."""
     return [card(name) for name in METHODS]
+
+
+def _described(name: str) -> tuple[Card, Callable[[RunConfig], Method]]:
+    """The card of a method and its `build`: a row's in `averaged.TABLE`, else those of its file."""
+    module = import_module(METHODS[name])
+    if row := getattr(module, "TABLE", {}).get(name):
+        return row.card, row.build
+    return module.CARD, module.build

@@ -1,10 +1,19 @@
 """AdaMix (Wang et al., 2022, arXiv 2205.12410): several bottlenecks behind every feed-forward, of which each pass of training
 takes one at random (section 3.1), and which are merged into their mean otherwise (section 3.3).
 
-    local loss of an example = task loss of pass a + 1/2 (KL(p_a || p_b) + KL(p_b || p_a))      (`consistency.py`)
+    local loss of an example i = loss_i(a) + 1/2 (KL(p_a || p_b) + KL(p_b || p_a))
+                               = loss_i(a) + 1/2 sum_c (p_a - p_b)_c (log p_a - log p_b)_c                        (section 3.2)
 
-with a and b two passes, each with its own random choice of experts, and p their predicted distributions (section 3.2). The
-experts of a place share their upper layer (section 3.4), as in the authors' settings, so there are M lower layers. All are
+with loss_i the task's loss, a and b two passes, each with its own random choice of experts, and p their predicted distribution:
+
+    classification      over the classes
+    multi_label         for each label, its presence; the divergence is the mean over labels, like the loss
+    regression          a normal of variance one around the prediction: half of the squared difference
+    tokens              over the tags, the mean over words that have one
+    causal_lm, chat     over the next token, the mean over tokens that are learned; multiple_choice too, on the right choice
+    question_answering  over the positions of the start and of the end, the sum of both
+
+The experts of a place share their upper layer (section 3.4), as in the authors' settings, so there are M lower layers. All are
 averaged, expert by expert.
 
 Guarantee: the mean of the parameters is exact. Experts are drawn for a whole pass, independently of its examples. For
@@ -12,7 +21,8 @@ example-level privacy each example has its own pass (`passes.tried`): with a sha
 would depend on the other examples.
 
 Deviations. The upper layers start at zero, so that the adapted model starts equal to the original. Clients send experts
-unmerged: they are merged where the model is used, so that experts stay different over the rounds.
+unmerged: they are merged where the model is used, so that experts stay different over the rounds. The paper has
+classification and text generation; the other tasks are ours.
 """
 
 from __future__ import annotations
@@ -31,8 +41,6 @@ from secure_fed.learning.tasks.task import Loss
 from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Card
 
-BOTTLENECK = 16
-
 CARD = Card(
     name="adamix",
     paper="Wang et al., arXiv 2205.12410",
@@ -43,7 +51,7 @@ CARD = Card(
 
 
 def build(run: RunConfig) -> AdaMix:
-    return AdaMix(Mixtures(run.method.bottleneck or BOTTLENECK, run.method.experts), CARD, run.data.task)
+    return AdaMix(Mixtures(run.method.bottleneck or 16, run.method.experts), CARD, run.data.task)
 
 
 @dataclass(frozen=True)
@@ -54,29 +62,6 @@ class AdaMix(Averaged):
 
     def objective(self, loss: Loss) -> Loss:
         return consistent(loss, self.task)
-
-
-# ## from secure_fed.methods.adamix
-# ## The consistency loss of two random passes (AdaMix, Wang et al., 2022, arXiv 2205.12410, section 3.2).
-# ##
-# ##     loss_i(a) + 1/2 (KL(p_a || p_b) + KL(p_b || p_a)),   which is   loss_i(a) + 1/2 sum_c (p_a - p_b)_c (log p_a - log
-# ## p_b)_c
-# ##
-# ## for each example i, a and b being two passes through the model, and p the predicted distribution of the task:
-# ##
-# ##     classification      over the classes
-# ##     multi_label         for each label, its presence; the divergence is the mean over labels, like the loss
-# ##     regression          a normal of variance one around the prediction: half of the squared difference
-# ##     tokens              over the tags, the mean over words that have one
-# ##     causal_lm, chat     over the next token, the mean over tokens that are learned; multiple_choice too, on the right
-# ## choice
-# ##     question_answering  over the positions of the start and of the end, the sum of both
-# ##
-# ## Deviation: the paper has classification and text generation; the other tasks are ours.
-# ##
-
-
-_NEVER = -1e9
 
 
 def consistent(loss: Loss, task: str = "classification") -> Loss:
@@ -120,7 +105,7 @@ def of_next_tokens(first: Any, second: Any, batch: Any) -> Tensor:
 
 def of_spans(first: Any, second: Any, batch: Any) -> Tensor:
     blind, ends = batch["attention_mask"] == 0, ("start_logits", "end_logits")
-    seen = [[getattr(output, end).float().masked_fill(blind, _NEVER) for end in ends] for output in (first, second)]
+    seen = [[getattr(output, end).float().masked_fill(blind, -1e9) for end in ends] for output in (first, second)]
     return _apart(seen[0][0], seen[1][0]) + _apart(seen[0][1], seen[1][1])
 
 

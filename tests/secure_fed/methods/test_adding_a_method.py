@@ -1,4 +1,4 @@
-"""The file in docs/adding_a_method.md works as a method exactly as shown."""
+"""The file in docs/adding_a_method.md works as a method exactly as shown, and so does its row."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ import torch
 from peft import PeftModel
 
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.methods import METHODS
+from secure_fed.methods import METHODS, averaged
 from secure_fed.methods.method import CHANGE, LoraShaped, State
 from secure_fed.tensors.layout import LayoutError
 from secure_fed.tensors.tensors import Tensors
+from tests.contracts import runs
 from tests.secure_fed import toys
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "stein_ffa"
 
 
-def shown() -> str:
+def shown(language: str = "python") -> str:
     text = (ROOT / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     return str(code)
 
 
@@ -58,6 +59,17 @@ def test_it_runs(module: ModuleType, settings: dict[str, Any]) -> None:
     before, after = federation.assembly.initial.tensors, result.state.tensors
     for name in before:
         assert torch.equal(before.tensor(name), after.tensor(name)) == (".lora_A." in name)
+
+
+@pytest.mark.parametrize("unit", ["none", "client"])
+def test_the_row_runs(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+    (row,) = eval(f"({shown('py')})", vars(averaged))
+    monkeypatch.setitem(averaged.TABLE, row.card.name, row)
+    monkeypatch.setitem(METHODS, row.card.name, averaged.__name__)
+    federation = runs.federation(runs.settings(row.card.name, unit))
+    after, before = federation.run().state.tensors, federation.assembly.initial.tensors
+    assert not any(torch.equal(before.tensor(name), after.tensor(name)) for name in before)
+    assert all(".attention.output.dense.adapter." in name for name in before if "encoder" in name)
 
 
 def test_without_noise_it_is_ffa_lora(module: ModuleType) -> None:
