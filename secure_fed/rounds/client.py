@@ -1,4 +1,8 @@
-"""What all clients of one process share."""
+"""A client: it holds its examples, trains on them, and sends a bounded change.
+
+`ClientSetup` is what all clients of one process share. `clipped` is the bound on what one client can change, before any noise.
+`Registered` makes the clients of a large federation when they are drawn.
+"""
 
 from __future__ import annotations
 
@@ -74,10 +78,6 @@ class ClientSetup:
         if name not in self.ranks:
             return job
         return replace(job, before=part(before, self.ranks[name]), whole=Layout.of(before.select(trainable)))
-
-
-# ## from secure_fed.rounds.client
-# ## A client: it holds its examples, trains on them, and sends a bounded change.
 
 
 class Client:
@@ -166,17 +166,13 @@ class Client:
             self._before = self._after = Tensors()
         sent = self._bounded(contribution, request)
         if Layout.of(sent).digest != request.layout:
-            odd = self._odd(sent, request)
+            state = State(setup.initial | request.tensors, round=request.round)
+            own = setup.protection.layout(setup.method, state, request.pass_name, setup.personal)
+            odd = Layout.of(sent).differing(own) or "their layouts of it differ"
             raise LayoutError(
                 f"client {self.name} and the server disagree on the content of pass {request.pass_name!r}: {odd}"
             )
         return Reply(self.index, sent, self._counts, self._loss)
-
-    def _odd(self, sent: Tensors, request: Request) -> str:
-        """The fault of a contribution whose layout is not the request's, by the method's layout here."""
-        setup, state = self._setup, State(self._setup.initial | request.tensors, round=request.round)
-        agreed = setup.protection.layout(setup.method, state, request.pass_name, setup.personal)
-        return Layout.of(sent).differing(agreed) or "their layouts of it differ"
 
     @property
     def _counts(self) -> float:
@@ -204,15 +200,11 @@ class Client:
         if self._setup.acceptable is not None:
             self._setup.acceptable.require(request, self.name)
         if request.pass_name == plan.passes[0]:
-            self._take_turn(request.round)
+            if self._setup.attendance is not None:  # refuses a round out of turn, and records the turn
+                self._setup.attendance.enter(self.index, request.round)
             self._due = [(request.round, name) for name in plan.passes]
         if not self._due or self._due.pop(0) != (request.round, request.pass_name):
             raise MethodError(f"the request to client {self.name} for pass {request.pass_name!r:.40} is out of turn")
-
-    def _take_turn(self, round_: int) -> None:
-        """Refuse a round that is not this client's turn. Records the turn before the answer."""
-        if self._setup.attendance is not None:
-            self._setup.attendance.enter(self.index, round_)
 
     def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
         """The clipped contribution with the mechanism's counters, and with noise if the client adds it.
@@ -272,21 +264,15 @@ class Client:
         )
         return replace(job, private=steps)
 
-    def _taken(self, request: Request) -> Trained | None:
-        """The result trained ahead, if it was for this request."""
-        (asked, trained), self._ahead = self._ahead or (None, None), None
-        if asked is None or asked.tensors is not request.tensors:
-            return None
-        return trained if _terms(asked) == _terms(request) else None
-
     def _trained(self, request: Request) -> Trained:
         """The result of local training, made now unless it was made ahead."""
         setup, protection = self._setup, self._setup.protection
         if protection.placement.own_noise:
             passes = len(request.plan.passes)
             self._takes_part = setup.allowance(self.name, passes, request.round) == passes
-        if (taken := self._taken(request)) is not None:
-            return taken
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0].tensors is request.tensors and _terms(ahead[0]) == _terms(request):
+            return ahead[1]
         job = self._job(self._before, request)
         if protection.placement.step_noise:
             return train_together(setup.objective, [self._charged(job, request)], setup.ways)[0]
@@ -309,14 +295,6 @@ class Client:
         return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
 
 
-def _terms(request: Request) -> tuple[object, ...]:
-    return request.round, request.plan, request.lr, request.clip_norm
-
-
-# ## from secure_fed.rounds.client
-# ## The bound on what one client can change: its contribution, clipped to the clip norm, before any noise.
-
-
 def clipped(contribution: Tensors, clip_norm: float, protection: Protection, *, nothing: bool) -> Tensors:
     """The contribution clipped in its mechanism's norm, with the mechanism's counters.
 
@@ -334,7 +312,7 @@ def clipped(contribution: Tensors, clip_norm: float, protection: Protection, *, 
             "change: return privacy.mechanisms.clip_factor(norm(), clip_norm), or less"
         ).about("mechanism", type(mechanism).__name__, "a scale that keeps contributions below the clip norm")
     if factor == 0.0 or nothing:
-        contribution = _zeros(contribution)
+        contribution = Tensors((name, torch.zeros(shape)) for name, shape in Layout.of(contribution).entries)
     elif factor != 1.0:
         contribution = contribution * factor
     return contribution | mechanism.counted(norm, clip_norm)
@@ -346,14 +324,6 @@ def _norm(contribution: Tensors, order: float) -> float:
         return contribution.norm()
     flat = Layout.of(contribution).flatten(contribution, torch.float64)
     return float(torch.linalg.vector_norm(flat, order))
-
-
-def _zeros(like: Tensors) -> Tensors:
-    return Tensors((name, torch.zeros(shape)) for name, shape in Layout.of(like).entries)
-
-
-# ## from secure_fed.rounds.client
-# ## Clients of a large federation, made when they are drawn.
 
 
 class Registered(Sequence[Client]):
@@ -416,3 +386,7 @@ class Joined(Sequence[Client]):
 def existing(clients: Sequence[Client]) -> Iterable[Client]:
     """The clients that may keep anything: all that exist."""
     return clients.made if isinstance(clients, Registered) else clients
+
+
+def _terms(request: Request) -> tuple[object, ...]:
+    return request.round, request.plan, request.lr, request.clip_norm

@@ -1,4 +1,41 @@
-"""Personal tensors, which never leave their client: their names, and the model of one client with its own."""
+"""Models that differ between clients: personal tensors (`method.personal`), which never leave their client, and fewer ranks
+(`method.ranks`).
+
+Ranks by client: a client with a smaller machine trains a part of the global adapter's ranks.
+
+The global adapter has rank r, with A (r, n) and B (m, r) beside every adapted matrix. The model of a client of rank k <= r has
+the first k rows of A and the first k columns of B alone (HetLoRA: Cho et al., 2024, arXiv 2401.06432):
+
+    W + s B[:, :k] A[:k]
+
+The other ranks are left out, so the client has gradients and optimiser states of its own ranks alone. The scale s is that of
+rank r at every client, alpha / r or alpha / sqrt(r): with alpha / k, the same factors would mean another change of W at another
+client, and their mean would mean nothing.
+
+What is sent has the layout of rank r at every client: masked sums and noise need one layout for all. So `method.ranks` saves
+memory and time of local training, and no bytes. Let c_i be the weights of the clients and R their sum (under privacy, the
+expected cohort). The change of a rank that client i does not train is exactly zero, so
+
+    mean change of rank j  =  sum of c_i (change of rank j at client i), over the clients that train j  /  R.
+
+A rank that few clients train therefore learns more slowly, by the share of these clients. R is never replaced by the weights of
+the clients that train rank j: which of them were drawn may be secret, and noise is calibrated for one public divisor. With
+B_i and A_i the factors that client i ends with, in all ranks, and dB_i and dA_i their changes:
+
+    ffa_lora    mean(dB_i) A is the mean of the clients' changes dB_i A, exactly.
+    fra_lora    mean(B_i A_i - B A) is the mean of the clients' changes, exactly, until it is split at rank r. The split orders
+                ranks by singular values: a client of rank k receives the best approximation of rank k.
+    fedlora     the server's change is mean(dB_i) A + B mean(dA_i) + mean(dB_i) mean(dA_i). The mean of the clients' changes has
+                mean(dB_i dA_i) as its last term: the averaging error that fedlora also has at equal ranks.
+
+Privacy. Ranks are settings, which everybody knows. Contributions, and gradients of private steps, are clipped over the numbers
+that the client trains, so a unit moves a sum by the clip norm at most, whatever the rank. Noise on contributions and sums has
+the full layout. Noise in a client's steps is on its own ranks: its other ranks are as the server sent them.
+
+Deviations from HetLoRA: it pads factors with zeros, which pulls the ranks that few clients train towards zero; changes padded
+with zeros do not. Its weights by the norms of clients' updates, and its pruning of clients' ranks, are left out: both are
+functions of private data.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +49,6 @@ from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods.method import Method, Rewriting, State
 from secure_fed.tensors.tensors import Tensors
-
-
-def completed(
-    tensors: Tensors, patterns: Sequence[str], client: str | None, names: Sequence[str], kept: Mapping[int, Tensors]
-) -> Tensors:
-    """`tensors` with the personal tensors of `client` in place of their initial values in the global state.
-
-    patterns: `method.personal`. names, kept: every client's name, and by its index its personal tensors. Refuses to choose a
-    client itself, and refuses a client that has not trained, whose model would be partly untrained.
-    """
-    if not patterns:
-        if client is not None:
-            message = f"no tensor of this run is personal, so client {client!r} has no model of its own: leave it out"
-            raise ConfigError(message).about("--client", client, "method.personal")
-        return tensors
-    shown = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
-    if client is None:
-        raise ConfigError(
-            f"method.personal keeps {', '.join(patterns)} on each client, so each has a model of its own: "
-            f"choose one with --client NAME (in Python, client=NAME) among {shown}"
-        ).about("--client", None, f"one of {shown}")
-    if client not in names:
-        message = f"--client is {client!r}, but the clients of this run are {shown}"
-        raise ConfigError(message).about("--client", client, f"one of {shown}")
-    own = kept.get(names.index(client))
-    if own is None:
-        message = f"--client is {client!r}, which took part in no round yet: choose another, or train on"
-        raise ConfigError(message).about("--client", client, "a client that took part")
-    return tensors | own
 
 
 def personal_names(method: Method, initial: Tensors, patterns: Sequence[str], rounds: int) -> tuple[str, ...]:
@@ -77,56 +85,33 @@ def personal_names(method: Method, initial: Tensors, patterns: Sequence[str], ro
     return tuple(name for name in trained if any(_names(pattern, name) for pattern in patterns))
 
 
-def _names(pattern: str, name: str) -> bool:
-    return fnmatchcase(name, pattern) or name.startswith(pattern + ".")
+def completed(
+    tensors: Tensors, patterns: Sequence[str], client: str | None, names: Sequence[str], kept: Mapping[int, Tensors]
+) -> Tensors:
+    """`tensors` with the personal tensors of `client` in place of their initial values in the global state.
 
-
-# ## from secure_fed.rounds.client_models
-# ## Ranks by client (`method.ranks`): a client with a smaller machine trains a part of the global adapter's ranks.
-# ##
-# ## The global adapter has rank r, with A (r, n) and B (m, r) beside every adapted matrix. The model of a client of rank k <=
-# ## r has
-# ## the first k rows of A and the first k columns of B alone (HetLoRA: Cho et al., 2024, arXiv 2401.06432):
-# ##
-# ##     W + s B[:, :k] A[:k]
-# ##
-# ## The other ranks are left out, so the client has gradients and optimiser states of its own ranks alone. The scale s is that
-# ## of
-# ## rank r at every client, alpha / r or alpha / sqrt(r): with alpha / k, the same factors would mean another change of W at
-# ## another
-# ## client, and their mean would mean nothing.
-# ##
-# ## What is sent has the layout of rank r at every client: masked sums and noise need one layout for all. So `method.ranks`
-# ## saves
-# ## memory and time of local training, and no bytes. Let c_i be the weights of the clients and R their sum (under privacy, the
-# ## expected cohort). The change of a rank that client i does not train is exactly zero, so
-# ##
-# ##     mean change of rank j  =  sum of c_i (change of rank j at client i), over the clients that train j  /  R.
-# ##
-# ## A rank that few clients train therefore learns more slowly, by the share of these clients. R is never replaced by the
-# ## weights of
-# ## the clients that train rank j: which of them were drawn may be secret, and noise is calibrated for one public divisor. With
-# ## B_i and A_i the factors that client i ends with, in all ranks, and dB_i and dA_i their changes:
-# ##
-# ##     ffa_lora    mean(dB_i) A is the mean of the clients' changes dB_i A, exactly.
-# ##     fra_lora    mean(B_i A_i - B A) is the mean of the clients' changes, exactly, until it is split at rank r. The split
-# ## orders
-# ##                 ranks by singular values: a client of rank k receives the best approximation of rank k.
-# ##     fedlora     the server's change is mean(dB_i) A + B mean(dA_i) + mean(dB_i) mean(dA_i). The mean of the clients'
-# ## changes has
-# ##                 mean(dB_i dA_i) as its last term: the averaging error that fedlora also has at equal ranks.
-# ##
-# ## Privacy. Ranks are settings, which everybody knows. Contributions, and gradients of private steps, are clipped over the
-# ## numbers
-# ## that the client trains, so a unit moves a sum by the clip norm at most, whatever the rank. Noise on contributions and sums
-# ## has
-# ## the full layout. Noise in a client's steps is on its own ranks: its other ranks are as the server sent them.
-# ##
-# ## Deviations from HetLoRA: it pads factors with zeros, which pulls the ranks that few clients train towards zero; changes
-# ## padded
-# ## with zeros do not. Its weights by the norms of clients' updates, and its pruning of clients' ranks, are left out: both are
-# ## functions of private data.
-# ##
+    patterns: `method.personal`. names, kept: every client's name, and by its index its personal tensors. Refuses to choose a
+    client itself, and refuses a client that has not trained, whose model would be partly untrained.
+    """
+    if not patterns:
+        if client is not None:
+            message = f"no tensor of this run is personal, so client {client!r} has no model of its own: leave it out"
+            raise ConfigError(message).about("--client", client, "method.personal")
+        return tensors
+    shown = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
+    if client is None:
+        raise ConfigError(
+            f"method.personal keeps {', '.join(patterns)} on each client, so each has a model of its own: "
+            f"choose one with --client NAME (in Python, client=NAME) among {shown}"
+        ).about("--client", None, f"one of {shown}")
+    if client not in names:
+        message = f"--client is {client!r}, but the clients of this run are {shown}"
+        raise ConfigError(message).about("--client", client, f"one of {shown}")
+    own = kept.get(names.index(client))
+    if own is None:
+        message = f"--client is {client!r}, which took part in no round yet: choose another, or train on"
+        raise ConfigError(message).about("--client", client, "a client that took part")
+    return tensors | own
 
 
 def require_ranks(config: RunConfig, names: Sequence[str]) -> None:
@@ -166,6 +151,10 @@ def part(tensors: Tensors, rank: int) -> Tensors:
 def whole(trained: Tensors, before: Tensors) -> Tensors:
     """Trained tensors in the shapes of `before`, with the numbers of `before` in the ranks that the client did not train."""
     return Tensors((name, _filled(trained.tensor(name), before.tensor(name))) for name in trained)
+
+
+def _names(pattern: str, name: str) -> bool:
+    return fnmatchcase(name, pattern) or name.startswith(pattern + ".")
 
 
 def _filled(trained: Tensor, before: Tensor) -> Tensor:

@@ -1,4 +1,12 @@
-"""The diagnostics of a run: computed from every client's training, and from consecutive global states."""
+"""Diagnostics that the papers plot beside accuracy (`evaluation.diagnostics`). They cost nothing unless requested.
+
+`Watch` computes them: from every client's training (`Discrepancy`, `Drift`, `AggregationError`, which no noise covers), and
+from consecutive global states (`Variation`). Papers leave open whether a client's tensors are compared with the global model
+before the round or after it. Here it is the model before the round, so nothing of a client must be kept.
+
+`summary` has rounds and bytes to a target of the task's headline metric, and time under a bandwidth. Both are computed from
+records alone, so they do not change if a run is interrupted and resumed.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +29,12 @@ from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import truncated
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
-
-_PROBE = 256
+from secure_fed.tensors.tensors import LowRank, Tensors, dense
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Collects diagnostics over a round.
+    """Collects the diagnostics of a run over a round.
 
     It carries nothing from one round to the next, so an interrupted run resumes with the same numbers.
     """
@@ -54,7 +60,8 @@ class Watch:
         if self.variation is not None:
             found["variation"] = self.variation.between(before, after)
         entries: dict[str, Any] = {
-            name: {key: _plain(value) for key, value in own.items()} for name, own in found.items()
+            name: {key: value if math.isfinite(value) else None for key, value in own.items()}
+            for name, own in found.items()
         }
         if self.settings.bandwidth is not None:
             entries["transfer_seconds"] = transfer_seconds(record, self.settings.bandwidth)
@@ -104,26 +111,47 @@ class _Probe:
     batch_size: int
 
     def __call__(self, tensors: Tensors) -> Tensor:
-        return features(self.objective.load(tensors), self.loss, self._batches())
-
-    def _batches(self) -> Iterator[Batch]:
         test = self.test
-        chosen = torch.linspace(0, len(test) - 1, min(_PROBE, len(test))).long().tolist()
-        for batch in batches([test[index] for index in chosen], self.batch_size, self.collate, None):
-            yield to_device(batch.inputs, self.objective.device)
+        chosen = [test[i] for i in torch.linspace(0, len(test) - 1, min(256, len(test))).long().tolist()]
+        inputs = (
+            to_device(batch.inputs, self.objective.device)
+            for batch in batches(chosen, self.batch_size, self.collate, None)
+        )
+        return features(self.objective.load(tensors), self.loss, inputs)
 
 
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+@dataclass(frozen=True)
+class Weights:
+    """The compared part of a state of `method` in a run that began with `initial`.
+
+    Both papers compare the learned part beside the frozen model, FedARA the product of the factors. So where the adapters are
+    LoRA's, or can be written so, it is s B A of every adapted matrix; elsewhere every tensor that trains.
+    """
+
+    method: Method
+    initial: Tensors
+
+    def pairs(self, before: Tensors, after: Tensors, trained: tuple[str, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each compared matrix in both states, formed one after the other; matrices whose shape changes are left out."""
+        if not isinstance(self.method, LoraShaped):
+            for name in trained:
+                if before.tensor(name).shape == after.tensor(name).shape:
+                    yield before.tensor(name), after.tensor(name)
+            return
+        one, other = (_formed(self.method.as_lora(self.initial, tensors)) for tensors in (before, after))
+        for module in sorted(one.keys() | other.keys()):
+            found = (one.get(module), other.get(module))
+            v, w = (dense(product) if product is not None else None for product in found)
+            if v is not None:
+                yield v, torch.zeros_like(v) if w is None else w
+            elif w is not None:
+                yield torch.zeros_like(w), w
 
 
-# ## from secure_fed.rounds.diagnostics
-# ## Diagnostics of each client's trained tensors. Two of the three compare them with the tensors the client started from.
-# ##
-# ## Papers leave open whether such a comparison uses the global model before the round or after it. Here it is the model
-# ## before the
-# ## round, so nothing of a client must be kept.
-# ##
+def _formed(form: LoraForm) -> dict[str, LowRank]:
+    """s B A by module, float64; a module whose factors have all been given up is not in it."""
+    scale = form.adapter.scaling
+    return {module: LowRank(scale * b.double(), a.double()) for module, (a, b) in form.factors.items()}
 
 
 class Local(Protocol):
@@ -183,29 +211,20 @@ def _same_objects(one: Tensors, other: Tensors) -> bool:
     return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
 
 
-def _mean(values: Sequence[float]) -> float:
-    """The mean; NaN if a value is NaN."""
-    return math.fsum(values) / len(values)
-
-
-# ## from secure_fed.rounds.diagnostics
-# ## The error of averaging factors instead of products (Trautmann et al., 2025, error analysis in section V).
-# ##
-# ## Over the clients i of a round, with their weights in the mean, and per adapted matrix
-# ##
-# ##     M = mean(B_i A_i),   err_FedAvg = M - mean(B_i) mean(A_i),   err_FRA = M - M_r,
-# ##
-# ## M_r being the best approximation of M by the rank r of its factors. Both are relative to M: the Frobenius norm of the
-# ## error over
-# ## all matrices, divided by the Frobenius norm of M. They show the error of either rule for these clients, whichever rule the
-# ## run
-# ## uses; the paper's own err_FedAvg, for two clients of one half each, is 0.25 (B_1 - B_2)(A_1 - A_2).
-# ##
-
-
 @dataclass
 class AggregationError:
-    """One round's means of factors and of products, over the clients seen so far."""
+    """The error of averaging factors instead of products (Trautmann et al., 2025, error analysis in section V).
+
+    Over the clients i of a round, with their weights in the mean, and per adapted matrix
+
+        M = mean(B_i A_i),   err_FedAvg = M - mean(B_i) mean(A_i),   err_FRA = M - M_r,
+
+    M_r being the best approximation of M by the rank r of its factors. Both are relative to M: the Frobenius norm of the error
+    over all matrices, divided by the Frobenius norm of M. They show the error of either rule for these clients, whichever rule
+    the run uses; the paper's own err_FedAvg, for two clients of one half each, is 0.25 (B_1 - B_2)(A_1 - A_2).
+
+    It holds one round's means of factors and of products, over the clients seen so far.
+    """
 
     pairs: Sequence[Pair]
     _sum: PlainSum | None = None
@@ -226,7 +245,11 @@ class AggregationError:
         mean = total.total() * (1 / total.weight)
         lost = averaged = whole = 0.0
         for pair in self.pairs:
-            a, b, product = mean.tensor(pair.a).double(), mean.tensor(pair.b).double(), _double(mean[pair.module])
+            a, b, product = mean.tensor(pair.a).double(), mean.tensor(pair.b).double(), mean[pair.module]
+            if isinstance(product, LowRank):
+                product = LowRank(product.left.double(), product.right.double())
+            else:
+                product = product.double()
             singular = truncated(product, min(product.shape)).s
             whole += float(singular.square().sum())
             lost += float(singular[a.shape[0] :].square().sum())
@@ -236,28 +259,20 @@ class AggregationError:
         return {"fedavg": math.sqrt(averaged / whole), "fra": math.sqrt(lost / whole)}
 
 
-def _double(member: Member) -> Member:
-    return LowRank(member.left.double(), member.right.double()) if isinstance(member, LowRank) else member.double()
-
-
-# ## from secure_fed.rounds.diagnostics
-# ## FeDeRA's magnitude and direction variation between consecutive global states (equations 19 to 22, its figures 3 and 4).
-# ##
-# ## The paper plots them of the factors A and B; here they are computed where a method has such factors and trains them, and
-# ## also
-# ## for the product of the factors, which does not depend on how it is split. Each is the mean over all matrices. Only tensors
-# ## that
-# ## the server sends out are used, so this reveals nothing new.
-# ##
-
-
 @dataclass(frozen=True)
 class Variation:
+    """FeDeRA's magnitude and direction variation between consecutive global states (equations 19 to 22, figures 3 and 4).
+
+    The paper plots them of the factors A and B; here they are computed where a method has such factors and trains them, and
+    also for the product of the factors, which does not depend on how it is split. Each is the mean over all matrices. Only
+    tensors that the server sends out are used, so this reveals nothing new.
+    """
+
     weights: Weights
 
     def between(self, before: State, after: State) -> dict[str, float]:
         """Numbers by name."""
-        trained = self.weights.trained(before)
+        trained = self.weights.method.plan(before).trainable
         found = _named("", self.weights.pairs(before.tensors, after.tensors, trained))
         factors = pairs(before.tensors)
         for factor, names in (("_a", [pair.a for pair in factors]), ("_b", [pair.b for pair in factors])):
@@ -271,72 +286,20 @@ def _named(ending: str, both: Iterable[tuple[Tensor, Tensor]]) -> dict[str, floa
     if not varied:
         return {}
     magnitudes, directions = zip(*varied, strict=True)
-    count = len(varied)
-    return {f"magnitude{ending}": math.fsum(magnitudes) / count, f"direction{ending}": math.fsum(directions) / count}
+    return {f"magnitude{ending}": _mean(magnitudes), f"direction{ending}": _mean(directions)}
 
 
-# ## from secure_fed.rounds.diagnostics
-# ## The weights that a diagnostic compares.
-# ##
-# ## Both papers compare the learned part beside the frozen model, FedARA the product of the factors. So where the adapters are
-# ## LoRA's, or can be written so, it is s B A of every adapted matrix; elsewhere every tensor that trains.
-# ##
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The compared part of a state of `method` in a run that began with `initial`."""
-
-    method: Method
-    initial: Tensors
-
-    def pairs(self, before: Tensors, after: Tensors, trained: tuple[str, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each compared matrix in both states, formed one after the other; matrices whose shape changes are left out."""
-        if isinstance(self.method, LoraShaped):
-            yield from self._products(self.method, before, after)
-            return
-        for name in trained:
-            one, other = before.tensor(name), after.tensor(name)
-            if one.shape == other.shape:
-                yield one, other
-
-    def _products(self, method: LoraShaped, before: Tensors, after: Tensors) -> Iterator[tuple[Tensor, Tensor]]:
-        one, other = (_formed(method.as_lora(self.initial, tensors)) for tensors in (before, after))
-        for module in sorted(one.keys() | other.keys()):
-            found = (one.get(module), other.get(module))
-            v, w = (dense(product) if product is not None else None for product in found)
-            if v is not None:
-                yield v, torch.zeros_like(v) if w is None else w
-            elif w is not None:
-                yield torch.zeros_like(w), w
-
-    def trained(self, state: State) -> tuple[str, ...]:
-        """The names that train in the round after `state`."""
-        return self.method.plan(state).trainable
-
-
-def _formed(form: LoraForm) -> dict[str, LowRank]:
-    """s B A by module, float64; a module whose factors have all been given up is not in it."""
-    scale = form.adapter.scaling
-    return {module: LowRank(scale * b.double(), a.double()) for module, (a, b) in form.factors.items()}
-
-
-# ## from secure_fed.rounds.diagnostics
-# ## Lengths and directions of weights, in float64.
-# ##
-# ## `of_columns` is FeDeRA's variation (Yan et al., arXiv 2404.18848, equations 19 to 22): for W (d, k) with columns w^1 ...
-# ## w^k,
-# ##
-# ##     magnitude(V, W) = mean_j | |v^j| - |w^j| |,    direction(V, W) = mean_j (1 - cos(v^j, w^j)).
-# ##
-# ## `of_wholes` is FedARA's discrepancy (equations 5 and 6) for one client: |V - W| in the Frobenius norm, and cos(V, W), with
-# ## all
-# ## matrices as one long vector.
-# ##
+def _mean(values: Sequence[float]) -> float:
+    """The mean; NaN if a value is NaN."""
+    return math.fsum(values) / len(values)
 
 
 def of_columns(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """(magnitude, direction) of two matrices (d, k); a vector is one column; with more axes the first is d.
+    """FeDeRA's variation (Yan et al., arXiv 2404.18848, equations 19 to 22): for W (d, k) with columns w^1 ... w^k,
+
+        magnitude(V, W) = mean_j | |v^j| - |w^j| |,    direction(V, W) = mean_j (1 - cos(v^j, w^j)).
+
+    (magnitude, direction) of two matrices (d, k), in float64; a vector is one column; with more axes the first is d.
 
     A column of zeros has no direction: its variation is 1 against any other column, and 0 against zeros.
     """
@@ -349,7 +312,10 @@ def of_columns(before: Tensor, after: Tensor) -> tuple[float, float]:
 
 
 def of_wholes(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """(|V - W|, cos(V, W)) over all matrices of (V, W); the cosine is NaN where one of the two is zero."""
+    """FedARA's discrepancy (equations 5 and 6) for one client, all matrices being one long vector, in float64.
+
+    (|V - W|, cos(V, W)) over all matrices of (V, W); the cosine is NaN where one of the two is zero.
+    """
     apart = both = square_v = square_w = 0.0
     for before, after in pairs:
         v, w = before.double().reshape(-1), after.double().reshape(-1)
@@ -364,23 +330,16 @@ def _columns(weights: Tensor) -> Tensor:
     return weights.double().reshape(weights.shape[0] if weights.ndim > 1 else -1, -1 if weights.ndim > 1 else 1)
 
 
-# ## from secure_fed.rounds.diagnostics
-# ## The similarity of two models on the same examples: linear centred kernel alignment (Kornblith et al., ICML 2019).
-# ##
-# ## For features X (n, p) and Y (n, q) of the same n examples, with every column's mean subtracted,
-# ##
-# ##     CKA(X, Y) = |Y^T X|_F^2 / (|X^T X|_F |Y^T Y|_F),
-# ##
-# ## which is 1 for features equal up to rotation and scale, and near 0 for unrelated ones. C2A (section 2) computes it from the
-# ## logits of the global model and of a model in training.
-# ##
-
-
-_ROWS_EACH = 4
-
-
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """CKA of (n, p) and (n, q) features; NaN where features are the same for all examples."""
+    """The similarity of two models on the same examples: linear centred kernel alignment (Kornblith et al., ICML 2019).
+
+    For features X (n, p) and Y (n, q) of the same n examples, with every column's mean subtracted,
+
+        CKA(X, Y) = |Y^T X|_F^2 / (|X^T X|_F |Y^T Y|_F),
+
+    which is 1 for features equal up to rotation and scale, and near 0 for unrelated ones; NaN where features are the same for
+    all examples. C2A (section 2) computes it from the logits of the global model and of a model in training.
+    """
     x, y = (features.double() - features.double().mean(dim=0) for features in (x, y))
     if x.shape[0] < max(x.shape[1], y.shape[1]):  # n x n Gram matrices are the smaller
         k, m = x @ x.T, y @ y.T
@@ -406,7 +365,9 @@ def features(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> Tensor:
         for batch in batches:
             seen.clear()
             examples = len(loss(model, batch))
-            rows.append(_spread(_flat(seen[-1], batch), _ROWS_EACH * examples))
+            found = _flat(seen[-1], batch)
+            chosen = torch.linspace(0, len(found) - 1, min(4 * examples, len(found))).long()
+            rows.append(found[chosen.to(found.device)].cpu())
     finally:
         hook.remove()
     return torch.cat(rows)
@@ -438,24 +399,7 @@ def _flat(scores: Tensor, batch: Batch) -> Tensor:
     return scores.reshape(-1, scores.shape[-1])
 
 
-def _spread(rows: Tensor, most: int) -> Tensor:
-    """At most `most` of the rows."""
-    chosen = torch.linspace(0, len(rows) - 1, min(most, len(rows))).long()
-    return rows[chosen.to(rows.device)].cpu()
-
-
-# ## from secure_fed.rounds.diagnostics
-# ## Rounds and bytes to a target of the task's headline metric, and time under a bandwidth.
-# ##
-# ## Both are computed from records alone, so they do not change if a run is interrupted and resumed.
-# ##
-
-
-Record = Mapping[str, Any]
-_MEGA = 1_000_000
-
-
-def require_headline(record: Record, target: float, task: str) -> None:
+def require_headline(record: Mapping[str, Any], target: float, task: str) -> None:
     """Refuse a target where metrics do not give the task's headline metric."""
     if (name := headline(task)) not in record:
         raise ConfigError(
@@ -464,17 +408,9 @@ def require_headline(record: Record, target: float, task: str) -> None:
         ).about("evaluation.target_accuracy", target, f"metrics with {name!r}")
 
 
-def transfer_seconds(record: Record, megabytes_per_second: float) -> float:
-    """Seconds that one client of the round sends and receives: bytes both ways / clients / bandwidth.
-
-    All clients send at the same time over separate lines, as in FedARA (section V); a megabyte is 10^6 bytes.
-    """
-    clients = record["cohort"]
-    moved = record["bytes_up"] + record["bytes_down"]
-    return moved / clients / (megabytes_per_second * _MEGA) if clients else 0.0
-
-
-def summary(records: Sequence[Record], settings: EvaluationConfig, task: str, *, secret_cohort: bool) -> dict[str, Any]:
+def summary(
+    records: Sequence[Mapping[str, Any]], settings: EvaluationConfig, task: str, *, secret_cohort: bool
+) -> dict[str, Any]:
     """The record's `target` and `bandwidth`, each if its setting is set. task: see `headline`."""
     found: dict[str, Any] = {}
     if settings.target_accuracy is not None:
@@ -484,7 +420,7 @@ def summary(records: Sequence[Record], settings: EvaluationConfig, task: str, *,
     return found
 
 
-def _target(records: Sequence[Record], target: float, metric: str) -> dict[str, Any]:
+def _target(records: Sequence[Mapping[str, Any]], target: float, metric: str) -> dict[str, Any]:
     """The first evaluated round that reached the target, and the bytes sent by then. None if no round did."""
     reached = next(
         (place for place, row in enumerate(records) if row.get(metric) is not None and row[metric] >= target), None
@@ -494,7 +430,7 @@ def _target(records: Sequence[Record], target: float, metric: str) -> dict[str, 
     return {"metric": metric, "accuracy": target, "rounds": len(upto) or None, **sent}
 
 
-def _time(records: Sequence[Record], bandwidth: float, secret_cohort: bool) -> dict[str, Any]:
+def _time(records: Sequence[Mapping[str, Any]], bandwidth: float, secret_cohort: bool) -> dict[str, Any]:
     """Seconds that the run would take with clients computing at the same time, at the speed that was measured here.
 
     Clients train one after the other here, so a round's measured time, evaluation included, is divided by their number. Where
@@ -508,3 +444,13 @@ def _time(records: Sequence[Record], bandwidth: float, secret_cohort: bool) -> d
         "compute_seconds": compute,
         "seconds": None if compute is None else transfer + compute,
     }
+
+
+def transfer_seconds(record: Mapping[str, Any], megabytes_per_second: float) -> float:
+    """Seconds that one client of the round sends and receives: bytes both ways / clients / bandwidth.
+
+    All clients send at the same time over separate lines, as in FedARA (section V); a megabyte is 10^6 bytes.
+    """
+    clients = record["cohort"]
+    moved = record["bytes_up"] + record["bytes_down"]
+    return moved / clients / (megabytes_per_second * 1_000_000) if clients else 0.0

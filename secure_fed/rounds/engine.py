@@ -29,6 +29,8 @@ from secure_fed.rounds.sums import Intake, Record, RoundLost, Spent
 from secure_fed.rounds.transport import Transport
 from secure_fed.tensors.tensors import Tensors
 
+_MISDEALT = "dealt wrong shares"
+
 
 class Keeper(Protocol):
     """Keeps a release on disk until the end of its round is saved."""
@@ -60,6 +62,55 @@ class Schedule:
 
     def evaluates(self, finished: int) -> bool:
         return finished % self.every == 0 or finished == self.rounds
+
+
+def run(
+    state: State,
+    server: Server,
+    transport: Transport,
+    schedule: Schedule,
+    evaluate: Callable[[State], Record],
+    keeper: Keeper = KeepsNothing(),  # noqa: B008 - it has no state
+) -> Iterator[tuple[State, Record]]:
+    """The remaining rounds, each as its state and its record."""
+    while state.round < schedule.rounds:
+        started = time.perf_counter()
+        kept = keeper.kept(state.round + 1)
+        state, record = kept or run_round(state, server, transport, schedule.lr(state.round))
+        if kept is None:
+            keeper.keep(state, record)
+        if schedule.evaluates(state.round):
+            record = _with_metrics(record, evaluate(state))
+        yield state, _plain(record | {"seconds": time.perf_counter() - started})
+
+
+def run_round(state: State, server: Server, transport: Transport, lr: float) -> tuple[State, Record]:
+    """One round of the federation: the next state and the round's record.
+
+    Every later pass is over the participants whose contribution is in the sum of the pass before, and its request carries the
+    digest of the round's first request.
+    """
+    plan, tally, means = server.plan(state), _Tally(), dict[str, Tensors]()
+    participants, first = list[int](), ""
+    try:
+        for pass_name in plan.passes:
+            server.charge(state.round, pass_name)
+            if not means:
+                participants = server.draw(state.round)
+                tally.cohort = len(server.without_phantoms(participants))
+            request = server.request(state, plan, pass_name, lr, means, first)
+            if not first and pass_name != plan.passes[-1]:  # computing a digest reads every number of the request
+                first = request.digest
+            intake = server.gather(participants, request, server.layout(state, pass_name), transport)
+            tally.add(intake)
+            means[pass_name] = server.release(intake, state, pass_name)
+            participants = sorted(intake.received)
+    except (RoundLost, TurnPassed) as error:
+        tally.lose(error)
+        return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
+    following = server.scored(state, server.apply(state, means), plan, lr, means)
+    record = tally.record(state, server.names, lr) | server.reported(means, following)
+    return following, server.publishable(record, state, plan)
 
 
 @dataclass
@@ -118,58 +169,6 @@ def dealt_wrong(records: Sequence[Record], names: Sequence[str]) -> list[int]:
     return [client for client, name in enumerate(names) if name in caught]
 
 
-def run_round(state: State, server: Server, transport: Transport, lr: float) -> tuple[State, Record]:
-    """One round of the federation: the next state and the round's record.
-
-    Every later pass is over the participants whose contribution is in the sum of the pass before, and its request carries the
-    digest of the round's first request.
-    """
-    plan, tally, means = server.plan(state), _Tally(), dict[str, Tensors]()
-    participants, first = list[int](), ""
-    try:
-        for pass_name in plan.passes:
-            server.charge(state.round, pass_name)
-            if not means:
-                participants = server.draw(state.round)
-                tally.cohort = len(server.without_phantoms(participants))
-            request = server.request(state, plan, pass_name, lr, means, first)
-            if not first and pass_name != plan.passes[-1]:  # computing a digest reads every number of the request
-                first = request.digest
-            intake = server.gather(participants, request, server.layout(state, pass_name), transport)
-            tally.add(intake)
-            means[pass_name] = server.release(intake, state, pass_name)
-            participants = sorted(intake.received)
-    except (RoundLost, TurnPassed) as error:
-        tally.lose(error)
-        return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
-    following = server.scored(state, server.apply(state, means), plan, lr, means)
-    record = tally.record(state, server.names, lr) | server.reported(means, following)
-    return following, server.publishable(record, state, plan)
-
-
-def run(
-    state: State,
-    server: Server,
-    transport: Transport,
-    schedule: Schedule,
-    evaluate: Callable[[State], Record],
-    keeper: Keeper = KeepsNothing(),  # noqa: B008 - it has no state
-) -> Iterator[tuple[State, Record]]:
-    """The remaining rounds, each as its state and its record."""
-    while state.round < schedule.rounds:
-        started = time.perf_counter()
-        kept = keeper.kept(state.round + 1)
-        state, record = kept or run_round(state, server, transport, schedule.lr(state.round))
-        if kept is None:
-            keeper.keep(state, record)
-        if schedule.evaluates(state.round):
-            record = _with_metrics(record, evaluate(state))
-        yield state, _plain(record | {"seconds": time.perf_counter() - started})
-
-
-_MISDEALT = "dealt wrong shares"
-
-
 def _with_metrics(record: Record, measured: Record) -> Record:
     if clash := sorted({*record, "seconds"} & set(measured)):
         message = f"metrics gives {clash[0]!r}, a name that every round's record has already; call it something else"
@@ -184,17 +183,6 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ## from secure_fed.rounds.engine
-# ## Charges of a run's releases, as clients and server make them.
-# ##
-# ## Noise on a sum, also in shares of its clients, is charged by the server: once for each pass, or in a public order for all
-# ## passes
-# ## of a round at its first. Noise that a client adds to its own steps or contribution is charged to that client, by the
-# ## number of
-# ## releases that it requests. Either way the charge is on disk before any part of the release is computed.
-# ##
-
-
 class TurnPassed(PrivacyError):  # noqa: N818 - the way a round ended
     """The round cannot be made: it was begun before and interrupted, and no client in it has another turn; or, on many
     machines, too few of its members can be reached.
@@ -202,7 +190,12 @@ class TurnPassed(PrivacyError):  # noqa: N818 - the way a round ended
 
 
 class Budget(Protocol):
-    """A run's budget: every call that returns has made its charge durable."""
+    """A run's budget: every call that returns has made its charge durable, before any part of the release is computed.
+
+    Noise on a sum, also in shares of its clients, is charged by the server: once for each pass, or in a public order for all
+    passes of a round at its first. Noise that a client adds to its own steps or contribution is charged to that client, by the
+    number of releases that it requests.
+    """
 
     @property
     def made(self) -> int | None:

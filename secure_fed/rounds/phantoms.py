@@ -1,9 +1,29 @@
-"""Phantoms: clients without data. A member's training ends along a random direction; a non-member sends zeros.
+"""Phantoms: clients without data, whose membership scores show what the releases of a private run tell about a member.
 
-In all other respects a phantom is a client: it is drawn, its contribution is clipped by the same code, noised where clients
-noise their contributions, and masked. Members and non-members differ in that contribution alone, which has length C or is zero,
-as the neighbours of a guarantee for clients do. A phantom adds nothing to the counters of an adaptive clip norm, and keeps
-nothing.
+A member's training ends along a random direction; a non-member sends zeros. In all other respects a phantom is a client: it is
+drawn, its contribution is clipped by the same code, noised where clients noise their contributions, and masked. Members and
+non-members differ in that contribution alone, which has length C or is zero, as the neighbours of a guarantee for clients do. A
+phantom adds nothing to the counters of an adaptive clip norm, and keeps nothing.
+
+The scores say how far a run's releases move along the phantoms' directions. They use no private data. In every round, for every
+pass with mean M over D coordinates, let e be the contribution of a phantom if it is a member: a function of its public
+direction, of the state before the round, and of earlier means. Then
+
+    x = sqrt(D) <e, M> / (|e| |M|)
+
+is about N(0, 1) for a phantom that is no member or is not drawn (exactly a coordinate of a uniform point on the sphere, where e
+is its direction itself), and about N(s, 1) with s = sqrt(D) |e| / (R |M|) for a drawn member, where a mean is a sum divided by
+R. A phantom takes part with a probability p that everybody knows: 0 or 1 where the public seed draws cohorts, else the rate of
+the secret coins. So the score of a phantom grows in every round by
+
+    log(1 - p + p exp(sum over passes of s x - s^2 / 2)),
+
+the most powerful score where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, groups) the
+distance that a phantom moves a mean is not known, and its score grows by p times the sum of its x. Where the server's noise is
+correlated over rounds, releases of several rounds together contain more information than each alone: see `whitened_evidence`.
+
+Scores are a function of releases (noised states and means), of directions, and of public numbers: post-processing of values
+that the guarantee covers. They use no membership coin, no realised draw of secret coins, and no message of a client.
 """
 
 from __future__ import annotations
@@ -30,6 +50,11 @@ from secure_fed.rounds.server import Floats, Server, Turns
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import Tensors
+
+# Names in a state's memory, which carries the scores from round to round, and through a kill.
+SCORES, PAST, LATEST = "phantoms", "phantoms.past", "phantoms.latest"
+_KEPT = 1 << 26  # numbers, 256 MB
+_ROUNDING = 1e-4  # of the cosine of a contribution with its direction
 
 
 class Phantom(Client):
@@ -103,50 +128,14 @@ def phantom_examples(phantoms: AuditPool, members: NDArray[np.bool_]) -> dict[st
     return found
 
 
-# ## from secure_fed.rounds.phantoms
-# ## Clients of the audit pool that train along a random direction (`evaluation.canaries = "direction"`).
-
-
 def canary_setups(config: RunConfig, held: AuditPool, setup: ClientSetup) -> dict[str, ClientSetup]:
-    """The shared part, by client name, of each client of the pool that trains along a direction."""
+    """The shared part, by client name, of each client of the pool that trains along a random direction
+    (`evaluation.canaries = "direction"`).
+    """
     if not held.directions or held.kind != "client":
         return {}
     far, seed = length_beyond_clipping(config), config.federation.seed
     return {unit.name: replace(setup, train=trains_towards(unit.name, seed, far)) for unit in held.units}
-
-
-# ## from secure_fed.rounds.phantoms
-# ## Membership scores of phantoms: how far a run's releases move along their directions. They use no private data.
-# ##
-# ## In every round, for every pass with mean M over D coordinates, let e be the contribution of a phantom if it is a member: a
-# ## function of its public direction, of the state before the round, and of earlier means. Then
-# ##
-# ##     x = sqrt(D) <e, M> / (|e| |M|)
-# ##
-# ## is about N(0, 1) for a phantom that is no member or is not drawn (exactly a coordinate of a uniform point on the sphere,
-# ## where e
-# ## is its direction itself), and about N(s, 1) with s = sqrt(D) |e| / (R |M|) for a drawn member, where a mean is a sum
-# ## divided by
-# ## R. A phantom takes part with a probability p that everybody knows: 0 or 1 where the public seed draws cohorts, else the
-# ## rate of
-# ## the secret coins. So the score of a phantom grows in every round by
-# ##
-# ##     log(1 - p + p exp(sum over passes of s x - s^2 / 2)),
-# ##
-# ## the most powerful score where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, groups)
-# ## the
-# ## distance that a phantom moves a mean is not known, and its score grows by p times the sum of its x. Where the server's
-# ## noise is
-# ## correlated over rounds, releases of several rounds together contain more information than each alone: see
-# ## `whitened_scores`.
-# ##
-# ## Scores are a function of releases (noised states and means), of directions, and of public numbers: post-processing of
-# ## values
-# ## that the guarantee covers. They use no membership coin, no realised draw of secret coins, and no message of a client.
-# ##
-
-
-SCORES = "phantoms"  # in a state's memory, which carries the scores from round to round, and through a kill
 
 
 @dataclass
@@ -201,7 +190,7 @@ class PhantomScores:
         known = {name: state.memory.tensor(name) for name in (PAST, LATEST) if name in state.memory}
         before = Past.of(known) if known else Past.before(state.round, len(column), len(products))
         past = before.then(state.round, products, self.turns.rates(state.round))
-        grown = evidence(past, column, np.sqrt(squares), cohort, std)
+        grown = whitened_evidence(past, column, np.sqrt(squares), cohort, std)
         return {SCORES: _grown(state, grown), **past.kept()}
 
     def _of_pass(self, request: Request, before: Tensors, mean: Tensors, cohort: float) -> Floats:
@@ -259,42 +248,6 @@ class PhantomScores:
                 yield row
 
 
-def _grown(state: State, evidence: Floats) -> torch.Tensor:
-    before = state.memory.tensor(SCORES) if SCORES in state.memory else torch.zeros(len(evidence), dtype=torch.float64)
-    return before + torch.from_numpy(evidence)
-
-
-_KEPT = 1 << 26  # numbers, 256 MB
-_ROUNDING = 1e-4
-
-
-# ## from secure_fed.rounds.phantoms
-# ## Membership scores of phantoms under noise correlated over rounds: from the releases with the correlation undone.
-# ##
-# ## Rounds release X + C^-1 Z (`privacy.correlation`), as means over R. Row t of C (X + C^-1 Z) = C X + Z is the sum over j of
-# ## c_j
-# ## times the release of round t - j: all information about a phantom is in these rows, whose noise is independent. Let e be
-# ## the
-# ## contribution of a phantom in its turns, p_t its inner product with the mean of round t, and
-# ##
-# ##     y_t = sum over j of c_j p_(t-j)        a_t = sum over j of c_j [it had its turn in round t - j].
-# ##
-# ## Then y_t is about N(a_t |e|^2 / R, (|e| sigma)^2) for a member and N(0, (|e| sigma)^2) for a non-member, sigma being the
-# ## standard deviation of Z on a coordinate of a mean, and the log-likelihood ratio of a round is
-# ##
-# ##     a_t (y_t - a_t |e|^2 / (2 R)) / (R sigma^2).
-# ##
-# ## Its sum over all rounds is the most powerful score where e is the same in every turn and the other clients contribute
-# ## nothing
-# ## along e. With |e| the clip norm and sigma = z |e| / R it has the law of a Gaussian mechanism of mu^2 = (a_0^2 + a_1^2 +
-# ## ...) /
-# ## z^2, as in the guarantee. A lost round released nothing: its row is missing, and a phantom had no turn in it.
-# ##
-
-
-PAST, LATEST = "phantoms.past", "phantoms.latest"  # in a state's memory
-
-
 @dataclass(frozen=True)
 class Past:
     """The last rounds, one for each coefficient of C, the latest first. products, turns: (rounds, phantoms) p and [turn]."""
@@ -329,8 +282,32 @@ class Past:
         return Past(moved(products, self.products), moved(turns, self.turns), round_)
 
 
-def evidence(past: Past, column: Floats, lengths: Floats, cohort: float, std: float) -> Floats:
-    """(phantoms,) the amount that the latest round adds to each score. column: c. lengths: of e. std: sigma."""
+def whitened_evidence(past: Past, column: Floats, lengths: Floats, cohort: float, std: float) -> Floats:
+    """(phantoms,) the amount that the latest round adds to each score, from the releases with the correlation undone.
+
+    Rounds release X + C^-1 Z (`privacy.correlation`), as means over R. Row t of C (X + C^-1 Z) = C X + Z is the sum over j of
+    c_j times the release of round t - j: all information about a phantom is in these rows, whose noise is independent. Let e be
+    the contribution of a phantom in its turns, p_t its inner product with the mean of round t, and
+
+        y_t = sum over j of c_j p_(t-j)        a_t = sum over j of c_j [it had its turn in round t - j].
+
+    Then y_t is about N(a_t |e|^2 / R, (|e| sigma)^2) for a member and N(0, (|e| sigma)^2) for a non-member, sigma being the
+    standard deviation of Z on a coordinate of a mean, and the log-likelihood ratio of a round is
+
+        a_t (y_t - a_t |e|^2 / (2 R)) / (R sigma^2).
+
+    Its sum over all rounds is the most powerful score where e is the same in every turn and the other clients contribute
+    nothing along e. With |e| the clip norm and sigma = z |e| / R it has the law of a Gaussian mechanism of
+    mu^2 = (a_0^2 + a_1^2 + ...) / z^2, as in the guarantee. A lost round released nothing: its row is missing, and a phantom
+    had no turn in it.
+
+    column: c. lengths: of e. cohort: R. std: sigma.
+    """
     y, a = column @ past.products, column @ past.turns
     grown: Floats = a * (y - a * np.square(lengths) / (2 * cohort)) / (cohort * std**2)
     return grown
+
+
+def _grown(state: State, evidence: Floats) -> torch.Tensor:
+    before = state.memory.tensor(SCORES) if SCORES in state.memory else torch.zeros(len(evidence), dtype=torch.float64)
+    return before + torch.from_numpy(evidence)

@@ -10,6 +10,9 @@
 
 Code of the round reads a row's fields and never compares its name; reports look their words up by the name. A new place is one
 row, and mypy reports every missing field.
+
+A row's plan is the number of the run's releases, their noise, and their cost. Accounting takes seconds to import, which a run
+without privacy need not wait for: it is imported inside functions.
 """
 
 from __future__ import annotations
@@ -32,13 +35,6 @@ if TYPE_CHECKING:
     from privacy.plan import Made, Plan, Target
 
 
-# ## from secure_fed.rounds.placement
-# ## The plan of a private run, for each place where its noise can be: the number of releases, their noise, and their cost.
-# ##
-# ## Accounting takes seconds to import, which a run without privacy need not wait for: it is imported inside functions.
-# ##
-
-
 @dataclass(frozen=True)
 class Population:
     """The parties that a plan counts.
@@ -52,101 +48,6 @@ class Population:
     cohorts: Sampler
     passes: int
     mechanism: Made | None = None
-
-
-def of_sums(config: RunConfig, population: Population) -> Plan:
-    """Noise on the sum over a secret cohort."""
-    from privacy.plan import for_sums
-
-    releases, cohorts, quantile = (
-        config.federation.rounds * population.passes,
-        population.cohorts,
-        config.privacy.clip_quantile,
-    )
-    made: Made = population.mechanism or Gaussian
-    if quantile is not None:
-        made = partial(AdaptiveGaussian.of, quantile=quantile, expected=cohorts.expected)
-    return for_sums(_target(config), cohorts, releases, population.passes, made)
-
-
-def of_turns(config: RunConfig, population: Population) -> Plan:
-    """Noise on the sums of a public order's rounds."""
-    from privacy.plan import for_turns
-
-    order, rounds, quantile = _order(population), config.federation.rounds, config.privacy.clip_quantile
-    shares = config.privacy.noise == "distributed"
-    correlation = correlation_of(config, order)
-    made: Made = Gaussian
-    if quantile is not None:
-        made = partial(AdaptiveGaussian.of, quantile=quantile, expected=order.expected)
-    return for_turns(_target(config), order, rounds, population.passes, made, shares=shares, correlation=correlation)
-
-
-def correlation_of(config: RunConfig, order: PublicOrder) -> Correlation:
-    """The correlation of a run's noise over rounds, for the models that the server's optimizer makes."""
-    federation, privacy = config.federation, config.privacy
-    if privacy.correlation == "none":
-        return INDEPENDENT
-    momentum = federation.momentum
-    if privacy.band is not None:
-        return square_root(min(privacy.band, federation.rounds), momentum)
-    return best(federation.rounds, order.gap, order.turns(federation.rounds), momentum)
-
-
-def of_shares(config: RunConfig, population: Population) -> Plan:
-    """Shares of noise inside masked sums."""
-    from privacy.plan import for_shares
-
-    if isinstance(population.cohorts, PublicOrder):
-        return of_turns(config, population)
-    passes, hidden = population.passes, config.privacy.hidden_cohort
-    if passes > 1 and hidden:
-        raise ConfigError(
-            f"privacy.hidden_cohort is refused with {passes} passes a round over one coin toss of each client: no bound is "
-            "proven for the cost of the second pass; use a method of one pass (e.g. FRA with method.transport_form = 'dense')"
-        ).about("privacy.hidden_cohort", hidden, "a method of one pass a round")
-    releases = config.federation.rounds * passes
-    return for_shares(_target(config), population.cohorts, releases, passes, hidden=hidden)
-
-
-def of_contributions(config: RunConfig, population: Population) -> Plan:
-    """Noise on each client's own contribution."""
-    from privacy.plan import for_contributions
-
-    rate, participations = population.cohorts.rate, _participations(config, population)
-    return for_contributions(_target(config), rate, population.names, population.passes, participations)
-
-
-def of_gradients(config: RunConfig, population: Population) -> Plan:
-    """Noise on every step of each client's training."""
-    from privacy.plan import for_gradients
-
-    draws = [batch_sampler(count, config.training) for count in population.units]
-    steps = [planned_steps(count, config.training) for count in population.units]
-    return for_gradients(_target(config), population.names, draws, steps, _participations(config, population))
-
-
-def _target(config: RunConfig) -> Target:
-    from privacy.plan import Target
-
-    privacy = config.privacy
-    return Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.on_exhausted == "stop")
-
-
-def _order(population: Population) -> PublicOrder:
-    if not isinstance(population.cohorts, PublicOrder):
-        raise TypeError("the cohorts of a public order are not drawn by coins")
-    return population.cohorts
-
-
-def _participations(config: RunConfig, population: Population) -> int:
-    """The most rounds that one client takes part in."""
-    from privacy.plan import usual_participations
-
-    rounds = config.federation.rounds
-    if isinstance(population.cohorts, PublicOrder):
-        return min(config.privacy.participations or rounds, population.cohorts.turns(rounds))
-    return min(rounds, config.privacy.participations or usual_participations(rounds, population.cohorts.rate))
 
 
 Planner = Callable[[RunConfig, Population], "Plan"]
@@ -217,6 +118,94 @@ class Placement:
         if not self.server_noise:
             return EVERYBODY
         return READER if self.secret_cohort else CLIENTS
+
+
+def of_sums(config: RunConfig, population: Population) -> Plan:
+    """Noise on the sum over a secret cohort."""
+    from privacy.plan import for_sums
+
+    cohorts, quantile = population.cohorts, config.privacy.clip_quantile
+    releases = config.federation.rounds * population.passes
+    made: Made = population.mechanism or Gaussian
+    if quantile is not None:
+        made = partial(AdaptiveGaussian.of, quantile=quantile, expected=cohorts.expected)
+    return for_sums(_target(config), cohorts, releases, population.passes, made)
+
+
+def of_turns(config: RunConfig, population: Population) -> Plan:
+    """Noise on the sums of a public order's rounds."""
+    from privacy.plan import for_turns
+
+    order, rounds, quantile = population.cohorts, config.federation.rounds, config.privacy.clip_quantile
+    if not isinstance(order, PublicOrder):
+        raise TypeError("the cohorts of a public order are not drawn by coins")
+    shares = config.privacy.noise == "distributed"
+    correlation = correlation_of(config, order)
+    made: Made = Gaussian
+    if quantile is not None:
+        made = partial(AdaptiveGaussian.of, quantile=quantile, expected=order.expected)
+    return for_turns(_target(config), order, rounds, population.passes, made, shares=shares, correlation=correlation)
+
+
+def correlation_of(config: RunConfig, order: PublicOrder) -> Correlation:
+    """The correlation of a run's noise over rounds, for the models that the server's optimizer makes."""
+    federation, privacy = config.federation, config.privacy
+    if privacy.correlation == "none":
+        return INDEPENDENT
+    momentum = federation.momentum
+    if privacy.band is not None:
+        return square_root(min(privacy.band, federation.rounds), momentum)
+    return best(federation.rounds, order.gap, order.turns(federation.rounds), momentum)
+
+
+def of_shares(config: RunConfig, population: Population) -> Plan:
+    """Shares of noise inside masked sums."""
+    from privacy.plan import for_shares
+
+    if isinstance(population.cohorts, PublicOrder):
+        return of_turns(config, population)
+    passes, hidden = population.passes, config.privacy.hidden_cohort
+    if passes > 1 and hidden:
+        raise ConfigError(
+            f"privacy.hidden_cohort is refused with {passes} passes a round over one coin toss of each client: no bound is "
+            "proven for the cost of the second pass; use a method of one pass (e.g. FRA with method.transport_form = 'dense')"
+        ).about("privacy.hidden_cohort", hidden, "a method of one pass a round")
+    releases = config.federation.rounds * passes
+    return for_shares(_target(config), population.cohorts, releases, passes, hidden=hidden)
+
+
+def of_contributions(config: RunConfig, population: Population) -> Plan:
+    """Noise on each client's own contribution."""
+    from privacy.plan import for_contributions
+
+    rate, participations = population.cohorts.rate, _participations(config, population)
+    return for_contributions(_target(config), rate, population.names, population.passes, participations)
+
+
+def of_gradients(config: RunConfig, population: Population) -> Plan:
+    """Noise on every step of each client's training."""
+    from privacy.plan import for_gradients
+
+    draws = [batch_sampler(count, config.training) for count in population.units]
+    steps = [planned_steps(count, config.training) for count in population.units]
+    return for_gradients(_target(config), population.names, draws, steps, _participations(config, population))
+
+
+def _target(config: RunConfig) -> Target:
+    from privacy.plan import Target
+
+    privacy = config.privacy
+    return Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, privacy.on_exhausted == "stop")
+
+
+def _participations(config: RunConfig, population: Population) -> int:
+    """The most rounds that one client takes part in."""
+    from privacy.plan import usual_participations
+
+    rounds = config.federation.rounds
+    if isinstance(population.cohorts, PublicOrder):
+        return min(config.privacy.participations or rounds, population.cohorts.turns(rounds))
+    return min(rounds, config.privacy.participations or usual_participations(rounds, population.cohorts.rate))
 
 
 NOWHERE = Placement(
@@ -294,7 +283,6 @@ GRADIENTS = Placement(
         not_covered=("how many examples a client has, which sets its sampling rate and number of steps",),
     ),
 )
-_OF_CLIENTS = {"central": SUM, "distributed": SHARES, "local": CONTRIBUTION}
 
 
 def placement_of(config: RunConfig) -> Placement:
@@ -304,5 +292,5 @@ def placement_of(config: RunConfig) -> Placement:
         return NOWHERE
     if privacy.unit != "client":
         return GRADIENTS
-    in_turn = privacy.noise == "central" and config.federation.sampling == "schedule"
-    return SUM_IN_TURN if in_turn else _OF_CLIENTS[privacy.noise]
+    summed = SUM_IN_TURN if config.federation.sampling == "schedule" else SUM
+    return {"central": summed, "distributed": SHARES, "local": CONTRIBUTION}[privacy.noise]

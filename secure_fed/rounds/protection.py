@@ -1,5 +1,9 @@
 """The protection of a run: its mechanism, the place of its noise, and the plan with its guarantee.
 
+`protect` makes the protection that a configuration requests, or refuses what it cannot protect. The `require_...` functions
+refuse what only the method, the model or trials show. A user's own mechanism is checked too; that its `noised` adds the noise
+of its event cannot be checked.
+
 With noise on the sum (`placement.SUM`) nothing may reveal who took part or how many: a reply has no loss and the weight one,
 and records contain expected sizes. With shares of noise everybody sees who took part, and no amplification is used; or, with a
 hidden cohort, everybody takes part, and each client tosses its own coin for whether to train.
@@ -10,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from privacy.correlation import INDEPENDENT, CorrelatedRows, Correlation
-from privacy.entropy import Entropy, Floats, Stream, SystemEntropy
+from privacy.entropy import Entropy, Floats, SystemEntropy
 from privacy.errors import PrivacyError
 from privacy.mechanisms import Mechanism, Named, NoMechanism
 from privacy.sampling import FixedSize, PublicOrder, Sampler
@@ -132,13 +136,12 @@ class Protection:
         return std * math.sqrt(dim * float(left @ left)) / (rounds * self.clip_norm)
 
 
-# ## from secure_fed.rounds.protection
-# ## The server's noise where it is correlated over rounds: from secret keys, so that earlier noise can be made again.
-
-
 @dataclass
 class CorrelatedNoise:
-    """The noise of a run's sums, once the run has opened its source. Each pass of a round has its own rows."""
+    """The noise of a run's sums where it is correlated over rounds, once the run has opened its source.
+
+    It comes from secret keys, so that earlier noise can be made again. Each pass of a round has its own rows.
+    """
 
     correlation: Correlation
     rounds: int
@@ -165,20 +168,15 @@ class CorrelatedNoise:
         if self._source is None:
             raise PrivacyError("nothing may be released outside a run: Federation.run opens the noise")
         if pass_name not in self._rows:
-            self._rows[pass_name] = CorrelatedRows(self.correlation, partial(_stream, self._source, pass_name))
+            source = self._source
+            self._rows[pass_name] = CorrelatedRows(
+                self.correlation, lambda round_: source.stream("sum", round_, pass_name)
+            )
         return self._rows[pass_name].noised(total, std, round_)
 
     @cached_property
     def _weights(self) -> Floats:
         return self.correlation.weights(self.rounds)
-
-
-def _stream(source: Entropy, pass_name: str, round_: int) -> Stream:
-    return source.stream("sum", round_, pass_name)
-
-
-# ## from secure_fed.rounds.protection
-# ## The protection that a configuration requests, or a refusal of what it cannot protect.
 
 
 def protect(
@@ -193,7 +191,7 @@ def protect(
     mechanism: Made | None = None,
     allows: Callable[[int], bool] = lambda phantoms: True,
 ) -> Protection:
-    """The protection that a configuration requests.
+    """The protection that a configuration requests; without a unit none, beside the phantoms that it requests.
 
     names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: the number
     of trained coordinates; 0 where it is unknown, and then there are only the phantoms that the configuration requests.
@@ -205,8 +203,12 @@ def protect(
         require_made(mechanism)
         require_open_sums(config, passes)
     if placement.plan is None:
-        return _nothing(config, cohorts)
-    _require_unit(card, privacy.unit)
+        chosen = config.evaluation.phantoms or 0
+        among_clients = chosen if kind_of(config) == "client" else 0
+        return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
+    if privacy.unit not in card.units:
+        message = f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}"
+        raise ConfigError(message).about("privacy.unit", privacy.unit, f"one of {', '.join(card.units)}")
     require_small_delta(config, len(names) if privacy.unit == "client" else sum(units))
     population = Population(names, units, cohorts, passes, mechanism)
     with activity("calibrating the noise"):
@@ -231,65 +233,6 @@ def protect(
         beside=beside,
         correlated=CorrelatedNoise(plan.correlation, config.federation.rounds) if plan.correlation.band > 1 else None,
     )
-
-
-def _nothing(config: RunConfig, cohorts: Sampler) -> Protection:
-    """No protection, with the phantoms that the configuration requests."""
-    chosen = config.evaluation.phantoms or 0
-    among_clients = chosen if kind_of(config) == "client" else 0
-    return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
-
-
-def _require_unit(card: Card, unit: str) -> None:
-    """Refuse a unit that the method cannot protect."""
-    if unit not in card.units:
-        message = f"{card.name} cannot protect privacy.unit = {unit!r}: {card.refusals[unit]}"
-        raise ConfigError(message).about("privacy.unit", unit, f"one of {', '.join(card.units)}")
-
-
-def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:
-    """Refuse correlated noise over rounds whose sums have different coordinates: noise cancels coordinate by coordinate.
-
-    A method declares whether the means of several rounds can be added up. Where the tensors themselves differ, streams of noise
-    would not line up either.
-    """
-    if protection.correlated is None:
-        return
-    if why := unsteady(method, initial, rounds):
-        raise ConfigError(
-            f"privacy.correlation = 'banded' is refused with {method.card.name}: {why}; set privacy.correlation = 'none'"
-        ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
-
-
-def require_protectable(protection: Protection, objective: Objective, plan: RoundPlan) -> None:
-    """Refuse layers and tensors for which the guarantee would not hold, by their names. Nothing is computed."""
-    if not protection.placement.private:
-        return
-    require_data_free_start(objective.model)
-    if protection.placement.step_noise:
-        require_supported(objective.model, plan.trainable)
-
-
-def require_by_trials(
-    protection: Protection,
-    objective: Objective,
-    train: Sequence[Sequence[Any]],
-    collate: Collate,
-    plan: RoundPlan,
-    initial: Tensors,
-) -> None:
-    """Refuse what only trials show, which take time: passes that change a parameter, and where units are parts of a client,
-    a loss that couples the examples of a batch.
-    """
-    if not protection.placement.private:
-        return
-    placed = Placed.of(initial, plan.trainable, objective.device)
-    if protection.placement.step_noise:
-        require_uncoupled(objective, collate, placed, max(map(Plain, train), key=len))
-    else:
-        objective.note_parameters()  # before the first pass of all: a layer may write once
-        for item in short(objective, collate, placed, train[0][0], 1)[:1]:
-            require_constant(objective, collate, placed, item)
 
 
 def _require_as_seldom(phantoms: Count, room: Room, cohorts: Sampler) -> None:
@@ -341,7 +284,7 @@ def _room(
     population: Population,
     numbers: int,
     z: float,
-    allows: Callable[[int], bool] = lambda phantoms: True,
+    allows: Callable[[int], bool],
 ) -> Room:
     """The public numbers that determine how many phantoms a run can have."""
     if placement.step_noise:
@@ -365,8 +308,49 @@ def _room(
     )
 
 
-# ## from secure_fed.rounds.protection
-# ## The checks of a user's own mechanism. That `noised` adds the noise of its event cannot be checked.
+def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:
+    """Refuse correlated noise over rounds whose sums have different coordinates: noise cancels coordinate by coordinate.
+
+    A method declares whether the means of several rounds can be added up. Where the tensors themselves differ, streams of noise
+    would not line up either.
+    """
+    if protection.correlated is None:
+        return
+    if why := unsteady(method, initial, rounds):
+        raise ConfigError(
+            f"privacy.correlation = 'banded' is refused with {method.card.name}: {why}; set privacy.correlation = 'none'"
+        ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
+
+
+def require_protectable(protection: Protection, objective: Objective, plan: RoundPlan) -> None:
+    """Refuse layers and tensors for which the guarantee would not hold, by their names. Nothing is computed."""
+    if not protection.placement.private:
+        return
+    require_data_free_start(objective.model)
+    if protection.placement.step_noise:
+        require_supported(objective.model, plan.trainable)
+
+
+def require_by_trials(
+    protection: Protection,
+    objective: Objective,
+    train: Sequence[Sequence[Any]],
+    collate: Collate,
+    plan: RoundPlan,
+    initial: Tensors,
+) -> None:
+    """Refuse what only trials show, which take time: passes that change a parameter, and where units are parts of a client,
+    a loss that couples the examples of a batch.
+    """
+    if not protection.placement.private:
+        return
+    placed = Placed.of(initial, plan.trainable, objective.device)
+    if protection.placement.step_noise:
+        require_uncoupled(objective, collate, placed, max(map(Plain, train), key=len))
+    else:
+        objective.note_parameters()  # before the first pass of all: a layer may write once
+        for item in short(objective, collate, placed, train[0][0], 1)[:1]:
+            require_constant(objective, collate, placed, item)
 
 
 def require_made(mechanism: Callable[[float], Mechanism]) -> None:
@@ -393,15 +377,6 @@ def require_made(mechanism: Callable[[float], Mechanism]) -> None:
         )
 
 
-def require_whole(mechanism: Mechanism, total: Mapping[str, Tensor], noised: Any) -> None:
-    """Refuse a noised sum that lacks a tensor of the sum, has an additional one, or one of another shape."""
-    name = f"{type(mechanism).__name__}.noised"
-    if not isinstance(noised, Mapping):
-        raise _wrong(name, f"returns {type(noised).__name__}, and not the tensors of the sum by name")
-    if odd := Layout.of(Tensors(noised)).differing(Layout.of(Tensors(total))):
-        raise _wrong(name, f"does not return the tensors of the sum: {odd}")
-
-
 def require_open_sums(config: RunConfig, passes: int) -> None:
     """Refuse a user's own mechanism where its event does not determine the cost of a release."""
     privacy, sampling = config.privacy, config.federation.sampling
@@ -418,6 +393,15 @@ def require_open_sums(config: RunConfig, passes: int) -> None:
                 f"{setting} = {value!r} is refused with a mechanism of your own, which can noise only one unmasked sum a "
                 f"round, over clients drawn by coins: set it to {limit}"
             ).about(setting, value, f"{limit} with a mechanism of your own")
+
+
+def require_whole(mechanism: Mechanism, total: Mapping[str, Tensor], noised: Any) -> None:
+    """Refuse a noised sum that lacks a tensor of the sum, has an additional one, or one of another shape."""
+    name = f"{type(mechanism).__name__}.noised"
+    if not isinstance(noised, Mapping):
+        raise _wrong(name, f"returns {type(noised).__name__}, and not the tensors of the sum by name")
+    if odd := Layout.of(Tensors(noised)).differing(Layout.of(Tensors(total))):
+        raise _wrong(name, f"does not return the tensors of the sum: {odd}")
 
 
 def _wrong(name: str, why: str) -> ConfigError:

@@ -9,7 +9,7 @@ sends:
 - in the first round, a state other than the initial one, which every party computes.
 
 So a server must wait for the second round to send crafted tensors. Where a cohort's members have different states,
-`masked.expected_round` refuses further.
+`masked.checks` refuses further.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Acceptable:
         """Clients of one process receive the very same tensors, which are checked once."""
         content = (request.tensors, *request.means.values())
         passed = self._passed
-        same = (request.round, request.pass_name) == (passed.round, passed.pass_name)
-        if same and _identical(content, passed.content):
+        same = (request.round, request.pass_name, len(content)) == (passed.round, passed.pass_name, len(passed.content))
+        if same and all(one is other for one, other in zip(content, passed.content, strict=True)):
             return ""
         fault = self._of_names(request) or self._of_values(request) or self._of_start(request)
         if not fault:
@@ -123,14 +123,7 @@ class Acceptable:
             return ""
         for name in request.tensors:
             own, sent = self.initial.tensor(name), request.tensors.tensor(name)
-            if own.shape != sent.shape or not torch.allclose(sent.to(own), own, rtol=0.0, atol=_slack(own)):
+            slack = _ROUNDING * (float(own.abs().max()) if own.numel() else 0.0)
+            if own.shape != sent.shape or not torch.allclose(sent.to(own), own, rtol=0.0, atol=slack):
                 return f"{name} differs from the initial tensor that every party computes"
         return ""
-
-
-def _identical(some: tuple[Tensors, ...], others: tuple[Tensors, ...]) -> bool:
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
-
-
-def _slack(tensor: torch.Tensor) -> float:
-    return _ROUNDING * (float(tensor.abs().max()) if tensor.numel() else 0.0)

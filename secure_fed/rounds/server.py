@@ -1,6 +1,7 @@
 """The server: it draws the cohort, requests the sums of a round, and turns their means into the next state.
 
-It keeps no contribution beyond its round, and with masked sums it never receives one.
+It keeps no contribution beyond its round, and with masked sums it never receives one. `Turns` are the rounds in which clients,
+or their units, take part, as far as the server's draws are public.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from torch import Tensor
 from privacy.sampling import Sampler, Uniform
 from secure_fed.errors import MethodError, TrainingError
 from secure_fed.methods.method import FromSums, Method, Reporting, RoundPlan, Shrinking, State
-from secure_fed.rounds import server_optimizer
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.server_optimizer import ServerOptimizer, Tail
+from secure_fed.rounds.server_optimizer import ServerOptimizer, Tail, added_up, noise_so_far
 from secure_fed.rounds.sums import Intake, Record, Summing
 from secure_fed.rounds.transport import Request, Transport
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Tensors
+
+_COHORT_STREAM = 2**32 - 1  # no client has this index, so no client draws the same numbers
+_PHANTOM_STREAM = 2**32 - 3
+Floats = NDArray[np.float64]
 
 
 class Scoring(Protocol):
@@ -207,10 +211,12 @@ class Server:
         clip_norm = mechanism.adapted(state.clip_norm, first.select(mechanism.counters).parts())
         means = {name: mean.without(mechanism.counters) for name, mean in means.items()}
         steps, memory = self.optimizer.step(means, state.memory)
-        noise, noted = self._noise(state, Layout.of(next(reversed(means.values()))).size)
+        size = Layout.of(next(reversed(means.values()))).size
+        std = self.protection.mean_noise_std(state.clip_norm, self.sampler.expected, size)
+        noise, noted = noise_so_far(state, std, self.protection.noise_weights(state.round + 1), self.optimizer)
         memory, before, noise_std = memory | noted, state, noise.step
         if noise.total and isinstance(self.method, FromSums) and self.method.from_sums(state):
-            start, steps, kept = server_optimizer.added_up(state, steps)
+            start, steps, kept = added_up(state, steps)
             memory, before, noise_std = memory | kept, replace(state, tensors=start), noise.total
         applied = self.method.apply(before, steps, noise_std)
         self._require_next(state, applied)
@@ -231,27 +237,6 @@ class Server:
         shrinks = isinstance(self.method, Shrinking)
         if not shrinks and (odd := Layout.of(following.tensors).differing(Layout.of(state.tensors))):
             raise MethodError(f"{name} returns other tensors than the state has: {odd}")
-
-    def _noise(self, state: State, dim: int) -> tuple[server_optimizer.NoiseLevels, dict[str, Tensor]]:
-        """The noise on each of `dim` coordinates of this round's step and of the sum of all steps; values for the memory."""
-        std = self.protection.mean_noise_std(state.clip_norm, self.sampler.expected, dim)
-        if not std:
-            return server_optimizer.NoiseLevels(0.0, 0.0), {}
-        deviations = server_optimizer.deviations(state.memory, state.round, std)
-        weights = self.protection.noise_weights(state.round + 1)
-        levels = server_optimizer.noise_levels(deviations.numpy(), weights, self.optimizer.lr, self.optimizer.momentum)
-        return levels, server_optimizer.noted(deviations)
-
-
-_COHORT_STREAM = 2**32 - 1  # no client has this index, so no client draws the same numbers
-_PHANTOM_STREAM = 2**32 - 3
-
-
-# ## from secure_fed.rounds.server
-# ## The rounds in which clients, or their units, take part, as far as they are public.
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass

@@ -1,6 +1,6 @@
-"""Summing the contributions of one pass.
+"""Summing the contributions of one pass: what a sum is, what the server learns beside it, and what it costs.
 
-`Summing` has two implementations: `OpenSum` adds contributions as they arrive, `masked.masked_sum.MaskedSum` sums them behind
+`Summing` has two implementations: `OpenSum` adds contributions as they arrive, `masked.server.MaskedSum` sums them behind
 masks (secure aggregation). The server uses either without knowing which.
 """
 
@@ -18,6 +18,37 @@ from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import NotFiniteError, PlainSum, Summation
 from secure_fed.tensors.tensors import Tensors
 from secure_fed.tensors.trimmed import MEDIAN, TrimmedSum
+
+Record = dict[str, Any]  # of a round, as it is stored and reported
+
+
+@dataclass
+class Spent:
+    """The cost of masked sums: bytes of the protocol, models and masked vectors included, and seconds on either side.
+
+    survivors: clients in the sum. left_out: clients among them that sent zeros because their contribution was not finite or
+    out of range, 0 where the encoding does not count them.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    client_seconds: float = 0.0
+    server_seconds: float = 0.0
+    survivors: int = 0
+    left_out: int = 0
+
+    @staticmethod
+    def together(passes: Sequence[Spent]) -> Record:
+        """The cost of all passes of a round. `survivors` is the smallest number in any pass that had a sum."""
+        added = {name: sum(getattr(one, name) for one in passes) for name in vars(passes[0])}
+        return added | {"survivors": min((one.survivors for one in passes if one.survivors), default=None)}
+
+
+@dataclass
+class Clock:
+    """Seconds that the clients of this process have spent on the protocol, training apart."""
+
+    seconds: float = 0.0
 
 
 @dataclass
@@ -63,13 +94,6 @@ class Summing(Protocol):
 
         wire_size: computes the bytes of one unmasked contribution.
         """
-
-
-def empty_sum(settings: FederationConfig, *, precise: bool) -> Callable[[Layout], Summation]:
-    """Makes the empty sum of a pass without masks, for `federation.aggregate`."""
-    if settings.aggregate != "mean":
-        return partial(TrimmedSum, share=MEDIAN if settings.aggregate == "median" else settings.trim)
-    return partial(PlainSum, precise=precise)
 
 
 @dataclass(frozen=True)
@@ -118,6 +142,13 @@ class OpenSum:
         return cohort * wire_size(), cohort * request.bytes_down
 
 
+def empty_sum(settings: FederationConfig, *, precise: bool) -> Callable[[Layout], Summation]:
+    """Makes the empty sum of a pass without masks, for `federation.aggregate`."""
+    if settings.aggregate != "mean":
+        return partial(TrimmedSum, share=MEDIAN if settings.aggregate == "median" else settings.trim)
+    return partial(PlainSum, precise=precise)
+
+
 @dataclass(frozen=True)
 class RecordedSum:
     """A `Summing` that passes each request and the sum of its contributions to `record`."""
@@ -137,39 +168,3 @@ class RecordedSum:
         self, layout: Layout, request: Request, cohort: float, wire_size: Callable[[], int]
     ) -> tuple[float, float]:
         return self.inner.traffic(layout, request, cohort, wire_size)
-
-
-# ## from secure_fed.rounds.sums
-# ## A round's record, and the cost of its secure aggregation.
-
-
-Record = dict[str, Any]
-
-
-@dataclass
-class Spent:
-    """The cost of masked sums: bytes of the protocol, models and masked vectors included, and seconds on either side.
-
-    survivors: clients in the sum. left_out: clients among them that sent zeros because their contribution was not finite or
-    out of range, 0 where the encoding does not count them.
-    """
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    client_seconds: float = 0.0
-    server_seconds: float = 0.0
-    survivors: int = 0
-    left_out: int = 0
-
-    @staticmethod
-    def together(passes: Sequence[Spent]) -> Record:
-        """The cost of all passes of a round. `survivors` is the smallest number in any pass that had a sum."""
-        added = {name: sum(getattr(one, name) for one in passes) for name in vars(passes[0])}
-        return added | {"survivors": min((one.survivors for one in passes if one.survivors), default=None)}
-
-
-@dataclass
-class Clock:
-    """Seconds that the clients of this process have spent on the protocol, training apart."""
-
-    seconds: float = 0.0

@@ -1,7 +1,7 @@
 """Requests, replies, and the transports that carry them.
 
-A transport has one method. `InProcess` calls client objects; the others wrap a transport: `Recording` keeps all messages,
-`Vanishing` loses clients, `progress.Told` reports the progress. Flower's is `secure_fed.flower.carrier`. Without masks a pass
+A transport has one method. `InProcess` calls client objects; the others wrap a transport: `Vanishing` loses clients,
+`Recording` keeps all messages, `Told` reports the progress. Flower's is `secure_fed.flower.carrier`. Without masks a pass
 is one exchange, of a `Request` for a `Reply`; with masks it is one exchange for each stage of the protocol, of a `Stage` for a
 `Staged`.
 """
@@ -28,6 +28,19 @@ from secure_fed.learning.training.local import Job, Trained
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import RoundPlan
 from secure_fed.tensors.tensors import Tensors
+
+TRAINING, TESTING = "training", "testing"
+PROBING = "measuring what the noise alone does"
+_STAGES = {
+    "advertise": "exchanging keys",
+    "share": "sharing secrets",
+    "mask": TRAINING,
+    "consistency": "comparing lists",
+    "unmask": "taking masks off",
+}
+_AFTER = (_STAGES["consistency"], _STAGES["unmask"])
+_VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client has this randomness
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -167,23 +180,41 @@ class InProcess:
                     yield answer
 
 
-@dataclass
-class Recording:
-    """Keeps every request and reply that passes through another transport, in order; or passes them to `note`.
+@runtime_checkable
+class Trainable(Protocol):
+    """A participant whose training may be done outside it."""
 
-    Without secure aggregation this is all that the server sees, including contributions of single clients. With it,
-    contributions are masked.
+    def job(self, request: Any) -> Job | None: ...
+
+    def train_ahead(self, request: Any, trained: Trained) -> None: ...
+
+
+@dataclass(frozen=True)
+class Together:
+    """`InProcess.prepare` that trains a round's clients of one process in common passes, before the clients answer.
+
+    Only the arithmetic is shared. Each client alone receives its result, and does all further steps (clipping, noise, masks)
+    itself. public: whether clients are protected; passes then have public shapes, so that one client's result does not depend
+    on who else was drawn.
     """
 
-    inner: Transport
-    exchanges: list[tuple[Any, Any]] = field(default_factory=list)
-    note: Callable[[Any, Any], None] | None = None
+    objective: Objective
+    public: bool
+    ways: Ways = field(default_factory=Ways)
 
-    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
-        note = self.note or (lambda *exchange: self.exchanges.append(exchange))
-        for reply in self.inner.exchange(requests):
-            note(requests[reply.client], reply)
-            yield reply
+    def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
+        trainable = [(one, request) for one, request in some if isinstance(one, Trainable)]
+        asked = [(participant, request, participant.job(request)) for participant, request in trainable]
+        theirs = [(participant, request, job) for participant, request, job in asked if job is not None]
+        tried = len(self.ways.trials)
+        found = train_together(self.objective, [job for _, _, job in theirs], self.ways, public=self.public)
+        for trial in list(self.ways.trials.values())[tried:]:  # those made now
+            if trial.why_not:
+                _log.warning("clients train one after the other: %s", trial.why_not)
+            else:
+                _log.info("clients train in shared passes")
+        for (participant, request, _), trained in zip(theirs, found, strict=True):
+            participant.train_ahead(request, trained)
 
 
 @dataclass
@@ -219,80 +250,30 @@ class Vanishing:
         return {client: int(rng.integers(self.stages)) for client in gone}
 
 
-_VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client has this randomness
+@dataclass
+class Recording:
+    """Keeps every request and reply that passes through another transport, in order; or passes them to `note`.
 
+    Without secure aggregation this is all that the server sees, including contributions of single clients. With it,
+    contributions are masked.
+    """
 
-# ## from secure_fed.rounds.transport
-# ## Common passes that train a round's clients of one process before the clients answer.
-# ##
-# ## Only the arithmetic is shared. Each client alone receives its result, and does all further steps (clipping, noise, masks)
-# ## itself. Where clients are protected, passes have public shapes, so that one client's result does not depend on who else was
-# ## drawn.
-# ##
+    inner: Transport
+    exchanges: list[tuple[Any, Any]] = field(default_factory=list)
+    note: Callable[[Any, Any], None] | None = None
 
-
-_log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class Trainable(Protocol):
-    """A participant whose training may be done outside it."""
-
-    def job(self, request: Any) -> Job | None: ...
-
-    def train_ahead(self, request: Any, trained: Trained) -> None: ...
-
-
-@dataclass(frozen=True)
-class Together:
-    """Trains participants for their next answers. public: whether clients are protected."""
-
-    objective: Objective
-    public: bool
-    ways: Ways = field(default_factory=Ways)
-
-    def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
-        trainable = [(one, request) for one, request in some if isinstance(one, Trainable)]
-        asked = [(participant, request, participant.job(request)) for participant, request in trainable]
-        theirs = [(participant, request, job) for participant, request, job in asked if job is not None]
-        tried = len(self.ways.trials)
-        found = train_together(self.objective, [job for _, _, job in theirs], self.ways, public=self.public)
-        self._say(tried)
-        for (participant, request, _), trained in zip(theirs, found, strict=True):
-            participant.train_ahead(request, trained)
-
-    def _say(self, tried: int) -> None:
-        """Log the results of trials after the first `tried`."""
-        for trial in list(self.ways.trials.values())[tried:]:
-            if trial.why_not:
-                _log.warning("clients train one after the other: %s", trial.why_not)
-            else:
-                _log.info("clients train in shared passes")
-
-
-# ## from secure_fed.rounds.transport
-# ## The progress of a run within a round, for displays: the stage, the number of finished clients, the bytes so far.
-# ##
-# ## Observation changes nothing: `Told` passes on every request and every answer unchanged. Where the guarantee requires that
-# ## nobody
-# ## learns the cohort size, no number is reported.
-# ##
-
-
-TRAINING, TESTING = "training", "testing"
-PROBING = "measuring what the noise alone does"
-_STAGES = {
-    "advertise": "exchanging keys",
-    "share": "sharing secrets",
-    "mask": TRAINING,
-    "consistency": "comparing lists",
-    "unmask": "taking masks off",
-}
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        note = self.note or (lambda *exchange: self.exchanges.append(exchange))
+        for reply in self.inner.exchange(requests):
+            note(requests[reply.client], reply)
+            yield reply
 
 
 @dataclass(frozen=True)
 class Progress:
-    """round: from 0. done: the number of finished clients out of `total`, possibly fractional; total 0: not reported. sent:
+    """The progress of a run within a round, for displays: the stage, the number of finished clients, the bytes so far.
+
+    round: from 0. done: the number of finished clients out of `total`, possibly fractional; total 0: not reported. sent:
     bytes of the round so far, in both directions.
     """
 
@@ -314,12 +295,12 @@ class Progress:
         return float(self.stage in (TESTING, *_AFTER))
 
 
-_AFTER = (_STAGES["consistency"], _STAGES["unmask"])
-
-
 @dataclass
 class Told:
-    """A transport that reports its exchanges. counted: whether it reports numbers."""
+    """A transport that reports its exchanges. Observation changes nothing: requests and answers pass on unchanged.
+
+    counted: whether it reports numbers, false where the guarantee requires that nobody learns the cohort size.
+    """
 
     inner: Transport
     tell: Callable[[Progress], None]

@@ -10,7 +10,7 @@ release and costs no privacy.
     noised     the loss after it
 
     full       the loss after it at the steps of a run without noise, where the server shortens its steps under this noise
-               (`rounds/step_lengths.py`): `noised` then shows little harm, and the model learns as much less
+               (`rounds/open_settings.py`): `noised` then shows little harm, and the model learns as much less
 
 A run is hopeless where its noise alone takes the model to chance (`AT_CHANCE`). A new classification head starts there, and
 training can lead away from it through much noise. So unless the start was far better (`KNOWING`), the noise must also be

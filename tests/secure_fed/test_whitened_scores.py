@@ -10,7 +10,7 @@ from scipy.stats import mannwhitneyu, norm
 
 from privacy.correlation import Correlation, square_root
 from secure_fed.learning.training.canary_directions import direction
-from secure_fed.rounds.phantoms import SCORES, Floats, Past, evidence
+from secure_fed.rounds.phantoms import SCORES, Floats, Past, whitened_evidence
 from secure_fed.tensors.layout import Layout
 from tests.privacy.test_correlation import dense
 from tests.secure_fed import in_turn
@@ -36,7 +36,7 @@ def scored(column: Floats, seen: Floats, turns: Floats, lost: frozenset[int] = f
     for t in range(ROUNDS):
         if t not in lost:
             past = Past.of(past.kept()).then(t, seen[t], np.full(2 * EACH, turns[t]))
-            total += evidence(past, column, np.full(2 * EACH, CLIP), COHORT, Z * CLIP / COHORT)
+            total += whitened_evidence(past, column, np.full(2 * EACH, CLIP), COHORT, Z * CLIP / COHORT)
     return total
 
 

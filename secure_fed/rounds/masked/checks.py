@@ -1,14 +1,14 @@
-"""The round that a client expects: it computes every request from the run's configuration and refuses any other.
+"""What clients and server check in a masked sum, where the other side may lie: three defences, one after the other.
 
-A client that obeyed any request would leak: through the bound of a sum, through an error that only a training client makes, or
-through a tensor that is not part of the round. So it computes the round itself and compares before it trains, and before it
-tosses its coin for whether to train.
+**The round that a client expects** (`ExpectedRounds`). A client computes every request from the run's configuration and refuses
+any other. A client that obeyed any request would leak: through the bound of a sum, through an error that only a training client
+makes, or through a tensor that is not part of the round. So it computes the round itself and compares before it trains, and
+before it tosses its coin for whether to train.
 
 The starting tensors of later rounds, the means of earlier passes and an adapted clip norm cannot be computed by the client.
 They have to be the same for all clients in the sum; otherwise the server could make all clients but one contribute zero, by
 starting them where the gradient is zero. So a session's parameters hold a digest of the whole request (`Request.digest`), each
-client compares it with its own request, and clients whose sessions have different parameters share no masks. A later pass
-carries the digest of the round's first request (`bound`).
+client compares it with its own request, and clients whose sessions have different parameters share no masks.
 
 Where the server's coins draw the cohort and other clients send zeros in the same sum, a lying server could claim that its
 coins drew a single client. With `secure_aggregation.active` the digest therefore also covers the list of contributors
@@ -17,6 +17,18 @@ contributors than `Terms.fewest`.
 
 Everybody may know what a phantom contributes, so it hides nobody. Phantoms are not counted as contributors, and where
 the cohort is of fixed size no more of them may be invited than the run's configuration has in a sum.
+
+**The later passes of a round are bound to its first** (`Passes`), by each client's memory.
+
+**Sums that no honest clients can have made are refused** (`require_plausible`): a bound on the damage of a lying client. Masks
+keep single contributions from the server, so it cannot bound one: in a sum of n, a client can send up to n times the allowed
+contribution, or a weight that cancels all other weights. The server can check the sum. Over n honest contributors every
+coordinate is within n times the bound, the weights add up to between 0 and n times the largest, the mean loss is within its
+bound, and the number of contributions is at most n. With shares of noise only the length of the noised sum is checked. A sum
+beyond these limits is refused before it is used. Nobody can identify the client that spoiled it.
+
+Where the server adds the noise of a guarantee, it checks the noised sum, by the number of all possible contributors. A check
+without noise would reveal to a lying client on which side of a limit the other clients' sum is.
 """
 
 from __future__ import annotations
@@ -37,6 +49,10 @@ from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Request, Stage
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import Tensors
+
+_NOTHING = "nothing of this client's contribution was sent"
+_FARTHEST = math.sqrt(80)  # honest noise is longer with a probability of at most exp(-40), see `_of_noised`
+Clients = frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -186,36 +202,22 @@ def _not_called_for(request: Request) -> Tampering:
     )
 
 
-_NOTHING = "nothing of this client's contribution was sent"
-
-
-# ## from secure_fed.rounds.masked.checks
-# ## Binds the later passes of a round to its first, by each client's memory.
-# ##
-# ## A server that lies could run two first passes, one honest and one in which nothing can be learned, and then a second pass
-# ## over
-# ## one client of the former and the other clients of the latter: the sum would be that one client's message. A server need
-# ## not even
-# ## lie: the sums of a first pass over all clients and of a second pass over all but one differ by the message of that one
-# ## client,
-# ## seen through the two bases. So a client contributes to a later pass only if
-# ##
-# ## - the request carries the digest of the first request that this client trained under in this round. The session holds the
-# ##   digest of the later request, so clients with other first requests are in other sessions, whose masks do not cancel;
-# ## - where masks alone hide its contribution, the later sum is over exactly the clients of the first one.
-# ##
-# ## The second condition is waived where every sum carries noise that the guarantee counts (`privacy.noise` = "distributed"
-# ## or "local"), or where the server is trusted with the sums ("central"). A client that does not learn the contributors cannot
-# ## check it: where coins draw the cohort and `secure_aggregation.active` is false.
-# ##
-
-
-Clients = frozenset[int]
-
-
 @dataclass
 class Passes:
-    """The memory of one client about the latest round that it contributed to.
+    """The memory of one client about the latest round that it contributed to, which binds later passes of a round to its first.
+
+    A server that lies could run two first passes, one honest and one in which nothing can be learned, and then a second pass
+    over one client of the former and the other clients of the latter: the sum would be that one client's message. A server need
+    not even lie: the sums of a first pass over all clients and of a second pass over all but one differ by the message of that
+    one client, seen through the two bases. So a client contributes to a later pass only if
+
+    - the request carries the digest of the first request that this client trained under in this round. The session holds the
+      digest of the later request, so clients with other first requests are in other sessions, whose masks do not cancel;
+    - where masks alone hide its contribution, the later sum is over exactly the clients of the first one.
+
+    The second condition is waived where every sum carries noise that the guarantee counts (`privacy.noise` = "distributed"
+    or "local"), or where the server is trusted with the sums ("central"). A client that does not learn the contributors cannot
+    check it: where coins draw the cohort and `secure_aggregation.active` is false.
 
     exact: whether later sums must be over the clients of the first. All of it lasts as long as the process: a client that is
     restarted during a round would accept the round's first request again.
@@ -296,27 +298,13 @@ class Passes:
             )
 
 
-# ## from secure_fed.rounds.masked.checks
-# ## Refuses sums that no honest clients can have made: a bound on the damage of a lying client to a masked sum.
-# ##
-# ## Masks keep single contributions from the server, so it cannot bound one: in a sum of n, a client can send up to n times the
-# ## allowed contribution, or a weight that cancels all other weights. The server can check the sum. Over n honest contributors
-# ## every
-# ## coordinate is within n times the bound, the weights add up to between 0 and n times the largest, the mean loss is within
-# ## its
-# ## bound, and the number of contributions is at most n. With shares of noise only the length of the noised sum is checked. A
-# ## sum
-# ## beyond these limits is refused before it is used. Nobody can identify the client that spoiled it.
-# ##
-# ## Where the server adds the noise of a guarantee, it checks the noised sum, by the number of all possible contributors. A
-# ## check
-# ## without noise would reveal to a lying client on which side of a limit the other clients' sum is.
-# ##
-
-
 def require_plausible(decoded: Contribution, encoding: Encoding, contributors: int) -> None:
     """Tampering if the decoded sum cannot come from `contributors` honest contributors."""
-    for what in _implausible(decoded, encoding, contributors):
+    if isinstance(encoding, Rounded):
+        faults = _of_words(decoded, encoding, contributors)
+    else:
+        faults = _of_noised(decoded, encoding, contributors) if isinstance(encoding, Noised) else iter(())
+    if what := next(faults, ""):
         raise _spoiled(what, contributors)
 
 
@@ -338,13 +326,6 @@ def _spoiled(what: str, contributors: int) -> Tampering:
         stage="unmask",
         protected="nothing was released of this sum",
     )
-
-
-def _implausible(decoded: Contribution, encoding: Encoding, contributors: int) -> Iterator[str]:
-    if isinstance(encoding, Rounded):
-        yield from _of_words(decoded, encoding, contributors)
-    if isinstance(encoding, Noised):
-        yield from _of_noised(decoded, encoding, contributors)
 
 
 def _of_words(decoded: Contribution, encoding: Rounded, contributors: int) -> Iterator[str]:
@@ -378,6 +359,3 @@ def _of_noised(decoded: Contribution, encoding: Noised, contributors: int) -> It
     )
     if norm > longest:
         yield f"the noised sum is {norm:.6g} long"
-
-
-_FARTHEST = math.sqrt(80)

@@ -27,6 +27,26 @@ from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, 
 from secure_fed.tensors.layout import Layout
 
 
+@dataclass(frozen=True)
+class Begun:
+    """An answer of a masked client, made here or in another process, or the error.
+
+    seconds: the time spent here, training apart.
+    """
+
+    answer: Message | Waiting
+    seconds: float
+    error: Exception | None = None
+
+    def result(self) -> tuple[Message, float]:
+        if self.error is not None:
+            raise self.error
+        if not isinstance(self.answer, Waiting):
+            return self.answer, self.seconds
+        message, seconds = self.answer.result()
+        return message, self.seconds + seconds
+
+
 class MaskedClient:
     """A client of the federation behind masks.
 
@@ -149,7 +169,7 @@ class MaskedClient:
         if request is None:  # invited to make up the number
             self._require_filling()
             self._passes.fill()
-            return np.zeros(stage.parameters.length, _word(stage.parameters.bits)), 0.0
+            return np.zeros(stage.parameters.length, np.uint32 if stage.parameters.bits == 32 else np.uint64), 0.0
         self._require_expected(request, stage)
         self._passes.take(request, cohort)
         stream = self._entropy.stream("share", stage.round, self.client.index)
@@ -254,28 +274,3 @@ def masked_clients(
         )
         for client, identity in zip(clients, identities, strict=True)
     ]
-
-
-def _word(bits: int) -> type[np.unsignedinteger]:
-    return np.uint32 if bits == 32 else np.uint64
-
-
-# ## from secure_fed.rounds.masked.client
-# ## Answers of masked clients, which this process or another makes.
-
-
-@dataclass(frozen=True)
-class Begun:
-    """An answer, made here or in another process, or the error. seconds: the time spent here, training apart."""
-
-    answer: Message | Waiting
-    seconds: float
-    error: Exception | None = None
-
-    def result(self) -> tuple[Message, float]:
-        if self.error is not None:
-            raise self.error
-        if not isinstance(self.answer, Waiting):
-            return self.answer, self.seconds
-        message, seconds = self.answer.result()
-        return message, self.seconds + seconds

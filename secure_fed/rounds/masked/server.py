@@ -1,7 +1,7 @@
-"""`Summing` behind masks: the server's side of secure aggregation, from a cohort to the sum.
+"""The server's side of masked sums (secure aggregation): `Summing` behind masks, from a cohort to the sum.
 
-One pass of a round is one session of `protocols` (Bonawitz et al., 2017; Bell et al., 2020, for the neighbours and the active
-variant).
+One pass of a round is one `Session` of `protocols` (Bonawitz et al., 2017; Bell et al., 2020, for the neighbours and the active
+variant): its stages over the transport, from the first key to the unmasked sum.
 """
 
 from __future__ import annotations
@@ -163,10 +163,6 @@ class MaskedSum:
         left_out = self.barred.union(cohort)
         others = (client for client in range(self.clients) if client not in left_out)
         return sorted([*cohort, *itertools.islice(others, max(0, self.terms.invited - len(cohort)))])
-
-
-# ## from secure_fed.rounds.masked.server
-# ## The server's side of one session of the protocol: its stages over the transport, from the first key to the unmasked sum.
 
 
 @contextmanager
