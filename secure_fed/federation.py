@@ -24,7 +24,7 @@ from secure_fed.learning.models.devices import idle_gpu
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.learning.training.local_function import LocalFunction
-from secure_fed.methods import build
+from secure_fed.methods import build, pinned
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result
 from secure_fed.rounds.local_function import require_function, require_read, require_trainable
@@ -90,7 +90,7 @@ class Federation:
                 f"a callback is a {type(deaf[0]).__name__} without any of {', '.join(_EVENTS)}; give it one of them"
             )
             raise ConfigError(message).about("callbacks", deaf[0], "one of these methods")
-        self.config = with_absolute_paths(config or RunConfig())
+        self.config = pinned(with_absolute_paths(config or RunConfig()))
         if self.config.data.chat_template:  # the run keeps the template itself, since its file may change
             self.config = self.config.replace({("data", "chat_template"): template_of(self.config.data)})
         method = build(self.config)  # first, so that a wrong name fails before anything is loaded
