@@ -264,15 +264,21 @@ class Client:
         )
         return replace(job, private=steps)
 
+    def _taken(self, request: Request) -> Trained | None:
+        """The result trained ahead, if it was for this request."""
+        (asked, trained), self._ahead = self._ahead or (None, None), None
+        if asked is None or asked.tensors is not request.tensors:
+            return None
+        return trained if _terms(asked) == _terms(request) else None
+
     def _trained(self, request: Request) -> Trained:
         """The result of local training, made now unless it was made ahead."""
         setup, protection = self._setup, self._setup.protection
         if protection.placement.own_noise:
             passes = len(request.plan.passes)
             self._takes_part = setup.allowance(self.name, passes, request.round) == passes
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0].tensors is request.tensors and _terms(ahead[0]) == _terms(request):
-            return ahead[1]
+        if (taken := self._taken(request)) is not None:
+            return taken
         job = self._job(self._before, request)
         if protection.placement.step_noise:
             return train_together(setup.objective, [self._charged(job, request)], setup.ways)[0]
