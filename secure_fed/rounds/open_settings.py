@@ -72,9 +72,8 @@ def settled(
     sampling = federation.sampling
     if sampling == "auto":
         sampling = "poisson" if own or privacy.hidden_cohort else "schedule"
-    noise, correlation = (
-        _of_sums(privacy) if sampling != "schedule" else _in_turn(config, clients, method, initial, personal)
-    )
+    in_turn = sampling == "schedule"
+    noise, correlation = _in_turn(config, clients, method, initial, personal) if in_turn else _of_sums(privacy)
     return config.replace(
         {
             ("federation", "sampling"): sampling,

@@ -291,18 +291,19 @@ def _room(
         return Room(sum(population.units), config.training.batch, numbers, z)
     cohorts, masked = population.cohorts, config.secure_aggregation.enabled
     in_turn = masked and isinstance(cohorts, PublicOrder)
-    whole = (
-        isinstance(cohorts, FixedSize) and not config.privacy.hidden_cohort
-    )  # a whole number of phantoms in every sum
+    # A whole number of phantoms is in every sum of a cohort of fixed size.
+    whole = isinstance(cohorts, FixedSize) and not config.privacy.hidden_cohort
+
+    def counted(phantoms: int) -> int:
+        return _counted(config, *_of_a_sum(config, placement, population, phantoms))
+
     return Room(
         len(population.names),
         cohorts.expected,
         numbers,
         z,
         own_noise=placement.own_noise,
-        shares=(lambda m: _counted(config, *_of_a_sum(config, placement, population, m)))
-        if placement.share_noise
-        else None,
+        shares=counted if placement.share_noise else None,
         allows=allows,
         fewest=math.ceil(1 / cohorts.rate - 1e-9) if in_turn or whole else 0,
     )

@@ -126,9 +126,8 @@ class MaskedSum:
     def _read(self, machine: Unmasking, encoding: Encoding, layout: Layout, count: int) -> Summed:
         decoded = encoding.decode(machine.total())
         values = torch.from_numpy(decoded.values)
-        if (
-            not self.terms.protection.placement.server_noise
-        ):  # the server's noise is added in float64, and the noised sum is checked
+        # The server's noise is added in float64, and then the noised sum is checked.
+        if not self.terms.protection.placement.server_noise:
             require_plausible(decoded, encoding, count)
             values = values.float()
         losses = [] if math.isnan(decoded.loss) else [decoded.loss]

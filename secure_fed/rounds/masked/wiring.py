@@ -1,4 +1,7 @@
-"""Both sides of a simulated federation's masked sums, and the transport between them."""
+"""Puts a federation together: `behind_masks` makes both sides of its masked sums, `in_process` the transport of a simulation.
+
+On many machines each party makes its own part with `behind_masks` (`Elsewhere`), and the transport is another.
+"""
 
 from __future__ import annotations
 
@@ -149,10 +152,8 @@ def allowed(config: RunConfig, cohorts: Sampler, clients: int, phantoms: int) ->
         return True
     hidden, placement = config.privacy.hidden_cohort, placement_of(config)
     beside = beside_cohort(cohorts, phantoms, hidden=hidden)
-    protection, sampler = (
-        Protection(placement=placement, hidden=hidden, beside=beside),
-        with_phantoms(cohorts, phantoms),
-    )
+    protection = Protection(placement=placement, hidden=hidden, beside=beside)
+    sampler = with_phantoms(cohorts, phantoms)
     try:
         terms = _terms(config, protection, sampler, clients + phantoms, clients, None, None)
         terms.require_feasible()
