@@ -17,7 +17,7 @@ from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
 from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError
-from secure_fed.export import assembled
+from secure_fed.export.assembled import write_federation
 from secure_fed.learning.data.chats import template_of
 from secure_fed.learning.given import given
 from secure_fed.learning.models.devices import idle_gpu
@@ -28,9 +28,10 @@ from secure_fed.methods import build
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result
 from secure_fed.rounds.local_function import require_function, require_read, require_trainable
-from secure_fed.runs import guarantee, recording, traffic
+from secure_fed.runs import guarantee, recording
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.run import run
+from secure_fed.runs.traffic import hidden_cohort_traffic
 
 _EVENTS = ("on_promise", "on_probe", "on_run_begin", "on_progress", "on_round_end", "on_published", "on_end")
 
@@ -122,7 +123,7 @@ class Federation:
         found = (
             pool.held_out(counted=counted),
             tail.said,
-            traffic.of_hidden_cohort(self.assembly),
+            hidden_cohort_traffic(self.assembly),
             idle,
             self.assembly.problem.note,
         )
@@ -154,7 +155,7 @@ class Federation:
         """
         out = Path(out_dir)
         noise_alone = self._result.summary["noise_alone"] if self._result else None
-        assembled.write(
+        write_federation(
             self.assembly,
             state,
             out,

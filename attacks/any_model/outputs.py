@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.errors import ConfigError, DataError, ModelError, UsageError
-from secure_fed.export.label_scale import FILE, LabelScale, read, stated
+from secure_fed.export.label_scale import LABEL_SCALE, LabelScale, label_scale_in, read_label_scale
 from secure_fed.export.model_card import LABELS
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.models.loading import explained, last_layer, quiet
@@ -203,8 +203,8 @@ def learned(
     by: what gives the scale, options or a configuration. whole: it gives both numbers; otherwise one with its default counts
     as not given. ConfigError if it contradicts the model.
     """
-    place = f"the config.json of {model}" if adapter is None else str(adapter / FILE)
-    own = _scale_of(model) if adapter is None else read(adapter)
+    place = f"the config.json of {model}" if adapter is None else str(adapter / LABEL_SCALE)
+    own = _scale_of(model) if adapter is None else read_label_scale(adapter)
     if given is not None and own is not None and not whole:
         given = LabelScale(
             *(mine if part == usual else part for part, usual, mine in zip(given, UNSCALED, own, strict=True))
@@ -231,7 +231,7 @@ def require_same(name: str, own: LabelScale) -> None:
 
 
 def _scale_of(name: str) -> LabelScale | None:
-    return stated(config_of(name).to_dict(), f"the configuration of {name}")
+    return label_scale_in(config_of(name).to_dict(), f"the configuration of {name}")
 
 
 @contextmanager

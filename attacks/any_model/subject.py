@@ -34,7 +34,7 @@ from attacks.any_model.outputs import (
 from attacks.evidence.baseline import when
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import DataError, ModelError, UsageError
-from secure_fed.export.label_scale import of
+from secure_fed.export.label_scale import label_scale_of
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
@@ -137,7 +137,7 @@ class Subject:
         )
         require_head(reference, self.task, rows.label_names)
         require_same_order(reference, rows.label_names)
-        if (scale := of(asked.data)) is not None:
+        if (scale := label_scale_of(asked.data)) is not None:
             require_same(reference, scale)
         encoded = self.task.encode(loaded.tokenizer, rows, asked.max_length)
         return losses_of(loaded.model.eval(), self.task, loaded.tokenizer, encoded, rows.label_names)
@@ -211,7 +211,7 @@ def _plain(rows: Rows) -> list[tuple[str, str]]:
 def _scaled(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
     """The request with the scale of the model's labels, and a note that states it."""
     data = asked.data
-    if (scale := of(data)) is None:
+    if (scale := label_scale_of(data)) is None:
         return asked, ()
     by = "--label-centre and --label-scale"
     if asked.config is not None:

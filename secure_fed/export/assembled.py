@@ -19,7 +19,7 @@ from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.membership import reported
 
 
-def write(
+def write_federation(
     assembly: Assembly,
     state: State,
     out: Path,
@@ -71,4 +71,4 @@ def write(
 
 def _membership(assembly: Assembly, state: State) -> dict[str, Any] | None:
     """A private run's figure, which is a function of releases; others measure it on their data when they end."""
-    return None if assembly.protection.plan is None else reported.public(assembly, state)
+    return None if assembly.protection.plan is None else reported.public_figure(assembly, state)

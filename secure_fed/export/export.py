@@ -23,7 +23,8 @@ from transformers.pytorch_utils import Conv1D
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import MethodError, ModelError, UsageError
-from secure_fed.export import adapter_folder, label_scale, peft_folder
+from secure_fed.export import adapter_folder, peft_folder
+from secure_fed.export.label_scale import label_scale_of, write_label_scale
 from secure_fed.export.model_card import LABELS, Kind, ModelCard
 from secure_fed.learning.models import quantised
 from secure_fed.learning.models.adapters.lora import LoraForm
@@ -77,7 +78,7 @@ def write_adapter(out_dir: Path, adapted: Adapted) -> None:
             adapter_folder.fill(folder, adapted.config, model, head, adapted.state, card, given=given)
             kind = "own"
         if adapted.tokenizer is not None:  # else a program made the labels of its own
-            label_scale.write(folder, adapted.config.data)
+            write_label_scale(folder, adapted.config.data)
         _finish(folder, card.text(kind), adapted.tokenizer)
 
 
@@ -90,7 +91,7 @@ def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
             "export the adapter"
         )
     merge(adapted, base)
-    if (scale := label_scale.of(adapted.config.data)) is not None:
+    if (scale := label_scale_of(adapted.config.data)) is not None:
         base.config.update(scale.to_dict())  # type: ignore[union-attr, operator]
     if adapted.config.data.task == "chat" and adapted.tokenizer is not None:
         _end_with_turns(base, adapted.tokenizer)

@@ -16,7 +16,7 @@ class Api(Protocol):
     def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> Any: ...
 
 
-def require_possible(repository: str, base_model: str, *, merged: bool) -> None:
+def require_pushable(repository: str, base_model: str, *, merged: bool) -> None:
     """Refuse, before anything is written, a push that must fail or that nobody else could load."""
     import huggingface_hub
     from huggingface_hub import constants

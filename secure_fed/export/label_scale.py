@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from secure_fed.config import DataConfig
 from secure_fed.errors import ModelError
 
-FILE = "label_scale.json"
+LABEL_SCALE = "label_scale.json"
 _NAMES = ("label_centre", "label_scale")
 
 
@@ -28,30 +28,30 @@ class LabelScale(NamedTuple):
         return dict(zip(_NAMES, self, strict=True))
 
 
-def of(data: DataConfig) -> LabelScale | None:
+def label_scale_of(data: DataConfig) -> LabelScale | None:
     """The scale of a run's labels; None for a task without numbers as labels."""
     return LabelScale(data.label_centre, data.label_scale) if data.task == "regression" else None
 
 
-def write(folder: Path, data: DataConfig) -> None:
+def write_label_scale(folder: Path, data: DataConfig) -> None:
     """Write the file of an adapter's folder, if the labels have a scale."""
-    if (found := of(data)) is not None:
-        (folder / FILE).write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+    if (found := label_scale_of(data)) is not None:
+        (folder / LABEL_SCALE).write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
-def read(folder: Path) -> LabelScale | None:
+def read_label_scale(folder: Path) -> LabelScale | None:
     """The scale in an adapter's folder; None without the file. ModelError for a damaged one."""
-    place = folder / FILE
+    place = folder / LABEL_SCALE
     if not place.exists():
         return None
     try:
         fields = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{place} cannot be read ({error}): export the run again") from error
-    return stated(fields if isinstance(fields, dict) else dict.fromkeys(_NAMES), str(place))
+    return label_scale_in(fields if isinstance(fields, dict) else dict.fromkeys(_NAMES), str(place))
 
 
-def stated(fields: Mapping[str, Any], place: str) -> LabelScale | None:
+def label_scale_in(fields: Mapping[str, Any], place: str) -> LabelScale | None:
     """The scale among the fields of a model's configuration; None if they have none. place: of the fields, for errors."""
     if not any(name in fields for name in _NAMES):
         return None

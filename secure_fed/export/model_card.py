@@ -174,7 +174,7 @@ def run_facts(
     }
     if noise_alone:
         hopeless = "; HOPELESS: the noise takes the model to chance" if noise_alone["hopeless"] else ""
-        facts["noise alone"] = f"{noise_words.beside(noise_alone)}{hopeless}"
+        facts["noise alone"] = f"{noise_words.noise_in_short(noise_alone)}{hopeless}"
     if config.method.personal:
         facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
         if config.privacy.unit == "client":  # noise is added to sent tensors only

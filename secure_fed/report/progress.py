@@ -98,9 +98,9 @@ class ConsoleProgress:
 
     def on_probe(self, figures: Mapping[str, Any]) -> None:
         with suppress(Exception):
-            said = (noise_words.figures(figures), noise_words.shortened(figures))
+            said = (noise_words.noise_in_words(figures), noise_words.shortened_steps(figures))
             self._console.print(f"secure-fed: {'. '.join(filter(None, said))}", soft_wrap=True)
-            if why := noise_words.verdict(figures):
+            if why := noise_words.hopeless_noise(figures):
                 self._console.print(f"secure-fed: warning: {why}", soft_wrap=True)
 
     def on_progress(self, progress: Within) -> None:

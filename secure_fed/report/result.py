@@ -36,15 +36,15 @@ class Result(run.Result):
         return f"<Result of {title(self.summary)}, {self.summary['rounds']} rounds>"
 
     def _repr_html_(self) -> str:
-        from secure_fed.report.notebook import table
+        from secure_fed.report.notebook import notebook_table
         from secure_fed.report.terminal import rows, title
 
         found = self.summary
         if found["unit"] == "none" or is_declared(found["test"]["from"]):
-            return table(title(found), rows(found))
+            return notebook_table(title(found), rows(found))
         untested = {**found, "macro_f1": None, "metrics": {}, "commonest": None}
         shown = [row for row in rows(untested) if row[0] != "accuracy"]
-        return table(title(found), shown, _WITHHELD)
+        return notebook_table(title(found), shown, _WITHHELD)
 
     def plot(self) -> Figure:
         """The headline metric and loss by round and, if a private run charges rounds for everybody, the epsilon spent."""

@@ -104,8 +104,8 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     if summary["personal"] and rows:
         rows.append(("  measured", measured_model(True, summary["unit"])))
     if found := summary.get("noise_alone"):
-        rows.append(("  noise alone", noise_words.beside(found)))
-        rows += [("  HOPELESS", noise_words.verdict(found))] if found["hopeless"] else []
+        rows.append(("  noise alone", noise_words.noise_in_short(found)))
+        rows += [("  HOPELESS", noise_words.hopeless_noise(found))] if found["hopeless"] else []
     return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])
 
 

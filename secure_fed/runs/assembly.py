@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
 from privacy.sampling import Attendance, PublicOrder, Sampler
 from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.models.kept import user_file
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.training.cohort.trainings import Ways
@@ -35,7 +38,6 @@ from secure_fed.rounds.ranks import part
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.step_lengths import paced, unhurt
 from secure_fed.rounds.transport import Transport
-from secure_fed.runs.best import require_choosable
 from secure_fed.runs.parties import Parties, parties_of, trainer
 from secure_fed.runs.start import Start, started
 
@@ -121,7 +123,7 @@ def assemble(
     machines; the problem then has this machine's examples. masked: False leaves out the masks of secure aggregation, for a plan
     of the noise alone. local: the function by which the clients here train, in place of the steps of [training].
     """
-    require_choosable(config, whole.facts)
+    _require_choosable(config, whole.facts)
     if local is not None:
         require_function(local)
         require_trainable(config, method)
@@ -158,6 +160,24 @@ def assemble(
         everybody_here=elsewhere is None,
         local=local,
     )
+
+
+def _require_choosable(config: RunConfig, facts: Mapping[str, Any]) -> None:
+    """ConfigError where the best of several models may not be chosen, or cannot be kept."""
+    chosen = next((name for name in ("patience", "keep_best") if getattr(config.evaluation, name)), None)
+    if chosen is None:
+        return
+    setting, value = f"evaluation.{chosen}", getattr(config.evaluation, chosen)
+    if config.privacy.unit != "none" and not is_declared(facts["test"]["from"]):
+        raise ConfigError(
+            f"{setting} chooses by the test rows, which were held out of the protected rows, so the choice would reveal "
+            "them: set data.test to rows that need no protection"
+        ).about(setting, value, "a declared test set")
+    if config.evaluation.keep_best and config.method.personal:
+        raise ConfigError(
+            "evaluation.keep_best keeps the shared model, and method.personal leaves part of it at the clients: leave one of "
+            "them out"
+        ).about("evaluation.keep_best", True, "no method.personal")
 
 
 def _protected(

@@ -8,34 +8,14 @@ a declared one, not rows held out of the protected data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.rounds.record import Record
 
-_SETTINGS = ("patience", "keep_best")
-
-
-def require_choosable(config: RunConfig, facts: Mapping[str, Any]) -> None:
-    """ConfigError where the best of several models may not be chosen, or cannot be kept."""
-    chosen = next((name for name in _SETTINGS if getattr(config.evaluation, name)), None)
-    if chosen is None:
-        return
-    setting, value = f"evaluation.{chosen}", getattr(config.evaluation, chosen)
-    if config.privacy.unit != "none" and not is_declared(facts["test"]["from"]):
-        raise ConfigError(
-            f"{setting} chooses by the test rows, which were held out of the protected rows, so the choice would reveal "
-            "them: set data.test to rows that need no protection"
-        ).about(setting, value, "a declared test set")
-    if config.evaluation.keep_best and config.method.personal:
-        raise ConfigError(
-            "evaluation.keep_best keeps the shared model, and method.personal leaves part of it at the clients: leave one of "
-            "them out"
-        ).about("evaluation.keep_best", True, "no method.personal")
+CHOOSING = ("patience", "keep_best")  # settings of [evaluation]
 
 
 def best(records: Sequence[Record], task: str) -> Record | None:
@@ -59,7 +39,7 @@ def stalled(records: Sequence[Record], patience: int | None, task: str) -> str:
 
 def require_measured(measured: Record, config: RunConfig) -> None:
     """ConfigError for an evaluation by which no model can be chosen, where one is to be chosen."""
-    name = next((name for name in _SETTINGS if getattr(config.evaluation, name)), None)
+    name = next((name for name in CHOOSING if getattr(config.evaluation, name)), None)
     # After a run diverged its loss is NaN, which is no better than any number.
     if name and not {headline(config.data.task), "accuracy", "loss"} & set(measured):
         raise ConfigError(

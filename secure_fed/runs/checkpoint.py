@@ -30,7 +30,7 @@ class Checkpoint:
     record: dict[str, Any] = field(default_factory=dict)
 
 
-def write(
+def write_checkpoint(
     file: Path, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any], *, private: bool
 ) -> None:
     """Replace the file in one step. private: only its owner can read it."""

@@ -39,7 +39,7 @@ def evaluated(assembly: Assembly, state: State) -> Record:
         return measure(tensors, problem.test) | written
 
     task = assembly.config.data.task
-    record: Record = _mean([tested(tensors) for tensors in _measured(assembly, state)])
+    record: Record = _mean([tested(tensors) for tensors in _models(assembly, state)])
     if settings.target_accuracy is not None:
         require_headline(record, settings.target_accuracy, task)
     if settings.per_client:
@@ -49,7 +49,7 @@ def evaluated(assembly: Assembly, state: State) -> Record:
     return record
 
 
-def _measured(assembly: Assembly, state: State) -> list[Tensors]:
+def _models(assembly: Assembly, state: State) -> list[Tensors]:
     """The shared model; where tensors are personal, the models of at most ten clients that trained, spread evenly over all."""
     own = []
     if assembly.config.method.personal and assembly.config.privacy.unit == "none":

@@ -16,7 +16,6 @@ from secure_fed.runs import participation
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget
 from secure_fed.runs.meaning import meaning
-from secure_fed.runs.membership import measured
 from secure_fed.runs.trust_statement import trusted
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
     spent = budget.ledger.spent()
     charged = max(budget.charged.values(), default=0)
     covered = plan.releases if plan.limits else max(charged, plan.releases)  # a client never exceeds its limit
-    statement = of(assembly, covered)
+    statement = statement_of(assembly, covered)
     return {
         "unit": protection.unit,
         "epsilon": statement.epsilon,
@@ -88,7 +87,7 @@ def planned(assembly: Assembly) -> dict[str, Any]:
     protection, plan = assembly.protection, assembly.protection.plan
     if plan is None:
         return {}
-    statement = of(assembly, plan.releases)
+    statement = statement_of(assembly, plan.releases)
     noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
     given = {"given": repr(plan.mechanism)} if protection.given else {}
     return {"privacy": {**statement.to_dict(), **noise, **given, "text": statement.text}}
@@ -96,7 +95,7 @@ def planned(assembly: Assembly) -> dict[str, Any]:
 
 def promised(assembly: Assembly, plan: Plan, cost: str) -> list[str]:
     """The guarantee of a private run, its noise and its cost, in sentences to read before the run reserves its budget."""
-    statement = of(assembly, plan.releases)
+    statement = statement_of(assembly, plan.releases)
     return [
         f"guarantee: {statement.headline}",
         f"noise: {statement.mechanism}; it is added {statement.noise}.",
@@ -104,13 +103,13 @@ def promised(assembly: Assembly, plan: Plan, cost: str) -> list[str]:
     ]
 
 
-def of(assembly: Assembly, releases: int) -> Statement:
+def statement_of(assembly: Assembly, releases: int) -> Statement:
     """The statement of a run that makes `releases` releases."""
     protection, plan, tested = assembly.protection, assembly.protection.plan, assembly.problem.facts["test"]["from"]
     if plan is None:
         raise ValueError("a run without privacy has no guarantee to state")
     words = protection.placement.words
-    held_out = measured.HELD_OUT if protection.audited else ()
+    held_out = _SHARE_HELD_OUT if protection.audited else ()
     kept = _PERSONAL if assembly.server.personal and not protection.placement.step_noise else ()
     return Statement(
         unit=_UNITS[protection.unit],
@@ -127,7 +126,7 @@ def of(assembly: Assembly, releases: int) -> Statement:
         released=f"{words.released.format(_most(protection, releases))}, and every model made of them{_phantoms(protection)}",
         not_covered=(
             *NOT_COVERED,
-            *measured.NOT_COVERED,
+            *_MEMBERSHIP,
             *held_out,
             *_uncovered(protection, plan),
             *(_GIVEN if protection.given else ()),
@@ -154,7 +153,7 @@ def _uncovered(protection: Protection, plan: Plan) -> tuple[str, ...]:
     """The limits of the guarantee that follow from where the noise is, and from a public order."""
     if protection.hidden:
         return ("when a client drops out and how long it takes to answer, which may reveal whether it trained",)
-    return (*protection.placement.words.not_covered, *(participation.NOT_COVERED if plan.exposures else ()))
+    return (*protection.placement.words.not_covered, *(participation.PERSONS_AT_SEVERAL if plan.exposures else ()))
 
 
 def _over_rounds(plan: Plan) -> str:
@@ -220,3 +219,12 @@ _ACCOUNTANTS = {
     "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",
     "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
 }
+_MEMBERSHIP = (
+    "membership figures about units of the data, and audits and recordings of them: they are computed from the training data "
+    "without noise, for the owners of the data",
+    "where canaries are planted for an audit (evaluation.canaries), the data before planting",
+)
+_SHARE_HELD_OUT = (
+    "the number of all units, which is taken as public: it decides which share of them is held out for an audit "
+    "(evaluation.audit_fraction)",
+)

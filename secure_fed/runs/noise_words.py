@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def figures(found: Mapping[str, Any]) -> str:
+def noise_in_words(found: Mapping[str, Any]) -> str:
     """The loss before and after the noise alone, with chance beside it."""
     chance = "" if found["chance"] is None else f"; {_loss(found['chance'])} is chance, equal scores for all answers"
     return (
@@ -15,14 +15,14 @@ def figures(found: Mapping[str, Any]) -> str:
     )
 
 
-def beside(found: Mapping[str, Any]) -> str:
+def noise_in_short(found: Mapping[str, Any]) -> str:
     """The same, short, for a table that has the accuracy."""
     chance = "" if found["chance"] is None else f", {_loss(found['chance'])} is chance"
     full = f", at steps that are not shortened {_loss(found['full'])}" if found["shortened"] else ""
     return f"takes the loss from {_loss(found['start'])} to {_loss(found['noised'])}{full}{chance} ({found['texts']})"
 
 
-def shortened(found: Mapping[str, Any]) -> str:
+def shortened_steps(found: Mapping[str, Any]) -> str:
     """The sentence on steps that the server shortens; empty where it does not."""
     if not found["shortened"]:
         return ""
@@ -32,7 +32,7 @@ def shortened(found: Mapping[str, Any]) -> str:
     )
 
 
-def verdict(found: Mapping[str, Any]) -> str:
+def hopeless_noise(found: Mapping[str, Any]) -> str:
     """The sentence on a hopeless run, with what would do; empty for any other."""
     if not found["hopeless"]:
         return ""

@@ -59,5 +59,5 @@ def _in_turn(assembly: Assembly) -> str:
     return ", in turn, by a public order" if isinstance(assembly.sampler, PublicOrder) else ""
 
 
-NOT_COVERED = ("a person with data at several clients, who is protected only as a group of that many clients",)
+PERSONS_AT_SEVERAL = ("a person with data at several clients, who is protected only as a group of that many clients",)
 _NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}

@@ -101,7 +101,7 @@ def require_worth(figures: Mapping[str, Any], config: RunConfig, *, paid: bool) 
     if not paid or not figures["hopeless"] or config.privacy.even_if_hopeless:
         return
     message = (
-        f"{noise_words.figures(figures)}: {noise_words.verdict(figures)}; nothing was charged "
+        f"{noise_words.noise_in_words(figures)}: {noise_words.hopeless_noise(figures)}; nothing was charged "
         "(privacy.even_if_hopeless = true goes on)"
     )
     raise ConfigError(message).about("privacy.even_if_hopeless", False, "true, or less noise")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.record import Record
 from secure_fed.rounds.registered import existing
 from secure_fed.runs.checkpoint import read_released
 from secure_fed.runs.store import RunStore
@@ -21,7 +21,7 @@ class Releases:
     store: RunStore
     clients: Sequence[Client]
 
-    def kept(self, round_: int) -> tuple[State, Record] | None:
+    def kept(self, round_: int) -> tuple[State, dict[str, Any]] | None:
         found = read_released(self.store.path)
         if found is None or found.state.round != round_:
             return None
@@ -29,7 +29,7 @@ class Releases:
             self.clients[index].kept = kept
         return found.state, found.record
 
-    def keep(self, state: State, record: Record) -> None:
+    def keep(self, state: State, record: dict[str, Any]) -> None:
         self.store.keep(state, kept_by(self.clients), record)
 
 

@@ -71,7 +71,7 @@ def summary(
         "commonest": None if (common := assembly.problem.commonest) is None else common.as_dict(),
         "test": assembly.problem.facts["test"],
         "noise_alone": noise_alone,
-        **reported.whole(assembly, state),
+        **reported.result_entries(assembly, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         **(
             _unprotected(assembly, len(plan.passes) * state.round)

@@ -16,7 +16,7 @@ from secure_fed.learning.data import fingerprint
 from secure_fed.methods import card
 from secure_fed.runs.directory import OWN_FACTS, PRIVATE, private_part, read_object
 
-Record = Mapping[str, Any]
+Facts = Mapping[str, Any]
 
 
 def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
@@ -77,7 +77,7 @@ def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
         )
 
 
-def differing(facts: Record, held: Record) -> list[str]:
+def differing(facts: Facts, held: Facts) -> list[str]:
     """The names of facts that differ from the recorded ones. Versions may change, and with them the words of a guarantee."""
     return [
         name
@@ -88,7 +88,7 @@ def differing(facts: Record, held: Record) -> list[str]:
     ]
 
 
-def differing_digests(path: Path, own: Record) -> list[str]:
+def differing_digests(path: Path, own: Facts) -> list[str]:
     """The names of facts that differ from the private part of the run in `path`; digests are keyed with its key."""
     if not (private_part(path) / OWN_FACTS).exists():
         raise RunDirectoryError(
@@ -98,7 +98,7 @@ def differing_digests(path: Path, own: Record) -> list[str]:
     return differing(sealed(own, str(held.get("key", ""))), held)
 
 
-def sealed(own: Record, key: str) -> dict[str, Any]:
+def sealed(own: Facts, key: str) -> dict[str, Any]:
     """The same facts with keyed digests: without the key, nobody can test a guess on them."""
     return {
         name: sealed(value, key)

@@ -38,7 +38,7 @@ from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.methods.method import State
 from secure_fed.runs import published
-from secure_fed.runs.checkpoint import Checkpoint, personal_file, read_checkpoint, write
+from secure_fed.runs.checkpoint import Checkpoint, personal_file, read_checkpoint, write_checkpoint
 from secure_fed.runs.directory import (
     BEST,
     CHECKPOINT,
@@ -110,8 +110,10 @@ class RunStore:
             append_line(folder / OWN_ROUNDS, json.dumps({"round": state.round, **withheld}), private=True)
         append_line(self.path / METRICS, json.dumps(shown))
         if personal:
-            write(folder / personal_file(state.round), State(Tensors(), state.round), personal, {}, private=True)
-        write(self.path / CHECKPOINT, state, {}, {}, private=False)
+            write_checkpoint(
+                folder / personal_file(state.round), State(Tensors(), state.round), personal, {}, private=True
+            )
+        write_checkpoint(self.path / CHECKPOINT, state, {}, {}, private=False)
         self._keep_personal_of(state.round)
 
     def amend(self, shown: Record, withheld: Record) -> None:
@@ -124,7 +126,7 @@ class RunStore:
             atomic_write(file, "".join(json.dumps(one) + "\n" for one in lines), private=file.parent != self.path)
 
     def keep_best(self, state: State) -> None:
-        write(self.path / BEST, state, {}, {}, private=False)
+        write_checkpoint(self.path / BEST, state, {}, {}, private=False)
 
     def save_membership(self, pool: AuditPool) -> None:
         """Note for the owner which units of the audit pool are members, once: it follows from the seed and the units."""
@@ -139,7 +141,7 @@ class RunStore:
 
     def keep(self, state: State, personal: Mapping[int, Tensors], record: Record) -> None:
         """Make a release durable before any further processing."""
-        write(private_part(self.path) / RELEASED, state, personal, record, private=True)
+        write_checkpoint(private_part(self.path) / RELEASED, state, personal, record, private=True)
 
     def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
         """The last finished round and the records up to it, with their withheld part; later or torn lines are dropped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from secure_fed.runs.assembly import Assembly
 
 
-def of_hidden_cohort(assembly: Assembly) -> str:
+def hidden_cohort_traffic(assembly: Assembly) -> str:
     """The bytes that a client sends and receives in a round of a hidden cohort, and all clients in the run; "" without one."""
     if not assembly.protection.hidden:
         return ""

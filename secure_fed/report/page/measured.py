@@ -58,7 +58,7 @@ def noise_alone(record: RunRecord) -> str:
     found = record.facts.get("noise_alone")
     if not found:
         return ""
-    said = (noise_words.figures(found), noise_words.shortened(found), noise_words.verdict(found))
+    said = (noise_words.noise_in_words(found), noise_words.shortened_steps(found), noise_words.hopeless_noise(found))
     return " ".join(f"{one[0].upper()}{one[1:]}." for one in said if one)
 
 

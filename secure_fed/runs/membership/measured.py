@@ -31,15 +31,6 @@ from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import Tensors
 
 EXAMPLES = 32  # of a unit that are evaluated
-NOT_COVERED = (
-    "membership figures about units of the data, and audits and recordings of them: they are computed from the training data "
-    "without noise, for the owners of the data",
-    "where canaries are planted for an audit (evaluation.canaries), the data before planting",
-)
-HELD_OUT = (
-    "the number of all units, which is taken as public: it decides which share of them is held out for an audit "
-    "(evaluation.audit_fraction)",
-)
 
 
 @torch.no_grad()
