@@ -17,7 +17,7 @@ from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
 from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError
-from secure_fed.export.assembled import write_federation
+from secure_fed.export.export import write_federation
 from secure_fed.learning.data.chats import template_of
 from secure_fed.learning.given import given
 from secure_fed.learning.models.devices import idle_gpu
@@ -30,8 +30,8 @@ from secure_fed.report.result import Result
 from secure_fed.rounds.local_function import require_function, require_read, require_trainable
 from secure_fed.runs import guarantee, recording
 from secure_fed.runs.assembly import assemble
+from secure_fed.runs.dry_run import hidden_cohort_traffic
 from secure_fed.runs.run import run
-from secure_fed.runs.traffic import hidden_cohort_traffic
 
 _EVENTS = ("on_promise", "on_probe", "on_run_begin", "on_progress", "on_round_end", "on_published", "on_end")
 

@@ -37,11 +37,10 @@ from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.methods.method import State, fits
 from secure_fed.runs import recording
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.checkpoint import read_checkpoint
 from secure_fed.runs.directory import CONFIG, RESULT, is_given, read_config, read_facts, read_whole_result
-from secure_fed.runs.membership.measured import confidences, looked_at, mean_of_units
+from secure_fed.runs.membership import confidences, looked_at, mean_of_units
 from secure_fed.runs.recording import Recorded, Summed, Update
-from secure_fed.runs.same_run import differing_digests
+from secure_fed.runs.store import differing_digests, read_checkpoint
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Tensors

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.errors import ConfigError, DataError, ModelError, UsageError
-from secure_fed.export.label_scale import LABEL_SCALE, LabelScale, label_scale_in, read_label_scale
+from secure_fed.export.export import LABEL_SCALE, LabelScale, label_scale_in, read_label_scale
 from secure_fed.export.model_card import LABELS
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.models.loading import explained, last_layer, quiet

@@ -31,11 +31,11 @@ from attacks.report.curves import Curve
 from attacks.report.wording import ends
 from secure_fed.errors import UsageError
 from secure_fed.report.formatting import MISSING, percent, rate
-from secure_fed.report.page.markup import bullets, facts, figure, figures, paragraph, section, table, text
-from secure_fed.report.page.page import document
+from secure_fed.report.markup import bullets, facts, figure, figures, paragraph, section, table, text
+from secure_fed.report.page import document
 from secure_fed.report.terminal import PlainConsole
 from secure_fed.runs.durable import atomic_write
-from secure_fed.runs.membership.roc import Band, Ranking, band, rank, to_dict
+from secure_fed.runs.roc import Band, Ranking, band, rank, to_dict
 
 FEWEST = 10
 ALPHA = 0.05

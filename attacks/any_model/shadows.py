@@ -42,7 +42,7 @@ from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.learning.tasks.item_extras import without_aside
 from secure_fed.learning.tokenised import tokenised
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.membership.measured import confidences
+from secure_fed.runs.membership import confidences
 
 Progress = Callable[[int, int], None]
 Kept = Sequence[Sequence[int]]

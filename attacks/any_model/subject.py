@@ -34,7 +34,7 @@ from attacks.any_model.outputs import (
 from attacks.evidence.baseline import when
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import DataError, ModelError, UsageError
-from secure_fed.export.label_scale import label_scale_of
+from secure_fed.export.export import label_scale_of
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources

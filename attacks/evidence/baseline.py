@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attacks.adversary.null import Bools, Floats
-from secure_fed.runs.membership.roc import Ranking, auc, rank
+from secure_fed.runs.roc import Ranking, auc, rank
 
 FOLDS = 5
 FEWEST = 2 * FOLDS  # units on either side

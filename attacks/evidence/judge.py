@@ -27,9 +27,9 @@ from attacks.evidence.tradeoff import sampled_gaussian
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.data.pointing import plain
+from secure_fed.runs import roc
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.membership import roc, roc_interval
-from secure_fed.runs.membership.roc_interval import exact_limits
+from secure_fed.runs.roc import exact_limits
 
 ROC_POINTS = 200  # points of a drawn curve
 CONFIDENCE = 0.95  # of each interval and each estimate by itself
@@ -295,7 +295,7 @@ def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
     """
     if held.kind == "client":
         return []
-    shares = roc_interval.shares_below(scores, scores[~held.members])
+    shares = roc.shares_below(scores, scores[~held.members])
     own: dict[str, tuple[list[float], list[float]]] = {}
     for unit, share, member in zip(held.units, shares, held.members, strict=True):
         inside, outside = own.setdefault(unit.client, ([], []))
@@ -317,7 +317,7 @@ def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
 def exposed(assembly: Assembly, scores: Floats, *, show_texts: bool) -> list[dict[str, Any]]:
     """The units with the highest scores, members and non-members."""
     held = assembly.audit_pool
-    shares = roc_interval.shares_below(scores, scores[~held.members])
+    shares = roc.shares_below(scores, scores[~held.members])
     return [
         {
             "unit": held.units[i].name,

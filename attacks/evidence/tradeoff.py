@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from attacks.adversary.null import Bools, Floats
 from attacks.evidence.bounds import lower_bound
-from secure_fed.runs.membership.roc import FALSE_POSITIVE_RATES
+from secure_fed.runs.roc import FALSE_POSITIVE_RATES
 
 _ALIKE = 0.01
 _MOST_RELEASES = 5_000  # beyond, the grid of `sampled_gaussian` is too coarse to be worth its time

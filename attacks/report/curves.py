@@ -1,6 +1,6 @@
 """The ROC at low false-positive rates for each adversary, and the lower bounds on epsilon.
 
-Drawings are inline SVG in the colours of `secure_fed.report.page.plots`. They contain no untrusted text.
+Drawings are inline SVG in the colours of `secure_fed.report.markup`. They contain no untrusted text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,20 @@ from attacks.report.reading import NO_UNIT, Audit, Cell, Interval, numbers
 from attacks.report.wording import NAMES, SUPPOSES, apart, at_least, confidence, estimates, promised, unit_one
 from secure_fed.report.formatting import MISSING, at_most, percent
 from secure_fed.report.formatting import number as shown
-from secure_fed.report.page.markup import figure, figures, folded, paragraph, section, subsection, table
-from secure_fed.report.page.plots import FIRST, INK, RULE, SECOND, drawing
+from secure_fed.report.markup import (
+    FIRST,
+    INK,
+    RULE,
+    SECOND,
+    drawing,
+    figure,
+    figures,
+    folded,
+    paragraph,
+    section,
+    subsection,
+    table,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from attacks.report.verdict import MARKS, headline, headline_in_capitals, how_to
 from attacks.report.wording import NAMES, at_least, ends, estimates, measured, promised, sides, units
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.formatting import percent
-from secure_fed.report.notebook import notebook_table
+from secure_fed.report.markup import notebook_table
 from secure_fed.report.terminal import PlainConsole
 
 

@@ -45,13 +45,12 @@ from attacks.report.wording import (
     units,
     who,
 )
+from secure_fed.report import markup
 from secure_fed.report.formatting import MISSING, at_most, counted, duration, listed, percent
 from secure_fed.report.formatting import number as shown
-from secure_fed.report.page import pictures
-from secure_fed.report.page.markup import bullets, facts, figure, figures, folded, paragraph, section, table, text
-from secure_fed.report.page.observers import limit
-from secure_fed.report.page.page import document
-from secure_fed.report.page.pictures import Bar
+from secure_fed.report.guarantee import limit
+from secure_fed.report.markup import Bar, bullets, facts, figure, figures, folded, paragraph, section, table, text
+from secure_fed.report.page import document
 from secure_fed.runs.durable import atomic_write
 
 
@@ -131,7 +130,7 @@ def _epsilons(audit: Audit) -> str:
         for one in estimates(audit)
     ]
     by_audit = Bar("Shown by the audit", lower, f"ε ≥ {_apart(audit)[1]}" if lower else "nothing", "--second")
-    drawn = pictures.limits("epsilon allowed and epsilon shown", (_guarantee(audit), by_audit, *unproven))
+    drawn = markup.limits("epsilon allowed and epsilon shown", (_guarantee(audit), by_audit, *unproven))
     return figure("Epsilon, allowed and shown", drawn, f"{by}{_AXIS}{_OUTLINES if unproven else ''}")
 
 

@@ -19,11 +19,10 @@ from attacks.report.curves import Mark
 from attacks.report.reading import Audit, Row, interval, number, read, row, words
 from attacks.report.wording import at_least, ends
 from secure_fed.errors import RunDirectoryError
+from secure_fed.report import markup
 from secure_fed.report.formatting import at_most, listed, percent, rate
 from secure_fed.report.formatting import number as shown
-from secure_fed.report.page import pictures
-from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, subsection, table
-from secure_fed.report.page.pictures import Bar
+from secure_fed.report.markup import Bar, facts, figure, figures, paragraph, section, subsection, table
 from secure_fed.runs.directory import AUDIT, RESULT, private_part, read_object, read_text
 
 Run = dict[str, Any]
@@ -191,7 +190,7 @@ def _drawings(runs: Sequence[Row]) -> tuple[str, str]:
         )
         for run in runs
     ]
-    epsilons = pictures.limits(
+    epsilons = markup.limits(
         "accounted epsilon and lower bound of every run", [bar for run in runs for bar in _bars(run)]
     )
     return (

@@ -53,7 +53,7 @@ from attacks.report.wording import (
 )
 from secure_fed.report.formatting import at_most, counted, listed, percent
 from secure_fed.report.formatting import number as shown
-from secure_fed.report.membership import WIDE
+from secure_fed.report.measured import WIDE
 
 Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
 LEVELS: tuple[Level, ...] = ("none_found", "within", "leak", "violation", "unsupported")

@@ -10,7 +10,7 @@ from secure_fed.config import RunConfig
 from secure_fed.learning.data import named_files
 from secure_fed.learning.models.locate import found
 from secure_fed.learning.tasks.columns import columns
-from secure_fed.runs.ledger_heads import require_made
+from secure_fed.runs.budget import require_made
 
 
 def check(config: RunConfig) -> None:

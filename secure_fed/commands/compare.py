@@ -111,8 +111,7 @@ def _warn(federation: Federation) -> None:
 def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     """Print a line for the run, and its rounds as they end. first: lines to print before the first run that is made."""
     from secure_fed.report.progress import ConsoleProgress
-    from secure_fed.runs.checkpoint import read_checkpoint
-    from secure_fed.runs.store import read_records
+    from secure_fed.runs.store import read_checkpoint, read_records
 
     for line in first:
         print(f"secure-fed: {line}", file=sys.stderr)

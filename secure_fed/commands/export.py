@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Export, and push with --push-to-hub."""
-    from secure_fed.export.hub import push, require_pushable
+    from secure_fed.export.export import push, require_pushable
     from secure_fed.export.trained import load_run
 
     if chosen.public and not chosen.push_to_hub:

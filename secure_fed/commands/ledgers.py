@@ -70,7 +70,7 @@ def close(chosen: argparse.Namespace) -> None:
 
 def _opened(chosen: argparse.Namespace) -> Ledger:
     from privacy.ledger import Ledger
-    from secure_fed.runs.ledger_heads import heads_at
+    from secure_fed.runs.budget import heads_at
 
     return Ledger.open(chosen.ledger, heads=heads_at(chosen.heads))
 

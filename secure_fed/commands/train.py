@@ -102,9 +102,8 @@ def _ran(config: RunConfig, asked: str | None, name: str, *, resume: bool) -> tu
     from secure_fed.federation import Federation
     from secure_fed.report.progress import ConsoleProgress
     from secure_fed.report.trackers import asked_for
-    from secure_fed.runs.checkpoint import read_checkpoint
     from secure_fed.runs.directory import claimed
-    from secure_fed.runs.store import read_records, resumable
+    from secure_fed.runs.store import read_checkpoint, read_records, resumable
 
     out = Path(asked or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
     with ExitStack() as stack:

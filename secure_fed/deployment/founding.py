@@ -26,8 +26,8 @@ from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.ranks import require_ranks
 from secure_fed.runs.assembly import assemble
+from secure_fed.runs.budget import require_made
 from secure_fed.runs.durable import atomic_write
-from secure_fed.runs.ledger_heads import require_made
 from secure_fed.runs.probe import probe, require_worth
 
 

@@ -24,10 +24,8 @@ from privacy.filters import Budget, Cost
 from privacy.ledger import Ledger
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.home import FEDERATIONS, LEDGER, Home
-from secure_fed.runs.budget import BUDGET, RunBudget, name_in_ledger, opened, require_room
-from secure_fed.runs.budget_terms import Subject
+from secure_fed.runs.budget import BUDGET, RunBudget, Subject, heads_at, name_in_ledger, opened, require_room
 from secure_fed.runs.directory import PRIVATE
-from secure_fed.runs.ledger_heads import heads_at
 
 if TYPE_CHECKING:
     from privacy.plan import Plan  # it loads an accountant

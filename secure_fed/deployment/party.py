@@ -37,10 +37,9 @@ from secure_fed.rounds.local_function import require_trainable
 from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.transport import Participant, Reply, Request, Stage, Staged
-from secure_fed.runs.assembly import Assembly, assemble
+from secure_fed.runs.assembly import Assembly, assemble, rounds_paid
 from secure_fed.runs.budget import RunBudget, name_in_ledger
 from secure_fed.runs.directory import ATTENDANCE
-from secure_fed.runs.parties import rounds_paid
 
 
 @dataclass(frozen=True)

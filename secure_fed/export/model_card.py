@@ -11,7 +11,7 @@ from secure_fed.config import DataConfig, RunConfig
 from secure_fed.export.peft_folder import POOLED
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.methods.method import Card
-from secure_fed.runs import noise_words
+from secure_fed.runs import guarantee
 from secure_fed.runs.result import unprotected
 
 LABELS = "labels.json"
@@ -174,7 +174,7 @@ def run_facts(
     }
     if noise_alone:
         hopeless = "; HOPELESS: the noise takes the model to chance" if noise_alone["hopeless"] else ""
-        facts["noise alone"] = f"{noise_words.noise_in_short(noise_alone)}{hopeless}"
+        facts["noise alone"] = f"{guarantee.noise_in_short(noise_alone)}{hopeless}"
     if config.method.personal:
         facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
         if config.privacy.unit == "client":  # noise is added to sent tensors only

@@ -37,9 +37,8 @@ from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State, fits
 from secure_fed.rounds.personal import completed
-from secure_fed.runs.checkpoint import Checkpoint, read_best, read_checkpoint, read_personal
 from secure_fed.runs.directory import METRICS, Published, is_deployed, withholds_test
-from secure_fed.runs.store import read_lines
+from secure_fed.runs.store import Checkpoint, read_best, read_checkpoint, read_lines, read_personal
 from secure_fed.tensors.tensors import Tensors
 
 

@@ -19,8 +19,7 @@ from secure_fed.errors import DataError
 from secure_fed.learning.data import fingerprint
 from secure_fed.own_loop.allowance import Allowance
 from secure_fed.own_loop.terms import Budget, Terms
-from secure_fed.runs.budget import RunBudget, opened, require_room
-from secure_fed.runs.budget_terms import Subject
+from secure_fed.runs.budget import RunBudget, Subject, opened, require_room
 
 
 class Purse:

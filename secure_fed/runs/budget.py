@@ -14,29 +14,32 @@ a resumed run detects a ledger that was cut or rewritten since. For a run that s
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from privacy.errors import BudgetExhausted
+from privacy.book import Unit
+from privacy.errors import BudgetExhausted, LedgerError
 from privacy.filters import Cost
 from privacy.ledger import Account, Ledger
-from privacy.ledger_file import Head
+from privacy.ledger_file import Head, Heads
 from privacy.statement import rounded_up
-from secure_fed.config import PrivacyConfig
+from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.errors import RunDirectoryError, UsageError
 from secure_fed.rounds.charges import TurnPassed
-from secure_fed.runs.budget_terms import CHARGED_HERE, Subject, terms_of
 from secure_fed.runs.directory import CHECKPOINT, PRIVATE, RELEASED, made_private, private_part, read_object
 from secure_fed.runs.durable import atomic_write
-from secure_fed.runs.ledger_heads import heads_at, require_made
 
 if TYPE_CHECKING:
     from privacy.plan import Plan
+    from secure_fed.learning.problem import Problem  # it loads torch
+
 
 BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
 
@@ -323,3 +326,93 @@ def _noted(folder: Path) -> dict[str, Any] | None:
     if not (isinstance(noted.get("run"), str) and isinstance(noted.get("head"), dict)):
         raise RunDirectoryError(f"{own_part / BUDGET} is damaged: it lacks the run's name in its ledger; restore it")
     return noted
+
+
+# from secure_fed.runs.budget
+# The terms of a run's reservation, and the unit that its costs protect.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The subject of a run's costs: digests of the data and of which rows belong to which unit, and the unit's name and kind.
+
+    The digests are unkeyed, and only for the ledger, which stores them under its key.
+    """
+
+    data: str
+    members: str
+    name: str
+    kind: str
+
+    @classmethod
+    def of(cls, config: RunConfig, problem: Problem) -> Subject:
+        return cls(problem.data_digest, problem.unit_digest, unit_name(config), config.privacy.unit)
+
+    def unit(self, plan: Plan) -> Unit:
+        """The ledger's unit: its neighbours follow from the plan's sampling and the place of its noise."""
+        return Unit(self.name, self.kind, self.members, plan.release.adjacency)
+
+
+def unit_name(config: RunConfig) -> str:
+    """The name of the protected unit in a ledger: the user's, else from the column that identifies units."""
+    privacy, client = config.privacy, config.data.client
+    columns = {"client": client, "group": privacy.group_column}
+    return privacy.unit_name or columns.get(privacy.unit) or privacy.unit
+
+
+CHARGED_HERE = "charged_here"
+
+
+def terms_of(plan: Plan, *, charged_here: bool) -> dict[str, Any]:
+    """The terms of a reservation, beside its cost and its unit.
+
+    charged_here: whether every release of the run is charged in this ledger before it is made. Then a run without any charge
+    has made none, and can be closed (`give_back`).
+    """
+    return {
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_rate": plan.sampling_rate,
+        "releases": plan.releases,
+        "event": repr(plan.release.event),
+        CHARGED_HERE: charged_here,
+    }
+
+
+# from secure_fed.runs.budget
+# The second place of ledgers' newest heads: one file per user, outside every ledger.
+
+
+STATE = "XDG_STATE_HOME"
+
+
+def heads_at(chosen: str | Path) -> Heads:
+    """The chosen file; if none was chosen, secure-fed/ledgers.sqlite in the user's folder for state.
+
+    That folder is $XDG_STATE_HOME, or ~/.local/state; a relative path there is ignored, as its specification has it.
+    """
+    if str(chosen):
+        return Heads(_expanded(Path(chosen)))
+    state = Path(os.environ.get(STATE, ""))
+    folder = state if state.is_absolute() else _expanded(Path("~/.local/state"))
+    return Heads(folder / "secure-fed" / "ledgers.sqlite")
+
+
+def require_made(ledger: str) -> None:
+    """Refuse a ledger that does not exist; if that cannot be determined, opening it reports the reason."""
+    with suppress(OSError):
+        if not Path(ledger).exists():
+            made = shlex.join(["secure-fed", "budget", "create", ledger])
+            raise LedgerError(
+                f"there is no ledger {ledger}: make it with `{made} --data-set NAME --epsilon E --delta D`, or correct "
+                "privacy.ledger"
+            )
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:
+        raise LedgerError(
+            f"{path} names no place on this machine ({error}): set privacy.ledger_heads to a file that keeps the newest heads "
+            "of ledgers"
+        ) from error

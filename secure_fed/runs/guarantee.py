@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privacy.mechanisms import AdaptiveGaussian
+from privacy.sampling import PublicOrder
 from privacy.statement import NOT_COVERED, Statement
+from secure_fed.config import SecureAggregationConfig
 from secure_fed.learning.data.holdout import HELD_OUT
-from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.record import Record
-from secure_fed.runs import participation
-from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.budget import RunBudget
-from secure_fed.runs.meaning import meaning
-from secure_fed.runs.trust_statement import trusted
 
 if TYPE_CHECKING:
     from privacy.plan import Plan
+    from secure_fed.rounds.masked.wiring import Masks
+    from secure_fed.rounds.protection import Protection
+    from secure_fed.rounds.record import Record
+    from secure_fed.runs.assembly import Assembly
+    from secure_fed.runs.budget import RunBudget
 
 
 def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, records: Sequence[Record]) -> dict[str, Any]:
@@ -113,12 +112,12 @@ def statement_of(assembly: Assembly, releases: int) -> Statement:
     kept = _PERSONAL if assembly.server.personal and not protection.placement.step_noise else ()
     return Statement(
         unit=_UNITS[protection.unit],
-        adjacency=participation.neighbours(protection, plan),
+        adjacency=neighbours(protection, plan),
         epsilon=plan.epsilon(releases),
         epsilon_participants=plan.epsilon_participants(releases),
         delta=plan.delta,
         mechanism=_mechanism(protection, plan, releases),
-        sampling=participation.sampling(assembly, plan),
+        sampling=sampling(assembly, plan),
         accountant=_accountant(protection, plan),
         noise=f"{words.noise}{_over_rounds(plan)}",
         trust=trusted(protection, assembly.masks),
@@ -153,7 +152,7 @@ def _uncovered(protection: Protection, plan: Plan) -> tuple[str, ...]:
     """The limits of the guarantee that follow from where the noise is, and from a public order."""
     if protection.hidden:
         return ("when a client drops out and how long it takes to answer, which may reveal whether it trained",)
-    return (*protection.placement.words.not_covered, *(participation.PERSONS_AT_SEVERAL if plan.exposures else ()))
+    return (*protection.placement.words.not_covered, *(PERSONS_AT_SEVERAL if plan.exposures else ()))
 
 
 def _over_rounds(plan: Plan) -> str:
@@ -171,6 +170,8 @@ def _most(protection: Protection, releases: int) -> int:
 
 
 def _mechanism(protection: Protection, plan: Plan, releases: int) -> str:
+    from privacy.mechanisms import AdaptiveGaussian
+
     mechanism, norm = plan.mechanism, "norm"
     law = "distributed discrete Gaussian" if protection.placement.share_noise else "Gaussian"
     if protection.given:
@@ -228,3 +229,227 @@ _SHARE_HELD_OUT = (
     "the number of all units, which is taken as public: it decides which share of them is held out for an audit "
     "(evaluation.audit_fraction)",
 )
+
+
+# from secure_fed.runs.guarantee
+# The guarantee's words on participation in a private run: coins, turns, and the neighbours that follow.
+
+
+def neighbours(protection: Protection, plan: Plan) -> str:
+    """The difference between neighbouring data sets, in words."""
+    if protection.placement.share_noise or plan.exposures:
+        sent = "zeros and its share of the noise" if protection.placement.share_noise else "zeros"
+        public = "; everything else is public: the order, and who takes part" if plan.exposures else ""
+        return f"one client's data present or absent; a client without data sends {sent}{public}"
+    added = plan.release.adjacency == "add-remove"
+    return f"{_NEIGHBOURS[protection.unit]} {'added or removed' if added else 'replaced by another'}"
+
+
+def sampling(assembly: Assembly, plan: Plan) -> str:
+    """How participants are chosen, and how the guarantee uses that."""
+    protection, rate = assembly.protection, assembly.sampler.rate
+    if protection.placement.step_noise:
+        most = f"a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
+        return (
+            "every client draws its batches by secret coins; the client with the weakest guarantee has rate "
+            f"{plan.sampling_rate:.4g}; {most}"
+        )
+    if protection.placement.own_noise:
+        return f"no amplification is counted; a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
+    if isinstance(assembly.sampler, PublicOrder):
+        return _turns(assembly.sampler, assembly.config.federation.rounds)
+    if protection.placement.share_noise and protection.hidden:
+        return f"every client takes part in every round, and trains if its own secret coin says so, rate {rate:.4g}"
+    if protection.placement.share_noise:
+        return f"no amplification is counted: the participants of a round are visible, rate {rate:.4g}"
+    if plan.release.adjacency == "add-remove":
+        return f"a client takes part in a round if its own secret coin says so, rate {rate:.4g}"
+    return f"a secret random cohort of fixed size in each round, rate {rate:.4g}, counted without replacement"
+
+
+def _turns(order: PublicOrder, rounds: int) -> str:
+    often = "in every round" if order.gap == 1 and order.size == order.places else _often(order, rounds)
+    places = "1 place" if order.size == 1 else f"{order.size} places"
+    return f"clients in turn, by a public order: each {often}; {places} in every round; an absent client's place stays empty"
+
+
+def _often(order: PublicOrder, rounds: int) -> str:
+    turns = order.turns(rounds)
+    return f"at most once in {order.gap} rounds, and at most {'once' if turns == 1 else f'{turns} times'} in the run"
+
+
+def _in_turn(assembly: Assembly) -> str:
+    return ", in turn, by a public order" if isinstance(assembly.sampler, PublicOrder) else ""
+
+
+PERSONS_AT_SEVERAL = ("a person with data at several clients, who is protected only as a group of that many clients",)
+_NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
+
+
+# from secure_fed.runs.guarantee
+# The trusted parties, in words: for a guarantee, and for masks without a guarantee.
+#
+# The protection by masks depends on two assumptions, which every sentence here names: whether the server follows the protocol,
+# and how many clients collude with it.
+#
+
+
+def trusted(protection: Protection, masks: Masks | None) -> str:
+    """The parties that could break the guarantee of a private run."""
+    if protection.placement.local:
+        return _OWN_MACHINE if masks is None else f"{_OWN_MACHINE}, with masks or without"
+    if masks is None:
+        return f"{_PLAIN}, and keeps the noise{_coins(protection)} secret"
+    return _of_sums(protection, masks) if protection.placement.server_noise else _of_shares(protection, masks)
+
+
+def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
+    """The protection of clients in a run with masks and without privacy. coins: whether coins draw its cohorts."""
+    server = _KEEPS if not settings.active else "the server, even one that lies about keys or about who takes part,"
+    lies = "" if settings.active else " A server that lies may read single clients."
+    whose = _drawn(settings) if coins else "a round's clients"
+    return (
+        f"No differential privacy: secure aggregation keeps every client's contribution from {server} {_colluding(settings)}. "
+        f"It learns sums over {whose}.{lies} Nothing bounds what these sums and the model reveal of the "
+        "training data."
+    )
+
+
+def _of_sums(protection: Protection, masks: Masks) -> str:
+    """With noise that the server adds to sums."""
+    terms = masks.sums.terms
+    whose = _drawn(terms.settings) if terms.varies else "a round's clients"
+    active = terms.settings.active
+    how = "even if it lies about keys or about who takes part" if active else "as long as it keeps to the protocol"
+    return (
+        f"the server is trusted: before it adds the noise it sees sums over {whose}; it keeps the noise{_coins(protection)} "
+        f"secret; of the contributions it sees only these sums, {how}, {_colluding(terms.settings)}"
+    )
+
+
+def _of_shares(protection: Protection, masks: Masks) -> str:
+    """With noise that the clients add inside sums."""
+    terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
+    least, chance = terms.least(masks.invited) - protection.beside, terms.choice(masks.invited).failure
+    colluding = f"colluding with at most {least - counted} of" if least > counted else "colluding with none of"
+    server, otherwise = _ACTIVE if terms.settings.active else _PASSIVE
+    return (
+        f"no single party: {server}, {colluding} the {masks.invited} clients invited to a sum, learns only noised sums, in "
+        f"each of which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} clients is "
+        f"unmasked{_except(chance)}; {otherwise}"
+    )
+
+
+def _coins(protection: Protection) -> str:
+    return " and its draws of cohorts" if protection.hides_cohort else ""
+
+
+def _drawn(settings: SecureAggregationConfig) -> str:
+    """The clients of a sum, where the server draws the cohort by secret coins."""
+    drawn = "the clients that it draws"
+    return f"{drawn}, of whom at least two are honest" if settings.active else f"{drawn}, possibly a single one"
+
+
+def _colluding(settings: SecureAggregationConfig) -> str:
+    """The number of clients that may collude with the server: a share, because rounds differ in size."""
+    if not settings.corrupt:
+        return "while no client colludes with it"
+    return f"while at most {100 * settings.corrupt:g} % of a round's clients (rounded down) collude with it"
+
+
+def _except(chance: float) -> str:
+    """The probability of failure, rounded up to a power of two."""
+    if not chance:
+        return ""
+    return f", except with a probability of at most 2^{-math.floor(-10 * math.log2(chance)) / 10:g} for each sum"
+
+
+_OWN_MACHINE = "nobody but the client's own machine"
+_PLAIN = "the server is trusted: it sees every contribution before it adds the noise"
+_KEEPS = "a server that keeps to the protocol,"
+_PASSIVE = (
+    "a server that keeps to the protocol",
+    "a server that lies could read a single client's contribution, protected only by that client's share of the noise",
+)
+_ACTIVE = (
+    "any server, even one that lies",
+    "the party that distributes the clients' signing keys is trusted to distribute the right ones",
+)
+
+
+# from secure_fed.runs.guarantee
+# What a guarantee means beyond one epsilon: at other deltas, as a test between two laws, and for several clients together.
+
+
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
+GROUPS = (2, 5)
+
+
+def meaning(plan: Plan, releases: int) -> dict[str, Any]:
+    """The keys of the privacy part of `result.json` for readers of the models, after `releases` releases.
+
+    curve: epsilon at deltas around the run's, as far as the accountant resolves them. gaussian_mu: as `Plan.gaussian`. groups:
+    for groups of two and five units, epsilon at the run's delta; left out where none follows. exact: whether it is computed
+    from mu.
+    """
+    from privacy.composition import group_epsilon, group_epsilon_by_curve
+
+    curve = plan.curve(sorted({*DELTAS, plan.delta}, reverse=True), releases)
+    mu = plan.gaussian(releases)
+    found = [
+        (m, group_epsilon(mu, m, plan.delta) if mu is not None else group_epsilon_by_curve(curve, m, plan.delta))
+        for m in GROUPS
+    ]
+    return {
+        "curve": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve],
+        "gaussian_mu": mu,
+        "groups": [
+            {"units": units, "epsilon": epsilon, "exact": mu is not None}
+            for units, epsilon in found
+            if epsilon is not None
+        ],
+    }
+
+
+# from secure_fed.runs.guarantee
+# A probe's figures in sentences, from its entry in `result.json`: for refusals, progress, reports and model cards.
+
+
+def noise_in_words(found: Mapping[str, Any]) -> str:
+    """The loss before and after the noise alone, with chance beside it."""
+    chance = "" if found["chance"] is None else f"; {_loss(found['chance'])} is chance, equal scores for all answers"
+    return (
+        f"this noise alone takes the loss from {_loss(found['start'])} to {_loss(found['noised'])} "
+        f"({found['rows']} {found['texts']}{chance})"
+    )
+
+
+def noise_in_short(found: Mapping[str, Any]) -> str:
+    """The same, short, for a table that has the accuracy."""
+    chance = "" if found["chance"] is None else f", {_loss(found['chance'])} is chance"
+    full = f", at steps that are not shortened {_loss(found['full'])}" if found["shortened"] else ""
+    return f"takes the loss from {_loss(found['start'])} to {_loss(found['noised'])}{full}{chance} ({found['texts']})"
+
+
+def shortened_steps(found: Mapping[str, Any]) -> str:
+    """The sentence on steps that the server shortens; empty where it does not."""
+    if not found["shortened"]:
+        return ""
+    return (
+        "the server shortens its steps under this noise, and the model learns as much less: at full steps the noise would take "
+        f"the loss to {_loss(found['full'])}"
+    )
+
+
+def hopeless_noise(found: Mapping[str, Any]) -> str:
+    """The sentence on a hopeless run, with what would do; empty for any other."""
+    if not found["hopeless"]:
+        return ""
+    other = "privacy.unit = 'example'" if found["unit"] == "client" else "a larger epsilon"
+    enough = found["enough"]
+    cohort = "" if enough is None else f"cohorts of about {enough:,}, among as many times more clients, would do, and "
+    return f"the noise alone takes the model to chance, and hardly anything can be learned; {cohort}{other} needs less noise"
+
+
+def _loss(loss: float | None) -> str:
+    return "no finite number" if loss is None else f"{loss:.4g}"

@@ -42,7 +42,7 @@ from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import to_device
 from secure_fed.methods.method import State
 from secure_fed.rounds.noise_alone import NoiseAlone, StepNoise
-from secure_fed.runs import noise_words
+from secure_fed.runs import guarantee
 from secure_fed.runs.assembly import Assembly
 
 AT_CHANCE, KNOWING = 0.9, 0.5  # of the loss of equal scores
@@ -101,7 +101,7 @@ def require_worth(figures: Mapping[str, Any], config: RunConfig, *, paid: bool) 
     if not paid or not figures["hopeless"] or config.privacy.even_if_hopeless:
         return
     message = (
-        f"{noise_words.noise_in_words(figures)}: {noise_words.hopeless_noise(figures)}; nothing was charged "
+        f"{guarantee.noise_in_words(figures)}: {guarantee.hopeless_noise(figures)}; nothing was charged "
         "(privacy.even_if_hopeless = true goes on)"
     )
     raise ConfigError(message).about("privacy.even_if_hopeless", False, "true, or less noise")

@@ -14,12 +14,11 @@ from secure_fed.config.evaluation import DIAGNOSTICS
 from secure_fed.methods.method import State
 from secure_fed.rounds.diagnostics import targets
 from secure_fed.rounds.record import Record
+from secure_fed.runs import membership
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.best import best
 from secure_fed.runs.budget import RunBudget
-from secure_fed.runs.guarantee import guarantee
-from secure_fed.runs.membership import reported
-from secure_fed.runs.trust_statement import only_masks
+from secure_fed.runs.evaluation import best
+from secure_fed.runs.guarantee import guarantee, only_masks
 
 SCHEMA = 1
 _METRICS = ("accuracy", "macro_f1", "loss")
@@ -71,7 +70,7 @@ def summary(
         "commonest": None if (common := assembly.problem.commonest) is None else common.as_dict(),
         "test": assembly.problem.facts["test"],
         "noise_alone": noise_alone,
-        **reported.result_entries(assembly, state),
+        **membership.result_entries(assembly, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         **(
             _unprotected(assembly, len(plan.passes) * state.round)

@@ -24,18 +24,22 @@ from secure_fed.rounds.registered import Registered, existing
 from secure_fed.rounds.transport import Transport
 from secure_fed.runs import guarantee, published
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.best import best, require_measured, stalled
-from secure_fed.runs.budget import RunBudget, cost_in_words, opened, require_room
-from secure_fed.runs.budget_terms import Subject
-from secure_fed.runs.checkpoint import read_best, read_personal
+from secure_fed.runs.budget import RunBudget, Subject, cost_in_words, opened, require_room
 from secure_fed.runs.directory import ATTENDANCE, CONFIG, FACTS, made_private, private_part, read_facts, require_unused
-from secure_fed.runs.evaluation import evaluated
+from secure_fed.runs.evaluation import best, evaluated, require_measured, stalled
 from secure_fed.runs.noise_key import erase, opened_noise
 from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.recording import Recorder
-from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
-from secure_fed.runs.store import RunStore, read_records, require_same_start
+from secure_fed.runs.store import (
+    Releases,
+    RunStore,
+    kept_by,
+    read_best,
+    read_personal,
+    read_records,
+    require_same_start,
+)
 
 if TYPE_CHECKING:
     from privacy.plan import Plan

@@ -22,23 +22,34 @@ round's file is written before its checkpoint, and older files are removed after
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import filelock
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
 
+from privacy.statement import PROSE
 from secure_fed.config import RunConfig
+from secure_fed.config.effects import EFFECTS
 from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.data import fingerprint
+from secure_fed.methods import card
 from secure_fed.methods.method import State
+from secure_fed.rounds.client import Client
+from secure_fed.rounds.registered import existing
 from secure_fed.runs import published
-from secure_fed.runs.checkpoint import Checkpoint, personal_file, read_checkpoint, write_checkpoint
 from secure_fed.runs.directory import (
     BEST,
     CHECKPOINT,
@@ -57,12 +68,12 @@ from secure_fed.runs.directory import (
     private_part,
     read_config,
     read_facts,
+    read_object,
     require_unused,
     usable,
     without_times,
 )
 from secure_fed.runs.durable import append_line, atomic_write, clear_parts
-from secure_fed.runs.same_run import differing, differing_digests, require_same, require_same_data, sealed
 from secure_fed.tensors.tensors import Tensors
 
 Record = Mapping[str, Any]
@@ -276,3 +287,237 @@ def read_lines(file: Path, upto: int | None = None) -> list[dict[str, Any]]:
 
 def _pretty(value: Mapping[str, Any] | Sequence[Any]) -> str:
     return json.dumps(value, indent=2) + "\n"
+
+
+# from secure_fed.runs.store
+# Whether a directory contains this very run: the same settings, on the same data.
+
+
+Facts = Mapping[str, Any]
+
+
+def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
+    rounds = ("federation", "rounds")
+    if config.federation.rounds < held.federation.rounds:
+        raise RunDirectoryError(
+            f"{path} was planned for {held.federation.rounds} rounds; federation.rounds may be raised on resuming, "
+            f"not lowered to {config.federation.rounds}"
+        )
+    if config.federation.rounds > held.federation.rounds and held.privacy.unit != "none":
+        raise RunDirectoryError(
+            f"{path} was planned for {held.federation.rounds} rounds, and its privacy too: federation.rounds cannot be raised "
+            "after a release; start a new run"
+        )
+    unread = _left_unread(config, held)
+    differences = config.replace({rounds: held.federation.rounds, **unread}).differences(held)
+    if differences:
+        raise RunDirectoryError(
+            f"{path} was started with another configuration (now, and then): {'; '.join(differences)}; resume without that "
+            "change"
+        )
+
+
+def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], Any]:
+    """The recorded values of settings that have no effect here, that an earlier version left open, or that the method does not
+    read and nobody set: an earlier version wrote its own defaults there.
+    """
+    one, other = config.method, held.method
+    options = (field.name for field in fields(one) if field.name not in ("name", *card(one.name).options))
+    alone = [option for option in options if one.left_alone(option) and other.left_alone(option)]
+    alone += [option for option in _ONCE_OPEN if getattr(other, option) is None]
+    idle = [name.split(".") for name, effective, _ in EFFECTS if not effective(config) and not effective(held)]
+    return {
+        (section, name): getattr(getattr(held, section), name)
+        for section, name in [*(("method", option) for option in alone), *idle]
+    }
+
+
+def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
+    if differing:
+        if differing[0] == "privacy":
+            raise RunDirectoryError(
+                f"{path} was started with another guarantee: privacy in {name} differs; resume without that change"
+            )
+        if differing[0] == "chat_template":
+            raise RunDirectoryError(
+                f"{path} was started with another chat template: chat_template in {name} differs; resume with that one, "
+                "which is the tokenizer's of model.name, or that of data.chat_template"
+            )
+        if differing[0] == "local":
+            raise RunDirectoryError(
+                f"{path} was started with another local step: local in {name} differs; resume with the same function, or "
+                "without one if the run had none"
+            )
+        raise RunDirectoryError(
+            f"{path} was started with other data: {differing[0]} in {name} differs; resume with the training and test rows of "
+            "that run and the same division, or start a new run"
+        )
+
+
+def differing(facts: Facts, held: Facts) -> list[str]:
+    """The names of facts that differ from the recorded ones. Versions may change, and with them the words of a guarantee."""
+    return [
+        name
+        for name, value in facts.items()
+        if name != "versions"
+        and not (name in _ADDED and name not in held)
+        and not _same(_without_prose(name, value), _without_prose(name, held.get(name)))
+    ]
+
+
+def differing_digests(path: Path, own: Facts) -> list[str]:
+    """The names of facts that differ from the private part of the run in `path`; digests are keyed with its key."""
+    if not (private_part(path) / OWN_FACTS).exists():
+        raise RunDirectoryError(
+            f"{path / PRIVATE} lacks {OWN_FACTS}, which identifies the run's data: restore the folder that the run wrote"
+        )
+    held = read_object(private_part(path), OWN_FACTS)
+    return differing(sealed(own, str(held.get("key", ""))), held)
+
+
+def sealed(own: Facts, key: str) -> dict[str, Any]:
+    """The same facts with keyed digests: without the key, nobody can test a guess on them."""
+    return {
+        name: sealed(value, key)
+        if isinstance(value, Mapping)
+        else fingerprint.sealed(value, key)
+        if name in _DIGESTS and isinstance(value, str)
+        else value
+        for name, value in own.items()
+    }
+
+
+def _without_prose(name: str, fact: Any) -> Any:
+    if name != "privacy" or not isinstance(fact, Mapping):
+        return fact
+    return {key: value for key, value in fact.items() if key not in PROSE}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return json.dumps(one) == json.dumps(other)
+
+
+_ONCE_OPEN = ("warmup_rounds", "final_rounds")  # an earlier version did not record FedARA's choice of them
+_DIGESTS = ("data_digest", "examples_digest", "digest")
+_ADDED = ("examples_digest", "noise_alone")  # facts that runs of an earlier version lack
+
+
+# from secure_fed.runs.store
+# Checkpoints of a run: a state of the federation, with or without personal tensors, in one safetensors file.
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after some round, every client's personal tensors, and the record of a round whose end is not saved yet."""
+
+    state: State
+    personal: Mapping[int, Tensors]
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def write_checkpoint(
+    file: Path, state: State, personal: Mapping[int, Tensors], record: Mapping[str, Any], *, private: bool
+) -> None:
+    """Replace the file in one step. private: only its owner can read it."""
+    tensors = {f"state/{name}": part for name, part in state.tensors.parts().items()}
+    tensors |= {f"memory/{name}": part for name, part in state.memory.parts().items()}
+    for client, kept in personal.items():
+        tensors |= {f"client/{client}/{name}": part for name, part in kept.parts().items()}
+    whole = {name: part.detach().cpu().contiguous() for name, part in tensors.items()}
+    fields = {"round": state.round, "clip_norm": state.clip_norm, "record": record, "digest": _digest(whole)}
+    # One text, because the order of several would differ between processes.
+    content = safetensors.torch.save(whole, {"said": json.dumps(fields)})
+    atomic_write(file, content, private=private)
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The state after the last finished round, if any round finished; without personal tensors."""
+    return _read(path / CHECKPOINT)
+
+
+def read_best(path: Path) -> Checkpoint | None:
+    """The state of the best evaluation; None if none was kept."""
+    return _read(path / BEST)
+
+
+def read_released(path: Path) -> Checkpoint | None:
+    """The state after the last release of a private run, if there was any, with the personal tensors at that time."""
+    return _read(private_part(path) / RELEASED)
+
+
+def read_personal(path: Path, round_: int) -> Mapping[int, Tensors]:
+    """The personal tensors of clients after that round, by client; clients without any are left out."""
+    found = _read(private_part(path) / personal_file(round_))
+    return found.personal if found else {}
+
+
+def _read(file: Path) -> Checkpoint | None:
+    if not file.exists():
+        return None
+    groups: dict[str, dict[str, Any]] = {"state": {}, "memory": {}}
+    personal: dict[int, dict[str, Any]] = {}
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            fields = json.loads(opened.metadata()["said"])
+            finished, clip_norm, record = int(fields["round"]), float(fields["clip_norm"]), dict(fields["record"])
+            whole: dict[str, Tensor] = {}
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                group, _, rest = name.partition("/")
+                # A copy: the file may be replaced while it is open, and kernels may sum in an order that depends on a tensor's
+                # memory layout, which must be as in a run that was never stopped.
+                whole[name] = tensor = opened.get_tensor(name).clone()
+                if group == "client":
+                    client, _, rest = rest.partition("/")
+                    personal.setdefault(int(client), {})[rest] = tensor
+                else:
+                    groups[group][rest] = tensor
+        if fields.get("digest", found := _digest(whole)) != found:  # earlier versions wrote none
+            raise ValueError("its tensors are not those that were written")
+        tensors, memory = (Tensors.from_parts(groups[group]) for group in ("state", "memory"))
+        own = {client: Tensors.from_parts(parts) for client, parts in personal.items()}
+        return Checkpoint(State(tensors, finished, memory, clip_norm), own, record)
+    except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{file} is damaged ({error}): restore it, or run again into another folder") from error
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the tensors' names, types, shapes and bytes, which finds a damaged disk or copy."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        one = tensors[name]
+        found.update(f"{name} {one.dtype} {tuple(one.shape)} ".encode())
+        found.update(one.flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def personal_file(round_: int | str) -> str:
+    """The name of the file of personal tensors after that round."""
+    return f"personal-{round_}.safetensors"
+
+
+# from secure_fed.runs.store
+# The release of a private round, kept until the round's end is saved.
+
+
+@dataclass(frozen=True)
+class Releases:
+    """`engine.Keeper` in a run directory."""
+
+    store: RunStore
+    clients: Sequence[Client]
+
+    def kept(self, round_: int) -> tuple[State, dict[str, Any]] | None:
+        found = read_released(self.store.path)
+        if found is None or found.state.round != round_:
+            return None
+        for index, kept in found.personal.items():
+            self.clients[index].kept = kept
+        return found.state, found.record
+
+    def keep(self, state: State, record: dict[str, Any]) -> None:
+        self.store.keep(state, kept_by(self.clients), record)
+
+
+def kept_by(clients: Sequence[Client]) -> dict[int, Tensors]:
+    """The personal tensors of the clients that have trained any."""
+    return {client.index: client.kept for client in existing(clients) if client.kept}

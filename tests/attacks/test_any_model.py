@@ -510,7 +510,7 @@ def _found_quickly(members: Any, others: Any) -> Any:
     """As `_found`, without intervals, which no verdict uses."""
     from unittest.mock import patch
 
-    from secure_fed.runs.membership import roc
+    from secure_fed.runs import roc
 
     ranking = roc.Ranking(0.5, (0.4, 0.6), len(members), len(others), {})
     with patch("attacks.any_model.report.rank", lambda *given: ranking):

@@ -16,7 +16,7 @@ from attacks.any_model.subject import Asked
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.learning.data import notes
-from secure_fed.runs.membership.measured import confidences
+from secure_fed.runs.membership import confidences
 from tests.attacks.test_any_model import written
 from tests.attacks.test_lira import drawn, naive_pooled
 

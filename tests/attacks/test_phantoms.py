@@ -16,7 +16,7 @@ from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.federation import Federation
-from secure_fed.runs.membership.measured import kept_scores
+from secure_fed.runs.membership import kept_scores
 from secure_fed.runs.recording import Recorded
 from tests.attacks import canaried
 from tests.cells import chosen

@@ -28,7 +28,7 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import notes
 from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.models.locate import locate
-from secure_fed.runs.membership.roc import Ranking
+from secure_fed.runs.roc import Ranking
 from tests.attacks.small_lm import saved, tokenizer_of, untrained
 from tests.cells import every
 

@@ -23,8 +23,8 @@ from attacks.report.page import page
 from attacks.report.reading import read
 from attacks.report.significance import level, main_of
 from attacks.report.verdict import headline, how_to_read, recorded, untried, verdict
-from secure_fed.report.page import plots
-from secure_fed.runs.membership import roc
+from secure_fed.report import markup
+from secure_fed.runs import roc
 from tests.attacks import samples
 from tests.cells import every
 
@@ -455,7 +455,7 @@ def test_a_bound_that_could_not_have_contradicted_the_guarantee_is_said_to_be_bl
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without drawings."""
-    monkeypatch.setattr(plots, "drawing", lambda title, draw, inches=(): "<svg></svg>")
+    monkeypatch.setattr(markup, "drawing", lambda title, draw, inches=(): "<svg></svg>")
 
 
 def only(audit: dict[str, Any], *names: str) -> dict[str, Any]:

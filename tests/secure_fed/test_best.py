@@ -11,9 +11,8 @@ import pytest
 
 from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError
-from secure_fed.runs.best import best, stalled
-from secure_fed.runs.checkpoint import read_best
-from secure_fed.runs.store import read_records
+from secure_fed.runs.evaluation import best, stalled
+from secure_fed.runs.store import read_best, read_records
 from tests.secure_fed import toys
 
 ACCURACIES = (0.3, 0.6, 0.5, 0.6, 0.4, 0.9, 0.2)

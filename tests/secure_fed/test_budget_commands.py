@@ -29,7 +29,7 @@ from secure_fed.methods.method import Card
 from secure_fed.report.formatting import size
 from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.protect import protect
-from secure_fed.runs.ledger_heads import heads_at
+from secure_fed.runs.budget import heads_at
 from tests.cells import chosen, every
 from tests.privacy.ledger_child import UNIT
 

@@ -15,7 +15,7 @@ from secure_fed.config import DataConfig, RunConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data import division, fingerprint, sources
 from secure_fed.learning.data.rows import Rows
-from secure_fed.runs.budget_terms import unit_name
+from secure_fed.runs.budget import unit_name
 
 # Few texts and few units, so that equal divisions are common.
 divided = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=6)

@@ -16,7 +16,7 @@ from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.runs import guarantee
-from secure_fed.runs.trust_statement import only_masks
+from secure_fed.runs.guarantee import only_masks
 from tests.secure_fed import toys
 from tests.secure_fed.in_turn import BANDED, IN_TURN
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation

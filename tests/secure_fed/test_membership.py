@@ -8,7 +8,7 @@ import torch
 
 from secure_fed.learning.audit_pool.unit import Unit
 from secure_fed.learning.tasks.confidence import of_classes, of_likelihood
-from secure_fed.runs.membership.measured import EXAMPLES, looked_at, mean_of_units, of_data
+from secure_fed.runs.membership import EXAMPLES, looked_at, mean_of_units, of_data
 from tests.secure_fed import toys
 from tests.secure_fed.test_holding import CLIENT, numbered
 

@@ -16,7 +16,7 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.export import trained
 from secure_fed.federation import Federation
 from secure_fed.report.page import write_report
-from secure_fed.report.page.record import owned as owned_record
+from secure_fed.report.record import owned as owned_record
 from secure_fed.report.terminal import rows
 from secure_fed.runs.result import SCHEMA
 from tests.cells import chosen

@@ -18,7 +18,7 @@ from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.learning.models.architecture import width_of
-from secure_fed.runs.same_run import require_same
+from secure_fed.runs.store import require_same
 from tests.secure_fed import small_models, toys
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}

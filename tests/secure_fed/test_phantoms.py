@@ -28,7 +28,7 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.cohort import phantom_sampler
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording
-from secure_fed.runs.membership import measured as membership
+from secure_fed.runs import membership
 from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen

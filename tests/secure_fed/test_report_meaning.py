@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from secure_fed.report.page.meaning import allowed
+from secure_fed.report.guarantee import allowed
 from secure_fed.report.terminal import _against, _hides_cohort
 from tests.secure_fed.conftest import RunFolder
 from tests.secure_fed.test_report_privacy import PrivateEdit, told

@@ -9,8 +9,8 @@ import pytest
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.tasks import TASKS
-from secure_fed.report.page.measured import how_good, key_numbers
-from secure_fed.report.page.record import RunRecord
+from secure_fed.report.measured import how_good, key_numbers
+from secure_fed.report.record import RunRecord
 
 MEASURED = {
     "classification": (

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from secure_fed.report.page import pictures
-from secure_fed.report.page.guarantee import stated
-from secure_fed.report.page.observers import carried, guarantee_picture, observers, path_picture, share, stations
-from secure_fed.report.page.pictures import Bar, Station
-from secure_fed.report.page.record import RunRecord, read
+from secure_fed.report import markup
+from secure_fed.report.guarantee import carried, guarantee_picture, observers, path_picture, share, stated, stations
+from secure_fed.report.markup import Bar, Station
+from secure_fed.report.record import RunRecord, read
 from tests.secure_fed.masked_edit import masked
 
 RunFolder = Callable[..., Path]
@@ -98,7 +97,7 @@ def test_a_void_guarantee_limits_nobody(
 
 def test_a_bar_is_as_long_as_its_epsilon() -> None:
     names = [Bar("a", 2.0, ""), Bar("b", 4.0, ""), Bar("c", 12.0, ""), Bar("d", math.inf, "")]
-    drawn = pictures.limits("bars", names)
+    drawn = markup.limits("bars", names)
     two, four, *beyond = bars(drawn)
     assert four == pytest.approx(2 * two)
     assert beyond == [pytest.approx(5 * two - 6)] * 2  # the whole axis, without the tip of the arrow
@@ -106,7 +105,7 @@ def test_a_bar_is_as_long_as_its_epsilon() -> None:
 
 
 def test_the_axis_says_what_an_epsilon_means_for_a_guess() -> None:
-    drawn = pictures.limits("axis", [])
+    drawn = markup.limits("axis", [])
     assert re.findall(r">([\d.]+ %)<", drawn) == ["50 %", "73 %", "88 %", "95 %", "99.3 %", "99.97 %"]
 
 
@@ -126,7 +125,7 @@ def test_a_share_of_right_guesses_is_rounded_up(epsilon: float, delta: float, sa
 
 def test_a_drawing_holds_text_and_no_markup() -> None:
     hostile = "<script>&\"'"
-    drawn = pictures.path(hostile, [Station(hostile, hostile, hostile, hostile)] * 2, [hostile])
-    drawn += pictures.limits(hostile, [Bar(hostile, 1.0, hostile)])
+    drawn = markup.path(hostile, [Station(hostile, hostile, hostile, hostile)] * 2, [hostile])
+    drawn += markup.limits(hostile, [Bar(hostile, 1.0, hostile)])
     assert "<script" not in drawn
     assert drawn.count("&lt;script&gt;&amp;&quot;&#x27;") == 2 + 8 + 1 + 2 + 8 + 2, "title, words and description"

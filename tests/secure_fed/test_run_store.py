@@ -17,11 +17,9 @@ from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.methods.method import State
 from secure_fed.runs import durable
 from secure_fed.runs import store as run_store
-from secure_fed.runs.checkpoint import read_checkpoint, read_personal
 from secure_fed.runs.directory import CONFIG, private_part
 from secure_fed.runs.durable import append_line, atomic_write
-from secure_fed.runs.same_run import require_same
-from secure_fed.runs.store import RunStore, read_records, resumable
+from secure_fed.runs.store import RunStore, read_checkpoint, read_personal, read_records, require_same, resumable
 from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.cells import chosen
 from tests.secure_fed import toys

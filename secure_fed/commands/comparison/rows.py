@@ -14,7 +14,7 @@ from secure_fed.config import RunConfig
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.tasks.commonest import Commonest, no_better
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, headline, leads
-from secure_fed.report.page.record import RunRecord
+from secure_fed.report.record import RunRecord
 
 
 class Spread(NamedTuple):

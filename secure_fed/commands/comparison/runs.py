@@ -11,7 +11,7 @@ from secure_fed.commands.comparison.plan import DRAWING, NUMBERS, TABLE, Job, pl
 from secure_fed.commands.comparison.rows import Row, row_of
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report.page.record import RunRecord, owned
+from secure_fed.report.record import RunRecord, owned
 from secure_fed.runs.directory import CONFIG, FACTS, claimed
 from secure_fed.runs.durable import atomic_write
 
@@ -79,7 +79,7 @@ def _made(job: Job, progress: Progress) -> RunRecord:
 
 def _trackers(job: Job) -> list[Any]:
     from secure_fed.report.trackers import asked_for
-    from secure_fed.runs.checkpoint import read_checkpoint
+    from secure_fed.runs.store import read_checkpoint
 
     checkpoint = read_checkpoint(job.run_dir)
     return asked_for(job.config, job.run_dir, checkpoint.state.round if checkpoint else 0)

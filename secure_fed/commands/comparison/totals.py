@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.named_files import generated
-from secure_fed.report.page.record import RunRecord
-from secure_fed.runs.budget_terms import unit_name
+from secure_fed.report.record import RunRecord
+from secure_fed.runs.budget import unit_name
 
 Apart = Literal["", "notes", "clients"]  # why another seed has other units; "" if it has the same
 

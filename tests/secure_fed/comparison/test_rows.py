@@ -15,7 +15,7 @@ from secure_fed.commands.comparison.drawing import drawn
 from secure_fed.commands.comparison.rows import Row, row_of
 from secure_fed.commands.comparison.tables import as_csv, cells, heads, markdown, measured, notes, numbers
 from secure_fed.config import RunConfig
-from secure_fed.report.page.record import RunRecord
+from secure_fed.report.record import RunRecord
 
 
 def record(accuracies: list[float | None], config: RunConfig | None = None, **result: Any) -> RunRecord:

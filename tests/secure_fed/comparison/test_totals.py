@@ -12,7 +12,7 @@ from secure_fed.commands.comparison.cost_notes import after, before
 from secure_fed.commands.comparison.totals import Charge, charge_of, totals
 from secure_fed.config import RunConfig
 from secure_fed.learning.data.holdout import HELD_OUT
-from secure_fed.report.page.record import RunRecord
+from secure_fed.report.record import RunRecord
 
 FILES = RunConfig().replace({("data", "train"): "rows.jsonl", ("data", "test"): "test.jsonl"})
 Z = 2.0

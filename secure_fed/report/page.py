@@ -1,4 +1,16 @@
-"""The sections of a run in one self-contained file."""
+"""A finished or unfinished run as one HTML file to read, print and keep: all sections in order, written atomically.
+
+record      the run directory as one frozen value
+overview    name, first screen, all results; clients, rounds, configuration, versions
+guarantee   the guarantee that the files state, its pictures and its meaning, and the statement for the record
+privacy     the clients' protection, and the server's view
+masks       secure aggregation: its parameters and its cost
+measured    the metrics of a task in words, and the run's own membership inference
+curves      accuracy, loss, bytes and diagnostics over the rounds
+markup      the HTML shapes of the sections, and drawings; the one place where text is escaped
+
+A section is a function `RunRecord -> HTML`, and returns "" where it does not apply to the run.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +20,30 @@ from pathlib import Path
 
 from secure_fed.activity import activity
 from secure_fed.errors import RunDirectoryError
-from secure_fed.report.page import curves, details, diagnostics, masks, membership, overview, privacy, statement
-from secure_fed.report.page.markup import text
-from secure_fed.report.page.record import RunRecord, owned, read
+from secure_fed.report import curves, guarantee, masks, measured, overview, privacy
+from secure_fed.report.markup import text
+from secure_fed.report.record import RunRecord, owned, read
 from secure_fed.runs.directory import REPORT, private_part, without_times
 from secure_fed.runs.durable import atomic_write
 
 Section = Callable[[RunRecord], str]
 
-# In reading order. A section returns "" where it does not apply to the run.
+# In reading order.
 SECTIONS: tuple[Section, ...] = (
     overview.heading,
     overview.summary,
     privacy.privacy,
     curves.learning,
-    membership.membership,
+    measured.membership,
     masks.secure_aggregation,
     curves.traffic,
-    diagnostics.diagnostics,
-    details.clients,
-    details.rejected,
+    curves.diagnostics,
+    overview.clients,
+    overview.rejected,
     overview.results,
-    details.rounds,
-    details.configuration,
-    statement.statement,
+    overview.rounds,
+    overview.configuration,
+    guarantee.statement,
 )
 
 # The browser itself then refuses every request and every script, whatever the run's names contain.

@@ -11,8 +11,8 @@ from fractions import Fraction
 from typing import Any
 
 from secure_fed.report.formatting import number, power_of_two, size, time
-from secure_fed.report.page.markup import facts, folded, paragraph, section, subsection
-from secure_fed.report.page.record import RunRecord
+from secure_fed.report.markup import facts, folded, paragraph, section, subsection
+from secure_fed.report.record import RunRecord
 
 Rows = list[tuple[str, str]]
 Facts = Mapping[str, Any]
