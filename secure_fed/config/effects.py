@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from secure_fed.config.data import WRITE
 from secure_fed.config.sections import Sections
@@ -46,14 +46,6 @@ def _may_be_banded(config: Sections) -> bool:
     in_turn = privacy.unit == "client" and privacy.noise in ("auto", "central") and sampling in ("auto", "schedule")
     return privacy.correlation == "banded" or (privacy.correlation == "auto" and in_turn)
 
-
-# Defaults of earlier versions, which wrote them into every file: they are no error where they have no effect.
-FORMER: Mapping[str, object] = {
-    "federation.server_momentum": 0.9,
-    "method.denoise": "shrink",
-    "privacy.clip_norm": 1.0,
-    "privacy.noise": "central",
-}
 
 # A setting, the condition under which it has an effect, and this condition in words.
 EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (

@@ -113,12 +113,6 @@ class MethodConfig:
         return found
 
     def left_alone(self, option: str) -> bool:
-        """Whether the setting `option` has its default, or its default of an earlier version.
-
-        The files of a run and of an export contain every setting, so files of earlier versions contain the defaults of then.
-        """
+        """Whether the setting `option` has its default."""
         usual = next(field.default for field in fields(self) if field.name == option)
-        return getattr(self, option) in (usual, _FORMER_DEFAULTS.get(option))
-
-
-_FORMER_DEFAULTS = {"switch_round": 5, "warmup_rounds": 2, "final_rounds": 5, "denoise": "shrink"}
+        return bool(getattr(self, option) == usual)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import checks
-from secure_fed.config.effects import EFFECTS, FORMER
+from secure_fed.config.effects import EFFECTS
 from secure_fed.config.refusals import value_of
 from secure_fed.config.sections import Sections, sections
 from secure_fed.config.setting import Setting, Typed, coerced
@@ -139,7 +139,7 @@ def _coerced_section(name: str, section: Any) -> Any:
 def _check_together(config: Sections) -> None:
     for name, effective, needs in EFFECTS:
         value = value_of(config, name)
-        if value not in (find(*name.split(".")).default, FORMER.get(name)) and not effective(config):
+        if value != find(*name.split(".")).default and not effective(config):
             message = f"{name} = {value!r} has no effect here: it needs {needs}"
             raise ConfigError(message, setting=name, value=value, limit=needs)
     checks.together(config)

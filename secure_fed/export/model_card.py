@@ -12,7 +12,6 @@ from secure_fed.export.peft_folder import POOLED
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.methods.method import Card
 from secure_fed.runs import guarantee
-from secure_fed.runs.result import unprotected
 
 LABELS = "labels.json"
 _NAMES = ("id2label", "label2id")
@@ -181,7 +180,7 @@ def run_facts(
             facts["personal tensors"] += ", WITHOUT NOISE: no guarantee covers them"
     if config.model.dtype == "bfloat16":
         facts["precision"] = _BFLOAT16
-    return facts | {_PRIVACY: statement or unprotected(config)}
+    return facts | {_PRIVACY: statement or guarantee.unprotected(config)}
 
 
 def _averaged(config: RunConfig, rounds: int) -> str:

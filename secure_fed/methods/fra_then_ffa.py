@@ -48,18 +48,14 @@ def build(run: RunConfig) -> FraThenFfa:
     method, rounds = run.method, run.federation.rounds
     adapter, sketch = LoraAdapter.of(method), sketch_of(method)
     built = FraThenFfa(adapter, CARD, _switch(run), method.denoise, sketch, over_sum(method))
-    if method.switch_round != _FORMERLY:  # an earlier version's default, accepted for any number of rounds
-        built.settings(rounds)
+    built.settings(rounds)
     return built
 
 
 def _switch(run: RunConfig) -> int:
     """The number of FRA rounds: as set, or five, or half of fewer than ten rounds. A run of one round is FRA."""
-    usual = min(_FORMERLY, max(1, run.federation.rounds // 2))
+    usual = min(5, max(1, run.federation.rounds // 2))
     return usual if run.method.switch_round is None else run.method.switch_round
-
-
-_FORMERLY = 5  # the default of `switch_round` in an earlier version
 
 
 @dataclass(frozen=True)

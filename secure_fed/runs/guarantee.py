@@ -1,4 +1,18 @@
-"""The guarantee of a private run, from its plan and its actual charges: numbers and words."""
+"""The guarantee of a private run, from its plan and its actual charges, in numbers and in words.
+
+    guarantee     the privacy part of `result.json`, of what the run has charged
+    planned       the same before the first round, which a resumed run must compute again
+    promised      sentences to read before the run reserves its budget
+    unprotected   the one sentence on a run without privacy
+
+All of them take their words from `statement_of`, which puts together a `privacy.statement.Statement`: what is protected, how
+participants are chosen, who adds the noise, who is trusted, and what is not covered. The protection by masks depends on two
+assumptions, which every sentence on trust names: whether the server follows the protocol, and how many clients collude with it.
+The functions `noise_...` put the figures of a run's probe (`runs/probe.py`) into words, for refusals, progress, reports and
+model cards.
+
+Needs no torch, so that a report starts at once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from privacy.sampling import PublicOrder
 from privacy.statement import NOT_COVERED, Statement
-from secure_fed.config import SecureAggregationConfig
+from secure_fed.config import RunConfig, SecureAggregationConfig
 from secure_fed.learning.data.holdout import HELD_OUT
 
 if TYPE_CHECKING:
@@ -19,6 +33,13 @@ if TYPE_CHECKING:
     from secure_fed.rounds.record import Record
     from secure_fed.runs.assembly import Assembly
     from secure_fed.runs.budget import RunBudget
+
+DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
+GROUPS = (2, 5)
+NO_PRIVACY = (
+    "No differential privacy and no secure aggregation: the server sees every client's contribution, "
+    "and nothing bounds what the model reveals of its training data."
+)
 
 
 def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, records: Sequence[Record]) -> dict[str, Any]:
@@ -47,7 +68,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
         "delta_cumulative": spent.delta,
         "privacy": {
             **statement.to_dict(),
-            **meaning(plan, covered),
+            **_meaning(plan, covered),
             "place": protection.placement.name,
             "hidden_cohort": protection.hidden,
             "clip_norm": protection.clip_norm,
@@ -81,312 +102,8 @@ def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[R
     return {"survivors": survivors, "noise_multiplier": multiplier, "epsilon": epsilon}
 
 
-def planned(assembly: Assembly) -> dict[str, Any]:
-    """The guarantee of the whole plan, as a run notes it at its start; a resumed run must compute the same."""
-    protection, plan = assembly.protection, assembly.protection.plan
-    if plan is None:
-        return {}
-    statement = statement_of(assembly, plan.releases)
-    noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
-    given = {"given": repr(plan.mechanism)} if protection.given else {}
-    return {"privacy": {**statement.to_dict(), **noise, **given, "text": statement.text}}
-
-
-def promised(assembly: Assembly, plan: Plan, cost: str) -> list[str]:
-    """The guarantee of a private run, its noise and its cost, in sentences to read before the run reserves its budget."""
-    statement = statement_of(assembly, plan.releases)
-    return [
-        f"guarantee: {statement.headline}",
-        f"noise: {statement.mechanism}; it is added {statement.noise}.",
-        f"cost: {cost}.",
-    ]
-
-
-def statement_of(assembly: Assembly, releases: int) -> Statement:
-    """The statement of a run that makes `releases` releases."""
-    protection, plan, tested = assembly.protection, assembly.protection.plan, assembly.problem.facts["test"]["from"]
-    if plan is None:
-        raise ValueError("a run without privacy has no guarantee to state")
-    words = protection.placement.words
-    held_out = _SHARE_HELD_OUT if protection.audited else ()
-    kept = _PERSONAL if assembly.server.personal and not protection.placement.step_noise else ()
-    return Statement(
-        unit=_UNITS[protection.unit],
-        adjacency=neighbours(protection, plan),
-        epsilon=plan.epsilon(releases),
-        epsilon_participants=plan.epsilon_participants(releases),
-        delta=plan.delta,
-        mechanism=_mechanism(protection, plan, releases),
-        sampling=sampling(assembly, plan),
-        accountant=_accountant(protection, plan),
-        noise=f"{words.noise}{_over_rounds(plan)}",
-        trust=trusted(protection, assembly.masks),
-        holds_against=protection.placement.holds_against,
-        released=f"{words.released.format(_most(protection, releases))}, and every model made of them{_phantoms(protection)}",
-        not_covered=(
-            *NOT_COVERED,
-            *_MEMBERSHIP,
-            *held_out,
-            *_uncovered(protection, plan),
-            *(_GIVEN if protection.given else ()),
-            *(_LOCAL if assembly.local is not None and assembly.everybody_here else ()),
-            *kept,
-            *_TESTED.get(tested, ()),
-        ),
-        private=protection.entropy.private,
-    )
-
-
-def _phantoms(protection: Protection) -> str:
-    """The clause on phantoms in the sentence about releases: they depend on nobody's data."""
-    count = protection.phantoms.phantoms
-    if not count:
-        return ""
-    return (
-        f". The sums contain {count} phantoms: random contributions that depend on nobody's data and leave the noise as it is; "
-        "the membership figures of phantoms are computed from the releases alone"
-    )
-
-
-def _uncovered(protection: Protection, plan: Plan) -> tuple[str, ...]:
-    """The limits of the guarantee that follow from where the noise is, and from a public order."""
-    if protection.hidden:
-        return ("when a client drops out and how long it takes to answer, which may reveal whether it trained",)
-    return (*protection.placement.words.not_covered, *(PERSONS_AT_SEVERAL if plan.exposures else ()))
-
-
-def _over_rounds(plan: Plan) -> str:
-    """The clause on the noise over the rounds of a public order, after the words on who adds it."""
-    if not plan.exposures:
-        return ""
-    if (band := plan.correlation.band) > 1:
-        return f", correlated over {band} rounds: each round's noise cancels part of the noise of earlier rounds"
-    return ", independent in every round"
-
-
-def _most(protection: Protection, releases: int) -> int:
-    """The most releases: of the federation, or of one client, which need not be the client with the largest epsilon."""
-    return max(protection.plan.limits.values(), default=releases) if protection.plan else releases
-
-
-def _mechanism(protection: Protection, plan: Plan, releases: int) -> str:
-    from privacy.mechanisms import AdaptiveGaussian
-
-    mechanism, norm = plan.mechanism, "norm"
-    law = "distributed discrete Gaussian" if protection.placement.share_noise else "Gaussian"
-    if protection.given:
-        law, norm = f"{type(mechanism).__name__}, given in Python,", f"L{mechanism.order:g} norm"
-    clipped = f"every {protection.placement.words.clipped} clipped to {norm} {protection.clip_norm:g} over all tensors together"
-    if isinstance(mechanism, AdaptiveGaussian):
-        clipped += f" at first, later to quantile {mechanism.quantile:g}; every charge includes the noised count"
-    if plan.exposures:
-        moved = f"{plan.sensitivity(releases):.6g} times the clip norm"
-        clipped += f"; all rounds together are one such mechanism, whose output one client changes by at most {moved}"
-    return f"{law} with noise multiplier {plan.noise_multiplier:g}, {clipped}"
-
-
-def _accountant(protection: Protection, plan: Plan) -> str:
-    if protection.given:
-        return (
-            f"privacy loss distributions (dp_accounting) of the event that the mechanism states, {plan.mechanism.event}"
-        )
-    if plan.release.plain:
-        return _EXACT
-    return _ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant]
-
-
-_TESTED = {
-    HELD_OUT[unit]: (f"{whose} held out for testing: they never train, and measurements on them have no noise",)
-    for unit, whose in (
-        ("client", "the clients"),
-        ("person", "the persons"),
-        ("example", "the rows"),
-    )
-}
-_GIVEN = ("a mechanism that adds less noise than it states, or noise of another law: secure-fed does not check this",)
-_LOCAL = (
-    "what the function that trains (local) keeps outside its model for another client's call, as in a global variable or a "
-    "file: secure-fed does not see it",
-)
-_PERSONAL = ("a client's personal tensors, which have no noise: nothing protects the client's data once they leave it",)
-_UNITS = {
-    "client": "a client with everything it has",
-    "example": "one example of one client",
-    "group": "all examples of one person at one client",
-}
-_EXACT = "exact: one Gaussian mechanism for the whole run (dp_accounting)"
-_ACCOUNTANTS = {
-    "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
-    "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",
-    "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
-}
-_MEMBERSHIP = (
-    "membership figures about units of the data, and audits and recordings of them: they are computed from the training data "
-    "without noise, for the owners of the data",
-    "where canaries are planted for an audit (evaluation.canaries), the data before planting",
-)
-_SHARE_HELD_OUT = (
-    "the number of all units, which is taken as public: it decides which share of them is held out for an audit "
-    "(evaluation.audit_fraction)",
-)
-
-
-# from secure_fed.runs.guarantee
-# The guarantee's words on participation in a private run: coins, turns, and the neighbours that follow.
-
-
-def neighbours(protection: Protection, plan: Plan) -> str:
-    """The difference between neighbouring data sets, in words."""
-    if protection.placement.share_noise or plan.exposures:
-        sent = "zeros and its share of the noise" if protection.placement.share_noise else "zeros"
-        public = "; everything else is public: the order, and who takes part" if plan.exposures else ""
-        return f"one client's data present or absent; a client without data sends {sent}{public}"
-    added = plan.release.adjacency == "add-remove"
-    return f"{_NEIGHBOURS[protection.unit]} {'added or removed' if added else 'replaced by another'}"
-
-
-def sampling(assembly: Assembly, plan: Plan) -> str:
-    """How participants are chosen, and how the guarantee uses that."""
-    protection, rate = assembly.protection, assembly.sampler.rate
-    if protection.placement.step_noise:
-        most = f"a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
-        return (
-            "every client draws its batches by secret coins; the client with the weakest guarantee has rate "
-            f"{plan.sampling_rate:.4g}; {most}"
-        )
-    if protection.placement.own_noise:
-        return f"no amplification is counted; a client takes part in at most {plan.participations} rounds{_in_turn(assembly)}"
-    if isinstance(assembly.sampler, PublicOrder):
-        return _turns(assembly.sampler, assembly.config.federation.rounds)
-    if protection.placement.share_noise and protection.hidden:
-        return f"every client takes part in every round, and trains if its own secret coin says so, rate {rate:.4g}"
-    if protection.placement.share_noise:
-        return f"no amplification is counted: the participants of a round are visible, rate {rate:.4g}"
-    if plan.release.adjacency == "add-remove":
-        return f"a client takes part in a round if its own secret coin says so, rate {rate:.4g}"
-    return f"a secret random cohort of fixed size in each round, rate {rate:.4g}, counted without replacement"
-
-
-def _turns(order: PublicOrder, rounds: int) -> str:
-    often = "in every round" if order.gap == 1 and order.size == order.places else _often(order, rounds)
-    places = "1 place" if order.size == 1 else f"{order.size} places"
-    return f"clients in turn, by a public order: each {often}; {places} in every round; an absent client's place stays empty"
-
-
-def _often(order: PublicOrder, rounds: int) -> str:
-    turns = order.turns(rounds)
-    return f"at most once in {order.gap} rounds, and at most {'once' if turns == 1 else f'{turns} times'} in the run"
-
-
-def _in_turn(assembly: Assembly) -> str:
-    return ", in turn, by a public order" if isinstance(assembly.sampler, PublicOrder) else ""
-
-
-PERSONS_AT_SEVERAL = ("a person with data at several clients, who is protected only as a group of that many clients",)
-_NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
-
-
-# from secure_fed.runs.guarantee
-# The trusted parties, in words: for a guarantee, and for masks without a guarantee.
-#
-# The protection by masks depends on two assumptions, which every sentence here names: whether the server follows the protocol,
-# and how many clients collude with it.
-#
-
-
-def trusted(protection: Protection, masks: Masks | None) -> str:
-    """The parties that could break the guarantee of a private run."""
-    if protection.placement.local:
-        return _OWN_MACHINE if masks is None else f"{_OWN_MACHINE}, with masks or without"
-    if masks is None:
-        return f"{_PLAIN}, and keeps the noise{_coins(protection)} secret"
-    return _of_sums(protection, masks) if protection.placement.server_noise else _of_shares(protection, masks)
-
-
-def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
-    """The protection of clients in a run with masks and without privacy. coins: whether coins draw its cohorts."""
-    server = _KEEPS if not settings.active else "the server, even one that lies about keys or about who takes part,"
-    lies = "" if settings.active else " A server that lies may read single clients."
-    whose = _drawn(settings) if coins else "a round's clients"
-    return (
-        f"No differential privacy: secure aggregation keeps every client's contribution from {server} {_colluding(settings)}. "
-        f"It learns sums over {whose}.{lies} Nothing bounds what these sums and the model reveal of the "
-        "training data."
-    )
-
-
-def _of_sums(protection: Protection, masks: Masks) -> str:
-    """With noise that the server adds to sums."""
-    terms = masks.sums.terms
-    whose = _drawn(terms.settings) if terms.varies else "a round's clients"
-    active = terms.settings.active
-    how = "even if it lies about keys or about who takes part" if active else "as long as it keeps to the protocol"
-    return (
-        f"the server is trusted: before it adds the noise it sees sums over {whose}; it keeps the noise{_coins(protection)} "
-        f"secret; of the contributions it sees only these sums, {how}, {_colluding(terms.settings)}"
-    )
-
-
-def _of_shares(protection: Protection, masks: Masks) -> str:
-    """With noise that the clients add inside sums."""
-    terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
-    least, chance = terms.least(masks.invited) - protection.beside, terms.choice(masks.invited).failure
-    colluding = f"colluding with at most {least - counted} of" if least > counted else "colluding with none of"
-    server, otherwise = _ACTIVE if terms.settings.active else _PASSIVE
-    return (
-        f"no single party: {server}, {colluding} the {masks.invited} clients invited to a sum, learns only noised sums, in "
-        f"each of which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} clients is "
-        f"unmasked{_except(chance)}; {otherwise}"
-    )
-
-
-def _coins(protection: Protection) -> str:
-    return " and its draws of cohorts" if protection.hides_cohort else ""
-
-
-def _drawn(settings: SecureAggregationConfig) -> str:
-    """The clients of a sum, where the server draws the cohort by secret coins."""
-    drawn = "the clients that it draws"
-    return f"{drawn}, of whom at least two are honest" if settings.active else f"{drawn}, possibly a single one"
-
-
-def _colluding(settings: SecureAggregationConfig) -> str:
-    """The number of clients that may collude with the server: a share, because rounds differ in size."""
-    if not settings.corrupt:
-        return "while no client colludes with it"
-    return f"while at most {100 * settings.corrupt:g} % of a round's clients (rounded down) collude with it"
-
-
-def _except(chance: float) -> str:
-    """The probability of failure, rounded up to a power of two."""
-    if not chance:
-        return ""
-    return f", except with a probability of at most 2^{-math.floor(-10 * math.log2(chance)) / 10:g} for each sum"
-
-
-_OWN_MACHINE = "nobody but the client's own machine"
-_PLAIN = "the server is trusted: it sees every contribution before it adds the noise"
-_KEEPS = "a server that keeps to the protocol,"
-_PASSIVE = (
-    "a server that keeps to the protocol",
-    "a server that lies could read a single client's contribution, protected only by that client's share of the noise",
-)
-_ACTIVE = (
-    "any server, even one that lies",
-    "the party that distributes the clients' signing keys is trusted to distribute the right ones",
-)
-
-
-# from secure_fed.runs.guarantee
-# What a guarantee means beyond one epsilon: at other deltas, as a test between two laws, and for several clients together.
-
-
-DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
-GROUPS = (2, 5)
-
-
-def meaning(plan: Plan, releases: int) -> dict[str, Any]:
-    """The keys of the privacy part of `result.json` for readers of the models, after `releases` releases.
+def _meaning(plan: Plan, releases: int) -> dict[str, Any]:
+    """What the guarantee means beyond one epsilon: at other deltas, as a test between two laws, and for several units together.
 
     curve: epsilon at deltas around the run's, as far as the accountant resolves them. gaussian_mu: as `Plan.gaussian`. groups:
     for groups of two and five units, epsilon at the run's delta; left out where none follows. exact: whether it is computed
@@ -411,8 +128,215 @@ def meaning(plan: Plan, releases: int) -> dict[str, Any]:
     }
 
 
-# from secure_fed.runs.guarantee
-# A probe's figures in sentences, from its entry in `result.json`: for refusals, progress, reports and model cards.
+def planned(assembly: Assembly) -> dict[str, Any]:
+    """The guarantee of the whole plan, as a run notes it at its start; a resumed run must compute the same."""
+    protection, plan = assembly.protection, assembly.protection.plan
+    if plan is None:
+        return {}
+    statement = statement_of(assembly, plan.releases)
+    noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
+    given = {"given": repr(plan.mechanism)} if protection.given else {}
+    return {"privacy": {**statement.to_dict(), **noise, **given, "text": statement.text}}
+
+
+def promised(assembly: Assembly, plan: Plan, cost: str) -> list[str]:
+    """The guarantee of a private run, its noise and its cost, in sentences to read before the run reserves its budget."""
+    statement = statement_of(assembly, plan.releases)
+    return [
+        f"guarantee: {statement.headline}",
+        f"noise: {statement.mechanism}; it is added {statement.noise}.",
+        f"cost: {cost}.",
+    ]
+
+
+def unprotected(config: RunConfig) -> str:
+    """The protection of clients in a run without privacy, in words."""
+    masks, coins = config.secure_aggregation, config.federation.sampling == "poisson"
+    return only_masks(masks, coins=coins) if masks.enabled else NO_PRIVACY
+
+
+def only_masks(settings: SecureAggregationConfig, *, coins: bool) -> str:
+    """The protection of clients in a run with masks and without privacy. coins: whether coins draw its cohorts."""
+    server = _KEEPS if not settings.active else "the server, even one that lies about keys or about who takes part,"
+    lies = "" if settings.active else " A server that lies may read single clients."
+    whose = _drawn(settings) if coins else "a round's clients"
+    return (
+        f"No differential privacy: secure aggregation keeps every client's contribution from {server} {_colluding(settings)}. "
+        f"It learns sums over {whose}.{lies} Nothing bounds what these sums and the model reveal of the "
+        "training data."
+    )
+
+
+def statement_of(assembly: Assembly, releases: int) -> Statement:
+    """The statement of a run that makes `releases` releases."""
+    protection, plan, tested = assembly.protection, assembly.protection.plan, assembly.problem.facts["test"]["from"]
+    if plan is None:
+        raise ValueError("a run without privacy has no guarantee to state")
+    words = protection.placement.words
+    over_rounds = phantoms = ""
+    if plan.exposures:
+        over_rounds = ", independent in every round"
+        if (band := plan.correlation.band) > 1:
+            over_rounds = (
+                f", correlated over {band} rounds: each round's noise cancels part of the noise of earlier rounds"
+            )
+    if count := protection.phantoms.phantoms:
+        phantoms = (
+            f". The sums contain {count} phantoms: random contributions that depend on nobody's data and leave the noise as it "
+            "is; the membership figures of phantoms are computed from the releases alone"
+        )
+    uncovered: tuple[str, ...] = (*words.not_covered, *(_SEVERAL_CLIENTS if plan.exposures else ()))
+    if protection.hidden:
+        uncovered = ("when a client drops out and how long it takes to answer, which may reveal whether it trained",)
+    return Statement(
+        unit=_UNITS[protection.unit],
+        adjacency=_neighbours(protection, plan),
+        epsilon=plan.epsilon(releases),
+        epsilon_participants=plan.epsilon_participants(releases),
+        delta=plan.delta,
+        mechanism=_mechanism(protection, plan, releases),
+        sampling=_sampling(assembly, plan),
+        accountant=_accountant(protection, plan),
+        noise=f"{words.noise}{over_rounds}",
+        trust=_trusted(protection, assembly.masks),
+        holds_against=protection.placement.holds_against,
+        released=f"{words.released.format(_most(protection, releases))}, and every model made of them{phantoms}",
+        not_covered=(
+            *NOT_COVERED,
+            *_MEMBERSHIP,
+            *(_SHARE_HELD_OUT if protection.audited else ()),
+            *uncovered,
+            *(_GIVEN if protection.given else ()),
+            *(_LOCAL if assembly.local is not None and assembly.everybody_here else ()),
+            *(_PERSONAL if assembly.server.personal and not protection.placement.step_noise else ()),
+            *_TESTED.get(tested, ()),
+        ),
+        private=protection.entropy.private,
+    )
+
+
+def _neighbours(protection: Protection, plan: Plan) -> str:
+    """The difference between neighbouring data sets, in words."""
+    if protection.placement.share_noise or plan.exposures:
+        sent = "zeros and its share of the noise" if protection.placement.share_noise else "zeros"
+        public = "; everything else is public: the order, and who takes part" if plan.exposures else ""
+        return f"one client's data present or absent; a client without data sends {sent}{public}"
+    added = plan.release.adjacency == "add-remove"
+    return f"{_NEIGHBOURS[protection.unit]} {'added or removed' if added else 'replaced by another'}"
+
+
+def _sampling(assembly: Assembly, plan: Plan) -> str:
+    """How participants are chosen, and how the guarantee uses that."""
+    protection, rate = assembly.protection, assembly.sampler.rate
+    in_turn = ", in turn, by a public order" if isinstance(assembly.sampler, PublicOrder) else ""
+    if protection.placement.step_noise:
+        return (
+            "every client draws its batches by secret coins; the client with the weakest guarantee has rate "
+            f"{plan.sampling_rate:.4g}; a client takes part in at most {plan.participations} rounds{in_turn}"
+        )
+    if protection.placement.own_noise:
+        return f"no amplification is counted; a client takes part in at most {plan.participations} rounds{in_turn}"
+    if isinstance(assembly.sampler, PublicOrder):
+        order, turns = assembly.sampler, assembly.sampler.turns(assembly.config.federation.rounds)
+        often = (
+            f"at most once in {order.gap} rounds, and at most {'once' if turns == 1 else f'{turns} times'} in the run"
+        )
+        if order.gap == 1 and order.size == order.places:
+            often = "in every round"
+        places = f"{'1 place' if order.size == 1 else f'{order.size} places'} in every round"
+        return f"clients in turn, by a public order: each {often}; {places}; an absent client's place stays empty"
+    if protection.placement.share_noise and protection.hidden:
+        return f"every client takes part in every round, and trains if its own secret coin says so, rate {rate:.4g}"
+    if protection.placement.share_noise:
+        return f"no amplification is counted: the participants of a round are visible, rate {rate:.4g}"
+    if plan.release.adjacency == "add-remove":
+        return f"a client takes part in a round if its own secret coin says so, rate {rate:.4g}"
+    return f"a secret random cohort of fixed size in each round, rate {rate:.4g}, counted without replacement"
+
+
+def _mechanism(protection: Protection, plan: Plan, releases: int) -> str:
+    from privacy.mechanisms import AdaptiveGaussian
+
+    mechanism, norm = plan.mechanism, "norm"
+    law = "distributed discrete Gaussian" if protection.placement.share_noise else "Gaussian"
+    if protection.given:
+        law, norm = f"{type(mechanism).__name__}, given in Python,", f"L{mechanism.order:g} norm"
+    clipped = f"every {protection.placement.words.clipped} clipped to {norm} {protection.clip_norm:g} over all tensors together"
+    if isinstance(mechanism, AdaptiveGaussian):
+        clipped += f" at first, later to quantile {mechanism.quantile:g}; every charge includes the noised count"
+    if plan.exposures:
+        moved = f"{plan.sensitivity(releases):.6g} times the clip norm"
+        clipped += f"; all rounds together are one such mechanism, whose output one client changes by at most {moved}"
+    return f"{law} with noise multiplier {plan.noise_multiplier:g}, {clipped}"
+
+
+def _most(protection: Protection, releases: int) -> int:
+    """The most releases: of the federation, or of one client, which need not be the client with the largest epsilon."""
+    return max(protection.plan.limits.values(), default=releases) if protection.plan else releases
+
+
+def _accountant(protection: Protection, plan: Plan) -> str:
+    if protection.given:
+        return (
+            f"privacy loss distributions (dp_accounting) of the event that the mechanism states, {plan.mechanism.event}"
+        )
+    if plan.release.plain:
+        return _EXACT
+    return _ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant]
+
+
+def _trusted(protection: Protection, masks: Masks | None) -> str:
+    """The parties that could break the guarantee of a private run."""
+    if protection.placement.local:
+        return _OWN_MACHINE if masks is None else f"{_OWN_MACHINE}, with masks or without"
+    if masks is None:
+        return f"{_PLAIN}, and keeps the noise{_coins(protection)} secret"
+    return _of_sums(protection, masks) if protection.placement.server_noise else _of_shares(protection, masks)
+
+
+def _of_sums(protection: Protection, masks: Masks) -> str:
+    """With noise that the server adds to sums."""
+    terms = masks.sums.terms
+    whose = _drawn(terms.settings) if terms.varies else "a round's clients"
+    active = terms.settings.active
+    how = "even if it lies about keys or about who takes part" if active else "as long as it keeps to the protocol"
+    return (
+        f"the server is trusted: before it adds the noise it sees sums over {whose}; it keeps the noise{_coins(protection)} "
+        f"secret; of the contributions it sees only these sums, {how}, {_colluding(terms.settings)}"
+    )
+
+
+def _of_shares(protection: Protection, masks: Masks) -> str:
+    """With noise that the clients add inside sums."""
+    terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
+    least, chance = terms.least(masks.invited) - protection.beside, terms.choice(masks.invited).failure
+    colluding = f"colluding with at most {least - counted} of" if least > counted else "colluding with none of"
+    server, otherwise = _ACTIVE if terms.settings.active else _PASSIVE
+    unless = ""
+    if chance:  # rounded up to a power of two
+        unless = f", except with a probability of at most 2^{-math.floor(-10 * math.log2(chance)) / 10:g} for each sum"
+    return (
+        f"no single party: {server}, {colluding} the {masks.invited} clients invited to a sum, learns only noised sums, in "
+        f"each of which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} clients is "
+        f"unmasked{unless}; {otherwise}"
+    )
+
+
+def _coins(protection: Protection) -> str:
+    return " and its draws of cohorts" if protection.hides_cohort else ""
+
+
+def _drawn(settings: SecureAggregationConfig) -> str:
+    """The clients of a sum, where the server draws the cohort by secret coins."""
+    drawn = "the clients that it draws"
+    return f"{drawn}, of whom at least two are honest" if settings.active else f"{drawn}, possibly a single one"
+
+
+def _colluding(settings: SecureAggregationConfig) -> str:
+    """The number of clients that may collude with the server: a share, because rounds differ in size."""
+    if not settings.corrupt:
+        return "while no client colludes with it"
+    return f"while at most {100 * settings.corrupt:g} % of a round's clients (rounded down) collude with it"
 
 
 def noise_in_words(found: Mapping[str, Any]) -> str:
@@ -453,3 +377,52 @@ def hopeless_noise(found: Mapping[str, Any]) -> str:
 
 def _loss(loss: float | None) -> str:
     return "no finite number" if loss is None else f"{loss:.4g}"
+
+
+_OWN_MACHINE = "nobody but the client's own machine"
+_PLAIN = "the server is trusted: it sees every contribution before it adds the noise"
+_KEEPS = "a server that keeps to the protocol,"
+_PASSIVE = (
+    "a server that keeps to the protocol",
+    "a server that lies could read a single client's contribution, protected only by that client's share of the noise",
+)
+_ACTIVE = (
+    "any server, even one that lies",
+    "the party that distributes the clients' signing keys is trusted to distribute the right ones",
+)
+_TESTED = {
+    HELD_OUT[unit]: (f"{whose} held out for testing: they never train, and measurements on them have no noise",)
+    for unit, whose in (
+        ("client", "the clients"),
+        ("person", "the persons"),
+        ("example", "the rows"),
+    )
+}
+_GIVEN = ("a mechanism that adds less noise than it states, or noise of another law: secure-fed does not check this",)
+_LOCAL = (
+    "what the function that trains (local) keeps outside its model for another client's call, as in a global variable or a "
+    "file: secure-fed does not see it",
+)
+_PERSONAL = ("a client's personal tensors, which have no noise: nothing protects the client's data once they leave it",)
+_UNITS = {
+    "client": "a client with everything it has",
+    "example": "one example of one client",
+    "group": "all examples of one person at one client",
+}
+_EXACT = "exact: one Gaussian mechanism for the whole run (dp_accounting)"
+_ACCOUNTANTS = {
+    "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
+    "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",
+    "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
+}
+_MEMBERSHIP = (
+    "membership figures about units of the data, and audits and recordings of them: they are computed from the training data "
+    "without noise, for the owners of the data",
+    "where canaries are planted for an audit (evaluation.canaries), the data before planting",
+)
+_SHARE_HELD_OUT = (
+    "the number of all units, which is taken as public: it decides which share of them is held out for an audit "
+    "(evaluation.audit_fraction)",
+)
+_SEVERAL_CLIENTS = ("a person with data at several clients, who is protected only as a group of that many clients",)
+_NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}

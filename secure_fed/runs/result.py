@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from secure_fed.config import RunConfig
 from secure_fed.config.evaluation import DIAGNOSTICS
 from secure_fed.methods.method import State
 from secure_fed.rounds.diagnostics import targets
@@ -18,21 +17,10 @@ from secure_fed.runs import membership
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget
 from secure_fed.runs.evaluation import best
-from secure_fed.runs.guarantee import guarantee, only_masks
+from secure_fed.runs.guarantee import guarantee, unprotected
 
 SCHEMA = 1
 _METRICS = ("accuracy", "macro_f1", "loss")
-NO_PRIVACY = (
-    "No differential privacy and no secure aggregation: the server sees every client's contribution, "
-    "and nothing bounds what the model reveals of its training data."
-)
-
-
-def unprotected(config: RunConfig) -> str:
-    """The protection of clients in a run without privacy, in words."""
-    masks, coins = config.secure_aggregation, config.federation.sampling == "poisson"
-    return only_masks(masks, coins=coins) if masks.enabled else NO_PRIVACY
-
 
 _version = cache(version)  # read from disk; constant within a process
 

@@ -18,6 +18,9 @@ A round's lines are written before its checkpoint, so the metrics may be one rou
 and computes the round again: without privacy to the same bits, because all randomness is derived from (seed, round, client),
 and with privacy from its stored release, if there is one. Personal tensors are in files beside the checkpoint, not in it: a
 round's file is written before its checkpoint, and older files are removed after it.
+
+`RunStore` writes and restores all of this. A directory is resumed by the very same run alone (`require_same_start`): the same
+settings, data, guarantee and model. A checkpoint is one safetensors file with a digest of its tensors (`read_checkpoint`).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import secrets
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +44,9 @@ from torch import Tensor
 
 from privacy.statement import PROSE
 from secure_fed.config import RunConfig
-from secure_fed.config.effects import EFFECTS
 from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data import fingerprint
-from secure_fed.methods import card
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.registered import existing
@@ -76,7 +77,8 @@ from secure_fed.runs.directory import (
 from secure_fed.runs.durable import append_line, atomic_write, clear_parts
 from secure_fed.tensors.tensors import Tensors
 
-Record = Mapping[str, Any]
+Values = Mapping[str, Any]  # the facts of a run's start, or the record of a round
+_DIGESTS = ("data_digest", "examples_digest", "digest")
 
 
 class RunStore:
@@ -114,20 +116,19 @@ class RunStore:
         if not described:
             atomic_write(self.path / FACTS, _pretty(shown))
 
-    def save(self, state: State, personal: Mapping[int, Tensors], shown: Record, withheld: Record) -> None:
+    def save(self, state: State, personal: Mapping[int, Tensors], shown: Values, withheld: Values) -> None:
         """Make a finished round durable. withheld: the private part of its record."""
         folder = private_part(self.path)
         if self._private:
             append_line(folder / OWN_ROUNDS, json.dumps({"round": state.round, **withheld}), private=True)
         append_line(self.path / METRICS, json.dumps(shown))
         if personal:
-            write_checkpoint(
-                folder / personal_file(state.round), State(Tensors(), state.round), personal, {}, private=True
-            )
+            file = folder / personal_file(state.round)
+            write_checkpoint(file, State(Tensors(), state.round), personal, {}, private=True)
         write_checkpoint(self.path / CHECKPOINT, state, {}, {}, private=False)
         self._keep_personal_of(state.round)
 
-    def amend(self, shown: Record, withheld: Record) -> None:
+    def amend(self, shown: Values, withheld: Values) -> None:
         """Replace the last round's record by one with an evaluation that was made after the round was saved."""
         files = [(self.path / METRICS, dict(shown))]
         if self._private:
@@ -150,7 +151,7 @@ class RunStore:
             if file.name != personal_file(round_):
                 file.unlink()
 
-    def keep(self, state: State, personal: Mapping[int, Tensors], record: Record) -> None:
+    def keep(self, state: State, personal: Mapping[int, Tensors], record: Values) -> None:
         """Make a release durable before any further processing."""
         write_checkpoint(private_part(self.path) / RELEASED, state, personal, record, private=True)
 
@@ -158,7 +159,12 @@ class RunStore:
         """The last finished round and the records up to it, with their withheld part; later or torn lines are dropped."""
         checkpoint = read_checkpoint(self.path)
         if checkpoint is None:
-            self._require_no_round()
+            done = len(read_records(self.path))
+            if done > 1 or (self.path / RESULT).exists():  # the first round's record is written before the state
+                raise RunDirectoryError(
+                    f"{self.path} records {done} finished rounds, and {CHECKPOINT}, the state after them, is missing: restore "
+                    "it, or run again into another folder"
+                )
         finished = checkpoint.state.round if checkpoint else 0
         self._keep_personal_of(finished)
         shown = self._records(self.path / METRICS, finished)
@@ -166,15 +172,6 @@ class RunStore:
             return checkpoint, shown
         own = self._records(private_part(self.path) / OWN_ROUNDS, finished)
         return checkpoint, [published.together(*both) for both in zip(shown, own, strict=True)]
-
-    def _require_no_round(self) -> None:
-        """Refuse a run that has lost its checkpoint. The first round's record may be there: it is written before the state."""
-        done = len(read_records(self.path))
-        if done > 1 or (self.path / RESULT).exists():
-            raise RunDirectoryError(
-                f"{self.path} records {done} finished rounds, and {CHECKPOINT}, the state after them, is missing: restore it, "
-                "or run again into another folder"
-            )
 
     def _records(self, file: Path, finished: int) -> list[dict[str, Any]]:
         """The records of the finished rounds; other lines are removed from the file."""
@@ -189,13 +186,37 @@ class RunStore:
             atomic_write(file, content, private=file.parent != self.path)
         return records
 
-    def finish(self, shown: Record, withheld: Record) -> None:
+    def finish(self, shown: Values, withheld: Values) -> None:
         """Write the result, after its withheld part."""
         if self._private:
             atomic_write(private_part(self.path) / OWN_RESULT, _pretty(withheld), private=True)
         atomic_write(self.path / RESULT, _pretty(shown))
         if self._private:
             without_times(self.path)
+
+
+@dataclass(frozen=True)
+class Releases:
+    """`engine.Keeper` in a run directory."""
+
+    store: RunStore
+    clients: Sequence[Client]
+
+    def kept(self, round_: int) -> tuple[State, dict[str, Any]] | None:
+        found = read_released(self.store.path)
+        if found is None or found.state.round != round_:
+            return None
+        for index, kept in found.personal.items():
+            self.clients[index].kept = kept
+        return found.state, found.record
+
+    def keep(self, state: State, record: dict[str, Any]) -> None:
+        self.store.keep(state, kept_by(self.clients), record)
+
+
+def kept_by(clients: Sequence[Client]) -> dict[int, Tensors]:
+    """The personal tensors of the clients that have trained any."""
+    return {client.index: client.kept for client in existing(clients) if client.kept}
 
 
 def require_same_start(
@@ -208,95 +229,22 @@ def require_same_start(
     shown, own = published.of_facts(facts, private=config.privacy.unit != "none")
     described = (path / FACTS).exists()
     if described:  # before the settings, some of which another local step would leave open
-        require_same_data(FACTS, path, differing({"local": facts.get("local")}, read_facts(path)))
+        _require_same_data(FACTS, path, differing({"local": facts.get("local")}, read_facts(path)))
     if (path / CONFIG).exists():
         require_same(path, config, read_config(path))
     else:
         require_unused(path)
     if described:
-        require_same_data(FACTS, path, differing(shown, read_facts(path)))
+        _require_same_data(FACTS, path, differing(shown, read_facts(path)))
     if described or (private_part(path) / OWN_FACTS).exists():
-        require_same_data(f"{PRIVATE}/{OWN_FACTS}", path, differing_digests(path, own))
+        _require_same_data(f"{PRIVATE}/{OWN_FACTS}", path, differing_digests(path, own))
     checkpoint = read_checkpoint(path)
     if checkpoint is not None and not admits(checkpoint.state):
         raise RunDirectoryError(f"{path} holds the state of another model; resume with the model it was started with")
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock the run in this directory as a `RunStore` does, for code that reads it and writes beside it.
-
-    RunDirectoryError if another process has the lock. Where there is no run, or nothing can be written, there is no lock.
-    """
-    lock = None
-    if os.path.exists(path / CONFIG):  # unlike Path.exists, False for folders that cannot be read
-        with suppress(OSError, RuntimeError):
-            lock = _taken(path)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            lock.release()
-
-
-@contextmanager
-def resumable(path: Path) -> Iterator[None]:
-    """Add the command that resumes a run in this directory to the message of any interruption."""
-    try:
-        yield
-    except (KeyboardInterrupt, StorageError) as error:
-        if not os.path.exists(path / CONFIG):
-            raise
-        command = f"`secure-fed train --resume --out {shlex.quote(str(path))}`"
-        stopped = isinstance(error, KeyboardInterrupt)
-        raise type(error)(f"go on with {command}" if stopped else f"{error}, with {command}") from error
-
-
-def _taken(path: Path) -> filelock.BaseFileLock:
-    """The acquired lock of the directory; OSError where the system refuses to make one."""
-    lock = filelock.FileLock(path / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:  # an OSError too, but not one about writing
-        raise RunDirectoryError(
-            f"{path} is in use by another process; wait for it, or choose another directory"
-        ) from error
-    return lock
-
-
-def read_records(path: Path, upto: int | None = None) -> list[dict[str, Any]]:
-    """The rounds' public records in order, at most to round `upto`; a torn last line is dropped."""
-    return read_lines(path / METRICS, upto)
-
-
-def read_lines(file: Path, upto: int | None = None) -> list[dict[str, Any]]:
-    """Records of rounds, a line each: of `metrics.jsonl`, or of the private part."""
-    if not file.exists():
-        return []
-    records: list[dict[str, Any]] = []
-    for line in file.read_bytes().splitlines():
-        try:
-            record = json.loads(line)
-            number = record["round"]
-        except (ValueError, TypeError, KeyError):
-            break
-        if number == len(records) + 1 and (upto is None or number <= upto):
-            records.append(record)
-    return records
-
-
-def _pretty(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    return json.dumps(value, indent=2) + "\n"
-
-
-# from secure_fed.runs.store
-# Whether a directory contains this very run: the same settings, on the same data.
-
-
-Facts = Mapping[str, Any]
-
-
 def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
+    """Refuse other settings than those that the run in `path` was started with. Without privacy, rounds may be added."""
     rounds = ("federation", "rounds")
     if config.federation.rounds < held.federation.rounds:
         raise RunDirectoryError(
@@ -308,8 +256,7 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
             f"{path} was planned for {held.federation.rounds} rounds, and its privacy too: federation.rounds cannot be raised "
             "after a release; start a new run"
         )
-    unread = _left_unread(config, held)
-    differences = config.replace({rounds: held.federation.rounds, **unread}).differences(held)
+    differences = config.replace({rounds: held.federation.rounds}).differences(held)
     if differences:
         raise RunDirectoryError(
             f"{path} was started with another configuration (now, and then): {'; '.join(differences)}; resume without that "
@@ -317,22 +264,8 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
         )
 
 
-def _left_unread(config: RunConfig, held: RunConfig) -> dict[tuple[str, str], Any]:
-    """The recorded values of settings that have no effect here, that an earlier version left open, or that the method does not
-    read and nobody set: an earlier version wrote its own defaults there.
-    """
-    one, other = config.method, held.method
-    options = (field.name for field in fields(one) if field.name not in ("name", *card(one.name).options))
-    alone = [option for option in options if one.left_alone(option) and other.left_alone(option)]
-    alone += [option for option in _ONCE_OPEN if getattr(other, option) is None]
-    idle = [name.split(".") for name, effective, _ in EFFECTS if not effective(config) and not effective(held)]
-    return {
-        (section, name): getattr(getattr(held, section), name)
-        for section, name in [*(("method", option) for option in alone), *idle]
-    }
-
-
-def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
+def _require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
+    """Refuse other facts. name: of the file with these facts. differing: the names of those that differ."""
     if differing:
         if differing[0] == "privacy":
             raise RunDirectoryError(
@@ -354,18 +287,17 @@ def require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
         )
 
 
-def differing(facts: Facts, held: Facts) -> list[str]:
+def differing(facts: Values, held: Values) -> list[str]:
     """The names of facts that differ from the recorded ones. Versions may change, and with them the words of a guarantee."""
     return [
         name
         for name, value in facts.items()
         if name != "versions"
-        and not (name in _ADDED and name not in held)
-        and not _same(_without_prose(name, value), _without_prose(name, held.get(name)))
+        and json.dumps(_without_prose(name, value)) != json.dumps(_without_prose(name, held.get(name)))
     ]
 
 
-def differing_digests(path: Path, own: Facts) -> list[str]:
+def differing_digests(path: Path, own: Values) -> list[str]:
     """The names of facts that differ from the private part of the run in `path`; digests are keyed with its key."""
     if not (private_part(path) / OWN_FACTS).exists():
         raise RunDirectoryError(
@@ -375,7 +307,7 @@ def differing_digests(path: Path, own: Facts) -> list[str]:
     return differing(sealed(own, str(held.get("key", ""))), held)
 
 
-def sealed(own: Facts, key: str) -> dict[str, Any]:
+def sealed(own: Values, key: str) -> dict[str, Any]:
     """The same facts with keyed digests: without the key, nobody can test a guess on them."""
     return {
         name: sealed(value, key)
@@ -391,19 +323,6 @@ def _without_prose(name: str, fact: Any) -> Any:
     if name != "privacy" or not isinstance(fact, Mapping):
         return fact
     return {key: value for key, value in fact.items() if key not in PROSE}
-
-
-def _same(one: Any, other: Any) -> bool:
-    return json.dumps(one) == json.dumps(other)
-
-
-_ONCE_OPEN = ("warmup_rounds", "final_rounds")  # an earlier version did not record FedARA's choice of them
-_DIGESTS = ("data_digest", "examples_digest", "digest")
-_ADDED = ("examples_digest", "noise_alone")  # facts that runs of an earlier version lack
-
-
-# from secure_fed.runs.store
-# Checkpoints of a run: a state of the federation, with or without personal tensors, in one safetensors file.
 
 
 @dataclass(frozen=True)
@@ -471,7 +390,7 @@ def _read(file: Path) -> Checkpoint | None:
                     personal.setdefault(int(client), {})[rest] = tensor
                 else:
                     groups[group][rest] = tensor
-        if fields.get("digest", found := _digest(whole)) != found:  # earlier versions wrote none
+        if fields["digest"] != _digest(whole):
             raise ValueError("its tensors are not those that were written")
         tensors, memory = (Tensors.from_parts(groups[group]) for group in ("state", "memory"))
         own = {client: Tensors.from_parts(parts) for client, parts in personal.items()}
@@ -495,29 +414,68 @@ def personal_file(round_: int | str) -> str:
     return f"personal-{round_}.safetensors"
 
 
-# from secure_fed.runs.store
-# The release of a private round, kept until the round's end is saved.
+def _taken(path: Path) -> filelock.BaseFileLock:
+    """The acquired lock of the directory; OSError where the system refuses to make one."""
+    lock = filelock.FileLock(path / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:  # an OSError too, but not one about writing
+        raise RunDirectoryError(
+            f"{path} is in use by another process; wait for it, or choose another directory"
+        ) from error
+    return lock
 
 
-@dataclass(frozen=True)
-class Releases:
-    """`engine.Keeper` in a run directory."""
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock the run in this directory as a `RunStore` does, for code that reads it and writes beside it.
 
-    store: RunStore
-    clients: Sequence[Client]
-
-    def kept(self, round_: int) -> tuple[State, dict[str, Any]] | None:
-        found = read_released(self.store.path)
-        if found is None or found.state.round != round_:
-            return None
-        for index, kept in found.personal.items():
-            self.clients[index].kept = kept
-        return found.state, found.record
-
-    def keep(self, state: State, record: dict[str, Any]) -> None:
-        self.store.keep(state, kept_by(self.clients), record)
+    RunDirectoryError if another process has the lock. Where there is no run, or nothing can be written, there is no lock.
+    """
+    lock = None
+    if os.path.exists(path / CONFIG):  # unlike Path.exists, False for folders that cannot be read
+        with suppress(OSError, RuntimeError):
+            lock = _taken(path)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
 
 
-def kept_by(clients: Sequence[Client]) -> dict[int, Tensors]:
-    """The personal tensors of the clients that have trained any."""
-    return {client.index: client.kept for client in existing(clients) if client.kept}
+@contextmanager
+def resumable(path: Path) -> Iterator[None]:
+    """Add the command that resumes a run in this directory to the message of any interruption."""
+    try:
+        yield
+    except (KeyboardInterrupt, StorageError) as error:
+        if not os.path.exists(path / CONFIG):
+            raise
+        command = f"`secure-fed train --resume --out {shlex.quote(str(path))}`"
+        stopped = isinstance(error, KeyboardInterrupt)
+        raise type(error)(f"go on with {command}" if stopped else f"{error}, with {command}") from error
+
+
+def read_records(path: Path, upto: int | None = None) -> list[dict[str, Any]]:
+    """The rounds' public records in order, at most to round `upto`; a torn last line is dropped."""
+    return read_lines(path / METRICS, upto)
+
+
+def read_lines(file: Path, upto: int | None = None) -> list[dict[str, Any]]:
+    """Records of rounds, a line each: of `metrics.jsonl`, or of the private part."""
+    if not file.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in file.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+            number = record["round"]
+        except (ValueError, TypeError, KeyError):
+            break
+        if number == len(records) + 1 and (upto is None or number <= upto):
+            records.append(record)
+    return records
+
+
+def _pretty(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2) + "\n"
