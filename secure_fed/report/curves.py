@@ -1,4 +1,4 @@
-"""Curves over the rounds: accuracy, loss, bytes."""
+"""Sections over the rounds: accuracy and loss, bytes, and the diagnostics that the run's settings request."""
 
 from __future__ import annotations
 
@@ -18,26 +18,6 @@ from secure_fed.report.record import Points, RunRecord
 def learning(record: RunRecord) -> str:
     """The task's scores, losses and, where measured, the headline metric of each client."""
     return section("Learning", figures(_accuracy(record), _loss(record), _clients_accuracy(record)))
-
-
-def traffic(record: RunRecord) -> str:
-    """Bytes of the serialised tensors in each direction, by round and in total."""
-    up, down = record.series("bytes_up"), record.series("bytes_down")
-    measured = _MASKED if masked(record) else _MEASURED
-    return section(
-        "What travelled",
-        _sketch(record),
-        figures(
-            _bytes("Sent in each round", up, down, _EXPECTED if record.hides_cohort else measured),
-            _bytes(
-                "Sent in total",
-                _running(up),
-                _running(down),
-                f"In the end {size(record.total('bytes_up'))} from clients to server and"
-                f" {size(record.total('bytes_down'))} from server to clients.",
-            ),
-        ),
-    )
 
 
 def _accuracy(record: RunRecord) -> str:
@@ -77,6 +57,38 @@ def _clients_accuracy(record: RunRecord) -> str:
     )
 
 
+def _course(name: str, points: Points, words: Callable[[float | None], str]) -> str:
+    """The first and the last value, and the rounds whose value is not finite."""
+    if not points:
+        return ""
+    (first, start), (last, end) = points[0], points[-1]
+    if first == last:
+        return f"{name}: {words(end)} in round {last}."
+    gaps = [str(number) for number, value in points if not math.isfinite(value)]
+    missing = f" (not finite, hence not drawn: {'round' if len(gaps) == 1 else 'rounds'} {listed(gaps)})"
+    return f"{name}: {words(start)} in round {first}, {words(end)} in round {last}{missing if gaps else ''}."
+
+
+def traffic(record: RunRecord) -> str:
+    """Bytes of the serialised tensors in each direction, by round and in total."""
+    up, down = record.series("bytes_up"), record.series("bytes_down")
+    measured = _MASKED if masked(record) else _MEASURED
+    return section(
+        "What travelled",
+        _sketch(record),
+        figures(
+            _bytes("Sent in each round", up, down, _EXPECTED if record.hides_cohort else measured),
+            _bytes(
+                "Sent in total",
+                _running(up),
+                _running(down),
+                f"In the end {size(record.total('bytes_up'))} from clients to server and"
+                f" {size(record.total('bytes_down'))} from server to clients.",
+            ),
+        ),
+    )
+
+
 def _bytes(title: str, up: Points, down: Points, caption: str) -> str:
     one, unit = byte_unit(max((value for _, value in up + down if math.isfinite(value)), default=0))
     series = (
@@ -84,6 +96,10 @@ def _bytes(title: str, up: Points, down: Points, caption: str) -> str:
         Series("to clients", tuple((number, value / one) for number, value in down)),
     )
     return figure(title, markup.lines(f"{title.lower()}, by round", series, y_label=unit), caption)
+
+
+def _running(points: Points) -> Points:
+    return tuple(zip((number for number, _ in points), accumulate(value for _, value in points), strict=True))
 
 
 def _sketch(record: RunRecord) -> str:
@@ -101,38 +117,6 @@ def _sketch(record: RunRecord) -> str:
         f"At most {percent(most)} of the mean update's norm was lost (round {worst}): clients sent sketches of their updates,"
         f" not the updates.{noised}"
     )
-
-
-def _running(points: Points) -> Points:
-    return tuple(zip((number for number, _ in points), accumulate(value for _, value in points), strict=True))
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _course(name: str, points: Points, words: Callable[[float | None], str]) -> str:
-    """The first and the last value, and the rounds whose value is not finite."""
-    if not points:
-        return ""
-    (first, start), (last, end) = points[0], points[-1]
-    if first == last:
-        return f"{name}: {words(end)} in round {last}."
-    gaps = [str(number) for number, value in points if not math.isfinite(value)]
-    missing = f" (not finite, hence not drawn: {'round' if len(gaps) == 1 else 'rounds'} {listed(gaps)})"
-    return f"{name}: {words(start)} in round {first}, {words(end)} in round {last}{missing if gaps else ''}."
-
-
-_MEASURED = "The serialised tensors of all clients of the round, in both directions."
-_MASKED = (
-    "Everything that secure aggregation sent: keys, shares, masked numbers, and the model on its way to the clients."
-)
-_EXPECTED = "Expected bytes: readers do not learn how many clients took part."
-_NO_TRAIN_LOSS = " No train loss is shown: it would be published without noise."
-
-
-# from secure_fed.report.curves
-# The diagnostics that the run's settings request, beside accuracy and bytes.
 
 
 def diagnostics(record: RunRecord) -> str:
@@ -232,14 +216,23 @@ def _aggregation(record: RunRecord) -> str:
 
 def _ends(series: tuple[Series, ...] | list[Series]) -> str:
     """The last value of each series, in words."""
-    return " ".join(f"{one.label[0].upper()}{one.label[1:]}: {_short(one.points)}." for one in series if one.points)
+    return " ".join(
+        f"{_capital(one.label)}: {rate(one.points[-1][1])} in round {number(one.points[-1][0])}."
+        for one in series
+        if one.points
+    )
 
 
-def _short(points: Points) -> str:
-    last, value = points[-1]
-    return f"{rate(value)} in round {number(last)}"
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
+_MEASURED = "The serialised tensors of all clients of the round, in both directions."
+_MASKED = (
+    "Everything that secure aggregation sent: keys, shares, masked numbers, and the model on its way to the clients."
+)
+_EXPECTED = "Expected bytes: readers do not learn how many clients took part."
+_NO_TRAIN_LOSS = " No train loss is shown: it would be published without noise."
 _PRODUCT = "product"
 _FACTORS = {"": _PRODUCT, "_a": "factor A", "_b": "factor B"}
 _AXES = {"magnitude": "distance", "direction": "cosine"}

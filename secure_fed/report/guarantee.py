@@ -1,4 +1,10 @@
-"""The guarantee of a private run as its files state it. A guarantee that does not clearly hold is reported as not holding."""
+"""The guarantee of a private run as its files state it, in the pictures, the details and the statement of its report.
+
+stated                            the guarantee that the files state; one that does not clearly hold is reported as void
+guarantee_picture, path_picture   the first screen: how much each observer may learn, and what each party sees of an update
+in_detail                         true-positive rates that it allows, other deltas, and groups
+statement                         the guarantee in the words of the result, and every term that it rests on
+"""
 
 from __future__ import annotations
 
@@ -17,6 +23,8 @@ from secure_fed.report.markup import Bar, Station, facts, figure, figures, folde
 from secure_fed.report.masks import masked, missing
 from secure_fed.report.record import RunRecord
 
+Floats = NDArray[np.float64]
+Rows = list[tuple[str, str]]
 Place = Literal["sum", "shares", "contribution", "gradients"]
 
 
@@ -44,12 +52,6 @@ class Guarantee:
     def holds(self) -> bool:
         """Whether there is a guarantee at all."""
         return self.secret and math.isfinite(self.epsilon)
-
-
-def right_at_most(epsilon: float, delta: float) -> float:
-    """The largest success probability of a guess between equally likely neighbours: (e^epsilon + delta) / (e^epsilon + 1)."""
-    rest = math.exp(-epsilon)
-    return (1 + delta * rest) / (1 + rest)
 
 
 def stated(record: RunRecord) -> Guarantee | None:
@@ -83,23 +85,19 @@ def _place(settings: PrivacyConfig) -> Place:
     return places[settings.noise] if settings.unit == "client" else "gradients"
 
 
-# from secure_fed.report.guarantee
-# The two pictures of the first screen: how much each observer may learn, and the data that each party sees of an update.
-
-
 def guarantee_picture(record: RunRecord) -> str:
     """Epsilon against each observer on one scale, with the share of right guesses that it allows; "" without a guarantee."""
     guarantee = stated(record)
     if guarantee is None or not guarantee.holds:
         return ""
+    assumed = " Against the server it rests on the assumptions below." if guarantee.place == "shares" else ""
+    how = (
+        f"An observer guesses whether {_ONE[guarantee.unit]} was in the training; yes and no are equally likely. A bar shows"
+        " the most guesses that can be right by epsilon alone (a known mechanism allows fewer, which the audit states). Axis:"
+        f" epsilon, and below it that share. A coin is right in 50 %.{assumed}"
+    )
     drawn = markup.limits("epsilon against each observer", observers(guarantee))
-    return figure("How often a guess may be right", drawn, _scale(guarantee))
-
-
-def path_picture(record: RunRecord) -> str:
-    """Clients, server and readers of the model: what each sees, where noise is added, and the guarantee against each."""
-    drawn = markup.path("who sees what", stations(record, stated(record)), carried(record))
-    return figure("Who sees what", drawn, _EPSILON if record.private else _UNLIMITED)
+    return figure("How often a guess may be right", drawn, how)
 
 
 def observers(guarantee: Guarantee) -> tuple[Bar, ...]:
@@ -110,6 +108,32 @@ def observers(guarantee: Guarantee) -> tuple[Bar, ...]:
     if guarantee.epsilon == seen:
         found = ((_EVERYBODY, seen),) if server == seen else ((_BUT_THE_SERVER, seen), (_SERVER, server))
     return tuple(Bar(name, epsilon, limit(epsilon, guarantee.delta)) for name, epsilon in found)
+
+
+def limit(epsilon: float, delta: float) -> str:
+    """Epsilon and the share of right guesses, both rounded up."""
+    if not math.isfinite(epsilon):
+        return "no limit"
+    most = share(epsilon, delta)
+    return f"ε ≤ {at_most(epsilon)}: {'next to no limit' if most == '100 %' else f'right in ≤ {most}'}"
+
+
+def share(epsilon: float, delta: float) -> str:
+    """The share of right guesses, rounded up to a hundredth of a per cent."""
+    hundredths = math.ceil(10_000 * right_at_most(epsilon, delta)) / 100
+    return "100 %" if hundredths > 99.99 else f"{hundredths:.2f} %"
+
+
+def right_at_most(epsilon: float, delta: float) -> float:
+    """The largest success probability of a guess between equally likely neighbours: (e^epsilon + delta) / (e^epsilon + 1)."""
+    rest = math.exp(-epsilon)
+    return (1 + delta * rest) / (1 + rest)
+
+
+def path_picture(record: RunRecord) -> str:
+    """Clients, server and readers of the model: what each sees, where noise is added, and the guarantee against each."""
+    drawn = markup.path("who sees what", stations(record, stated(record)), carried(record))
+    return figure("Who sees what", drawn, _EPSILON if record.private else _UNLIMITED)
 
 
 def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, ...]:
@@ -142,64 +166,29 @@ def _sees(record: RunRecord, place: str) -> str:
     return f"sees {'each sum, even of one client' if few else 'only the sum of a round'}{_IN_SUM.get(place, '')}"
 
 
-def _scale(guarantee: Guarantee) -> str:
-    assumed = _ASSUMED if guarantee.place == "shares" else ""
-    return (
-        f"An observer guesses whether {_ONE[guarantee.unit]} was in the training; yes and no are equally likely. A bar shows"
-        " the most guesses that can be right by epsilon alone (a known mechanism allows fewer, which the audit states). Axis:"
-        f" epsilon, and below it that share. A coin is right in 50 %.{assumed}"
-    )
-
-
-def limit(epsilon: float, delta: float) -> str:
-    """Epsilon and the share of right guesses, both rounded up."""
-    if not math.isfinite(epsilon):
-        return "no limit"
-    most = share(epsilon, delta)
-    return f"ε ≤ {at_most(epsilon)}: {'next to no limit' if most == '100 %' else f'right in ≤ {most}'}"
-
-
-def share(epsilon: float, delta: float) -> str:
-    """The share of right guesses, rounded up to a hundredth of a per cent."""
-    hundredths = math.ceil(10_000 * right_at_most(epsilon, delta)) / 100
-    return "100 %" if hundredths > 99.99 else f"{hundredths:.2f} %"
-
-
-_READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Whoever sees cohorts", "The server"
-_EVERYBODY, _BUT_THE_SERVER = "Everybody", "Everybody but the server"
-_ONE = {"client": "one client", "example": "one example", "group": "one person"}
-_BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
-_CLIENTS = {
-    "nowhere": "train on their own data",
-    "sum": "train, clip their updates",
-    "shares": "train, clip their updates",
-    "contribution": "train, clip their updates",
-    "gradients": "train, clip every gradient",
-}
-_NOISED = {"contribution": "noised "}
-_IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
-_ASSUMED = " Against the server it rests on the assumptions below."
-_UNLIMITED = "No limit: nothing bounds how often this party guesses rightly whether one unit was in the training."
-_EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."
-
-
-# from secure_fed.report.guarantee
-# The meaning of a guarantee in detail: the true-positive rates that it allows, other deltas, and groups.
-
-
-Floats = NDArray[np.float64]
-
-
 def in_detail(guarantee: Guarantee) -> str:
-    """The section, folded away; empty for runs whose result lacks these numbers."""
+    """True-positive rates that are allowed, other deltas, and groups, folded away; empty where the result lacks them."""
     terms = guarantee.terms
     if not terms.get("curve"):
         return ""
+    mu = terms["gaussian_mu"]
     curve = table(("delta", "epsilon"), ((f"{one['delta']:g}", at_most(one["epsilon"])) for one in terms["curve"]))
     return folded(
         "The guarantee in detail",
-        figures(_picture(terms)),
-        paragraph(_mu(terms)),
+        figures(
+            figure(
+                "Catches that the guarantee allows",
+                markup.tradeoff("most catches at a rate of false alarms", allowed(terms)),
+                "Somebody who knows all else says who was in the training. No attack lies above the line; dashed: guessing. "
+                + ("By epsilon at all these deltas." if mu is None else "Exact for this mechanism."),
+            )
+        ),
+        paragraph(
+            "The guarantee is not exactly that of one Gaussian, so no mu is given."
+            if mu is None
+            else f"It is exactly Gaussian differential privacy of mu {rate(mu)}: telling one draw of N(0, 1) from one of N(mu, "
+            "1)."
+        ),
         paragraph("All of these hold at once:"),
         curve,
         _groups(terms, guarantee.delta),
@@ -226,36 +215,12 @@ def allowed(terms: Mapping[str, Any]) -> Callable[[Floats], Floats]:
     return caught
 
 
-def _picture(terms: Mapping[str, Any]) -> str:
-    title = "Catches that the guarantee allows"
-    how = "Exact for this mechanism." if terms["gaussian_mu"] is not None else "By epsilon at all these deltas."
-    return figure(
-        title,
-        markup.tradeoff("most catches at a rate of false alarms", allowed(terms)),
-        f"Somebody who knows all else says who was in the training. No attack lies above the line; dashed: guessing. {how}",
-    )
-
-
-def _mu(terms: Mapping[str, Any]) -> str:
-    mu = terms["gaussian_mu"]
-    if mu is None:
-        return "The guarantee is not exactly that of one Gaussian, so no mu is given."
-    return f"It is exactly Gaussian differential privacy of mu {rate(mu)}: telling one draw of N(0, 1) from one of N(mu, 1)."
-
-
 def _groups(terms: Mapping[str, Any], delta: float) -> str:
     rows = [(number(one["units"]), at_most(one["epsilon"])) for one in terms["groups"]]
     if not rows:
         return paragraph(f"At delta {delta:g} nothing follows for two units together.")
     loose = "" if all(one["exact"] for one in terms["groups"]) else " This bound is loose."
     return paragraph(f"For several units together, at delta {delta:g}:{loose}") + table(("units", "epsilon"), rows)
-
-
-# from secure_fed.report.guarantee
-# The statement for the record: the guarantee in the words of the result, and every term that it rests on.
-
-
-Rows = list[tuple[str, str]]
 
 
 def statement(record: RunRecord) -> str:
@@ -301,13 +266,6 @@ def _against(guarantee: Guarantee) -> Rows:
     return held if "participant" in those else [*held, ("epsilon against participants", seen)]
 
 
-_OBSERVERS = {
-    "reader": "readers of the models",
-    "participant": "observers who see when each client takes part",
-    "server": "the server",
-}
-
-
 def _realised(terms: Mapping[str, Any]) -> Rows:
     """The noise that the surviving clients actually added, where clients add it. The guarantee does not rely on it."""
     found = terms.get("realised")
@@ -338,3 +296,25 @@ def _spending(record: RunRecord, guarantee: Guarantee) -> Rows:
             f"epsilon {at_most(record.result['epsilon_cumulative'])} {of_limit}, when this run ended",
         ),
     ]
+
+
+_READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Whoever sees cohorts", "The server"
+_EVERYBODY, _BUT_THE_SERVER = "Everybody", "Everybody but the server"
+_ONE = {"client": "one client", "example": "one example", "group": "one person"}
+_BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
+_CLIENTS = {
+    "nowhere": "train on their own data",
+    "sum": "train, clip their updates",
+    "shares": "train, clip their updates",
+    "contribution": "train, clip their updates",
+    "gradients": "train, clip every gradient",
+}
+_NOISED = {"contribution": "noised "}
+_IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
+_UNLIMITED = "No limit: nothing bounds how often this party guesses rightly whether one unit was in the training."
+_EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."
+_OBSERVERS = {
+    "reader": "readers of the models",
+    "participant": "observers who see when each client takes part",
+    "server": "the server",
+}

@@ -1,7 +1,12 @@
-"""The few HTML shapes the sections use.
+"""The HTML shapes that the sections use, and drawings as inline SVG in the page's colours.
 
-`text` is the only way from a value to markup. Arguments named `html` are markup already; every other
-argument is plain text and is escaped here.
+`text` is the only way from a value to markup. Arguments named `html` are markup already; every other argument is plain text and
+is escaped here.
+
+    paragraph, section, facts, table, figure, ...   the few shapes of HTML
+    lines, bars, scale, tradeoff                    numbers, drawn by matplotlib
+    limits, path                                    the two pictures of a run's protection, drawn by hand: a few rectangles and
+                                                    lines of text
 """
 
 from __future__ import annotations
@@ -21,7 +26,25 @@ from secure_fed.report.record import Points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+
+_CELL = 'style="text-align: left; vertical-align: top"'
+# Colours that no drawing uses otherwise, each standing for a variable of the page's style sheet.
+INK, RULE, FIRST, SECOND = "#010203", "#010204", "#010205", "#010206"
+_VARIABLES = {INK: "var(--ink)", RULE: "var(--rule)", FIRST: "var(--first)", SECOND: "var(--second)"}
+STYLES = ((FIRST, "-", "o"), (SECOND, "--", "s"))  # distinguished by dash and marker as well as by colour
+
+INCHES = (4.6, 2.7)  # at 72 points an inch about as wide as a phone, so that text keeps its size there
+_MOST_MARKERS = 30
+_MOST_BARS = 60
+
+_DROPPED = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style[^>]*>.*?</style>\s*</defs>|<!--.*?-->", re.DOTALL)
+_OPENING = re.compile(r'<svg\b[^>]*?(viewBox="[^"]*")[^>]*>')
+_GROUP_ID = re.compile(r'<g id="[^"]*"')
+
+WIDTH = 345  # as the plots at 72 points an inch: about as wide as a phone
+_LEFT, _LONG = 16, WIDTH - 26  # where the axis begins, and its length
+_SCALE = 10.0  # the largest epsilon on the axis; a longer bar ends in an arrow
+_MARKS = (0, 1, 2, 3, 5, 8)
 
 
 def text(value: object) -> str:
@@ -88,22 +111,6 @@ def folded(title: str, *html: str) -> str:
     return f"<details><summary>{text(title)}</summary>\n{content}</details>\n" if content else ""
 
 
-def _row(cells: Sequence[object]) -> str:
-    name, *values = cells
-    return f'<th scope="row">{text(name)}</th>' + "".join(f"<td>{text(value)}</td>" for value in values)
-
-
-def _class(name: str) -> str:
-    return f' class="{name}"' if name else ""
-
-
-# from secure_fed.report.markup
-# A result in a notebook: a small table, without scripts.
-
-
-_CELL = 'style="text-align: left; vertical-align: top"'
-
-
 def notebook_table(title: str, rows: Iterable[tuple[str, str]], lead: str = "") -> str:
     """A title, a sentence if there is one, and names with their values, as HTML."""
     body = "\n".join(f"<tr><th {_CELL}>{text(name)}</th><td {_CELL}>{text(value)}</td></tr>" for name, value in rows)
@@ -111,29 +118,13 @@ def notebook_table(title: str, rows: Iterable[tuple[str, str]], lead: str = "") 
     return f"<div>\n<p><strong>{text(title)}</strong></p>\n{said}<table>\n{body}\n</table>\n</div>"
 
 
-# from secure_fed.report.markup
-# Numbers as inline SVG.
-#
-# The drawings name CSS variables instead of colours, so one drawing serves the light and the dark page, and
-# keep text as text, so that it can be selected and takes the page's font. Equal numbers give equal bytes: no
-# date, no random identifier, and a user's matplotlibrc has no effect. No user text may be passed here: matplotlib would read
-# `$`
-# as mathematics.
-#
+def _row(cells: Sequence[object]) -> str:
+    name, *values = cells
+    return f'<th scope="row">{text(name)}</th>' + "".join(f"<td>{text(value)}</td>" for value in values)
 
 
-# Colours that no drawing uses otherwise, each standing for a variable of the page's style sheet.
-INK, RULE, FIRST, SECOND = "#010203", "#010204", "#010205", "#010206"
-_VARIABLES = {INK: "var(--ink)", RULE: "var(--rule)", FIRST: "var(--first)", SECOND: "var(--second)"}
-STYLES = ((FIRST, "-", "o"), (SECOND, "--", "s"))  # distinguished by dash and marker as well as by colour
-
-INCHES = (4.6, 2.7)  # at 72 points an inch about as wide as a phone, so that text keeps its size there
-_MOST_MARKERS = 30
-_MOST_BARS = 60
-
-_DROPPED = re.compile(r"<metadata>.*?</metadata>|<defs>\s*<style[^>]*>.*?</style>\s*</defs>|<!--.*?-->", re.DOTALL)
-_OPENING = re.compile(r'<svg\b[^>]*?(viewBox="[^"]*")[^>]*>')
-_GROUP_ID = re.compile(r'<g id="[^"]*"')
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""
 
 
 @dataclass(frozen=True)
@@ -149,19 +140,61 @@ def lines(title: str, series: Sequence[Series], *, y_label: str, top: float | No
     drawn = [one for one in series if any(math.isfinite(value) for _, value in one.points)]
     if not drawn:
         return ""
-    return drawing(title, lambda axes: _draw_lines(axes, drawn, y_label, top))
+
+    def draw(axes: Axes) -> None:
+        for one, (colour, dash, marker) in zip(drawn, STYLES, strict=False):
+            rounds, values = zip(*one.points, strict=True)
+            # By the finite values: a single value among gaps has no line and needs a marker.
+            shown = marker if sum(map(math.isfinite, values)) <= _MOST_MARKERS else ""
+            axes.plot(rounds, values, color=colour, linestyle=dash, marker=shown, markersize=4, label=one.label)
+        numbers = [number for one in drawn for number, _ in one.points]
+        axes.set_xlim(min(numbers) - 0.5, max(numbers) + 0.5)
+        finite = [value for one in drawn for _, value in one.points if math.isfinite(value)]
+        low, high = min(0.0, *finite), max(0.0, *finite)
+        axes.set_ylim(low, top if top is not None else high + 0.08 * (high - low or 1))
+        if len(drawn) > 1:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=0.2)
+        _lay_out(axes, "round", y_label)
+
+    return drawing(title, draw)
 
 
 def bars(title: str, heights: Sequence[int], *, x_label: str, y_label: str) -> str:
     """One bar for each height, in the order given; empty where there are none."""
-    return drawing(title, lambda axes: _draw_bars(axes, heights, x_label, y_label)) if heights else ""
+    if not heights:
+        return ""
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        if len(heights) <= _MOST_BARS:
+            axes.bar(range(1, len(heights) + 1), heights, color=FIRST)
+        else:  # one outline instead of a thousand rectangles
+            axes.stairs(heights, [place + 0.5 for place in range(len(heights) + 1)], fill=True, color=FIRST)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        _lay_out(axes, x_label, y_label)
+
+    return drawing(title, draw)
 
 
 def scale(title: str, value: float, *, low: str, high: str) -> str:
     """Where `value` lies between 0 and 1, which mean `low` and `high`; empty where it is not finite."""
     if not math.isfinite(value):
         return ""
-    return drawing(title, lambda axes: _draw_scale(axes, value, low, high), inches=(4.6, 0.9))
+
+    def draw(axes: Axes) -> None:
+        axes.barh(0, 1, color=RULE)
+        axes.barh(0, value, color=FIRST)
+        axes.set(xlim=(0, 1), yticks=[])
+        axes.set_xticks([0, 1], labels=[low, high])
+        left, right = axes.get_xticklabels()
+        left.set_horizontalalignment("left")
+        right.set_horizontalalignment("right")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+
+    return drawing(title, draw, inches=(4.6, 0.9))
 
 
 def tradeoff(title: str, caught: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> str:
@@ -177,34 +210,6 @@ def tradeoff(title: str, caught: Callable[[NDArray[np.float64]], NDArray[np.floa
     return drawing(title, draw)
 
 
-def _draw_lines(axes: Axes, series: Sequence[Series], y_label: str, top: float | None) -> None:
-    for one, (colour, dash, marker) in zip(series, STYLES, strict=False):
-        rounds, values = zip(*one.points, strict=True)
-        # By the finite values: a single value among gaps has no line and needs a marker.
-        shown = marker if sum(map(math.isfinite, values)) <= _MOST_MARKERS else ""
-        axes.plot(rounds, values, color=colour, linestyle=dash, marker=shown, markersize=4, label=one.label)
-    drawn = [number for one in series for number, _ in one.points]
-    axes.set_xlim(min(drawn) - 0.5, max(drawn) + 0.5)
-    finite = [value for one in series for _, value in one.points if math.isfinite(value)]
-    low, high = min(0.0, *finite), max(0.0, *finite)
-    axes.set_ylim(low, top if top is not None else high + 0.08 * (high - low or 1))
-    if len(series) > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, borderaxespad=0.2)
-    _lay_out(axes, "round", y_label)
-
-
-def _draw_bars(axes: Axes, heights: Sequence[int], x_label: str, y_label: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    if len(heights) <= _MOST_BARS:
-        axes.bar(range(1, len(heights) + 1), heights, color=FIRST)
-    else:  # one outline instead of a thousand rectangles
-        axes.stairs(heights, [place + 0.5 for place in range(len(heights) + 1)], fill=True, color=FIRST)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    _lay_out(axes, x_label, y_label)
-
-
 def _lay_out(axes: Axes, x_label: str, y_label: str) -> None:
     """Axis labels, grid lines for heights, and whole numbers on the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
@@ -214,20 +219,13 @@ def _lay_out(axes: Axes, x_label: str, y_label: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
 
 
-def _draw_scale(axes: Axes, value: float, low: str, high: str) -> None:
-    axes.barh(0, 1, color=RULE)
-    axes.barh(0, value, color=FIRST)
-    axes.set(xlim=(0, 1), yticks=[])
-    axes.set_xticks([0, 1], labels=[low, high])
-    left, right = axes.get_xticklabels()
-    left.set_horizontalalignment("left")
-    right.set_horizontalalignment("right")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-
-
 def drawing(title: str, draw: Callable[[Axes], None], inches: tuple[float, float] = INCHES) -> str:
-    """The drawing by `draw`, as an <svg> element whose accessible name is `title`; titles on one page must differ."""
+    """The drawing by `draw`, as an <svg> element whose accessible name is `title`; titles on one page must differ.
+
+    It names CSS variables instead of colours, so that one drawing serves the light and the dark page, and keeps text as text,
+    so that it can be selected and takes the page's font. Equal numbers give equal bytes: no date, no random identifier, and a
+    user's matplotlibrc has no effect. No user text may be passed here: matplotlib would read `$` as mathematics.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -244,13 +242,9 @@ def drawing(title: str, draw: Callable[[Axes], None], inches: tuple[float, float
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         draw(axes)
-        return _inline(_saved(figure), title)
-
-
-def _saved(figure: Figure) -> str:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return buffer.getvalue()
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        return _inline(buffer.getvalue(), title)
 
 
 def _inline(document: str, title: str) -> str:
@@ -259,22 +253,6 @@ def _inline(document: str, title: str) -> str:
     for colour, variable in _VARIABLES.items():
         element = element.replace(colour, variable)
     return _OPENING.sub(rf'<svg role="img" aria-label="{title}" \1>', element, count=1)
-
-
-# from secure_fed.report.markup
-# Two drawings of a run's protection, as inline SVG in the page's colours.
-#
-#     limits      bars of epsilon on one scale, with the share of right guesses
-#     path        the path of a contribution, station by station: the data seen there, and where noise is added
-#
-# Written by hand rather than plotted: a drawing is a few rectangles and lines of text. All text is escaped here.
-#
-
-
-WIDTH = 345  # as the plots at 72 points an inch: about as wide as a phone
-_LEFT, _LONG = 16, WIDTH - 26  # where the axis begins, and its length
-_SCALE = 10.0  # the largest epsilon on the axis; a longer bar ends in an arrow
-_MARKS = (0, 1, 2, 3, 5, 8)
 
 
 @dataclass(frozen=True)

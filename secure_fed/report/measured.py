@@ -1,4 +1,10 @@
-"""A task's metrics: one sentence in words, and its key numbers."""
+"""What a run measured, in words: the metrics of its task, and its membership inference.
+
+The metrics are one sentence and the key numbers (`how_good`, `key_numbers`). The membership figure says how well one attack,
+the cheapest, separates members from non-members, on units whose membership was decided by coins: its meaning, also below a
+coin's, and whether there are too few units for a conclusion (`meaning`). A negative result is reported as such and never as
+privacy. The audit of the run, if there is one, is a separate page, which the section `membership` links.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +18,11 @@ from secure_fed.report.markup import facts, link, paragraph, section, subsection
 from secure_fed.report.record import RunRecord
 from secure_fed.runs import guarantee
 
-# By task: the model's performance, from accuracy and the task's own metric.
-_SENTENCES = {
-    "multi_label": "finds exactly the right labels of {accuracy} of the test examples (micro-F1 {micro_f1})",
-    "regression": "is off by {rmse} on the test examples (root mean square; Pearson's correlation {pearson})",
-    "tokens": "finds the entities of the test texts with an F1 of {f1} (it tags {accuracy} of the words correctly)",
-    "question_answering": "answers {accuracy} of the test questions exactly (F1 of the words {f1})",
-    "causal_lm": "predicts {accuracy} of the next tokens of the test texts (perplexity {perplexity})",
-    "chat": "predicts {accuracy} of the assistant's next tokens in the test conversations (perplexity {perplexity})",
-    "multiple_choice": "chooses correctly in {accuracy} of the test examples",
-}
-
-
-_WITHHELD = (
-    "The accuracy of the shared model is withheld here: it was measured on rows held out of the clients' own data, and no noise"
-    " covers it."
+FOR_THE_OWNER = (
+    "the owner of the data alone: computed from its rows without noise, so no guarantee covers it; show it to nobody"
 )
+_CHANCE = 0.5
+WIDE = 0.1  # a wider interval around a coin excludes neither "no leak" nor a leak that matters
 
 
 def keys(record: RunRecord) -> tuple[str, ...]:
@@ -65,14 +60,6 @@ def noise_alone(record: RunRecord) -> str:
     return " ".join(f"{one[0].upper()}{one[1:]}." for one in said if one)
 
 
-def _written(record: RunRecord) -> str:
-    """The agreement of written answers with the test rows' targets, as a sentence behind another; empty without any."""
-    metric, rows = record.config.data.metric, record.config.evaluation.generate
-    return (
-        f" Its answers to up to {rows} test rows have {spoken(metric)} {number(record.last(metric))}." if metric else ""
-    )
-
-
 def _evaluated(record: RunRecord) -> str:
     config, accuracy, loss = record.config, record.last("accuracy"), record.last("loss")
     task, model = config.data.task, measured_model(bool(config.method.personal), config.privacy.unit)
@@ -90,13 +77,24 @@ def _evaluated(record: RunRecord) -> str:
     return f"{model} finds the right {label} for {percent(accuracy)} of the test examples{beside}."
 
 
-# from secure_fed.report.measured
-# Membership inference as measured by the run itself: how well the model separates members from non-members.
-#
-# One attack, the cheapest one, on units whose membership was decided by coins. A negative result is reported as such and
-# never as
-# privacy. The audit of the run, if there is one, is a separate, linked page.
-#
+def _written(record: RunRecord) -> str:
+    """The agreement of written answers with the test rows' targets, as a sentence behind another; empty without any."""
+    metric, rows = record.config.data.metric, record.config.evaluation.generate
+    return (
+        f" Its answers to up to {rows} test rows have {spoken(metric)} {number(record.last(metric))}." if metric else ""
+    )
+
+
+def measured_model(personal: bool, unit: str) -> str:
+    """The model of the test set's metrics, as the subject of a sentence.
+
+    personal: whether tensors stay with their clients. unit: the unit that privacy protects.
+    """
+    if not personal:
+        return "The shared model"
+    if unit == "none":
+        return "A client's own model (the mean over those measured, at most ten)"
+    return "The shared model with the personal tensors of the start"
 
 
 def membership(record: RunRecord) -> str:
@@ -163,39 +161,14 @@ def _sides(found: Mapping[str, Any]) -> str:
     return "phantoms that contributed, that did not" if of_phantoms(found) else "members, held out"
 
 
-_OF_DATA = (
-    ("Units of the data", "membership_of_data"),
-    ("Rows that trained, and rows that did not", "membership_of_rows"),
-)
-_SILENT = (
-    "This is the cheapest attack, and it uses the final model only. Finding nothing is no sign of privacy: whoever sees more"
-    " than the model may learn more. secure-fed audit tries stronger attacks."
-)
-_SILENT_PHANTOMS = (
-    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A phantom that"
-    " pulls changes the model as much as anybody may, usually more than real data do, so it is easier to detect. secure-fed"
-    " audit compares what phantoms show with the guarantee."
-)
-_AUDIT = "The audit of this run: every attack, from every vantage point"
-
-
-# from secure_fed.report.measured
-# The membership figure in words: its meaning, also below a coin's, and whether there are too few units for a conclusion.
-
-
-FOR_THE_OWNER = (
-    "the owner of the data alone: computed from its rows without noise, so no guarantee covers it; show it to nobody"
-)
-_CHANCE = 0.5
-WIDE = 0.1  # a wider interval around a coin excludes neither "no leak" nor a leak that matters
-
-
 def auc(found: Mapping[str, Any]) -> str:
     """The AUC with its interval: "0.531 (0.501 to 0.560)"."""
     if found.get("auc") is None:
         return MISSING
     between = found.get("auc_interval")
-    return number(float(found["auc"])) + (f" ({_between(between)})" if between else "")
+    return number(float(found["auc"])) + (
+        f" ({number(float(between[0]))} to {number(float(between[1]))})" if between else ""
+    )
 
 
 def short(found: Mapping[str, Any]) -> str:
@@ -212,6 +185,27 @@ def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
     """`(false-positive rate, share of members caught there with its interval)`, the largest rate first."""
     found_at = [(float(target), rate) for target, rate in (found.get("tpr_at_fpr") or {}).items()]
     return [(target, _rate(found, target, rate)) for target, rate in sorted(found_at, key=lambda one: -one[0])]
+
+
+def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
+    if rate is None:
+        others = (
+            "phantoms that did not contribute"
+            if of_phantoms(found)
+            else "that did not train"
+            if of_rows(found)
+            else "held out"
+        )
+        return f"not stated: {number(found.get('non_members'))} {others} are too few for a rate of {100 * target:g} %"
+    accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} falsely accused"
+    return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"
+
+
+def _share(interval: Any) -> str:
+    if not interval:
+        return ""
+    low, high = map(float, interval)
+    return f" ({percent(low)} to {percent(high)})"
 
 
 def of_phantoms(found: Mapping[str, Any]) -> bool:
@@ -239,10 +233,10 @@ def meaning(found: Mapping[str, Any]) -> str:
         if of_phantoms(found)
         else f"Of {unit(found)[1]} that trained and {other}, the attack names the one that trained"
     )
-    return f"{pair} in {right} of 100 pairs; a coin does in 50. {judgement(found)}".strip()
+    return f"{pair} in {right} of 100 pairs; a coin does in 50. {_judgement(found)}".strip()
 
 
-def judgement(found: Mapping[str, Any]) -> str:
+def _judgement(found: Mapping[str, Any]) -> str:
     """The conclusion that the interval allows; empty without an interval."""
     between = found.get("auc_interval")
     if not between:
@@ -264,48 +258,39 @@ def judgement(found: Mapping[str, Any]) -> str:
     return f"{interval}: this attack found nothing.{below}"
 
 
-def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
-    if rate is None:
-        others = (
-            "phantoms that did not contribute"
-            if of_phantoms(found)
-            else "that did not train"
-            if of_rows(found)
-            else "held out"
-        )
-        return f"not stated: {number(found.get('non_members'))} {others} are too few for a rate of {100 * target:g} %"
-    accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} falsely accused"
-    return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"
+# By task: the model's performance, from accuracy and the task's own metric.
+_SENTENCES = {
+    "multi_label": "finds exactly the right labels of {accuracy} of the test examples (micro-F1 {micro_f1})",
+    "regression": "is off by {rmse} on the test examples (root mean square; Pearson's correlation {pearson})",
+    "tokens": "finds the entities of the test texts with an F1 of {f1} (it tags {accuracy} of the words correctly)",
+    "question_answering": "answers {accuracy} of the test questions exactly (F1 of the words {f1})",
+    "causal_lm": "predicts {accuracy} of the next tokens of the test texts (perplexity {perplexity})",
+    "chat": "predicts {accuracy} of the assistant's next tokens in the test conversations (perplexity {perplexity})",
+    "multiple_choice": "chooses correctly in {accuracy} of the test examples",
+}
 
 
-def _between(interval: Any) -> str:
-    low, high = map(float, interval)
-    return f"{number(low)} to {number(high)}"
-
-
-def _share(interval: Any) -> str:
-    if not interval:
-        return ""
-    low, high = map(float, interval)
-    return f" ({percent(low)} to {percent(high)})"
-
-
+_WITHHELD = (
+    "The accuracy of the shared model is withheld here: it was measured on rows held out of the clients' own data, and no noise"
+    " covers it."
+)
+_OF_DATA = (
+    ("Units of the data", "membership_of_data"),
+    ("Rows that trained, and rows that did not", "membership_of_rows"),
+)
+_SILENT = (
+    "This is the cheapest attack, and it uses the final model only. Finding nothing is no sign of privacy: whoever sees more"
+    " than the model may learn more. secure-fed audit tries stronger attacks."
+)
+_SILENT_PHANTOMS = (
+    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A phantom that"
+    " pulls changes the model as much as anybody may, usually more than real data do, so it is easier to detect. secure-fed"
+    " audit compares what phantoms show with the guarantee."
+)
+_AUDIT = "The audit of this run: every attack, from every vantage point"
 _ALLOWED = "That is no leak by itself, since an epsilon allows some of it: secure-fed audit says how much."
 _UNITS = {
     "example": ("examples", "an example"),
     "group": ("groups of examples", "a group"),
     "client": ("clients", "a client"),
 }
-
-
-# from secure_fed.report.measured
-# The model that the test set's metrics are of, where tensors are personal.
-
-
-def measured_model(personal: bool, unit: str) -> str:
-    """The subject of a sentence. personal: whether tensors stay with their clients. unit: the unit that privacy protects."""
-    if not personal:
-        return "The shared model"
-    if unit == "none":
-        return "A client's own model (the mean over those measured, at most ten)"
-    return "The shared model with the personal tensors of the start"

@@ -1,4 +1,8 @@
-"""The first screen: the run in two sentences, its key numbers, and its protection in two pictures. Then all results."""
+"""The run as a whole: the first screen, all results, and sections to look things up in.
+
+The first screen has the run in two sentences, its key numbers, and its protection in two pictures. The others are clients,
+updates left out, every round, and the configuration with its versions.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,11 @@ def heading(record: RunRecord) -> str:
     """The run's name, whether it is finished, and a warning if its requested privacy is void."""
     done = f"{number(len(record.rounds))} of {counted(record.planned, 'round')}"
     finished = "Ended early" if record.ended_early else "Finished"
-    state = paragraph(
-        f"{finished}: {done}" if record.result else f"Not finished: {done} done", _chip(record.result is None)
-    )
-    warning = paragraph("NOT PRIVATE", _chip(warns=True)) if privacy.void(record) else ""
+    if record.result:
+        state = paragraph(f"{finished}: {done}", "state")
+    else:
+        state = paragraph(f"Not finished: {done} done", "state open")
+    warning = paragraph("NOT PRIVATE", "state open") if privacy.void(record) else ""
     title = f'<p class="kind">Federated fine-tuning report</p>\n<h1>{text(record.name)}</h1>\n'
     return f"<header>\n{title}{state}{warning}</header>\n"
 
@@ -47,33 +52,6 @@ def summary(record: RunRecord) -> str:
     )
 
 
-def results(record: RunRecord) -> str:
-    """Every number of the result as a table, folded away; of an unfinished run the numbers so far."""
-    result = record.result or {}
-    rows = (
-        ("method", record.config.method.name),
-        ("model", _model(record)),
-        ("data", _data(record)),
-        ("task", str(record.facts.get("task", MISSING))),
-        ("clients", number(len(record.client_names)) + _phantoms(record)),
-        ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
-        ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
-        *key_numbers(record),
-        *(("membership AUC", short(found)) for found in [measured(record)] if found),
-        ("test loss", number(record.last("loss"))),
-        *_own_metrics(record),
-        ("trained numbers", number(result.get("trainable"))),
-        ("privacy unit", record.config.privacy.unit),
-        ("sampling rate", rate(result.get("sampling_rate"))),
-        ("releases", number(result.get("releases"))),
-        (_sent(record, "sent by clients"), size(record.total("bytes_up"))),
-        (_sent(record, "sent to clients"), size(record.total("bytes_down"))),
-        ("duration", duration(_seconds(record))),
-        ("seed", str(record.config.federation.seed)),
-    )
-    return section("Result", folded("Every number of the result", facts(rows)))
-
-
 def _notice(record: RunRecord) -> str:
     """The reason why these are not the numbers after the last planned round; empty if they are."""
     if record.ended_early:
@@ -87,13 +65,16 @@ def _notice(record: RunRecord) -> str:
 
 
 def _who_trained_what(record: RunRecord) -> str:
+    those_in = f"{_cohort(record)} of the clients"
+    if record.hides_training:
+        those_in = f"all of the clients, of whom {_cohort(record)} train,"
     open_end = " before the run ended" if record.ended_early else " so far"
     all_done = record.result and not record.ended_early
     so_far = "" if all_done else f", {number(len(record.rounds))} of them done{open_end}"
     return (
         f"{counted(len(record.client_names), 'client')} fine-tuned the model {_model(record)} together on"
         f" {_data(record)}, using the method {record.config.method.name}: {counted(record.planned, 'round')}{so_far},"
-        f" with {_those_in(record)} in each."
+        f" with {those_in} in each."
     )
 
 
@@ -120,8 +101,40 @@ def _how_long(record: RunRecord) -> str:
     why = "did not follow the protocol" if masked(record) else "contained numbers that are not finite"
     updates = f" The server left out {counted(left_out, 'update')} that {why}."
     took, seconds = "It took" if record.result else "So far it took", _seconds(record)
-    time = f"{took} {duration(seconds)}." if seconds is not None else _withheld(record)
+    time = f"{took} {duration(seconds)}."
+    if seconds is None:
+        in_turn = record.config.federation.sampling == "schedule"
+        why = ": it would reveal something about the clients that trained" if in_turn else _TELLS_HOW_MANY
+        time = f"The duration is withheld{why}."
     return f"{time}{updates if left_out else ''}"
+
+
+def results(record: RunRecord) -> str:
+    """Every number of the result as a table, folded away; of an unfinished run the numbers so far."""
+    result = record.result or {}
+    expected = ", expected" if record.hides_cohort else ""
+    rows = (
+        ("method", record.config.method.name),
+        ("model", _model(record)),
+        ("data", _data(record)),
+        ("task", str(record.facts.get("task", MISSING))),
+        ("clients", number(len(record.client_names)) + _phantoms(record)),
+        ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
+        ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
+        *key_numbers(record),
+        *(("membership AUC", short(found)) for found in [measured(record)] if found),
+        ("test loss", number(record.last("loss"))),
+        *_own_metrics(record),
+        ("trained numbers", number(result.get("trainable"))),
+        ("privacy unit", record.config.privacy.unit),
+        ("sampling rate", rate(result.get("sampling_rate"))),
+        ("releases", number(result.get("releases"))),
+        (f"sent by clients{expected}", size(record.total("bytes_up"))),
+        (f"sent to clients{expected}", size(record.total("bytes_down"))),
+        ("duration", duration(_seconds(record))),
+        ("seed", str(record.config.federation.seed)),
+    )
+    return section("Result", folded("Every number of the result", facts(rows)))
 
 
 def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
@@ -161,41 +174,11 @@ def _cohort(record: RunRecord) -> str:
     return about + number(federation.cohort or (None if drawn is None else round(drawn)))
 
 
-def _those_in(record: RunRecord) -> str:
-    """The participants of a round, as part of a sentence."""
-    return (
-        f"all of the clients, of whom {_cohort(record)} train,"
-        if record.hides_training
-        else f"{_cohort(record)} of the clients"
-    )
-
-
-def _sent(record: RunRecord, name: str) -> str:
-    return f"{name}, expected" if record.hides_cohort else name
-
-
-def _chip(warns: bool) -> str:
-    return "state open" if warns else "state"
-
-
 def _seconds(record: RunRecord) -> float | None:
     """The duration of the rounds, where it is not withheld."""
     if record.private and not record.owned:
         return None
     return float((record.result or {}).get("seconds") or record.total("seconds"))
-
-
-def _withheld(record: RunRecord) -> str:
-    in_turn = record.config.federation.sampling == "schedule"
-    why = ": it would reveal something about the clients that trained" if in_turn else _TELLS_HOW_MANY
-    return f"The duration is withheld{why}."
-
-
-_TELLS_HOW_MANY = ", because it would reveal how many clients trained"
-
-
-# from secure_fed.report.overview
-# Sections to look things up in: clients, rounds, configuration, versions.
 
 
 def clients(record: RunRecord) -> str:
@@ -207,8 +190,38 @@ def clients(record: RunRecord) -> str:
     return section(
         "Clients",
         paragraph(_sizes(sizes)),
-        figures(_size_bars(sizes), _label_skew(record)),
+        figures(
+            figure(
+                "Examples of each client",
+                markup.bars("Examples of each client", sizes, x_label="client, largest first", y_label="examples"),
+                "Each bar is one client.",
+            ),
+            _label_skew(record),
+        ),
         folded("Every client by name", table(("client", "examples"), rows)),
+    )
+
+
+def _sizes(sizes: list[int]) -> str:
+    verb = "holds" if len(sizes) == 1 else "hold"
+    held = f"{counted(len(sizes), 'client')} {verb} {number(sum(sizes))} examples"
+    if sizes[0] == sizes[-1]:
+        return f"{held}, {number(sizes[0])} each."
+    middle = number(round(median(sizes)))
+    return f"{held}: from {number(sizes[-1])} to {number(sizes[0])} each, median {middle}."
+
+
+def _label_skew(record: RunRecord) -> str:
+    divided = record.facts.get("partition", {})
+    divergence = divided.get("jensen_shannon")
+    if divergence is None:
+        return ""
+    title = "Label skew between clients"
+    return figure(
+        title,
+        markup.scale(title, float(divergence), low="0: same mix of labels", high="1: no label in common"),
+        f"Jensen-Shannon divergence between clients: {number(float(divergence))}"
+        f" (split of the data: {divided.get('kind', record.config.data.partition)}).",
     )
 
 
@@ -276,38 +289,7 @@ def configuration(record: RunRecord) -> str:
     )
 
 
-def _sizes(sizes: list[int]) -> str:
-    verb = "holds" if len(sizes) == 1 else "hold"
-    held = f"{counted(len(sizes), 'client')} {verb} {number(sum(sizes))} examples"
-    if sizes[0] == sizes[-1]:
-        return f"{held}, {number(sizes[0])} each."
-    middle = number(round(median(sizes)))
-    return f"{held}: from {number(sizes[-1])} to {number(sizes[0])} each, median {middle}."
-
-
-def _size_bars(sizes: list[int]) -> str:
-    title = "Examples of each client"
-    return figure(
-        title,
-        markup.bars(title, sizes, x_label="client, largest first", y_label="examples"),
-        "Each bar is one client.",
-    )
-
-
-def _label_skew(record: RunRecord) -> str:
-    divided = record.facts.get("partition", {})
-    divergence = divided.get("jensen_shannon")
-    if divergence is None:
-        return ""
-    title = "Label skew between clients"
-    return figure(
-        title,
-        markup.scale(title, float(divergence), low="0: same mix of labels", high="1: no label in common"),
-        f"Jensen-Shannon divergence between clients: {number(float(divergence))}"
-        f" (split of the data: {divided.get('kind', record.config.data.partition)}).",
-    )
-
-
+_TELLS_HOW_MANY = ", because it would reveal how many clients trained"
 _NOT_FINITE = "These updates contained numbers that are not finite."
 _REFUSED = "What these clients sent did not follow the protocol of secure aggregation."
 _WENT_ON = "The round continued with the other clients; nothing of these updates is in the model."

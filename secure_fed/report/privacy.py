@@ -1,4 +1,7 @@
-"""The protection of a run's clients: whether there is any, its meaning, and its limits."""
+"""The protection of a run's clients: whether there is any, its meaning and its limits, and the server's view of the clients.
+
+The server's view, with masks and without, is for readers who know neither.
+"""
 
 from __future__ import annotations
 
@@ -81,19 +84,16 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
 
 
 def _meaning(guarantee: Guarantee) -> str:
+    change = _CHANGES[guarantee.unit]
+    if guarantee.unit == "client" and guarantee.replaced:
+        change = "a client held its own data or other data"
     found = share(guarantee.epsilon, guarantee.delta)
     most = "the bound is above 99.99 %, which rules out next to nothing" if found == "100 %" else f"in at most {found}"
     return (
-        f"Imagine somebody who has the model, knows all other training data, and has to guess whether {_change(guarantee)}."
+        f"Imagine somebody who has the model, knows all other training data, and has to guess whether {change}."
         f" Both answers are equally likely beforehand. The guess is right {most} of such cases. A coin is right in 50 %."
         " This holds whatever else this person knows or computes."
     )
-
-
-def _change(guarantee: Guarantee) -> str:
-    if guarantee.unit == "client" and guarantee.replaced:
-        return "a client held its own data or other data"
-    return _CHANGES[guarantee.unit]
 
 
 def _personal(record: RunRecord) -> str:
@@ -119,6 +119,54 @@ def _weakness(guarantee: Guarantee) -> str:
         " times as likely with somebody's data as without. By itself that rules out next to nothing.",
         "notice",
     )
+
+
+def server_view(record: RunRecord, guarantee: Guarantee | None) -> str:
+    """The data that reaches the server, possible inferences from it, and the kind of server that this assumes."""
+    case: str = guarantee.place if guarantee else "nowhere"
+    seen = _masked(record, case) if masked(record) else paragraph(_IN_THE_CLEAR[case])
+    participants = _participants(guarantee) if guarantee else ""
+    hidden = masked(record)
+    simulated = _SIMULATED_MASKS if hidden else _SIMULATED
+    machines = simulated if not record.deployed else _DEPLOYED_MASKS if hidden else _DEPLOYED
+    return seen + paragraph(f"{participants} {machines}".strip())
+
+
+def _masked(record: RunRecord, case: str) -> str:
+    hidden = case == "shares" and record.config.privacy.hidden_cohort
+    few = record.draws_by_coins and not record.config.secure_aggregation.active
+    who = ("that all take part, not which of them train",) if hidden else ("yes",)
+    rows = (
+        ("what one client sent", "only if coins draw no other" if few else "no", _ALONE[case]),
+        ("the sum over a round's clients", _SUM[case], _SUM[case]),
+        ("who takes part in a round, and when", *who, "yes"),
+        ("the model", "yes", "yes"),
+    )
+    return (
+        paragraph(_MASKS + (_FEW if few else ""))
+        + table(("Does the server see ...", "in this run, with masks", "without masks"), rows)
+        + paragraph(_MASKED[case] + (_HIDDEN if hidden else ""))
+        + paragraph(_assumed(record, case))
+    )
+
+
+def _assumed(record: RunRecord, case: str) -> str:
+    """The kind of server that the masks protect against, and the number of clients that may collude with it."""
+    settings = record.config.secure_aggregation
+    server = _ACTIVE if settings.active else _PASSIVE
+    if settings.active and record.draws_by_coins and case != "shares":
+        server = f"{_ACTIVE} {_LISTED}"
+    return f"{server} It is assumed that {colluding(record)}. Masks do not limit what a sum, or the model, reveals."
+
+
+def _participants(guarantee: Guarantee) -> str:
+    """The observers that the second epsilon holds against, where noise is on sums."""
+    seen = at_most(guarantee.epsilon_participants)
+    if guarantee.place == "sum":
+        return f"Against clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
+    if guarantee.place == "shares":
+        return f"Against the server, clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
+    return ""
 
 
 _CHANGES = {
@@ -161,64 +209,6 @@ _INJECTED = (
 _BOUNDLESS = "Its noise is so small beside the clip norm that no finite epsilon can be stated."
 _TREAT = "Treat the model and the contributions as you treat the training texts themselves."
 _AGAIN = "For a model to publish, run it again from the command line, or in Python without the argument entropy."
-
-
-# from secure_fed.report.privacy
-# The server's view of a run's clients, with masks and without, for readers who know neither.
-
-
-def server_view(record: RunRecord, guarantee: Guarantee | None) -> str:
-    """The data that reaches the server, possible inferences from it, and the kind of server that this assumes."""
-    case: str = guarantee.place if guarantee else "nowhere"
-    seen = _masked(record, case) if masked(record) else paragraph(_IN_THE_CLEAR[case])
-    participants = _participants(guarantee) if guarantee else ""
-    return seen + paragraph(f"{participants} {_whose_machines(record)}".strip())
-
-
-def _whose_machines(record: RunRecord) -> str:
-    """Whether the clients were separate from the server, and the consequence for what the masks hid."""
-    if record.deployed:
-        return _DEPLOYED_MASKS if masked(record) else _DEPLOYED
-    return _SIMULATED_MASKS if masked(record) else _SIMULATED
-
-
-def _masked(record: RunRecord, case: str) -> str:
-    hidden = case == "shares" and record.config.privacy.hidden_cohort
-    few = record.draws_by_coins and not record.config.secure_aggregation.active
-    who = ("that all take part, not which of them train",) if hidden else ("yes",)
-    rows = (
-        ("what one client sent", "only if coins draw no other" if few else "no", _ALONE[case]),
-        ("the sum over a round's clients", _SUM[case], _SUM[case]),
-        ("who takes part in a round, and when", *who, "yes"),
-        ("the model", "yes", "yes"),
-    )
-    return (
-        paragraph(_MASKS + (_FEW if few else ""))
-        + table(("Does the server see ...", "in this run, with masks", "without masks"), rows)
-        + paragraph(_MASKED[case] + (_HIDDEN if hidden else ""))
-        + paragraph(_assumed(record, case))
-    )
-
-
-def _assumed(record: RunRecord, case: str) -> str:
-    """The kind of server that the masks protect against, and the number of clients that may collude with it."""
-    settings = record.config.secure_aggregation
-    server = _ACTIVE if settings.active else _PASSIVE
-    if settings.active and record.draws_by_coins and case != "shares":
-        server = f"{_ACTIVE} {_LISTED}"
-    return f"{server} It is assumed that {colluding(record)}. Masks do not limit what a sum, or the model, reveals."
-
-
-def _participants(guarantee: Guarantee) -> str:
-    """The observers that the second epsilon holds against, where noise is on sums."""
-    seen = at_most(guarantee.epsilon_participants)
-    if guarantee.place == "sum":
-        return f"Against clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
-    if guarantee.place == "shares":
-        return f"Against the server, clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
-    return ""
-
-
 _MASKS = (
     "Every client covers its contribution with random masks before sending it. The masks cancel when the contributions of a"
     " round are added up, and only then: the server learns the sum, and nothing else about a single contribution."

@@ -1,8 +1,15 @@
-"""What a run needs, before it starts: its data, its guarantee and cost, its traffic, and its memory part by part.
+"""What a run needs, before it starts: its data, its guarantee and cost, its traffic, its memory part by part, and its time.
 
 Everything that a run refuses at once is refused here too. Nothing is trained, reserved or written, and no weights are loaded:
 the model is on the meta device, which has shapes and no numbers (`learning/training/cohort/footprint.py`).
 
+Memory is that of the device that trains, at the run's peak; on a processor with what Python, the libraries and the data take.
+
+    training     weights, the tensors, gradients and moments of the clients trained at once, and the largest pass
+    evaluation   weights, the state, and the largest batch of test rows, without gradients
+
+Not counted: what an allocator loses to gaps, scratch space within an operation, and audits. The time is the least time of a
+round.
 """
 
 from __future__ import annotations
@@ -39,6 +46,10 @@ from secure_fed.runs import guarantee
 from secure_fed.runs.assembly import Assembly, assemble
 from secure_fed.runs.budget import Subject, cost_in_words, require_room
 
+_STATES = 4  # the state before a round, the next one, the sum and the mean
+_STEPS, _LOOKED_AT = 16, 1024
+_META = torch.device("meta")
+
 
 def foreseen(config: RunConfig) -> dict[str, Any]:
     """The facts on a run of this configuration, as JSON. Refuses what the run would refuse before trials of the model."""
@@ -62,7 +73,7 @@ def foreseen(config: RunConfig) -> dict[str, Any]:
             "releases_planned": plan.releases,
             "words": words,
         }
-    return found | needs(assembly)
+    return found | _needs(assembly)
 
 
 def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:
@@ -72,6 +83,7 @@ def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:
     names, most = problem.facts["label_names"], config.model.max_length
     lengths = np.array([len(item["input_ids"]) for item in here])
     pool = assembly.pools["data"]
+    special = len(problem.tokenizer("")["input_ids"])
     cut = sum(1 for item in here if (item[ASIDE] if config.data.task == "chat" else len(item["input_ids"]) >= most))
     return {
         "task": problem.facts["task"],
@@ -87,7 +99,7 @@ def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:
         "rows_at_the_limit": cut,
         "rows_left_out": whole.left_out,
         "rows_with_nothing_to_learn": sum(map(_learns_nothing, here)),
-        "empty_test_rows": sum(1 for item in problem.test if len(item["input_ids"]) <= _special(problem.tokenizer)),
+        "empty_test_rows": sum(1 for item in problem.test if len(item["input_ids"]) <= special),
         "tokens": {"mean": float(lengths.mean()), "longest": int(lengths.max())} if len(lengths) else None,
         "warning": whole.warning or None,
     }
@@ -108,10 +120,6 @@ def _learns_nothing(item: Mapping[str, Any]) -> bool:
     return bool(labels.ndim == 1 and labels.dtype.kind == "i" and (labels[1:] == IGNORED).all())
 
 
-def _special(tokenizer: Any) -> int:
-    return len(tokenizer("")["input_ids"])
-
-
 def _traffic(assembly: Assembly) -> dict[str, Any]:
     """Bytes of all participants in a round; with masks too."""
     server, state = assembly.server, assembly.initial
@@ -120,27 +128,33 @@ def _traffic(assembly: Assembly) -> dict[str, Any]:
     return {"rounds": rounds, "cohort": assembly.sampler.expected, "bytes_up": round(up), "bytes_down": round(down)}
 
 
-# from secure_fed.runs.dry_run
-# What a run needs of its machine: memory part by part, the size of a checkpoint, and the least time of a round.
-#
-# It follows from shapes: the assembly's model is on the meta device (`learning/training/cohort/footprint.py`). Memory is
-# that of
-# the device that trains, at the run's peak; on a processor with what Python, the libraries and the data take.
-#
-#     training     weights, the tensors, gradients and moments of the clients trained at once, and the largest pass
-#     evaluation   weights, the state, and the largest batch of test rows, without gradients
-#
-# Not counted: what an allocator loses to gaps, scratch space within an operation, and audits.
-#
+def hidden_cohort_traffic(assembly: Assembly) -> str:
+    """The bytes that a client sends and receives in a round of a hidden cohort, and all clients in the run; "" without one."""
+    if not assembly.protection.hidden:
+        return ""
+    server, clients = assembly.server, len(assembly.clients)
+    senders, rounds = clients + len(assembly.phantoms), assembly.config.federation.rounds
+    up, down = server.traffic(assembly.initial, server.plan(assembly.initial), clients)  # the model goes to everybody
+    each, back, whole = map(_megabytes, (up / senders, down / senders, rounds * (up + down)))
+    return (
+        f"privacy.hidden_cohort = true: each of the {clients:,} clients sends {each} and receives {back} in every round, "
+        f"whether it trains or not, which makes {whole} for all clients over the whole run"
+    )
 
 
-def needs(assembly: Assembly) -> dict[str, Any]:
+def _megabytes(bytes_: float) -> str:
+    return f"{bytes_ / 1e6:.3g} MB" if bytes_ < 1e9 else f"{bytes_ / 1e6:,.0f} MB"
+
+
+def _needs(assembly: Assembly) -> dict[str, Any]:
     """Bytes and seconds, by name. assembly: with a model on the meta device."""
     config, objective, state = assembly.config, assembly.objective, assembly.initial.tensors
     device, jobs = objective.device, _jobs(assembly)
     with activity("adding up the memory of a pass"):
         passes = _Passes.of(assembly, jobs)
-        evaluating = footprint.of_evaluation(objective, _test_batch(assembly), assembly.problem.collate)
+        by_length = sorted(assembly.problem.test, key=lambda item: -len(item.get("input_ids", " ")))
+        batch = by_length[: config.evaluation.batch_size]  # the largest of test rows
+        evaluating = footprint.of_evaluation(objective, batch, assembly.problem.collate)
     trained = 4 * sum(math.prod(state[name].shape) for name in assembly.method.plan(assembly.initial).trainable)
     moments = 2 if config.training.optimizer == "adamw" else int(config.training.momentum > 0)
     noised = 3 if assembly.protection.placement.step_noise else 0  # a sum in float64, and its noised form
@@ -168,7 +182,7 @@ def needs(assembly: Assembly) -> dict[str, Any]:
             "parts": parts,
             "clients_at_once": len(jobs),
             "passes_at_once": passes.at_once,
-            "pass": passes.said,
+            "pass": {"examples": passes.examples, "tokens": passes.tokens},
             "checkpointing": is_checkpointing(assembly.problem.model),
         },
         "checkpoint_bytes": 4 * state.numel * (1 + (config.federation.optimizer != "mean")),
@@ -222,10 +236,6 @@ class _Passes:
         at_once = min(torch.get_num_threads(), len(found)) if spread else 1
         return cls(footprint.of_pass(objective, places, largest), at_once, len(largest.items), _tokens(largest))
 
-    @property
-    def said(self) -> dict[str, int]:
-        return {"examples": self.examples, "tokens": self.tokens}
-
 
 def _packs(assembly: Assembly, jobs: Sequence[Job]) -> Iterator[Pack]:
     """Passes of the first steps of these jobs, or of a public shape for each kind of their examples."""
@@ -261,12 +271,6 @@ def _tokens(pack: Pack) -> int:
     return len(pack.items) * max(len(item.get("input_ids", " ")) for item in pack.items)
 
 
-def _test_batch(assembly: Assembly) -> list[Any]:
-    """The largest batch of test rows."""
-    test, size = assembly.problem.test, assembly.config.evaluation.batch_size
-    return sorted(test, key=lambda item: -len(item.get("input_ids", " ")))[:size]
-
-
 def _seconds(assembly: Assembly, passes: _Passes) -> float | None:
     """The time that the products of a round take here at the speed of one large product; None where it is not known."""
     if not passes.tokens:
@@ -294,30 +298,3 @@ def _resident() -> int:
     """The bytes of this process that are in memory now; 0 where the system does not say."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text(encoding="ascii").split()[1]) * 4096 if statm.exists() else 0
-
-
-_STATES = 4  # the state before a round, the next one, the sum and the mean
-_STEPS, _LOOKED_AT = 16, 1024
-_META = torch.device("meta")
-
-
-# from secure_fed.runs.dry_run
-# The expected traffic, in words, for the user who starts a run in which all clients send in every round.
-
-
-def hidden_cohort_traffic(assembly: Assembly) -> str:
-    """The bytes that a client sends and receives in a round of a hidden cohort, and all clients in the run; "" without one."""
-    if not assembly.protection.hidden:
-        return ""
-    server, clients = assembly.server, len(assembly.clients)
-    senders, rounds = clients + len(assembly.phantoms), assembly.config.federation.rounds
-    up, down = server.traffic(assembly.initial, server.plan(assembly.initial), clients)  # the model goes to everybody
-    each, back, whole = map(_megabytes, (up / senders, down / senders, rounds * (up + down)))
-    return (
-        f"privacy.hidden_cohort = true: each of the {clients:,} clients sends {each} and receives {back} in every round, "
-        f"whether it trains or not, which makes {whole} for all clients over the whole run"
-    )
-
-
-def _megabytes(bytes_: float) -> str:
-    return f"{bytes_ / 1e6:.3g} MB" if bytes_ < 1e9 else f"{bytes_ / 1e6:,.0f} MB"

@@ -1,7 +1,12 @@
-"""Metrics of a federation's global state: on the test set, and of each client on its own examples.
+"""Evaluations of a run: metrics of its global state, the best of them, and when to stop waiting for a better one.
 
-Where tensors are personal, the shared model has their initial values, and its metrics say nothing: the test set's metrics are
-then means over clients' own models. Not under privacy, where clients' own models are not released.
+A state is measured on the test set, and with `evaluation.per_client` each client's model on the client's own examples. Where
+tensors are personal, the shared model has their initial values, and its metrics say nothing: the test set's metrics are then
+means over clients' own models. Not under privacy, where clients' own models are not released.
+
+Evaluations are compared by the task's headline metric (F1 of entities and of answers, else accuracy), or by loss in a run that
+does not measure it. Choosing a model by a test set reveals something about that test set. So under privacy the test set must be
+a declared one, not rows held out of the protected data (`assembly`).
 """
 
 from __future__ import annotations
@@ -22,6 +27,9 @@ from secure_fed.rounds.record import Record
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
 
+_CHOOSING = ("patience", "keep_best")  # settings of [evaluation]
+_MOST = 10  # models of clients
+
 
 def evaluated(assembly: Assembly, state: State) -> Record:
     """Metrics of a state on the test set, also of the answers that it writes (`evaluation.generate`).
@@ -41,7 +49,8 @@ def evaluated(assembly: Assembly, state: State) -> Record:
         return measure(tensors, problem.test) | written
 
     task = assembly.config.data.task
-    record: Record = _mean([tested(tensors) for tensors in _models(assembly, state)])
+    found = [tested(tensors) for tensors in _models(assembly, state)]
+    record: Record = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
     if settings.target_accuracy is not None:
         require_headline(record, settings.target_accuracy, task)
     if settings.per_client:
@@ -60,13 +69,6 @@ def _models(assembly: Assembly, state: State) -> list[Tensors]:
     return [state.tensors | personal for personal in chosen]
 
 
-def _mean(metrics: Sequence[Mapping[str, float]]) -> Record:
-    return {name: float(np.mean([one[name] for one in metrics])) for name in metrics[0]}
-
-
-_MOST = 10
-
-
 def across_clients(metrics: Sequence[Mapping[str, float]], name: str) -> dict[str, float]:
     """A metric's mean over clients, and its mean over the tenth of them that is served worst (at least one)."""
     if not all(name in own for own in metrics):
@@ -78,18 +80,14 @@ def across_clients(metrics: Sequence[Mapping[str, float]], name: str) -> dict[st
     return {"mean": float(ordered.mean()), "worst_decile": float(worst.mean())}
 
 
-# from secure_fed.runs.evaluation
-# The best evaluation of a run, and when to stop waiting for a better one.
-#
-# Evaluations are compared by the task's headline metric (F1 of entities and of answers, else accuracy), or by loss in a run
-# that
-# does not measure it. Choosing a model by a test set reveals something about that test set. So under privacy the test set
-# must be
-# a declared one, not rows held out of the protected data.
-#
-
-
-CHOOSING = ("patience", "keep_best")  # settings of [evaluation]
+def require_measured(measured: Record, config: RunConfig) -> None:
+    """ConfigError for an evaluation by which no model can be chosen, where one is to be chosen."""
+    name = next((name for name in _CHOOSING if getattr(config.evaluation, name)), None)
+    # After a run diverged its loss is NaN, which is no better than any number.
+    if name and not {headline(config.data.task), "accuracy", "loss"} & set(measured):
+        raise ConfigError(
+            f"evaluation.{name} needs accuracy or loss, and the evaluation has neither: return one from metrics"
+        ).about(f"evaluation.{name}", getattr(config.evaluation, name), "metrics with 'accuracy' or 'loss'")
 
 
 def best(records: Sequence[Record], task: str) -> Record | None:
@@ -109,16 +107,6 @@ def stalled(records: Sequence[Record], patience: int | None, task: str) -> str:
         return ""
     reached = f"loss {found['loss']:.4g}" if name == "loss" else shown(name, found[name])
     return f"{patience} evaluations in a row were no better than the evaluation of round {found['round']}, {reached}"
-
-
-def require_measured(measured: Record, config: RunConfig) -> None:
-    """ConfigError for an evaluation by which no model can be chosen, where one is to be chosen."""
-    name = next((name for name in CHOOSING if getattr(config.evaluation, name)), None)
-    # After a run diverged its loss is NaN, which is no better than any number.
-    if name and not {headline(config.data.task), "accuracy", "loss"} & set(measured):
-        raise ConfigError(
-            f"evaluation.{name} needs accuracy or loss, and the evaluation has neither: return one from metrics"
-        ).about(f"evaluation.{name}", getattr(config.evaluation, name), "metrics with 'accuracy' or 'loss'")
 
 
 def _measure(records: Sequence[Record], task: str) -> str:
