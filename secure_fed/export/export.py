@@ -3,6 +3,13 @@
 A LoRA adapter, however it was trained, is written as PEFT's folder, and any other adapter as a folder of our own format, which
 `secure_fed.load_adapter` reads. Each is written beside its destination and renamed into place, so that an export which fails or
 is killed leaves no incomplete folder there. Unlike a checkpoint, it is not synced to the disk: after a power cut, export again.
+
+    write_adapter, write_merged   a run read back from its directory (`export/trained.py`)
+    write_federation              a federation that is still in memory, with a model that may be the user's own
+    push                          the folder, to a repository of the Hugging Face Hub
+
+A regression model learns its labels on a scale: it gives (label - centre) / scale. An adapter states the scale in a file beside
+the weights (`LABEL_SCALE`), a whole model in its config.json.
 """
 
 from __future__ import annotations
@@ -39,6 +46,9 @@ from secure_fed.rounds.registered import existing
 from secure_fed.runs import membership
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
+
+LABEL_SCALE = "label_scale.json"
+_NAMES = ("label_centre", "label_scale")
 
 
 class Tokenizer(Protocol):
@@ -84,8 +94,9 @@ def write_adapter(out_dir: Path, adapted: Adapted) -> None:
             given = adapted.tokenizer is None
             adapter_folder.fill(folder, adapted.config, model, head, adapted.state, card, given=given)
             kind = "own"
-        if adapted.tokenizer is not None:  # else a program made the labels of its own
-            write_label_scale(folder, adapted.config.data)
+        scale = label_scale_of(adapted.config.data)
+        if scale is not None and adapted.tokenizer is not None:  # else a program made the labels of its own
+            (folder / LABEL_SCALE).write_text(json.dumps(scale.to_dict(), indent=2) + "\n", encoding="utf-8")
         _finish(folder, card.text(kind), adapted.tokenizer)
 
 
@@ -105,6 +116,56 @@ def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
     with _appearing(out_dir) as folder, quiet():
         save(folder)
         _finish(folder, adapted.card.text("merged"), adapted.tokenizer)
+
+
+def write_federation(
+    assembly: Assembly,
+    state: State,
+    out: Path,
+    *,
+    base_model: str,
+    client: str | None,
+    statement: str,
+    noise_alone: Mapping[str, Any] | None,
+) -> None:
+    """Write the adapter and the head of this state; refuses a folder that is not empty.
+
+    base_model: the name from which others load a user's own base model, if they can. client: the client whose personal tensors
+    are written, if there are any. statement: the guarantee of this state in words, empty if there is none. noise_alone: the
+    figures of the run's probe, if it made one.
+    """
+    config, problem = assembly.config, assembly.problem
+    kept = {one.index: one.kept for one in existing(assembly.clients) if one.kept is not None}
+    tensors = completed(state.tensors, config.method.personal, client, problem.names, kept)
+    assembly.objective.load(tensors)
+    task, configured = tasks.build(config.data), problem.tokenizer is not None
+    # A private run's figure is a function of releases; others measure it on their data when they end.
+    figure = None if assembly.protection.plan is None else membership.public_figure(assembly, state)
+    classifies = type(problem.model).__name__.endswith("ForSequenceClassification")
+    labels = tuple(problem.facts["label_names"]) or (class_names(problem.model) if classifies else ())
+    card = ModelCard(
+        config.method.name,
+        base_model or (config.model.name if configured else ""),
+        labels,
+        run_facts(config, assembly.method.card, state.round, {}, client, statement, noise_alone, figure),
+        pad_token_id=pad_id(problem.tokenizer) if configured else None,
+        auto=task.auto,
+        settings=task.model_settings(labels) if configured else None,
+        conversion=task.conversion,
+        pooled=is_pooled(getattr(problem.model, "config", None)),
+        revision=config.model.revision,
+    )
+    adapted = Adapted(
+        config=config,
+        method=assembly.method,
+        model=problem.model,
+        head=(*problem.head, *problem.fixed),
+        initial=assembly.initial.tensors,
+        state=replace(state, tensors=tensors),
+        card=card,
+        tokenizer=problem.tokenizer,
+    )
+    write_adapter(out, adapted)
 
 
 def merge(adapted: Adapted, base: nn.Module) -> None:
@@ -184,76 +245,6 @@ def _appearing(out_dir: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# from secure_fed.export.export
-# The export of a federation that is still in memory, with a model that may be the user's own.
-
-
-def write_federation(
-    assembly: Assembly,
-    state: State,
-    out: Path,
-    *,
-    base_model: str,
-    client: str | None,
-    statement: str,
-    noise_alone: Mapping[str, Any] | None,
-) -> None:
-    """Write the adapter and the head of this state; refuses a folder that is not empty.
-
-    base_model: the name from which others load a user's own base model, if they can. client: the client whose personal tensors
-    are written, if there are any. statement: the guarantee of this state in words, empty if there is none. noise_alone: the
-    figures of the run's probe, if it made one.
-    """
-    config, problem = assembly.config, assembly.problem
-    kept = {one.index: one.kept for one in existing(assembly.clients) if one.kept is not None}
-    tensors = completed(state.tensors, config.method.personal, client, problem.names, kept)
-    assembly.objective.load(tensors)
-    task, configured = tasks.build(config.data), problem.tokenizer is not None
-    classifies = type(problem.model).__name__.endswith("ForSequenceClassification")
-    labels = tuple(problem.facts["label_names"]) or (class_names(problem.model) if classifies else ())
-    card = ModelCard(
-        config.method.name,
-        base_model or (config.model.name if configured else ""),
-        labels,
-        run_facts(
-            config, assembly.method.card, state.round, {}, client, statement, noise_alone, _membership(assembly, state)
-        ),
-        pad_token_id=pad_id(problem.tokenizer) if configured else None,
-        auto=task.auto,
-        settings=task.model_settings(labels) if configured else None,
-        conversion=task.conversion,
-        pooled=is_pooled(getattr(problem.model, "config", None)),
-        revision=config.model.revision,
-    )
-    adapted = Adapted(
-        config=config,
-        method=assembly.method,
-        model=problem.model,
-        head=(*problem.head, *problem.fixed),
-        initial=assembly.initial.tensors,
-        state=replace(state, tensors=tensors),
-        card=card,
-        tokenizer=problem.tokenizer,
-    )
-    write_adapter(out, adapted)
-
-
-def _membership(assembly: Assembly, state: State) -> dict[str, Any] | None:
-    """A private run's figure, which is a function of releases; others measure it on their data when they end."""
-    return None if assembly.protection.plan is None else membership.public_figure(assembly, state)
-
-
-# from secure_fed.export.export
-# The scale on which a regression model learned its labels, as an export states it: the model gives (label - centre) / scale.
-#
-# An adapter has it in a file beside the weights, a whole model in its config.json.
-#
-
-
-LABEL_SCALE = "label_scale.json"
-_NAMES = ("label_centre", "label_scale")
-
-
 class LabelScale(NamedTuple):
     """The label that the model learned as 0, and the difference from it that the model learned as 1."""
 
@@ -267,12 +258,6 @@ class LabelScale(NamedTuple):
 def label_scale_of(data: DataConfig) -> LabelScale | None:
     """The scale of a run's labels; None for a task without numbers as labels."""
     return LabelScale(data.label_centre, data.label_scale) if data.task == "regression" else None
-
-
-def write_label_scale(folder: Path, data: DataConfig) -> None:
-    """Write the file of an adapter's folder, if the labels have a scale."""
-    if (found := label_scale_of(data)) is not None:
-        (folder / LABEL_SCALE).write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
 def read_label_scale(folder: Path) -> LabelScale | None:
@@ -302,10 +287,6 @@ def label_scale_in(fields: Mapping[str, Any], place: str) -> LabelScale | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-# from secure_fed.export.export
-# An exported folder as a repository of the Hugging Face Hub, private unless `public` is set.
 
 
 class Api(Protocol):
@@ -344,7 +325,9 @@ def push(folder: Path, repository: str, *, public: bool = False, api: Api | None
     A new repository is private, or public with `public`; without `public`, an existing public repository is refused.
     """
     try:
-        hub = api or _hub()
+        import huggingface_hub
+
+        hub: Api = api or huggingface_hub.HfApi()
         hub.create_repo(repository, private=not public, exist_ok=True)
         if not public and not hub.model_info(repository).private:
             raise UsageError(
@@ -362,10 +345,3 @@ def push(folder: Path, repository: str, *, public: bool = False, api: Api | None
             f"(`hf auth whoami`) and the network, then run `hf upload {repository} {folder}`"
         ) from error
     return str(getattr(uploaded, "repo_url", f"https://huggingface.co/{repository}"))
-
-
-def _hub() -> Api:
-    import huggingface_hub
-
-    hub: Api = huggingface_hub.HfApi()
-    return hub

@@ -127,7 +127,7 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
         return paragraph(f"No figure: {why}.", "notice") + paragraph(_SILENT)
     key = (
         ("accuracy", percent(record.last("accuracy"))),
-        (f"{name(found)} (a coin: 0.5)", auc(found)),
+        (f"{figure_name(found)} (a coin: 0.5)", auc(found)),
         (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
     caught = [(f"members found at {100 * target:g} % false positives", rate) for target, rate in rates(found)]
@@ -142,7 +142,7 @@ def _meaning(found: Mapping[str, Any]) -> str:
     if of_phantoms(found):
         count = number(int(found.get("members") or 0) + int(found.get("non_members") or 0))
         return (
-            f"{count} phantoms took part beside the {unit(found)[0]}. They are nobody's data. A coin decided for each whether"
+            f"{count} phantoms took part beside the {units(found)[0]}. They are nobody's data. A coin decided for each whether"
             " it contributes a random direction of its own whenever it is drawn, as long as the clip norm, the most that"
             " anybody may. The attack sees everything that was released, and goes by how far the model moved along each"
             f" direction. {meaning(found)}"
@@ -150,7 +150,7 @@ def _meaning(found: Mapping[str, Any]) -> str:
     if of_rows(found):
         return f"{meaning(found)} {found['misleads']}"
     return (
-        f"{meaning(found)} Before training, coins decided which of some {unit(found)[0]} were left out. The attack has the"
+        f"{meaning(found)} Before training, coins decided which of some {units(found)[0]} were left out. The attack has the"
         " final model, and names the one that the model fits better."
     )
 
@@ -171,12 +171,12 @@ def auc(found: Mapping[str, Any]) -> str:
     )
 
 
-def short(found: Mapping[str, Any]) -> str:
+def short_auc(found: Mapping[str, Any]) -> str:
     """The AUC, or that there is none; the reason is elsewhere in the report."""
     return "no figure (why: below)" if found.get("auc") is None else auc(found)
 
 
-def name(found: Mapping[str, Any]) -> str:
+def figure_name(found: Mapping[str, Any]) -> str:
     """The name of the figure, which is about phantoms in a run that has them."""
     return "membership AUC of phantoms" if of_phantoms(found) else "membership AUC"
 
@@ -217,7 +217,7 @@ def of_rows(found: Mapping[str, Any]) -> bool:
     return found.get("of") == "rows"
 
 
-def unit(found: Mapping[str, Any]) -> tuple[str, str]:
+def units(found: Mapping[str, Any]) -> tuple[str, str]:
     """The units, and one of them, in words."""
     return _UNITS.get(str(found.get("unit")), _UNITS["example"])
 
@@ -231,7 +231,7 @@ def meaning(found: Mapping[str, Any]) -> str:
     pair = (
         "Of a phantom that contributed and one that did not, the attack names the one that did"
         if of_phantoms(found)
-        else f"Of {unit(found)[1]} that trained and {other}, the attack names the one that trained"
+        else f"Of {units(found)[1]} that trained and {other}, the attack names the one that trained"
     )
     return f"{pair} in {right} of 100 pairs; a coin does in 50. {_judgement(found)}".strip()
 
@@ -248,7 +248,7 @@ def _judgement(found: Mapping[str, Any]) -> str:
     if low > _CHANCE and of_rows(found):
         return f"{interval}: the model fits rows that trained better than the others, unless these are of another kind."
     if low > _CHANCE:
-        return f"{interval}: the model reveals something about whether {unit(found)[1]} was in its training."
+        return f"{interval}: the model reveals something about whether {units(found)[1]} was in its training."
     if high < _CHANCE:
         return f"{interval}, below a coin. That is not privacy: the opposite guess is right more often than a coin."
     below = " A value below 50 is chance; it does not show privacy." if float(found["auc"]) < _CHANCE else ""

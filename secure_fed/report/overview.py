@@ -17,7 +17,7 @@ from secure_fed.report.formatting import MISSING, counted, duration, listed, num
 from secure_fed.report.guarantee import guarantee_picture, path_picture
 from secure_fed.report.markup import facts, figure, figures, folded, paragraph, section, table, text
 from secure_fed.report.masks import masked
-from secure_fed.report.measured import how_good, key_numbers, keys, measured, name, short
+from secure_fed.report.measured import figure_name, how_good, key_numbers, keys, measured, short_auc
 from secure_fed.report.record import RunRecord
 
 
@@ -39,7 +39,7 @@ def summary(record: RunRecord) -> str:
     key = (
         *key_numbers(record),
         ("epsilon", privacy.short(record)),
-        *((f"{name(found)} (a coin: 0.5)", short(found)) for found in [measured(record)] if found),
+        *((f"{figure_name(found)} (a coin: 0.5)", short_auc(found)) for found in [measured(record)] if found),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
     )
     return section(
@@ -122,7 +122,7 @@ def results(record: RunRecord) -> str:
         ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         *key_numbers(record),
-        *(("membership AUC", short(found)) for found in [measured(record)] if found),
+        *(("membership AUC", short_auc(found)) for found in [measured(record)] if found),
         ("test loss", number(record.last("loss"))),
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
