@@ -10,8 +10,8 @@ from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, ModelError, plainly
 from secure_fed.learning.data import revisions
 
-# This path does not change: exports for PEFT name it, since AutoPeftModel knows no other name of the built-in model.
-BUILTIN = {"builtin/tiny": Path(__file__).parents[2] / "models" / "tiny"}
+# Exports for PEFT name this path, since AutoPeftModel knows no other name of the built-in model.
+BUILTIN = {"builtin/tiny": Path(__file__).parent / "tiny"}
 
 
 def locate(name: str) -> str:
