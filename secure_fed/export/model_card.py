@@ -80,12 +80,11 @@ class ModelCard:
         task = [f"pipeline_tag: {_PIPELINES[self.auto]}"] if known and self.auto in _PIPELINES else []
         library = {"peft": "peft", "own": "secure-fed", "merged": "transformers"}[kind]
         tags = (*_TAGS, "lora") if kind == "peft" else _TAGS
-        named = self.base_model and (kind != "merged" or self._on_hub())  # model hubs refuse unknown names
-        base = [f"base_model: {_quoted(self.base_model)}"] if named else []
+        on_hub = not (self.base_model.startswith("builtin/") or Path(self.base_model).is_absolute())
+        named = self.base_model and (kind != "merged" or on_hub)  # model hubs refuse unknown names
+        quoted = self.base_model.replace("'", "''")  # YAML's single quotes leave Windows paths and colons unchanged
+        base = [f"base_model: '{quoted}'"] if named else []
         return ["---", *base, f"library_name: {library}", *task, "tags:", *(f"- {tag}" for tag in tags), "---", ""]
-
-    def _on_hub(self) -> bool:
-        return not (self.base_model.startswith("builtin/") or Path(self.base_model).is_absolute())
 
     def _rows(self, kind: Kind) -> dict[str, str]:
         labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
@@ -240,8 +239,3 @@ _TAGS = ("federated-learning", "secure-fed")
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", r"\|")
-
-
-def _quoted(text: str) -> str:
-    """A YAML string: single quotes leave Windows paths and colons unchanged."""
-    return "'" + text.replace("'", "''") + "'"

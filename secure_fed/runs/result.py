@@ -140,11 +140,12 @@ def _diagnosed(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any] 
 def _subject(assembly: Assembly) -> dict[str, Any]:
     """The method, model and data of the run."""
     config, problem = assembly.config, assembly.problem
-    own_model = problem.tokenizer is None
+    own_model, train = problem.tokenizer is None, config.data.train
+    files = train if isinstance(train, str) else ", ".join(train)
     return {
         "method": config.method.name,
         "model": type(problem.model).__name__ if own_model else config.model.name,
-        "data": "given in Python" if own_model else _data_name(config.data.train) or config.data.name,
+        "data": "given in Python" if own_model else files or config.data.name,
         "task": problem.facts["task"],
         "label_names": problem.facts["label_names"],
     }
@@ -154,7 +155,3 @@ _ALWAYS = (
     *("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds"),
     *("masked", "caught", "lost", *DIAGNOSTICS, "transfer_seconds"),
 )
-
-
-def _data_name(train: str | tuple[str, ...]) -> str:
-    return train if isinstance(train, str) else ", ".join(train)

@@ -143,9 +143,11 @@ class _Run:
 
     def to_its_end(self) -> str:
         """Run the remaining rounds. Returns the reason if the run ended early, else ""."""
-        assembly, schedule = self.assembly, _schedule(self.assembly)
-        patience, task = assembly.config.evaluation.patience, assembly.config.data.task
-        if (why := stalled(self.records, patience, task)) and self.state.round < schedule.rounds:
+        assembly, config = self.assembly, self.assembly.config
+        rounds, training = config.federation.rounds, config.training
+        schedule = Schedule(rounds, lambda round_: scheduled_lr(training, round_, rounds), config.evaluation.every)
+        why = stalled(self.records, config.evaluation.patience, config.data.task)
+        if why and self.state.round < rounds:
             return why
         self._begin_masks()
         if assembly.watch:
@@ -328,8 +330,3 @@ def _name_of(local: object) -> str | None:
 def _admits(assembly: Assembly) -> Callable[[State], bool]:
     """Whether a state can be one of this run."""
     return partial(fits, assembly.method, assembly.initial.tensors)
-
-
-def _schedule(assembly: Assembly) -> Schedule:
-    rounds, training = assembly.config.federation.rounds, assembly.config.training
-    return Schedule(rounds, lambda round_: scheduled_lr(training, round_, rounds), assembly.config.evaluation.every)
