@@ -248,9 +248,7 @@ def _protected(
     initial = State(start.tensors, clip_norm=protection.clip_norm)
     usual_rate = unhurt(config).federation.server_rate
     rounds, numbers = config.federation.rounds, reached(method, initial, start.personal)
-    config = paced(
-        config, protection.noise_over_way(start.sampler.expected, numbers, rounds)
-    )  # a rate that suits the noise
+    config = paced(config, protection.noise_over_way(start.sampler.expected, numbers, rounds))
     if pool.units:  # a resumed run must have the same phantoms
         noted = {"phantoms": {"units": len(pool.units), "digest": pool.digest}}
         problem = replace(problem, facts={**problem.facts, **noted})
