@@ -15,7 +15,7 @@ OF_LOOPS = {"examples": None, "batch_size": None, "epochs": None, "steps": None}
 _NEEDED = {"client": ("rounds", "clients", "cohort"), "example": ("examples", "batch_size")}
 
 
-def add_to(parser: argparse.ArgumentParser) -> None:
+def add_options_of_loops(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unit", choices=("client", "example"), default="client", help="protected unit: a federation's clients, or the "
         "examples in a training loop of your own (default: client)"

@@ -35,7 +35,7 @@ def add_to(made: argparse.ArgumentParser) -> None:
     given.add_argument("--epsilon", type=float, help="the target, against readers of the models")
     given.add_argument("--noise-multiplier", type=float, metavar="Z", help="standard deviation over clip norm")
     made.add_argument("--delta", required=True, type=float, help="well below one over the number of units")
-    loop_plan.add_to(made)
+    loop_plan.add_options_of_loops(made)
     made.add_argument("--rounds", type=int)
     made.add_argument("--clients", type=int)
     made.add_argument("--cohort", type=int, help="clients a round, expected (poisson) or exact (fixed)")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILE, STRANGERS = "journal.jsonl", "strangers.jsonl"
+JOURNAL, STRANGERS = "journal.jsonl", "strangers.jsonl"
 _MOST = 10_000_000  # bytes, before a file is renamed: ".1" is appended to its name
 _SENTENCE = 4000  # characters, above the longest sentences of errors
 _NAME = 100  # characters, above the longest name of a federation or of a kind of message
@@ -35,7 +35,7 @@ class Journal:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         names = {"federation": federation[:_NAME], "asked": asked[:_NAME]}
         line = {"time": now, **names, "refused": refused, "what": sentence[:_SENTENCE]}
-        path = self.folder / (FILE if known else STRANGERS)
+        path = self.folder / (JOURNAL if known else STRANGERS)
         with suppress(OSError):
             if path.exists() and path.stat().st_size > _MOST:
                 os.replace(path, path.with_name(f"{path.name}.1"))
@@ -44,7 +44,7 @@ class Journal:
 
     def last(self, count: int, *, refused: bool = False, known: bool = True) -> list[dict[str, Any]]:
         """The newest lines, the oldest of them first; only refusals if `refused`. known: as in `note`."""
-        name = FILE if known else STRANGERS
+        name = JOURNAL if known else STRANGERS
         kept: deque[dict[str, Any]] = deque(maxlen=count)
         for path in (self.folder / f"{name}.1", self.folder / name):
             with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:

@@ -13,7 +13,7 @@ from protocols.errors import ParameterError, ProtocolError, RangeError, Tamperin
 from secure_fed.deployment import home
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home_files import HomeError
-from secure_fed.deployment.journal import FILE, Journal
+from secure_fed.deployment.journal import JOURNAL, Journal
 from secure_fed.deployment.node import Node
 from secure_fed.deployment.policy import PolicyError
 from secure_fed.deployment.refusals import Expected, refusal
@@ -82,4 +82,4 @@ def test_strangers_push_nothing_out_of_the_journal(tmp_path: Path) -> None:
     assert (line["asked"], line["refused"]) == ("unknown", True)
     assert Journal(tmp_path / "n").last(10) == []
     Journal(tmp_path).note("x" * 100_000, "x" * 100_000, "x" * 100_000, refused=True)
-    assert (tmp_path / FILE).stat().st_size < 10_000
+    assert (tmp_path / JOURNAL).stat().st_size < 10_000
