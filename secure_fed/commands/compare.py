@@ -21,7 +21,7 @@ from secure_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from secure_fed.commands.comparison import Row
-    from secure_fed.commands.comparison.plan import Job
+    from secure_fed.commands.comparison.runs import Job
     from secure_fed.federation import Federation
 
 _INTERRUPTED = 130
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
-    from secure_fed.commands import ahead
+    from secure_fed.commands import train
 
     if any(one.replace(" ", "").startswith("federation.seed=") for one in chosen.set):
         raise ConfigError("--set federation.seed has no effect, since --seeds replaces it: leave it out").about(
@@ -60,20 +60,18 @@ def run(chosen: argparse.Namespace) -> int:
         )
     seeds, configs = _seeds(chosen.seeds), _configs(chosen.configs, chosen.set)
     for config in configs.values():
-        ahead.check(config)
-    from secure_fed.commands.comparison import compare, cost_notes
+        train.check(config)
+    from secure_fed.commands.comparison import compare, tables
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
     try:
-        rows = compare(
-            configs, seeds, out, chosen.target, partial(_shown, iter(cost_notes.before(configs, len(seeds))))
-        )
+        rows = compare(configs, seeds, out, chosen.target, partial(_shown, iter(tables.before(configs, len(seeds)))))
     except KeyboardInterrupt:
         print(f"secure-fed: interrupted; the same command with --out {out} goes on", file=sys.stderr)
         return _INTERRUPTED
     if chosen.json:
+        from secure_fed.commands.comparison.rows import totals
         from secure_fed.commands.comparison.tables import numbers
-        from secure_fed.commands.comparison.totals import totals
 
         together = [total.to_dict() for total in totals(charge for row in rows for charge in row.charges)]
         print(json.dumps({"out": str(out), "rows": [numbers(row) for row in rows], "together": together}))

@@ -110,8 +110,7 @@ def _replace_key(chosen: argparse.Namespace) -> None:
 
 
 def _agent(chosen: argparse.Namespace) -> None:
-    from secure_fed.deployment.agent import Shared
-    from secure_fed.deployment.attended import run
+    from secure_fed.deployment.agent import Shared, run
 
     run(chosen.folder, Shared.of(chosen.socket, chosen.group))
 
@@ -136,7 +135,7 @@ def _link(chosen: argparse.Namespace) -> Link:
 
 def _release(chosen: argparse.Namespace) -> None:
     from secure_fed.deployment.home import Home
-    from secure_fed.deployment.releasing import release
+    from secure_fed.deployment.memberships import release
 
     print(release(Home.load(chosen.folder), chosen.federation))
 
@@ -195,8 +194,7 @@ def _found(folder: Path) -> dict[str, Any]:
     from privacy.ledger import Ledger
     from secure_fed.deployment import relay
     from secure_fed.deployment.charter import fingerprint
-    from secure_fed.deployment.home import LEDGER, Home
-    from secure_fed.deployment.journal import Journal
+    from secure_fed.deployment.home import LEDGER, Home, Journal
     from secure_fed.deployment.memberships import memberships
 
     home, journal = Home.load(folder), Journal(folder)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
-from secure_fed.config.data import WRITE
+from secure_fed.config.settings import WRITE
 from secure_fed.errors import ConfigError, DataError, StorageError, UsageError, plainly
 
 if TYPE_CHECKING:

@@ -12,14 +12,18 @@ run        the whole configuration: read, changed, and compared
 An unknown key is an error that offers the nearest one; a setting without effect beside the others is an error too.
 """
 
-from secure_fed.config.data import DataConfig, ModelConfig
-from secure_fed.config.evaluation import EvaluationConfig
-from secure_fed.config.federation import FederationConfig
-from secure_fed.config.method import MethodConfig
-from secure_fed.config.protection import PrivacyConfig, SecureAggregationConfig
-from secure_fed.config.run import RunConfig, with_absolute_paths
-from secure_fed.config.sections import commented_toml
-from secure_fed.config.training import TrainingConfig
+from secure_fed.config.run_config import RunConfig, with_absolute_paths
+from secure_fed.config.settings import (
+    DataConfig,
+    EvaluationConfig,
+    FederationConfig,
+    MethodConfig,
+    ModelConfig,
+    PrivacyConfig,
+    SecureAggregationConfig,
+    TrainingConfig,
+    commented_toml,
+)
 
 __all__ = [
     "DataConfig",

@@ -14,19 +14,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest, verify
 from secure_fed import __version__
 from secure_fed.config import RunConfig
-from secure_fed.deployment.charter_fields import LONGEST_CLASS, key_of, label_of, list_of, shown_name, text_of
-from secure_fed.deployment.deployable import faults
-from secure_fed.deployment.own_settings import fault
 from secure_fed.errors import SecureFedError, UsageError
+from secure_fed.learning.data.chats import is_template
 
 MOST_BYTES = 16_000_000  # some 100,000 members
 SCHEMA = 1
@@ -231,3 +229,164 @@ def _member(fields: Any) -> Member:
 
 
 _PURPOSE = "charter"
+
+
+# ## from secure_fed.deployment.charter
+# ## The fields of a charter, read and checked: names, labels, lists and keys. A ValueError says what is wrong with one.
+
+
+LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can contain a forged one
+LONGEST_CLASS = 1000  # characters of the name of a class
+
+
+def shown_name(value: Any) -> str:
+    """A name that people read beside a fingerprint. ValueError if it could be mistaken for other lines or another name."""
+    fits = isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+    if not fits or value != " ".join(value.split()):
+        raise ValueError(
+            f"{value!r:.60} is no name of one printable line of 1 to {LONGEST_NAME} characters with single spaces between words"
+        )
+    return str(value)
+
+
+def text_of(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_CLASS:
+        raise ValueError(f"{value!r:.40} is no name")
+    return value
+
+
+def label_of(value: Any) -> int | str:
+    if type(value) not in (int, str):
+        raise ValueError(f"{value!r:.40} is no label")
+    return value  # type: ignore[no-any-return]
+
+
+def list_of(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.40} is no list")
+    return value
+
+
+def key_of(value: Any) -> bytes:
+    key = bytes.fromhex(value)
+    if len(key) != 32:
+        raise ValueError(f"a public key has 32 bytes, and this one {len(key)}")
+    return key
+
+
+# ## from secure_fed.deployment.charter
+# ## The values of settings with which a federation can run on separate machines.
+# ##
+# ## Founding refuses others, and so does every node: a charter with others may come from a coordinator that lies.
+# ##
+
+
+class Fault(NamedTuple):
+    """A setting with another value, the admitted values in words, and the reason."""
+
+    setting: str
+    value: Any
+    limit: str
+    why: str
+
+
+def faults(config: RunConfig) -> Iterator[Fault]:
+    for setting, (admitted, why) in _ADMITTED.items():
+        section, name = setting.split(".")
+        value = getattr(getattr(config, section), name)
+        if value not in admitted:
+            yield Fault(setting, value, " or ".join(map(repr, admitted)), why)
+
+
+_ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "federation.sampling": (
+        ("schedule", "fixed", "auto"),
+        "draws clients by secret coins, and everybody who runs or watches the machines sees the draw",
+    ),
+    "federation.vanishing": ((0.0,), "makes clients of a simulation vanish"),
+    "evaluation.per_client": ((False,), "needs the members' examples in one place"),
+    "evaluation.non_members": (("",), "needs the members' examples in one place"),
+    "evaluation.canaries": (("none",), "needs the members' examples in one place"),
+    "evaluation.diagnostics": (((), ("variation",)), "needs the members' tensors in one place"),
+    "method.personal": (((),), "is not kept by nodes yet"),
+    "evaluation.audit_fraction": ((0.0,), "needs the members' examples in one place"),
+    "privacy.on_exhausted": (
+        ("refuse",),
+        "plans fewer rounds than federation.rounds, and a member pays for the planned ones",
+    ),
+}
+
+
+# ## from secure_fed.deployment.charter
+# ## The settings of each machine alone: paths, and names of local files. A charter contains none of them.
+# ##
+# ## Each party keeps its own in `node.toml` or `coordinator.toml`. A node refuses a charter that sets one: such a charter
+# ## could name
+# ## a file on the node's machine, which the node would read or write. The base model's name may be a folder; the owner's policy
+# ## lists the admitted names.
+# ##
+
+
+MEMBERS = "the files of each member"  # data.train of a charter, which contains no path
+
+# Each setting with the values that a charter may have.
+OWN: dict[tuple[str, str], tuple[object, ...]] = {
+    ("data", "train"): (MEMBERS, ""),
+    ("data", "test"): ("",),
+    ("data", "name"): ("builtin/notes",),  # the default, which names no data where data.train is set
+    ("model", "device"): ("cpu",),
+    ("model", "trust_remote_code"): (False,),  # or a charter could run code on every node
+    ("model", "device_map"): ("",),
+    ("model", "max_memory"): ((),),
+    ("privacy", "ledger"): ("",),
+    ("privacy", "data_set"): ("",),
+    ("privacy", "unit_name"): ("",),
+    ("privacy", "ledger_heads"): ("",),
+}
+
+
+def neutral() -> dict[tuple[str, str], object]:
+    """The values by which founding replaces those of the coordinator's machine."""
+    return {setting: admitted[0] for setting, admitted in OWN.items() if setting != ("data", "name")}
+
+
+def fault(config: RunConfig) -> str:
+    """A sentence about the first setting of one machine alone that these settings contain; "" if they contain none."""
+    for (section, name), admitted in OWN.items():
+        value = getattr(getattr(config, section), name)
+        if value not in admitted:
+            return (
+                f"it sets {section}.{name} = {value!r:.80}, and a charter leaves this setting to each machine: found the "
+                "federation again, with `secure-fed coordinator found`"
+            )
+    if config.data.chat_template and not is_template(config.data.chat_template):
+        return (
+            "it names a file in data.chat_template, and a charter holds the template itself: found the federation again"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class ModelHere:
+    """The base model on one machine.
+
+    folder: of the model, "" for the charter's name of it. The rest as in [model].
+    """
+
+    folder: str = ""
+    device: str = "cpu"
+    trust_remote_code: bool = False
+    device_map: str = ""
+    max_memory: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, section: Any) -> ModelHere:
+        """As the section [node] or [coordinator] of a machine's own file has it."""
+        others = {one.name: getattr(section, one.name) for one in fields(cls) if one.name != "folder"}
+        return cls(section.model, **others)
+
+    @property
+    def settings(self) -> dict[tuple[str, str], Any]:
+        """The settings of [model] on this machine."""
+        place = {("model", "name"): self.folder, ("model", "revision"): ""} if self.folder else {}
+        return place | {("model", one.name): getattr(self, one.name) for one in fields(self) if one.name != "folder"}

@@ -15,32 +15,26 @@ coordinator    coordinator.toml   its test data and other settings of its own
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
+import stat
 import time
-from collections.abc import Sequence
+import tomllib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
-from protocols.keys import Identity
+from protocols.keys import Identity, Secret
 from secure_fed.config import PrivacyConfig, RunConfig
-from secure_fed.config.setting import key
-from secure_fed.deployment.charter import MOST_BYTES, Charter, Member
-from secure_fed.deployment.charter_fields import shown_name
-from secure_fed.deployment.home_files import (
-    HomeError,
-    new_folder,
-    placed,
-    read_key,
-    read_toml,
-    require_known,
-    section_of,
-    write_key,
-)
-from secure_fed.deployment.own_settings import ModelHere
+from secure_fed.config.setting import coerced, key
+from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, ModelHere, shown_name
 from secure_fed.deployment.policy import Policy
-from secure_fed.errors import plainly
+from secure_fed.errors import ConfigError, UsageError, plainly
 from secure_fed.learning.data.files import require_an_example
 from secure_fed.runs.durable import atomic_write
 
@@ -251,3 +245,153 @@ def read_card(path: Path) -> Member:
 def load_coordinator_key(folder: Path) -> Identity:
     """The key of the coordinator whose folder this is."""
     return read_key(folder / COORDINATOR_KEY)
+
+
+# ## from secure_fed.deployment.home
+# ## Reading and writing the files of a deployment's folders: private folders, keys, and sections of TOML.
+
+
+Section = TypeVar("Section")
+
+
+class HomeError(UsageError):
+    """A folder of a deployment that is missing, damaged, or open to others."""
+
+
+def new_folder(folder: Path, command: str) -> None:
+    """Make a private folder; it must be new or empty."""
+    with plainly(HomeError, f"{folder} cannot be made", f"give `{command}` another folder"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise HomeError(f"{folder} is not empty: give `{command}` a new folder")
+        folder.chmod(0o700)
+
+
+def write_key(path: Path) -> Identity:
+    """A new key from the operating system's entropy, in a file that only its owner can read."""
+    identity = Identity.new()
+    atomic_write(path, identity.private.reveal().hex() + "\n", private=True)
+    return identity
+
+
+def read_key(path: Path) -> Identity:
+    """The private key in a file that nobody else can read."""
+    with plainly(HomeError, f"the key {path} cannot be read", "restore it, or make a new folder"):
+        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(opened) as file:
+            mode = stat.S_IMODE(os.fstat(opened).st_mode)
+            text = file.read(100).strip()
+    if mode & 0o077:
+        raise HomeError(f"the key {path} has mode {mode:o}, so that others can read it: `chmod 600` it, or replace it")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise HomeError(f"the key {path} is damaged: restore it, or make a new folder")
+    return Identity.from_secret(Secret(key))
+
+
+def require_apart(paths: Iterable[Path], group: int) -> None:
+    """HomeError if one of these files or folders can be read by the users of this group, or by all users.
+
+    A file is read by whom its mode admits, if the modes of all folders above let him in. (Access lists are not looked at.)
+    """
+    for path in paths:
+        with plainly(HomeError, f"{path} cannot be read", "restore it"):
+            first, *above = (one.stat() for one in (path.resolve(), *path.resolve().parents))
+        reads = 5 if stat.S_ISDIR(first.st_mode) else 4  # who may enter a folder reads the files whose names he knows
+        if _bits(first, group) & reads and all(_bits(one, group) & 1 for one in above):
+            error = f"{path} can be read by the group {group} or by all users, and the SuperNode, which runs the code that its "
+            error += "SuperLink sends, is one of them: `chmod go-rwx` it, or a folder above"
+            raise HomeError(error).about("--group", group, "a group that cannot read the node's folder and data")
+
+
+def _bits(found: os.stat_result, group: int) -> int:
+    """The permissions (4: read, 2: write, 1: enter) of a user of this group who does not own the file."""
+    return (found.st_mode >> 3 if found.st_gid == group else found.st_mode) & 7
+
+
+def placed(folder: Path, path: str, setting: str) -> Path:
+    """The absolute path that is meant: a relative one is in this folder, and ~ is the user's. HomeError for no user's ~."""
+    with plainly(HomeError, f"{setting} = {path!r:.200} names no place on this machine", f"correct {setting}"):
+        return (folder / Path(path).expanduser()).absolute()
+
+
+def read_toml(path: Path, command: str) -> dict[str, Any]:
+    with plainly(HomeError, f"{path} cannot be read", f"give a folder that `{command}` has made"):
+        content = path.read_bytes()
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise HomeError(f"{path} is not valid TOML: {error}") from error
+
+
+def require_known(found: Iterable[str], known: Iterable[str], place: Path, section: str = "") -> None:
+    words = list(known)
+    for name in found:
+        if name not in words:
+            near = difflib.get_close_matches(name, words, n=1, cutoff=0.4)
+            meant = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
+            raise HomeError(f"{place} has the unknown name {section}{name!r}: {meant}")
+
+
+def section_of(kind: type[Section], table: Any, place: Path, section: str) -> Section:
+    """A section's values, each checked against its declared type."""
+    if not isinstance(table, Mapping):
+        raise HomeError(f"{place} has {section} = {table!r:.40}: write a section [{section}]")
+    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    require_known(table, known, place, f"in [{section}] ")
+    try:
+        return kind(**{name: coerced(f"{section}.{name}", known[name], value) for name, value in table.items()})
+    except ConfigError as error:
+        raise HomeError(f"{place}: {error}") from error
+
+
+# ## from secure_fed.deployment.home
+# ## A node's journal for its owner: a line for every request that the node answers or refuses, with the outcome.
+
+
+JOURNAL, STRANGERS = "journal.jsonl", "strangers.jsonl"
+_MOST = 10_000_000  # bytes, before a file is renamed: ".1" is appended to its name
+_SENTENCE = 4000  # characters, above the longest sentences of errors
+_NAME = 100  # characters, above the longest name of a federation or of a kind of message
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The journal in a node's folder. It contains no contribution and no key.
+
+    Anybody on the network can send a node as many envelopes as he likes. Those that no coordinator named by the owner signed
+    have a file of their own, so that they cannot push the lines about a federation out of the journal.
+    """
+
+    folder: Path
+
+    def note(self, asked: str, federation: str, sentence: str, *, refused: bool, known: bool = True) -> None:
+        """Add a line, of bounded length whatever was asked. Failure to write the journal stops nothing.
+
+        known: a coordinator that the owner named has signed the envelope.
+        """
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        names = {"federation": federation[:_NAME], "asked": asked[:_NAME]}
+        line = {"time": now, **names, "refused": refused, "what": sentence[:_SENTENCE]}
+        path = self.folder / (JOURNAL if known else STRANGERS)
+        with suppress(OSError):
+            if path.exists() and path.stat().st_size > _MOST:
+                os.replace(path, path.with_name(f"{path.name}.1"))
+            with open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(json.dumps(line) + "\n")
+
+    def last(self, count: int, *, refused: bool = False, known: bool = True) -> list[dict[str, Any]]:
+        """The newest lines, the oldest of them first; only refusals if `refused`. known: as in `note`."""
+        name = JOURNAL if known else STRANGERS
+        kept: deque[dict[str, Any]] = deque(maxlen=count)
+        for path in (self.folder / f"{name}.1", self.folder / name):
+            with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+                for text in file:
+                    with suppress(ValueError):
+                        line = json.loads(text)
+                        if isinstance(line, dict) and (line.get("refused") or not refused):
+                            kept.append(line)
+        return list(kept)

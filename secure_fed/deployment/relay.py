@@ -11,13 +11,20 @@ import fcntl
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read, refusal
+from secure_fed.errors import UsageError, plainly
 
 SOCKET, LOCK = "agent.sock", "agent.lock"
 _LONGEST = 107  # bytes of a socket's path, a limit of the system
 UNREACHABLE = "this node's agent gave no answer; its owner finds the reason in the SuperNode's log"
+
+
+class AgentError(UsageError):
+    """The agent cannot start."""
 
 
 class NoAgent(EnvelopeError):  # noqa: N818 - named for the missing process
@@ -43,6 +50,23 @@ def unreachable(kind: str, error: Exception) -> Envelope:
     """The refusal that leaves the node; the reason, which may name the owner's folders, is printed."""
     print(f"secure-fed: the node's agent gave no answer: {error or type(error).__name__}", file=sys.stderr, flush=True)
     return refusal(kind, UNREACHABLE)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder's lock, held until the block or this process ends."""
+    with plainly(AgentError, f"{folder} cannot be used", "give the folder of `secure-fed node init`"):
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise AgentError(
+                f"another agent holds {folder}, or `secure-fed node release` does: end it first"
+            ) from error
+        yield
+    finally:
+        os.close(lock)
 
 
 def running(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
-from secure_fed.config.data import WRITE
+from secure_fed.config.settings import WRITE
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.export.adapter_folder import base_model
 from secure_fed.export.export import Adapted, merge, write_adapter, write_merged

@@ -21,8 +21,8 @@ from typing import NoReturn
 
 from secure_fed.activity import activity
 from secure_fed.deployment import relay
-from secure_fed.deployment.attended import LOG as AGENT_LOG
-from secure_fed.deployment.attended import attended, ended, private
+from secure_fed.deployment.agent import LOG as AGENT_LOG
+from secure_fed.deployment.agent import attended, ended, private
 from secure_fed.errors import SecureFedError, UsageError, plainly
 
 LOG = "flower.log"

@@ -10,7 +10,7 @@ from privacy.entropy import Entropy, SystemEntropy
 from privacy.sampling import FixedSize, PublicOrder, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
-from secure_fed.config.privacy_checks import require_small_delta
+from secure_fed.config.checks import require_small_delta
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.phantoms import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from secure_fed.config import RunConfig
-from secure_fed.config.federation import MOMENTUM
+from secure_fed.config.settings import MOMENTUM
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method, Shrinking
 

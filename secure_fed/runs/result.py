@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import RunConfig
-from secure_fed.config.evaluation import DIAGNOSTICS
+from secure_fed.config.settings import DIAGNOSTICS
 from secure_fed.methods.method import State
 from secure_fed.rounds.diagnostics import targets
 from secure_fed.rounds.record import Record

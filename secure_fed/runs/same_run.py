@@ -10,7 +10,7 @@ from typing import Any
 
 from privacy.statement import PROSE
 from secure_fed.config import RunConfig
-from secure_fed.config.effects import EFFECTS
+from secure_fed.config.checks import EFFECTS
 from secure_fed.errors import RunDirectoryError
 from secure_fed.learning.data import fingerprint
 from secure_fed.methods import card

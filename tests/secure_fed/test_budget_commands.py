@@ -22,7 +22,7 @@ from privacy.forecast import Possible, Setting, recommended
 from privacy.ledger import Ledger
 from privacy.plan import Target
 from protocols.simulate import Simulation, simulate
-from secure_fed.commands import ways as shown_ways
+from secure_fed.commands import budget_plan as shown_ways
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.methods.method import Card

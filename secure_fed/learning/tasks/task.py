@@ -136,7 +136,7 @@ class Task(ABC):
 
 
 class Writes(Protocol):
-    """The part of a task whose models write texts (`secure_fed.config.data.WRITE` has their names)."""
+    """The part of a task whose models write texts (`secure_fed.config.settings.WRITE` has their names)."""
 
     def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> Sequence[Sequence[int]]:
         """The token ids, from 1 to `max_length`, after which the model writes its answer to each row."""

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from secure_fed.commands.comparison.drawing import drawn
 from secure_fed.commands.comparison.rows import Row, row_of
-from secure_fed.commands.comparison.tables import as_csv, cells, heads, markdown, measured, notes, numbers
+from secure_fed.commands.comparison.tables import as_csv, cells, drawn, heads, markdown, measured, notes, numbers
 from secure_fed.config import RunConfig
 from secure_fed.report.page.record import RunRecord
 

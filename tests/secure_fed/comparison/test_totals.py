@@ -8,8 +8,8 @@ import pytest
 
 from privacy import accounting
 from privacy.composition import ORDERS
-from secure_fed.commands.comparison.cost_notes import after, before
-from secure_fed.commands.comparison.totals import Charge, charge_of, totals
+from secure_fed.commands.comparison.rows import Charge, charge_of, totals
+from secure_fed.commands.comparison.tables import after, before
 from secure_fed.config import RunConfig
 from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.report.page.record import RunRecord

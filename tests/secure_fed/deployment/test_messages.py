@@ -18,8 +18,18 @@ from protocols.keys import Identity
 from protocols.parameters import ParameterError, Parameters
 from secure_fed.deployment import messages
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.message_readers import READ
-from secure_fed.deployment.messages import Accepted, End, Ended, Left, MessageError, Offer, Refusal, decode, encode
+from secure_fed.deployment.messages import (
+    READ,
+    Accepted,
+    End,
+    Ended,
+    Left,
+    MessageError,
+    Offer,
+    Refusal,
+    decode,
+    encode,
+)
 from secure_fed.methods.method import RoundPlan
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
 from secure_fed.tensors.low_rank import LowRank

@@ -11,11 +11,10 @@ import torch
 
 from privacy.entropy import SeededEntropy
 from secure_fed.config import RunConfig
-from secure_fed.deployment import home, message_kinds, messages, seal
+from secure_fed.deployment import home, messages
 from secure_fed.deployment.charter import Charter, CharterError
-from secure_fed.deployment.home import Home
-from secure_fed.deployment.home_files import HomeError
-from secure_fed.deployment.journal import Journal
+from secure_fed.deployment.envelope import REQUEST, sealed, unsealed
+from secure_fed.deployment.home import Home, HomeError, Journal
 from secure_fed.deployment.node import Node
 from secure_fed.errors import ConfigError
 from tests.secure_fed.deployment.parties import Deployed, founded, rows_of
@@ -96,10 +95,10 @@ def test_a_node_with_a_function_refuses_a_charter_that_protects_examples(tmp_pat
     """Nobody sees whether the function clips each example's gradient, and the other members count on it."""
     party = deployed(tmp_path, EXAMPLE, nodes=1)
     key = home.CoordinatorHome.load(party.folder).identity
-    offer = message_kinds.Offer(party.charter.signed(key), 100, bytes(32))
-    asked = seal.sealed(messages.encode(offer), key, seal.REQUEST, party.charter.digest)
-    answers = [messages.decode(seal.unsealed(party.carrier.nodes_[node].answer(asked))) for node in (100, 101)]
-    assert [isinstance(answer, message_kinds.Refusal) for answer in answers] == [True, False]
+    offer = messages.Offer(party.charter.signed(key), 100, bytes(32))
+    asked = sealed(messages.encode(offer), key, REQUEST, party.charter.digest)
+    answers = [messages.decode(unsealed(party.carrier.nodes_[node].answer(asked))) for node in (100, 101)]
+    assert [isinstance(answer, messages.Refusal) for answer in answers] == [True, False]
     assert "privacy.unit" in answers[0].sentence  # type: ignore[union-attr]
     assert "privacy.unit" in Journal(party.homes[0]).last(9, refused=True)[0]["what"]
     assert not (party.homes[0] / "called").exists()

@@ -12,11 +12,9 @@ from privacy.sampling import NotYourTurn
 from protocols.errors import ParameterError, ProtocolError, RangeError, Tampering
 from secure_fed.deployment import home
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.home_files import HomeError
-from secure_fed.deployment.journal import JOURNAL, Journal
-from secure_fed.deployment.node import Node
+from secure_fed.deployment.home import JOURNAL, HomeError, Journal
+from secure_fed.deployment.node import Expected, Node, refusal
 from secure_fed.deployment.policy import PolicyError
-from secure_fed.deployment.refusals import Expected, refusal
 from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError, StorageError
 from tests.secure_fed.deployment.parties import written
 from tests.secure_fed.deployment.test_deployed_run import MASKED, PARTS, deployed

@@ -12,11 +12,9 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.message_kinds import Refusal
-from secure_fed.deployment.messages import decode
+from secure_fed.deployment.messages import Refusal, decode
 from secure_fed.flower import carrier
-from secure_fed.flower.carrier import MESSAGE_TYPE, CarrierError, GridCarrier
-from secure_fed.flower.content import packed, unpacked
+from secure_fed.flower.carrier import MESSAGE_TYPE, CarrierError, GridCarrier, packed, unpacked
 
 
 class Clock:

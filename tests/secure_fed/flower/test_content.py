@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import strategies as st
 
 from secure_fed.deployment.envelope import DTYPES, Envelope, EnvelopeError
-from secure_fed.flower.content import packed, unpacked
+from secure_fed.flower.carrier import packed, unpacked
 
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "masked": np.arange(6, dtype=np.uint32).reshape(2, 3),

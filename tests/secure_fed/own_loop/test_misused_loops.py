@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from privacy.entropy import ForkError
 from secure_fed.errors import ModelError, OwnLoopError, UsageError
-from secure_fed.own_loop.parts import Parts
+from secure_fed.own_loop.rehearsal import Parts
 from secure_fed.private import Private, wrap
 from tests.secure_fed.own_loop.loops import BUDGET, REHEARSAL, Loss, data, loader, mean, network, train, wrapped
 

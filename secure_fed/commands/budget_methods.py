@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from privacy.errors import PrivacyError
 from privacy.forecast import Possible, in_turn, least_cohort, pick
-from secure_fed.commands.ways import noise_in_words
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.learning import tasks
@@ -21,7 +20,6 @@ from secure_fed.learning.tasks.confidence import confidence
 from secure_fed.methods.catalogue import on
 from secure_fed.methods.counted import classes_of
 from secure_fed.methods.method import Method, State
-from secure_fed.report.terminal import NARROW, PlainConsole
 from secure_fed.rounds.open_settings import reached, unsteady
 from secure_fed.runs.assembly import assemble
 from secure_fed.runs.probe import probe
@@ -29,22 +27,6 @@ from secure_fed.runs.probe import probe
 if TYPE_CHECKING:
     from privacy.forecast import Setting
     from privacy.plan import Target
-
-_EXPLAINED = (
-    "Numbers: the noised numbers of a round; one that is sent in two passes counts twice; of FRA only those whose noise "
-    "reaches the model. Noise: the way with the least noise for this method. Length: of the final noise, divided by the "
-    "longest distance that these numbers can move; it is not harm, since a large model is flat in most directions. Not counted "
-    "in it: products of noised factors, and that noise cancels less if a method's space changes between rounds (FRA)."
-)
-_LONGER = (
-    "Longer below: with smaller cohorts the noise is longer than that distance, whatever central noise is chosen. What it does "
-    "to the model is measured where its weights are here."
-)
-_PROBED = (
-    "Loss: where the final noise alone takes it, on made-up texts, at this run's steps and, after the slash, at the steps of a "
-    "run without noise, where the server shortens them. It decides: long noise may be harmless. Hopeless: the noise takes the "
-    "model to chance; larger cohorts, among as many times more clients, would do."
-)
 
 
 @dataclass(frozen=True)
@@ -89,38 +71,6 @@ def spaces(
             row = replace(row, noise_alone=_alone(config, method, problem))
         found.append(row)
     yield from sorted(found, key=lambda row: (row.length, row.method))
-
-
-def show(console: PlainConsole, model: str, rows: list[Space]) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"Methods on {model}", title_style="bold", **NARROW)
-    probed = any(row.noise_alone for row in rows)
-    table.add_column("method", no_wrap=True)
-    for head in ("numbers", "noise", "length", *(("loss", "hopeless\nbelow") if probed else ("longer\nbelow",))):
-        table.add_column(head, justify="left" if head == "noise" else "right")
-    for row in rows:
-        least = "any cohort" if row.longer_below is None else str(row.longer_below)
-        harm = _harm(row.noise_alone) if probed else (least,)
-        table.add_row(
-            row.method, f"{row.numbers:,}", noise_in_words(row.noise, row.correlation), f"{row.length:.3f}", *harm
-        )
-    console.print(table)
-    if first := next((row.noise_alone for row in rows if row.noise_alone), None):
-        console.print(
-            f"The loss before the noise is {first['start']:.3f}, and {first['chance']:.3f} is chance. {_PROBED}"
-        )
-    console.print(_EXPLAINED if probed else f"{_EXPLAINED} {_LONGER}")
-
-
-def _harm(found: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Where the noise alone takes the loss, and the cohort below which that is hopeless; empty for a cohort that is not."""
-    if found is None:
-        return "-", "-"
-    losses = [found["noised"], *([found["full"]] if found["shortened"] else [])]
-    said = " / ".join("no number" if loss is None else f"{loss:.3g}" for loss in losses)
-    enough = "any tried" if found["enough"] is None else f"{found['enough']:,}"
-    return said, enough if found["hopeless"] else ""
 
 
 def _space(name: str, method: Method, state: State, setting: Setting, target: Target, possible: Possible) -> Space:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import checks
-from secure_fed.config.effects import EFFECTS, FORMER
-from secure_fed.config.refusals import value_of
-from secure_fed.config.sections import Sections, sections
+from secure_fed.config.checks import EFFECTS, FORMER, value_of
 from secure_fed.config.setting import Setting, Typed, coerced
-from secure_fed.config.suggestions import homes, meant, nearest
+from secure_fed.config.settings import Sections, sections
 from secure_fed.errors import ConfigError, plainly
 
 
@@ -175,3 +174,56 @@ def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:
         if name and not name.startswith("builtin/") and there(path):
             return str(path.absolute())
     return name
+
+
+# ## from secure_fed.config.run_config
+# ## Suggestions for an unknown setting: the same name in another section, another library's name for it, or a similar name.
+
+
+# Names of Hugging Face's training arguments and PEFT's configurations, and of other federated libraries.
+ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "local_lr"), "training.lr"),
+    **dict.fromkeys(("num_train_epochs", "num_epochs", "local_epochs"), "training.epochs"),
+    **dict.fromkeys(("max_steps", "local_steps"), "training.steps"),
+    **dict.fromkeys(("per_device_train_batch_size", "train_batch_size"), "training.batch_size"),
+    **dict.fromkeys(("optim", "optimiser"), "training.optimizer"),
+    **dict.fromkeys(("model_name", "model_name_or_path"), "model.name"),
+    **dict.fromkeys(("max_seq_length", "max_seq_len", "max_len"), "model.max_length"),
+    **dict.fromkeys(("dataset", "dataset_name"), "data.name"),
+    **dict.fromkeys(("train_file", "train_data"), "data.train"),
+    **dict.fromkeys(("test_file", "validation_file"), "data.test"),
+    **dict.fromkeys(("r", "lora_r", "lora_rank"), "method.rank"),
+    "lora_alpha": "method.alpha",
+    "lora_dropout": "method.dropout",
+    "lora_target_modules": "method.target_modules",
+    **dict.fromkeys(("num_rounds", "num_server_rounds"), "federation.rounds"),
+    "num_clients": "federation.clients",
+    **dict.fromkeys(("clients_per_round", "num_selected_clients"), "federation.cohort"),
+    "target_epsilon": "privacy.epsilon",
+    "target_delta": "privacy.delta",
+}
+
+
+def meant(section: str, name: str) -> str:
+    """The suggestion for `section.name`, which does not exist."""
+    own = [field.name for field in dataclasses.fields(sections()[section])]
+    if others := homes(name):
+        return f"did you mean {' or '.join(others)}?"
+    return nearest(name, own)
+
+
+def homes(name: str) -> list[str]:
+    """The settings, as `section.key`, that have this name here or in another library."""
+    found = [
+        f"{section}.{name}"
+        for section, settings in sections().items()
+        if name in {field.name for field in dataclasses.fields(settings)}
+    ]
+    return found or ([ELSEWHERE[name]] if name in ELSEWHERE else [])
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The known word most similar to this one, or all known words."""
+    words = list(known)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.4)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
