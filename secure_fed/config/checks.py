@@ -1,5 +1,8 @@
-"""Settings that require or exclude others, outside privacy: federation, partition of the data, answers, diagnostics,
-phantoms."""
+"""Rules between settings: when a setting has an effect, and which settings require or exclude each other.
+
+Changing a setting that has no effect is an error. Settings that contradict each other, or would void a privacy guarantee, are
+refused before anything is read. The limits of a single setting are in `setting`.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,27 @@ from secure_fed.config.settings import DIAGNOSTICS, LOCAL_DIAGNOSTICS, WRITE, Se
 from secure_fed.errors import ConfigError
 
 
-def together(config: Sections) -> None:
-    """Refuse settings that contradict each other."""
+def check(config: Sections) -> None:
+    """ConfigError for a changed setting without effect, and for settings that contradict each other."""
+    defaults = Sections()
+    for name, effective, needs in EFFECTS:
+        value = value_of(config, name)
+        if value not in (value_of(defaults, name), _FORMER.get(name)) and not effective(config):
+            wrong(config, name, needs, f"{name} = {value!r} has no effect here: it needs {needs}")
     _federation(config)
-    check(config)
+    _privacy(config)
     if config.evaluation.phantoms and config.federation.weighting == "examples":
         why = "a phantom has no examples to be weighted by; set federation.weighting = 'uniform'"
         refuse(config, "evaluation.phantoms", "federation.weighting = 'examples'", why)
     _partition(config)
     _answers(config)
     _diagnostics(config)
-    _device_map(config)
+    if config.model.memory is not None and config.model.device_map and config.privacy.unit in ("example", "group"):
+        why = (
+            "that an example's gradient depends on no other is compared on one device with all of the model; use "
+            "model.quantization, or protect clients"
+        )
+        refuse(config, "model.device_map", f"privacy.unit = {config.privacy.unit!r}", why)
     _ranks(config)
     if config.training.lr_warmup >= config.federation.rounds:
         message = (
@@ -29,283 +42,6 @@ def together(config: Sections) -> None:
             "lower it, or raise federation.rounds"
         )
         wrong(config, "training.lr_warmup", "below federation.rounds", message)
-
-
-def _federation(config: Sections) -> None:
-    federation, masks = config.federation, config.secure_aggregation
-    if masks.enabled and federation.vanishing > masks.dropout:
-        message = (
-            f"federation.vanishing is {federation.vanishing:g}, above secure_aggregation.dropout = {masks.dropout:g}: if so "
-            "many clients vanish, a round has no sum; lower it, or raise secure_aggregation.dropout"
-        )
-        wrong(config, "federation.vanishing", f"at most {masks.dropout:g}", message)
-    if federation.clients and federation.cohort and federation.cohort > federation.clients:
-        message = (
-            f"federation.cohort is {federation.cohort}, more than federation.clients = {federation.clients}: lower it"
-        )
-        wrong(config, "federation.cohort", f"at most {federation.clients}", message)
-    last, rounds = federation.averaged, federation.rounds
-    if last > rounds:
-        message = f"federation.average_last is {last}, more than federation.rounds = {rounds}: take {rounds} or less"
-        wrong(config, "federation.average_last", f"at most {rounds}", message)
-    if last > 1 and config.evaluation.patience is not None:
-        why = "a run that may end early does not know which rounds are its last; unset one of the two"
-        refuse(config, "federation.average_last", f"evaluation.patience = {config.evaluation.patience}", why)
-    if federation.aggregate != "mean":
-        _robust(config)
-    if config.method.transport_form == "sketch" and federation.optimizer != "mean":
-        wrong(
-            config,
-            "federation.server_optimizer",
-            "'mean' with method.transport_form = 'sketch'",
-            f"federation.server_optimizer = {federation.server_optimizer!r} adds up means of several rounds, whose sketches "
-            "span different columns: use 'mean', or method.transport_form = 'dense'",
-        )
-
-
-def _robust(config: Sections) -> None:
-    """Refuse medians and trimmed means with settings under which they are impossible, unsafe or meaningless."""
-    for beside, refused, why in (
-        (
-            "secure_aggregation.enabled = true",
-            config.secure_aggregation.enabled,
-            "the server sees only sums, which it can bound only as a whole (docs/bounding_inputs.md); use 'mean'",
-        ),
-        (
-            "privacy.unit = 'client'",
-            config.privacy.unit == "client",
-            "one client may move a median by more than the clip norm, so the noise would not cover it; clipping already "
-            "bounds each client; use 'mean'",
-        ),
-        (
-            "federation.weighting = 'examples'",
-            config.federation.weighting == "examples",
-            "each client reports its own example count; set federation.weighting = 'uniform'",
-        ),
-        (
-            "method.transport_form = 'sketch'",
-            config.method.transport_form == "sketch",
-            "a median of sketches is no sketch of a median; set method.transport_form = 'dense'",
-        ),
-        ("evaluation.phantoms", bool(config.evaluation.phantoms), "phantoms are scored by sums; use 'mean'"),
-        (
-            "method.ranks",
-            bool(config.method.ranks),
-            "a rank that fewer than half of the clients train would have a median of zero, and never learn; use 'mean'",
-        ),
-        (
-            "a cohort of fewer than 3 clients",
-            min(config.federation.cohort or 3, config.federation.clients or 3) < 3,
-            "of two changes neither can be identified as the outlier; raise federation.cohort",
-        ),
-    ):
-        if refused:
-            refuse(config, "federation.aggregate", beside, why)
-
-
-def _partition(config: Sections) -> None:
-    """Refuse a partition without the column or matrix that it needs."""
-    data = config.data
-    for kind, setting, there, missing in (
-        (
-            "natural",
-            "client",
-            data.client or isinstance(data.train, tuple),
-            "names no column with the client of each row",
-        ),
-        ("language", "language", data.language, "names no column with the language of each row"),
-        ("matrix", "matrix", data.matrix, "gives no shares of the labels"),
-    ):
-        if data.partition == kind and not there:
-            message = f"data.partition is {kind!r}, but data.{setting} {missing}"
-            wrong(config, f"data.{setting}", f"set with data.partition = {kind!r}", message)
-
-
-def _answers(config: Sections) -> None:
-    """Refuse answers without a metric, and a pattern that is no regular expression."""
-    data = config.data
-    if config.evaluation.generate and not data.metric:
-        message = (
-            f"evaluation.generate is {config.evaluation.generate}, but data.metric names no way to compare answers: set it to "
-            "'exact_match', 'f1' or 'rouge_l'"
-        )
-        wrong(config, "data.metric", "set with evaluation.generate", message)
-    try:
-        re.compile(data.answer_pattern)
-    except re.error as error:
-        message = f"data.answer_pattern is {data.answer_pattern!r}, which is no regular expression: {error}; correct it"
-        wrong(config, "data.answer_pattern", "a regular expression", message)
-
-
-def _device_map(config: Sections) -> None:
-    """Refuse a divided model under privacy of examples, and a memory that cannot be read."""
-    if config.model.memory is not None and config.model.device_map and config.privacy.unit in ("example", "group"):
-        why = (
-            "that an example's gradient depends on no other is compared on one device with all of the model; use "
-            "model.quantization, or protect clients"
-        )
-        refuse(config, "model.device_map", f"privacy.unit = {config.privacy.unit!r}", why)
-
-
-def _ranks(config: Sections) -> None:
-    """Refuse ranks of clients that cannot be read, or that the global adapter does not have."""
-    method, limit = (
-        config.method,
-        f"NAME=RANK once for each client, with ranks from 1 to method.rank = {config.method.rank}",
-    )
-    try:
-        wrong_ranks = [f"{name}={rank}" for name, rank in method.ranks_by_name.items() if not 1 <= rank <= method.rank]
-    except ValueError as error:
-        wrong_ranks = list(error.args)
-    if wrong_ranks:
-        wrong(
-            config, "method.ranks", limit, f"method.ranks has the entry {wrong_ranks[0]!r:.80}, but it must be {limit}"
-        )
-    if method.ranks and method.double_rank:
-        why = "double_rank compares methods at equal trained size; leave it out, and set method.rank"
-        refuse(config, "method.ranks", "method.double_rank = true", why)
-
-
-def _diagnostics(config: Sections) -> None:
-    """Refuse diagnostics of single clients where privacy or masks hide single clients' updates."""
-    private, masked = config.privacy.unit != "none", config.secure_aggregation.enabled
-    for name in config.evaluation.diagnostics:
-        if name not in DIAGNOSTICS:
-            limit = f"one of {', '.join(DIAGNOSTICS)}"
-            message = f"evaluation.diagnostics names {name!r}; it must be one of {', '.join(DIAGNOSTICS)}"
-        elif name in LOCAL_DIAGNOSTICS and (private or masked):
-            limit = f"privacy.unit = {config.privacy.unit!r}" if private else "secure_aggregation.enabled = true"
-            why = (
-                "it reveals single clients' updates, without noise"
-                if private
-                else "it reads single clients' updates, and the server may learn only their sum"
-            )
-            message = f"evaluation.diagnostics = {name!r} is refused with {limit}: {why}"
-        else:
-            continue
-        raise ConfigError(message, setting="evaluation.diagnostics", value=name, limit=limit)
-
-
-# ## from secure_fed.config.checks
-# ## Settings that would void a privacy guarantee, or leave it undefined.
-
-
-def check(config: Sections) -> None:
-    """Refuse settings that would void the guarantee, or that leave it undefined."""
-    privacy, federation = config.privacy, config.federation
-    if privacy.unit == "none":
-        return
-    if privacy.epsilon is None and privacy.noise_multiplier is None:
-        message = (
-            f"privacy.unit is {privacy.unit!r} without a guarantee: set privacy.epsilon, or privacy.noise_multiplier"
-        )
-        wrong(config, "privacy.epsilon", "set, or privacy.noise_multiplier", message)
-    if privacy.unit == "group" and not privacy.group_column:
-        message = "privacy.unit is 'group', but privacy.group_column names no column with the person of each example"
-        wrong(config, "privacy.group_column", "the name of a column with privacy.unit = 'group'", message)
-    for name, refused, revealed in (
-        ("federation.weighting", federation.weighting == "examples", "the number of a client's examples is private"),
-        ("federation.nonfinite", federation.nonfinite == "fail", "a failed run reveals something about one client"),
-        (
-            "evaluation.per_client",
-            config.evaluation.per_client,
-            "accuracy on private data would be published without noise",
-        ),
-    ):
-        if refused:
-            refuse(config, name, f"privacy.unit = {privacy.unit!r}", revealed)
-    if privacy.noise == "distributed":
-        _distributed(config)
-    if privacy.correlation == "banded":
-        _correlated(config)
-    if privacy.unit == "client":
-        require_small_delta(config, config.federation.clients or 1)  # before data are read, if their number is known
-        _denoising(config)
-
-
-def require_small_delta(config: Sections, units: int) -> None:
-    """Refuse a delta of one over the number of units: it allows revealing one unit completely."""
-    delta = config.privacy.delta
-    if delta * units >= 1:
-        message = (
-            f"privacy.delta is {delta:g}, no less than one over {units} units, so that it would allow publishing one of them: "
-            f"set it well below {1 / units:.2g}"
-        )
-        wrong(config, "privacy.delta", f"below {1 / units:.2g}", message)
-
-
-def _denoising(config: Sections) -> None:
-    """Refuse shrinkage where the noise does not have one known level on every entry."""
-    method, optimizer = config.method, config.federation.server_optimizer
-    fra = method.name in ("fra_lora", "fra_then_ffa") or (method.name, method.rule) == ("federa", "fra_lora")
-    if fra and method.denoise == "shrink" and optimizer == "adam":
-        wrong(
-            config,
-            "federation.server_optimizer",
-            "'mean' or 'momentum' with method.denoise = 'shrink'",
-            "method.denoise = 'shrink' needs one noise level, but federation.server_optimizer = 'adam' scales each entry "
-            "differently: use 'mean' or 'momentum', or method.denoise = 'tangent'",
-        )
-    if method.denoise_over == "sum" and method.transport_form == "sketch":
-        why = "the sketches of different rounds span different columns, so their sum has no single noise level"
-        refuse(config, "method.denoise_over", "method.transport_form = 'sketch'", why + "; use 'mean', or 'dense'")
-
-
-def _distributed(config: Sections) -> None:
-    hidden, sampling = config.privacy.hidden_cohort, config.federation.sampling
-    if not config.secure_aggregation.enabled:
-        wrong(
-            config,
-            "secure_aggregation.enabled",
-            "true with privacy.noise = 'distributed'",
-            "privacy.noise = 'distributed' adds a share of the noise at each client, which protects only their sum: set "
-            "secure_aggregation.enabled = true, or privacy.noise = 'local'",
-        )
-    if sampling == "poisson" and not hidden:
-        why = (
-            "the server sees who takes part, so the coins protect nobody; set privacy.hidden_cohort = true, with which each "
-            "client tosses its own coin"
-        )
-        refuse(config, "federation.sampling", "privacy.noise = 'distributed'", why)
-    if sampling in ("fixed", "schedule") and hidden:
-        contradicts = "contradicts privacy.hidden_cohort = true, with which each client tosses its own coin"
-        message = f"federation.sampling = {sampling!r} {contradicts}"
-        wrong(config, "federation.sampling", "privacy.hidden_cohort = true", message)
-
-
-def _correlated(config: Sections) -> None:
-    """Refuse correlated noise where the run is not a single Gaussian mechanism, or where no party can cancel earlier noise."""
-    privacy = config.privacy
-    for name, refused, why in (
-        (
-            "federation.sampling",
-            config.federation.sampling not in ("auto", "schedule"),
-            "its bound needs a known distance between a client's rounds; set federation.sampling = 'schedule'",
-        ),
-        (
-            "privacy.noise",
-            privacy.noise not in ("auto", "central"),
-            "the clients of a round do not know the noise of earlier rounds, so cannot cancel it; set privacy.noise = "
-            "'central'",
-        ),
-        (
-            "privacy.clip_quantile",
-            privacy.clip_quantile is not None,
-            "noise that follows a changing clip norm does not cancel in sums, and the bound is for one norm; leave it out",
-        ),
-        (
-            "method.transport_form",
-            config.method.transport_form == "sketch",
-            "the sketches of two rounds span different columns, so the noise of one does not cancel in the other; set "
-            "method.transport_form = 'dense'",
-        ),
-    ):
-        if refused:
-            refuse(config, name, f"privacy.correlation = {privacy.correlation!r}", why)
-
-
-# ## from secure_fed.config.checks
-# ## When a setting has an effect. Changing a setting that has no effect is an error.
 
 
 def _generated(config: Sections) -> bool:
@@ -348,7 +84,7 @@ def _may_be_banded(config: Sections) -> bool:
 
 
 # Defaults of earlier versions, which wrote them into every file: they are no error where they have no effect.
-FORMER: Mapping[str, object] = {
+_FORMER: Mapping[str, object] = {
     "federation.server_momentum": 0.9,
     "method.denoise": "shrink",
     "privacy.clip_norm": 1.0,
@@ -495,8 +231,263 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
 )
 
 
-# ## from secure_fed.config.checks
-# ## Errors about a setting, with its value and its limit.
+def _federation(config: Sections) -> None:
+    federation, masks = config.federation, config.secure_aggregation
+    if masks.enabled and federation.vanishing > masks.dropout:
+        message = (
+            f"federation.vanishing is {federation.vanishing:g}, above secure_aggregation.dropout = {masks.dropout:g}: if so "
+            "many clients vanish, a round has no sum; lower it, or raise secure_aggregation.dropout"
+        )
+        wrong(config, "federation.vanishing", f"at most {masks.dropout:g}", message)
+    if federation.clients and federation.cohort and federation.cohort > federation.clients:
+        message = (
+            f"federation.cohort is {federation.cohort}, more than federation.clients = {federation.clients}: lower it"
+        )
+        wrong(config, "federation.cohort", f"at most {federation.clients}", message)
+    last, rounds = federation.averaged, federation.rounds
+    if last > rounds:
+        message = f"federation.average_last is {last}, more than federation.rounds = {rounds}: take {rounds} or less"
+        wrong(config, "federation.average_last", f"at most {rounds}", message)
+    if last > 1 and config.evaluation.patience is not None:
+        why = "a run that may end early does not know which rounds are its last; unset one of the two"
+        refuse(config, "federation.average_last", f"evaluation.patience = {config.evaluation.patience}", why)
+    if federation.aggregate != "mean":
+        _robust(config)
+    if config.method.transport_form == "sketch" and federation.optimizer != "mean":
+        wrong(
+            config,
+            "federation.server_optimizer",
+            "'mean' with method.transport_form = 'sketch'",
+            f"federation.server_optimizer = {federation.server_optimizer!r} adds up means of several rounds, whose sketches "
+            "span different columns: use 'mean', or method.transport_form = 'dense'",
+        )
+
+
+def _robust(config: Sections) -> None:
+    """Refuse medians and trimmed means with settings under which they are impossible, unsafe or meaningless."""
+    for beside, refused, why in (
+        (
+            "secure_aggregation.enabled = true",
+            config.secure_aggregation.enabled,
+            "the server sees only sums, which it can bound only as a whole (docs/bounding_inputs.md); use 'mean'",
+        ),
+        (
+            "privacy.unit = 'client'",
+            config.privacy.unit == "client",
+            "one client may move a median by more than the clip norm, so the noise would not cover it; clipping already "
+            "bounds each client; use 'mean'",
+        ),
+        (
+            "federation.weighting = 'examples'",
+            config.federation.weighting == "examples",
+            "each client reports its own example count; set federation.weighting = 'uniform'",
+        ),
+        (
+            "method.transport_form = 'sketch'",
+            config.method.transport_form == "sketch",
+            "a median of sketches is no sketch of a median; set method.transport_form = 'dense'",
+        ),
+        ("evaluation.phantoms", bool(config.evaluation.phantoms), "phantoms are scored by sums; use 'mean'"),
+        (
+            "method.ranks",
+            bool(config.method.ranks),
+            "a rank that fewer than half of the clients train would have a median of zero, and never learn; use 'mean'",
+        ),
+        (
+            "a cohort of fewer than 3 clients",
+            min(config.federation.cohort or 3, config.federation.clients or 3) < 3,
+            "of two changes neither can be identified as the outlier; raise federation.cohort",
+        ),
+    ):
+        if refused:
+            refuse(config, "federation.aggregate", beside, why)
+
+
+def _partition(config: Sections) -> None:
+    """Refuse a partition without the column or matrix that it needs."""
+    data = config.data
+    for kind, setting, there, missing in (
+        (
+            "natural",
+            "client",
+            data.client or isinstance(data.train, tuple),
+            "names no column with the client of each row",
+        ),
+        ("language", "language", data.language, "names no column with the language of each row"),
+        ("matrix", "matrix", data.matrix, "gives no shares of the labels"),
+    ):
+        if data.partition == kind and not there:
+            message = f"data.partition is {kind!r}, but data.{setting} {missing}"
+            wrong(config, f"data.{setting}", f"set with data.partition = {kind!r}", message)
+
+
+def _answers(config: Sections) -> None:
+    """Refuse answers without a metric, and a pattern that is no regular expression."""
+    data = config.data
+    if config.evaluation.generate and not data.metric:
+        message = (
+            f"evaluation.generate is {config.evaluation.generate}, but data.metric names no way to compare answers: set it to "
+            "'exact_match', 'f1' or 'rouge_l'"
+        )
+        wrong(config, "data.metric", "set with evaluation.generate", message)
+    try:
+        re.compile(data.answer_pattern)
+    except re.error as error:
+        message = f"data.answer_pattern is {data.answer_pattern!r}, which is no regular expression: {error}; correct it"
+        wrong(config, "data.answer_pattern", "a regular expression", message)
+
+
+def _ranks(config: Sections) -> None:
+    """Refuse ranks of clients that cannot be read, or that the global adapter does not have."""
+    method, limit = (
+        config.method,
+        f"NAME=RANK once for each client, with ranks from 1 to method.rank = {config.method.rank}",
+    )
+    try:
+        wrong_ranks = [f"{name}={rank}" for name, rank in method.ranks_by_name.items() if not 1 <= rank <= method.rank]
+    except ValueError as error:
+        wrong_ranks = list(error.args)
+    if wrong_ranks:
+        wrong(
+            config, "method.ranks", limit, f"method.ranks has the entry {wrong_ranks[0]!r:.80}, but it must be {limit}"
+        )
+    if method.ranks and method.double_rank:
+        why = "double_rank compares methods at equal trained size; leave it out, and set method.rank"
+        refuse(config, "method.ranks", "method.double_rank = true", why)
+
+
+def _diagnostics(config: Sections) -> None:
+    """Refuse diagnostics of single clients where privacy or masks hide single clients' updates."""
+    private, masked = config.privacy.unit != "none", config.secure_aggregation.enabled
+    for name in config.evaluation.diagnostics:
+        if name not in DIAGNOSTICS:
+            limit = f"one of {', '.join(DIAGNOSTICS)}"
+            message = f"evaluation.diagnostics names {name!r}; it must be one of {', '.join(DIAGNOSTICS)}"
+        elif name in LOCAL_DIAGNOSTICS and (private or masked):
+            limit = f"privacy.unit = {config.privacy.unit!r}" if private else "secure_aggregation.enabled = true"
+            why = (
+                "it reveals single clients' updates, without noise"
+                if private
+                else "it reads single clients' updates, and the server may learn only their sum"
+            )
+            message = f"evaluation.diagnostics = {name!r} is refused with {limit}: {why}"
+        else:
+            continue
+        raise ConfigError(message, setting="evaluation.diagnostics", value=name, limit=limit)
+
+
+def _privacy(config: Sections) -> None:
+    """Refuse settings that would void a guarantee, or leave it undefined."""
+    privacy, federation = config.privacy, config.federation
+    if privacy.unit == "none":
+        return
+    if privacy.epsilon is None and privacy.noise_multiplier is None:
+        message = (
+            f"privacy.unit is {privacy.unit!r} without a guarantee: set privacy.epsilon, or privacy.noise_multiplier"
+        )
+        wrong(config, "privacy.epsilon", "set, or privacy.noise_multiplier", message)
+    if privacy.unit == "group" and not privacy.group_column:
+        message = "privacy.unit is 'group', but privacy.group_column names no column with the person of each example"
+        wrong(config, "privacy.group_column", "the name of a column with privacy.unit = 'group'", message)
+    for name, refused, revealed in (
+        ("federation.weighting", federation.weighting == "examples", "the number of a client's examples is private"),
+        ("federation.nonfinite", federation.nonfinite == "fail", "a failed run reveals something about one client"),
+        (
+            "evaluation.per_client",
+            config.evaluation.per_client,
+            "accuracy on private data would be published without noise",
+        ),
+    ):
+        if refused:
+            refuse(config, name, f"privacy.unit = {privacy.unit!r}", revealed)
+    if privacy.noise == "distributed":
+        _distributed(config)
+    if privacy.correlation == "banded":
+        _correlated(config)
+    if privacy.unit == "client":
+        require_small_delta(config, config.federation.clients or 1)  # before data are read, if their number is known
+        _denoising(config)
+
+
+def require_small_delta(config: Sections, units: int) -> None:
+    """Refuse a delta of one over the number of units: it allows revealing one unit completely."""
+    delta = config.privacy.delta
+    if delta * units >= 1:
+        message = (
+            f"privacy.delta is {delta:g}, no less than one over {units} units, so that it would allow publishing one of them: "
+            f"set it well below {1 / units:.2g}"
+        )
+        wrong(config, "privacy.delta", f"below {1 / units:.2g}", message)
+
+
+def _denoising(config: Sections) -> None:
+    """Refuse shrinkage where the noise does not have one known level on every entry."""
+    method, optimizer = config.method, config.federation.server_optimizer
+    fra = method.name in ("fra_lora", "fra_then_ffa") or (method.name, method.rule) == ("federa", "fra_lora")
+    if fra and method.denoise == "shrink" and optimizer == "adam":
+        wrong(
+            config,
+            "federation.server_optimizer",
+            "'mean' or 'momentum' with method.denoise = 'shrink'",
+            "method.denoise = 'shrink' needs one noise level, but federation.server_optimizer = 'adam' scales each entry "
+            "differently: use 'mean' or 'momentum', or method.denoise = 'tangent'",
+        )
+    if method.denoise_over == "sum" and method.transport_form == "sketch":
+        why = "the sketches of different rounds span different columns, so their sum has no single noise level"
+        refuse(config, "method.denoise_over", "method.transport_form = 'sketch'", why + "; use 'mean', or 'dense'")
+
+
+def _distributed(config: Sections) -> None:
+    hidden, sampling = config.privacy.hidden_cohort, config.federation.sampling
+    if not config.secure_aggregation.enabled:
+        wrong(
+            config,
+            "secure_aggregation.enabled",
+            "true with privacy.noise = 'distributed'",
+            "privacy.noise = 'distributed' adds a share of the noise at each client, which protects only their sum: set "
+            "secure_aggregation.enabled = true, or privacy.noise = 'local'",
+        )
+    if sampling == "poisson" and not hidden:
+        why = (
+            "the server sees who takes part, so the coins protect nobody; set privacy.hidden_cohort = true, with which each "
+            "client tosses its own coin"
+        )
+        refuse(config, "federation.sampling", "privacy.noise = 'distributed'", why)
+    if sampling in ("fixed", "schedule") and hidden:
+        contradicts = "contradicts privacy.hidden_cohort = true, with which each client tosses its own coin"
+        message = f"federation.sampling = {sampling!r} {contradicts}"
+        wrong(config, "federation.sampling", "privacy.hidden_cohort = true", message)
+
+
+def _correlated(config: Sections) -> None:
+    """Refuse correlated noise where the run is not a single Gaussian mechanism, or where no party can cancel earlier noise."""
+    privacy = config.privacy
+    for name, refused, why in (
+        (
+            "federation.sampling",
+            config.federation.sampling not in ("auto", "schedule"),
+            "its bound needs a known distance between a client's rounds; set federation.sampling = 'schedule'",
+        ),
+        (
+            "privacy.noise",
+            privacy.noise not in ("auto", "central"),
+            "the clients of a round do not know the noise of earlier rounds, so cannot cancel it; set privacy.noise = "
+            "'central'",
+        ),
+        (
+            "privacy.clip_quantile",
+            privacy.clip_quantile is not None,
+            "noise that follows a changing clip norm does not cancel in sums, and the bound is for one norm; leave it out",
+        ),
+        (
+            "method.transport_form",
+            config.method.transport_form == "sketch",
+            "the sketches of two rounds span different columns, so the noise of one does not cancel in the other; set "
+            "method.transport_form = 'dense'",
+        ),
+    ):
+        if refused:
+            refuse(config, name, f"privacy.correlation = {privacy.correlation!r}", why)
 
 
 def value_of(config: Sections, name: str) -> Any:

@@ -1,9 +1,14 @@
-"""All settings of one run: read, changed, and compared; `effects` and `checks` check them against each other."""
+"""The whole configuration of a run: read from TOML and `section.key=value`, changed, compared, and written with explanations.
+
+An unknown key is an error that suggests a setting: the same name in another section, the setting that another library calls so,
+or the most similar name.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,9 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from secure_fed.config import checks
-from secure_fed.config.checks import EFFECTS, FORMER, value_of
-from secure_fed.config.setting import Setting, Typed, coerced
+from secure_fed.config.checks import check
+from secure_fed.config.setting import Setting, Typed, coerced, limits_in_words
 from secure_fed.config.settings import Sections, sections
 from secure_fed.errors import ConfigError, plainly
 
@@ -25,8 +29,13 @@ class RunConfig(Sections):
 
     def __post_init__(self) -> None:
         for name in sections():
-            object.__setattr__(self, name, _coerced_section(name, getattr(self, name)))
-        _check_together(self)
+            section = getattr(self, name)
+            values = {
+                setting.name: coerced(f"{name}.{setting.name}", setting, getattr(section, setting.name))
+                for setting in dataclasses.fields(section)
+            }
+            object.__setattr__(self, name, dataclasses.replace(section, **values))
+        check(self)
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Mapping[str, Any]]) -> RunConfig:
@@ -69,29 +78,6 @@ class RunConfig(Sections):
         ]
 
 
-@cache
-def find(section: str, name: str) -> Setting:
-    """The setting `section.name`; the error for an unknown one suggests the nearest name."""
-    known = sections()
-    if section not in known:
-        raise ConfigError(f"there is no section [{section}]; {_meant_section(section, name, known)}", setting=section)
-    settings = {setting.name: setting for setting in dataclasses.fields(known[section])}
-    if name not in settings:
-        message = f"there is no setting {section}.{name}; {meant(section, name)}"
-        raise ConfigError(message, setting=f"{section}.{name}")
-    return settings[name]
-
-
-def _meant_section(section: str, name: str, known: Iterable[str]) -> str:
-    """The suggestion for a section that does not exist: the settings of this name, else the nearest section."""
-    own = homes(name)
-    return f"did you mean {' or '.join(own)}?" if own else nearest(section, known)
-
-
-def _also(settings: Sequence[str]) -> str:
-    return f"; did you mean {' or '.join(settings)}?" if settings else ""
-
-
 def _flat(tables: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     for section, table in tables.items():
         if not isinstance(table, Mapping):
@@ -99,7 +85,7 @@ def _flat(tables: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
                 raise ConfigError(
                     f"{section} is a section: write [{section}], and below it key = value", setting=section
                 )
-            remedy = f"write [section] and then key = value{_also(homes(section))}"
+            remedy = f"write [section] and then key = value{_also(_settings_called(section))}"
             raise ConfigError(f"{section} = {table!r:.80} stands outside a section; {remedy}")
         if not table and section not in sections():
             raise ConfigError(f"there is no section [{section}]; {nearest(section, sections())}", setting=section)
@@ -124,60 +110,31 @@ def _parse_override(text: str) -> tuple[tuple[str, str], Typed]:
     name, equals, value = text.partition("=")
     section, dot, setting = name.strip().partition(".")
     if not (equals and dot):
-        raise ConfigError(f"--set {text!r} is not of the form section.key=value{_also(homes(name.strip()))}")
+        raise ConfigError(f"--set {text!r} is not of the form section.key=value{_also(_settings_called(name.strip()))}")
     return (section, setting), Typed(value.strip())
 
 
-def _coerced_section(name: str, section: Any) -> Any:
-    settings = dataclasses.fields(section)
-    return dataclasses.replace(
-        section, **{s.name: coerced(f"{name}.{s.name}", s, getattr(section, s.name)) for s in settings}
-    )
+def _also(settings: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(settings)}?" if settings else ""
 
 
-def _check_together(config: Sections) -> None:
-    for name, effective, needs in EFFECTS:
-        value = value_of(config, name)
-        if value not in (find(*name.split(".")).default, FORMER.get(name)) and not effective(config):
-            message = f"{name} = {value!r} has no effect here: it needs {needs}"
-            raise ConfigError(message, setting=name, value=value, limit=needs)
-    checks.together(config)
+@cache
+def find(section: str, name: str) -> Setting:
+    """The setting `section.name`; the error for an unknown one suggests the nearest name."""
+    known = sections()
+    if section not in known:
+        raise ConfigError(f"there is no section [{section}]; {_meant(name, section, known)}", setting=section)
+    settings = {setting.name: setting for setting in dataclasses.fields(known[section])}
+    if name not in settings:
+        message = f"there is no setting {section}.{name}; {_meant(name, name, settings)}"
+        raise ConfigError(message, setting=f"{section}.{name}")
+    return settings[name]
 
 
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The same settings with absolute paths for every file and folder that exists, independent of the working directory."""
-    data = config.data
-    return config.replace(
-        {
-            ("model", "name"): _absolute(config.model.name, Path.is_dir),
-            ("data", "name"): _absolute(data.name, Path.is_dir),
-            ("data", "chat_template"): _absolute(data.chat_template),
-            **{("privacy", name): _made_absolute(getattr(config.privacy, name)) for name in ("ledger", "ledger_heads")},
-            **{("data", name): _each_absolute(getattr(data, name)) for name in ("train", "test")},
-            ("evaluation", "non_members"): _each_absolute(config.evaluation.non_members),
-        }
-    )
-
-
-def _each_absolute(paths: str | tuple[str, ...]) -> str | list[str]:
-    return _absolute(paths) if isinstance(paths, str) else [_absolute(path) for path in paths]
-
-
-def _made_absolute(name: str) -> str:
-    """The absolute path of a file that may not exist yet."""
-    return str(Path(name).expanduser().absolute()) if name else name
-
-
-def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:
-    with suppress(OSError, RuntimeError, ValueError):  # a bad path is refused where it is read
-        path = Path(name).expanduser()
-        if name and not name.startswith("builtin/") and there(path):
-            return str(path.absolute())
-    return name
-
-
-# ## from secure_fed.config.run_config
-# ## Suggestions for an unknown setting: the same name in another section, another library's name for it, or a similar name.
+def _meant(name: str, word: str, known: Iterable[str]) -> str:
+    """The suggestion: the settings that are called `name`, or else the known word nearest to `word`."""
+    own = _settings_called(name)
+    return f"did you mean {' or '.join(own)}?" if own else nearest(word, known)
 
 
 # Names of Hugging Face's training arguments and PEFT's configurations, and of other federated libraries.
@@ -204,15 +161,7 @@ ELSEWHERE = {
 }
 
 
-def meant(section: str, name: str) -> str:
-    """The suggestion for `section.name`, which does not exist."""
-    own = [field.name for field in dataclasses.fields(sections()[section])]
-    if others := homes(name):
-        return f"did you mean {' or '.join(others)}?"
-    return nearest(name, own)
-
-
-def homes(name: str) -> list[str]:
+def _settings_called(name: str) -> list[str]:
     """The settings, as `section.key`, that have this name here or in another library."""
     found = [
         f"{section}.{name}"
@@ -227,3 +176,51 @@ def nearest(word: str, known: Iterable[str]) -> str:
     words = list(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.4)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The same settings with absolute paths for every file and folder that exists, independent of the working directory."""
+    data = config.data
+    return config.replace(
+        {
+            ("model", "name"): _absolute(config.model.name, Path.is_dir),
+            ("data", "name"): _absolute(data.name, Path.is_dir),
+            ("data", "chat_template"): _absolute(data.chat_template),
+            **{("privacy", name): _absolute_path(getattr(config.privacy, name)) for name in ("ledger", "ledger_heads")},
+            **{("data", name): _each_absolute(getattr(data, name)) for name in ("train", "test")},
+            ("evaluation", "non_members"): _each_absolute(config.evaluation.non_members),
+        }
+    )
+
+
+def _each_absolute(paths: str | tuple[str, ...]) -> str | list[str]:
+    return _absolute(paths) if isinstance(paths, str) else [_absolute(path) for path in paths]
+
+
+def _absolute_path(name: str) -> str:
+    """The absolute path of a file that may not exist yet."""
+    return str(Path(name).expanduser().absolute()) if name else name
+
+
+def _absolute(name: str, there: Callable[[Path], bool] = Path.exists) -> str:
+    with suppress(OSError, RuntimeError, ValueError):  # a bad path is refused where it is read
+        path = Path(name).expanduser()
+        if name and not name.startswith("builtin/") and there(path):
+            return str(path.absolute())
+    return name
+
+
+def commented_toml() -> str:
+    """A TOML file of every key. Read back, it is the default configuration; keys without a default are commented out."""
+    lines = ["# A secure-fed run. Every key stands at its default; `secure-fed train THIS_FILE` runs it."]
+    for name, section in sections().items():
+        lines += ["", f"[{name}]"]
+        for setting in dataclasses.fields(section):
+            lines += [f"# {setting.metadata['doc']}{limits_in_words(setting)}", _line(setting)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(setting: Setting) -> str:
+    if setting.default is None:
+        return f"# {setting.name} = {json.dumps(setting.metadata['optional'])}"
+    return f"{setting.name} = {json.dumps(setting.default)}"

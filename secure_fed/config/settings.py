@@ -1,18 +1,17 @@
-"""All sections of a run's settings together, and the TOML file that explains each setting."""
+"""The settings of a run: one frozen dataclass for each section of the TOML file, and `Sections`, which holds them all.
+
+Every field is made by `setting.key`, which has its explanation and its limits. A property beside the fields is a setting with
+the default of this run where the setting is not set. Rules between settings are in `checks`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from dataclasses import dataclass, field, fields
 
-from secure_fed.config.setting import Setting, key, limits_in_words
+from secure_fed.config.setting import key
 from secure_fed.errors import ConfigError
-
-# ## from secure_fed.config.settings
-# ## The sections [model] and [data]: the model that is trained, the data, and their division over clients.
-
 
 _MEMORY = re.compile(r"(\d+|cpu|mps)=(\d+(?:\.\d+)?[KMG]i?B)")
 WRITE = ("causal_lm", "chat")  # tasks whose models write texts
@@ -21,6 +20,8 @@ _NOTES = 10_000_000  # record numbers are distinct up to here
 
 @dataclass(frozen=True)
 class ModelConfig:
+    """[model]: the model that is trained."""
+
     name: str = key("builtin/tiny", "builtin/tiny, a folder, or a Hugging Face Hub id")
     device: str = key(
         "cpu",
@@ -81,6 +82,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
+    """[data]: the data, and their division over clients."""
+
     name: str = key(
         "builtin/notes", "builtin/notes, a Hub id (id:configuration if it has several) or a data set folder"
     )
@@ -181,15 +184,13 @@ class DataConfig:
     )
 
 
-# ## from secure_fed.config.settings
-# ## The section [federation]: clients, rounds, and the server's aggregation and optimiser.
-
-
 MOMENTUM = 0.5  # the server's, where `auto` chooses momentum
 
 
 @dataclass(frozen=True)
 class FederationConfig:
+    """[federation]: clients, rounds, and the server's aggregation and optimiser."""
+
     clients: int | None = key(
         None,
         "number of clients (one per 100 examples up to 200; natural: as many as the data name)",
@@ -289,15 +290,15 @@ class FederationConfig:
         return self.server_beta if self.server_optimizer == "momentum" else 0.0
 
 
-# ## from secure_fed.config.settings
-# ## The section [method]: the settings of all methods. Each method reads some of them, which its card lists.
-
-
+# Defaults of earlier versions, by setting of [method].
+_FORMER_DEFAULTS = {"switch_round": 5, "warmup_rounds": 2, "final_rounds": 5, "denoise": "shrink"}
 _WIDEST = 65_536  # wider than any layer of a model that can be fine-tuned here
 
 
 @dataclass(frozen=True)
 class MethodConfig:
+    """[method]: the settings of all methods. Each method reads some of them, which its card lists."""
+
     name: str = key("fra_lora", "see `secure-fed methods`")
     rank: int = key(8, "rank of the adapter", at_least=1, at_most=_WIDEST)
     alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", at_least=1e-6, at_most=1e6)
@@ -407,15 +408,10 @@ class MethodConfig:
         return getattr(self, option) in (usual, _FORMER_DEFAULTS.get(option))
 
 
-_FORMER_DEFAULTS = {"switch_round": 5, "warmup_rounds": 2, "final_rounds": 5, "denoise": "shrink"}
-
-
-# ## from secure_fed.config.settings
-# ## The section [training]: the local training of a client in a round.
-
-
 @dataclass(frozen=True)
 class TrainingConfig:
+    """[training]: the local training of a client in a round."""
+
     lr: float | None = key(
         None,
         "local learning rate (the method's rate for a model of this width, which `secure-fed methods --model` lists; "
@@ -486,12 +482,10 @@ class TrainingConfig:
         return 16 if self.batch_size is None else self.batch_size
 
 
-# ## from secure_fed.config.settings
-# ## The sections that protect: [privacy] and [secure_aggregation].
-
-
 @dataclass(frozen=True)
 class PrivacyConfig:
+    """[privacy]: the guarantee, its noise, and the ledger that it is charged to."""
+
     unit: str = key(
         "none",
         "unit that differential privacy protects: a client with all its examples, one example, or all examples of one person",
@@ -580,6 +574,8 @@ class PrivacyConfig:
 
 @dataclass(frozen=True)
 class SecureAggregationConfig:
+    """[secure_aggregation]: the masks, and the faults that they withstand."""
+
     enabled: bool = key(False, "pairwise masks: the server learns sums of contributions, and no single contribution")
     corrupt: float = key(0.1, "share of a round's clients assumed to collude with the server", at_least=0.0, below=0.5)
     dropout: float = key(
@@ -602,16 +598,14 @@ class SecureAggregationConfig:
     )
 
 
-# ## from secure_fed.config.settings
-# ## The section [evaluation]: what is measured of a run, published beside it, and kept for an audit.
-
-
 LOCAL_DIAGNOSTICS = ("discrepancy", "drift", "aggregation_error")  # these read each client's trained tensors
 DIAGNOSTICS = ("variation", *LOCAL_DIAGNOSTICS)
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
+    """[evaluation]: what is measured of a run, published beside it, and kept for an audit."""
+
     every: int = key(1, "evaluate after every so many rounds, and after the last", at_least=1)
     batch_size: int = key(64, "evaluation batch size", at_least=1)
     patience: int | None = key(
@@ -722,19 +716,3 @@ class Sections:
 def sections() -> dict[str, type]:
     """The class of every section, in their order."""
     return {section.name: section.default_factory for section in dataclasses.fields(Sections)}  # type: ignore[misc]
-
-
-def commented_toml() -> str:
-    """A TOML file of every key. Read back, it is the default configuration; keys without a default are commented out."""
-    lines = ["# A secure-fed run. Every key stands at its default; `secure-fed train THIS_FILE` runs it."]
-    for name, section in sections().items():
-        lines += ["", f"[{name}]"]
-        for setting in dataclasses.fields(section):
-            lines += [f"# {setting.metadata['doc']}{limits_in_words(setting)}", _line(setting)]
-    return "\n".join(lines) + "\n"
-
-
-def _line(setting: Setting) -> str:
-    if setting.default is None:
-        return f"# {setting.name} = {json.dumps(setting.metadata['optional'])}"
-    return f"{setting.name} = {json.dumps(setting.default)}"

@@ -1,4 +1,8 @@
-"""The privacy budget of a user's own training loop, and the steps and noise that follow from it."""
+"""The privacy account of a user's own training loop: its budget, its steps and noise, its charges, its guarantee in words.
+
+A `Budget` becomes `Terms`: the steps of the loop, and the noise multiplier z of their plan. The `Allowance` is the sensitivity
+to which z is applied. The `Purse` reserves the plan in a ledger and charges each step before it is made.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +51,22 @@ class Budget:
                 )
         if not _number(self.delta):
             raise ConfigError(f"delta is {self.delta!r}; it must be a number").about("delta", self.delta, "a number")
-        if (self.epochs is None) == (self.steps is None):
-            both = (self.epochs, self.steps)
-            raise ConfigError(f"epochs and steps are {both}; give one of them").about("epochs", both, "one of two")
-        for name, count in (("epochs", self.epochs), ("steps", self.steps)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ConfigError(f"{name} is {count!r}; it must be a whole number from 1 on").about(
-                    name, count, "from 1"
-                )
+        _require_counts(self, "epochs", "steps")
 
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require_counts(of: Budget | Terms, *names: str) -> None:
+    """ConfigError unless one of epochs and steps is set, and each of these fields is not set or a whole number from 1 on."""
+    if (of.epochs is None) == (of.steps is None):
+        both = (of.epochs, of.steps)
+        raise ConfigError(f"epochs and steps are {both}; give one of them").about("epochs", both, "one of two")
+    for name in names:
+        count = getattr(of, name)
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ConfigError(f"{name} is {count!r}; it must be a whole number from 1 on").about(name, count, "from 1")
 
 
 @dataclass(frozen=True)
@@ -75,15 +83,7 @@ class Terms:
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
-            both = (self.epochs, self.steps)
-            raise ConfigError(f"epochs and steps are {both}; give one of them").about("epochs", both, "one of two")
-        for name in ("examples", "batch_size", "epochs", "steps"):
-            count = getattr(self, name)
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                raise ConfigError(f"{name} is {count!r}; it must be a whole number from 1 on").about(
-                    name, count, "from 1"
-                )
+        _require_counts(self, "examples", "batch_size", "epochs", "steps")
         if not 0 < self.delta * self.examples < 1:
             least = f"{1 / self.examples:g}"
             raise ConfigError(f"delta is {self.delta:g}; choose it above 0 and well below 1/examples = {least}").about(
@@ -113,26 +113,6 @@ class Terms:
         return for_gradients(Target(epsilon, noise_multiplier, self.delta), [""], [self.sampler], [self.count], 1)
 
 
-# ## from secure_fed.own_loop.account
-# ## How far the other examples of a batch may move an example's gradient, and what that adds to a step's sensitivity.
-# ##
-# ## A step adds clipped gradients. One example more in its batch adds its own, of norm C at most, and moves the others as
-# ## far as
-# ## they depend on the batch: not at all in exact arithmetic, since losses that couple examples are refused, but in float32 the
-# ## last bits do. A rehearsal accepts an example whose clipped gradient in a batch is within t C of its clipped gradient
-# ## alone, so
-# ## that two batches are within 2 t C of each other. With m examples in a batch, adding or removing one moves the sum by at
-# ## most
-# ##
-# ##     C (1 + s),    s = 2 m t,
-# ##
-# ## and the noise is z C (1 + s). t and m are functions of settings alone, never of gradients:
-# ##
-# ##     t = max(.005 / m, 64 u)       u: the machine epsilon of the model's type; so s is .01 up to m of about 650 in float32
-# ##     m                             the largest draw, but for a probability that adds at most delta / 10^6 to delta (`_most`)
-# ##
-
-
 _SLACK = 0.01
 _ROUNDED = 64  # machine epsilons: some ten are usual for the gradients of a deep transformer in different batches
 _UNLIKELY = 1e-6  # of delta
@@ -140,7 +120,23 @@ _UNLIKELY = 1e-6  # of delta
 
 @dataclass(frozen=True)
 class Allowance:
-    """clip_norm: C. most: m. tolerance: t, in clip norms."""
+    """How far the other examples of a batch may move an example's gradient, and what that adds to a step's sensitivity.
+
+    A step adds clipped gradients. One example more in its batch adds its own, of norm C at most, and moves the others as far
+    as they depend on the batch: not at all in exact arithmetic, since losses that couple examples are refused, but in float32
+    the last bits do. A rehearsal accepts an example whose clipped gradient in a batch is within t C of its clipped gradient
+    alone, so that two batches are within 2 t C of each other. With m examples in a batch, adding or removing one moves the sum
+    by at most
+
+        C (1 + s),    s = 2 m t,
+
+    and the noise is z C (1 + s). t and m are functions of settings alone, never of gradients:
+
+        t = max(.005 / m, 64 u)       u: the machine epsilon of the model's type; so s is .01 up to m of about 650 in float32
+        m                             the largest draw, but for a probability that adds at most delta / 10^6 to delta
+
+    clip_norm: C. most: m. tolerance: t, in clip norms.
+    """
 
     clip_norm: float
     most: int
@@ -173,10 +169,6 @@ def _most(terms: Terms, epsilon: float) -> int:
     margin = math.log(2 * terms.count / (terms.delta * _UNLIKELY)) + epsilon  # -ln p or more
     beyond = margin / 3 + math.sqrt((margin / 3) ** 2 + 2 * margin * expected)
     return math.ceil(min(float(terms.examples), expected + beyond))
-
-
-# ## from secure_fed.own_loop.account
-# ## The privacy account of a user's own training loop, and the statement of its guarantee.
 
 
 class Purse:
@@ -230,12 +222,10 @@ def _in_words_of_a_loop() -> Iterator[None]:
     try:
         yield
     except (BudgetExhausted, LedgerError) as error:
-        raise type(error)(f"{error}. In a loop, {_SETTINGS}") from error
-
-
-_SETTINGS = (
-    "epsilon, delta, epochs and steps are fields of Budget, and ledger, data_set and unit_name are arguments of wrap()"
-)
+        raise type(error)(
+            f"{error}. In a loop, epsilon, delta, epochs and steps are fields of Budget, and ledger, data_set and unit_name "
+            "are arguments of wrap()"
+        ) from error
 
 
 def _members(examples: Any, *, told: bool) -> str:
@@ -249,6 +239,18 @@ def _members(examples: Any, *, told: bool) -> str:
             f"the ledger has to identify its unit, and the examples cannot be told apart by their content ({error}): give "
             "unit_name, a name that all loops and runs on these examples give"
         ) from error
+
+
+_OF_LOOPS = (
+    "what the loop itself reads from the examples, prints or bases decisions on: losses, batches, when to stop",
+    "the set of labels, and the number of examples, which are public",
+    "parameters outside the wrapped model, such as those of a second module, which the loop would train without noise",
+    "facts about several examples together, such as all of one person",
+    "random numbers that the data set or the loss draws from a known seed",
+    "a loss or model that couples examples and that the rehearsal of each epoch does not notice, as one that couples only "
+    "examples that were not tried, or few batches",
+    "the outcome of the rehearsals, which is such an error where it depends on examples",
+)
 
 
 def stated(allowance: Allowance, terms: Terms, plan: Plan, *, private: bool) -> Statement:
@@ -275,15 +277,3 @@ def stated(allowance: Allowance, terms: Terms, plan: Plan, *, private: bool) -> 
         not_covered=(*NOT_COVERED[:3], *_OF_LOOPS),
         private=private,
     )
-
-
-_OF_LOOPS = (
-    "what the loop itself reads from the examples, prints or bases decisions on: losses, batches, when to stop",
-    "the set of labels, and the number of examples, which are public",
-    "parameters outside the wrapped model, such as those of a second module, which the loop would train without noise",
-    "facts about several examples together, such as all of one person",
-    "random numbers that the data set or the loss draws from a known seed",
-    "a loss or model that couples examples and that the rehearsal of each epoch does not notice, as one that couples only "
-    "examples that were not tried, or few batches",
-    "the outcome of the rehearsals, which is such an error where it depends on examples",
-)

@@ -3,12 +3,12 @@
     g = (1 / d) (sum_{i in S} clip_C(g_i) + N(0, (z C (1 + s))^2)),    d = q n where the loop's loss is a mean, 1 where a sum
 
 S is the Poisson sample that the loader drew, clip_C scales to an L2 norm of at most C over all trained parameters together, s
-is the slack of `allowance`, and a gradient that is not finite counts as zero. When the loop calls `optimizer.step()`, the step
-is charged and g is computed; the optimizer steps by g, and everything that it computes from g is post-processing.
+is the slack of `account.Allowance`, and a gradient that is not finite counts as zero. When the loop calls `optimizer.step()`,
+the step is charged and g is computed; the optimizer steps by g, and everything that it computes from g is post-processing.
 
 Guarantee: adding or removing one example changes the sum by at most C (1 + s), where C s is for the other examples, whose
 gradients may be rounded otherwise. So a step is a Poisson-sampled Gaussian mechanism of noise multiplier z. Dropout masks are
-drawn in secret.
+drawn in secret. Models and optimizers whose steps cannot be made private are refused by `require_trainable`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ from secure_fed.learning.training.local import seeded
 from secure_fed.learning.training.objective import refuse_running_statistics
 from secure_fed.learning.training.trial import WithoutDropout
 from secure_fed.own_loop.account import Allowance
-from secure_fed.own_loop.batches import Turn
+from secure_fed.own_loop.batches import Batch
 from secure_fed.own_loop.rehearsal import Reduction, Rehearsal, float64_place
 
 _AWAY = 0.05  # the standard deviation, as in trials of federated runs
+_SLACK = 1e-4  # of the sum of the rows' norms: rounding in float32 is far below it
+_FLOOR = 1e-6  # of the same over all parameters: a gradient that is zero by symmetry is rounding on both sides
 
 
 class PrivateSteps:
@@ -67,7 +69,7 @@ class PrivateSteps:
         self._mechanism, self._allowance, self._expected = mechanism, allowance, expected
         self._stream, self._charge, self._left = stream, charge, left
         self._rng = np.random.default_rng(stream.words(4).tolist())  # of dropout
-        self._turn: Turn | None = None
+        self._batch: Batch | None = None
         self._rehearsal = Rehearsal(allowance)
         self._buffers: dict[str, Tensor] = {}
         self._checksums: dict[str, int] = {}
@@ -86,34 +88,39 @@ class PrivateSteps:
         """Of the loss; None until this epoch's rehearsal has found it."""
         return self._rehearsal.reduction
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, batch: Batch) -> None:
         """Called before the loop gets a batch."""
-        before = self._turn
+        before = self._batch
         if before is not None and (before.forward or not before.rehearsal):
             raise OwnLoopError(
                 "the loop went on to another batch without optimizer.step(): whether a step is made must not depend on data, "
                 "and gradients are not accumulated over batches; call optimizer.step() once for every batch of the wrapped "
                 "loader, leave its loop after a step and not before one, and evaluate on the loader that was given to wrap()"
             )
-        if not turn.rehearsal and self.reduction is None:
+        if not batch.rehearsal and self.reduction is None:
             raise OwnLoopError(
                 "the loop left out batches of the rehearsal, which come first and may have one example: without them the "
                 "loss is unknown; call optimizer.step() once for every batch of the wrapped loader"
             )
-        if not turn.rehearsal and self._left() < 1:
+        if not batch.rehearsal and self._left() < 1:
             raise BudgetExhausted(
                 f"the loop starts step {self.made + 1}, beyond its budget of {self.made}: give wrap() more epochs or steps, "
                 "which takes more noise or epsilon, and train anew"
             )
-        if turn.rehearsal and turn.rehearsal.number == 0:
+        if batch.rehearsal and batch.rehearsal.number == 0:
             self._rehearsal = Rehearsal(self._allowance)
         self._put_back()
-        if turn.rehearsal:
+        if batch.rehearsal:
             self._move_from_zero()
         self._buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         self._checksums = checksums(dict(self._model.named_parameters()))
         self._gradients.clear()
-        self._turn = turn
+        self._batch = batch
+
+    def end(self, batch: Batch) -> None:
+        """Called when the loop leaves a batch of a rehearsal, also without a step. Only the current batch has a say."""
+        if batch is self._batch:
+            self._put_back()
 
     def _move_from_zero(self) -> None:
         """Move the trained tensors that are zero (a new head, LoRA's B), as far in every batch of a rehearsal.
@@ -128,11 +135,6 @@ class PrivateSteps:
                     one.copy_(_AWAY * torch.randn(one.shape, generator=generator))
                     self._moved.append(one)
 
-    def end(self, turn: Turn) -> None:
-        """Called when the loop leaves a batch of a rehearsal, also without a step. Only the current batch has a say."""
-        if turn is self._turn:
-            self._put_back()
-
     def _put_back(self) -> None:
         """Undo `_move_from_zero`."""
         with torch.no_grad():
@@ -141,7 +143,7 @@ class PrivateSteps:
 
     def _enter(self, model: nn.Module, args: Any) -> None:
         """Before a forward pass that may train: dropout masks are drawn in secret; a rehearsal has no dropout."""
-        if self._turn is None or not (model.training and torch.is_grad_enabled()):
+        if self._batch is None or not (model.training and torch.is_grad_enabled()):
             return
         device = next(iter(self._trained.values())).device
         if torch.is_autocast_enabled(device.type):
@@ -149,9 +151,9 @@ class PrivateSteps:
                 "the loop computes under autocast, where the rounding of an example's gradient by its batch is more than the "
                 "noise covers; compute in float32"
             )
-        self._turn.forward = True
+        self._batch.forward = True
         self._during.enter_context(seeded(device, self._rng))
-        if self._turn.rehearsal:
+        if self._batch.rehearsal:
             self._during.enter_context(WithoutDropout())
 
     def _leave(self, model: nn.Module, args: Any, output: Any) -> None:
@@ -160,40 +162,40 @@ class PrivateSteps:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Replace the plain gradient by the noised one, or raise."""
         try:
-            released = self._of_turn(args, kwargs)
+            released = self._of_batch(args, kwargs)
         finally:
             self._put_back()
         for name, gradient in released.items():
             self._trained[name].grad = gradient
 
-    def _of_turn(self, args: Any, kwargs: Any) -> dict[str, Tensor]:
+    def _of_batch(self, args: Any, kwargs: Any) -> dict[str, Tensor]:
         """The noised gradient of the current batch, or an empty dict in a rehearsal."""
         if any(one is not None for one in (*args[1:], *kwargs.values())):
             raise OwnLoopError(
                 "optimizer.step() was given a closure, which makes several passes a step; call it without one"
             )
-        turn = self._turn
-        if turn is None or not turn.forward:
+        batch = self._batch
+        if batch is None or not batch.forward:
             raise OwnLoopError(
                 "optimizer.step() came without a batch of the wrapped loader that the model saw: make one step for each batch "
                 "of that loader, after model.train() and model(...)"
             )
         self._require_same_parameters()
         self._require_unchanged()
-        found = self._gradients.of_examples(turn.rows)
-        released = {} if turn.rehearsal else self._released(found, turn)
-        if turn.rehearsal:
-            self._rehearsal.add(turn.rehearsal, found, self._gradients.summed())
+        found = self._gradients.of_examples(batch.rows)
+        released = {} if batch.rehearsal else self._released(found, batch)
+        if batch.rehearsal:
+            self._rehearsal.add(batch.rehearsal, found, self._gradients.summed())
         self._gradients.clear()
         self._forget_gradients_of_frozen()
-        self._turn = None
+        self._batch = None
         return released
 
-    def _released(self, found: Mapping[str, Tensor], turn: Turn) -> dict[str, Tensor]:
+    def _released(self, found: Mapping[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         """Charge for the noised mean or sum, then compute it."""
-        rows = turn.rows if self.reduction == "mean" else 1
+        rows = batch.rows if self.reduction == "mean" else 1
         total = clipped_sum(found, float(rows), self._mechanism, self._allowance.clip_norm)
-        if not turn.counted:
+        if not batch.counted:
             total = {name: torch.zeros_like(part) for name, part in total.items()}
         self._charge(self.made)
         self.made += 1
@@ -258,27 +260,6 @@ def _rows(each: Tensor, factor: float) -> Tensor:
     return each.detach().reshape(len(each), -1).to(float64_place(each), torch.float64) * factor
 
 
-# ## from secure_fed.own_loop.steps
-# ## Per-example gradients of the backward pass of a user's own loop, by Opacus's rules for the layers.
-# ##
-# ## After a backward pass the summed gradients, which have no noise, are removed from the parameters: `p.grad` is None, and an
-# ## optimizer that the loop steps by mistake finds no gradient.
-# ##
-# ## A backward pass that would pair an example's loss with the inputs of another pass is refused in every step, by counting
-# ## passes.
-# ## Beyond that a rule may be wrong for a model, as for a parameter used outside of its layer: then a gradient misses a
-# ## part, which
-# ## is an error of training and not of privacy, since every row still follows from its own example. Rehearsals compare rows
-# ## with
-# ## plain autograd, one by one and after clipping. In every step the rows' sum must be autograd's gradient, which is all that
-# ## autograd gives for a batch; a part below 10^-4 of the sum of the rows' norms is not noticed.
-# ##
-
-
-_SLACK = 1e-4  # of the sum of the rows' norms: rounding in float32 is far below it
-_FLOOR = 1e-6  # of the same over all parameters: a gradient that is zero by symmetry is rounding on both sides
-
-
 class _Hooks(GradSampleHooks):  # type: ignore[misc]  # it has no types
     """Opacus's hooks, with an error of our own for a layer that was not in training mode in the forward pass."""
 
@@ -292,7 +273,17 @@ class _Hooks(GradSampleHooks):  # type: ignore[misc]  # it has no types
 
 
 class BackwardGradients:
-    """{name: (B, *shape)} the per-example gradients dL/dw of a batch, L being the loss on which the loop calls `backward`."""
+    """{name: (B, *shape)} the per-example gradients dL/dw of a batch, L being the loss on which the loop calls `backward`.
+
+    They are made by Opacus's rules for the layers. After a backward pass the summed gradients, which have no noise, are removed
+    from the parameters: `p.grad` is None, and an optimizer that the loop steps by mistake finds no gradient.
+
+    A backward pass that would pair an example's loss with the inputs of another pass is refused in every step, by counting
+    passes. Beyond that a rule may be wrong for a model, as for a parameter used outside of its layer: then a gradient misses a
+    part, which is an error of training and not of privacy, since every row still follows from its own example. Rehearsals
+    compare rows with plain autograd, one by one and after clipping. In every step the rows' sum must be autograd's gradient,
+    which is all that autograd gives for a batch; a part below 10^-4 of the sum of the rows' norms is not noticed.
+    """
 
     def __init__(self, model: nn.Module, trained: Mapping[str, nn.Parameter]) -> None:
         self._trained = dict(trained)
@@ -382,10 +373,6 @@ class BackwardGradients:
         self._hooks.cleanup()
 
 
-# ## from secure_fed.own_loop.steps
-# ## Refusal of models and optimizers whose steps cannot be made private.
-
-
 def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     """The trained parameters by name: those that require gradients. The optimizer must have all of them and no others."""
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -419,6 +406,22 @@ def require_trainable(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Pa
     return trained
 
 
+def _require_same(trained: dict[str, nn.Parameter], optimizer: Optimizer) -> None:
+    stepped = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
+    own = {id(one) for one in trained.values()}
+    for name, one in trained.items():
+        if id(one) not in stepped:
+            raise ModelError(
+                f"parameter {name} requires a gradient, but the optimizer does not have it: another optimizer would step it "
+                "without noise; freeze it, or give it to the optimizer"
+            )
+    if stepped - own:
+        raise ModelError(
+            f"the optimizer has {len(stepped - own)} parameters that are not the model's: give one module that has all "
+            "of them"
+        )
+
+
 def _refuse_layers_without_gradients_of_examples(model: nn.Module) -> None:
     for name, module in model.named_modules():
         trained = any(one.requires_grad for one in module.parameters(recurse=False))
@@ -435,19 +438,3 @@ def _refuse_layers_without_gradients_of_examples(model: nn.Module) -> None:
             )
         if trained and getattr(module, "sparse", False):
             raise ModelError(f"{name or 'the model'} is an embedding with sparse gradients; make it with sparse=False")
-
-
-def _require_same(trained: dict[str, nn.Parameter], optimizer: Optimizer) -> None:
-    stepped = {id(one) for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
-    own = {id(one) for one in trained.values()}
-    for name, one in trained.items():
-        if id(one) not in stepped:
-            raise ModelError(
-                f"parameter {name} requires a gradient, but the optimizer does not have it: another optimizer would step it "
-                "without noise; freeze it, or give it to the optimizer"
-            )
-    if stepped - own:
-        raise ModelError(
-            f"the optimizer has {len(stepped - own)} parameters that are not the model's: give one module that has all "
-            "of them"
-        )
