@@ -6,7 +6,12 @@ The coordinator signs it with its Ed25519 key, and a node takes part only in fed
 (`policy`). So neither a carrier of the messages nor another coordinator can add a member, replace a key, lower a threshold or
 change a setting. The digest of the charter names the federation in everything that the parties sign later.
 
-The charter names nobody's files (`own_settings`): each member's own folder names the files with its examples.
+A charter may come from a coordinator that lies, so every node refuses what founding refuses:
+
+- settings with which a federation cannot run on separate machines (`faults`);
+- the settings of each machine alone (`LOCAL`): paths, and names of local files. Each party keeps its own in `node.toml` or
+  `coordinator.toml`. A charter that sets one could name a file on the node's machine, which the node would read or write. The
+  base model's name may be a folder; the owner's policy lists the admitted names.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,6 +33,10 @@ from secure_fed.learning.data.chats import is_template
 
 MOST_BYTES = 16_000_000  # some 100,000 members
 SCHEMA = 1
+LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can contain a forged one
+LONGEST_CLASS = 1000  # characters of the name of a class
+MEMBERS = "the files of each member"  # data.train of a charter, which contains no path
+_PURPOSE = "charter"
 _FIELDS = (
     "schema",
     "name",
@@ -59,7 +68,7 @@ class Member:
 class Charter:
     """The terms of one run of a federation.
 
-    run: a unique identifier of the run. config: its settings, without those of one machine alone (`own_settings`).
+    run: a unique identifier of the run. config: its settings, without those of one machine alone (`LOCAL`).
     labels, label_names: the classes as written in the data, and their names. model_digest: of the base model before a method
     changes it. members: in the order of their numbers. coordinator: its public key.
     """
@@ -88,7 +97,7 @@ class Charter:
                     f"{called!r:.60} has {len(called):,} characters, and the name of a class has 1 to {LONGEST_CLASS:,}: "
                     "rename it in the members' data and in data.test, or set data.label to another column"
                 )
-        if sets := fault(self.config):
+        if sets := local_fault(self.config):
             raise CharterError(f"the charter of {self.name!r} cannot be used: {sets}")
         for one in faults(self.config):
             raise CharterError(
@@ -185,15 +194,15 @@ class Charter:
             raise CharterError("the charter is damaged: its fields are not those of this version")
         try:
             return cls(
-                name=text_of(fields["name"]),
-                run=text_of(fields["run"]),
-                version=text_of(fields["version"]),
+                name=_text(fields["name"]),
+                run=_text(fields["run"]),
+                version=_text(fields["version"]),
                 config=RunConfig.from_dict(fields["config"]),
-                labels=tuple(label_of(value) for value in list_of(fields["labels"])),
-                label_names=tuple(text_of(name) for name in list_of(fields["label_names"])),
-                model_digest=text_of(fields["model_digest"]),
-                members=tuple(map(_member, list_of(fields["members"]))),
-                coordinator=key_of(fields["coordinator"]),
+                labels=tuple(_label(value) for value in _list(fields["labels"])),
+                label_names=tuple(_text(name) for name in _list(fields["label_names"])),
+                model_digest=_text(fields["model_digest"]),
+                members=tuple(map(_member, _list(fields["members"]))),
+                coordinator=_key(fields["coordinator"]),
             )
         except SecureFedError as error:
             raise CharterError(f"the charter cannot be used: {error}") from error
@@ -225,18 +234,7 @@ def _member(fields: Any) -> Member:
     count = fields["examples"]
     if count is not None and (type(count) is not int or count < 1):
         raise ValueError(f"a member has {count!r:.40} examples")
-    return Member(text_of(fields["name"]), key_of(fields["identity"]), count)
-
-
-_PURPOSE = "charter"
-
-
-# ## from secure_fed.deployment.charter
-# ## The fields of a charter, read and checked: names, labels, lists and keys. A ValueError says what is wrong with one.
-
-
-LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can contain a forged one
-LONGEST_CLASS = 1000  # characters of the name of a class
+    return Member(_text(fields["name"]), _key(fields["identity"]), count)
 
 
 def shown_name(value: Any) -> str:
@@ -249,53 +247,30 @@ def shown_name(value: Any) -> str:
     return str(value)
 
 
-def text_of(value: Any) -> str:
+def _text(value: Any) -> str:
+    """A text of the charter. Like `_label`, `_list` and `_key` it raises ValueError for anything else."""
     if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_CLASS:
         raise ValueError(f"{value!r:.40} is no name")
     return value
 
 
-def label_of(value: Any) -> int | str:
+def _label(value: Any) -> int | str:
     if type(value) not in (int, str):
         raise ValueError(f"{value!r:.40} is no label")
     return value  # type: ignore[no-any-return]
 
 
-def list_of(value: Any) -> Sequence[Any]:
+def _list(value: Any) -> Sequence[Any]:
     if not isinstance(value, list):
         raise ValueError(f"{value!r:.40} is no list")
     return value
 
 
-def key_of(value: Any) -> bytes:
+def _key(value: Any) -> bytes:
     key = bytes.fromhex(value)
     if len(key) != 32:
         raise ValueError(f"a public key has 32 bytes, and this one {len(key)}")
     return key
-
-
-# ## from secure_fed.deployment.charter
-# ## The values of settings with which a federation can run on separate machines.
-# ##
-# ## Founding refuses others, and so does every node: a charter with others may come from a coordinator that lies.
-# ##
-
-
-class Fault(NamedTuple):
-    """A setting with another value, the admitted values in words, and the reason."""
-
-    setting: str
-    value: Any
-    limit: str
-    why: str
-
-
-def faults(config: RunConfig) -> Iterator[Fault]:
-    for setting, (admitted, why) in _ADMITTED.items():
-        section, name = setting.split(".")
-        value = getattr(getattr(config, section), name)
-        if value not in admitted:
-            yield Fault(setting, value, " or ".join(map(repr, admitted)), why)
 
 
 _ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
@@ -317,20 +292,26 @@ _ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 
-# ## from secure_fed.deployment.charter
-# ## The settings of each machine alone: paths, and names of local files. A charter contains none of them.
-# ##
-# ## Each party keeps its own in `node.toml` or `coordinator.toml`. A node refuses a charter that sets one: such a charter
-# ## could name
-# ## a file on the node's machine, which the node would read or write. The base model's name may be a folder; the owner's policy
-# ## lists the admitted names.
-# ##
+class Fault(NamedTuple):
+    """A setting with a value that is not admitted, the admitted values in words, and the reason."""
+
+    setting: str
+    value: Any
+    limit: str
+    why: str
 
 
-MEMBERS = "the files of each member"  # data.train of a charter, which contains no path
+def faults(config: RunConfig) -> Iterator[Fault]:
+    """The settings with which a federation cannot run on separate machines."""
+    for setting, (admitted, why) in _ADMITTED.items():
+        section, name = setting.split(".")
+        value = getattr(getattr(config, section), name)
+        if value not in admitted:
+            yield Fault(setting, value, " or ".join(map(repr, admitted)), why)
 
-# Each setting with the values that a charter may have.
-OWN: dict[tuple[str, str], tuple[object, ...]] = {
+
+# The settings of each machine alone, with the values that a charter may have.
+LOCAL: dict[tuple[str, str], tuple[object, ...]] = {
     ("data", "train"): (MEMBERS, ""),
     ("data", "test"): ("",),
     ("data", "name"): ("builtin/notes",),  # the default, which names no data where data.train is set
@@ -347,12 +328,12 @@ OWN: dict[tuple[str, str], tuple[object, ...]] = {
 
 def neutral() -> dict[tuple[str, str], object]:
     """The values by which founding replaces those of the coordinator's machine."""
-    return {setting: admitted[0] for setting, admitted in OWN.items() if setting != ("data", "name")}
+    return {setting: admitted[0] for setting, admitted in LOCAL.items() if setting != ("data", "name")}
 
 
-def fault(config: RunConfig) -> str:
+def local_fault(config: RunConfig) -> str:
     """A sentence about the first setting of one machine alone that these settings contain; "" if they contain none."""
-    for (section, name), admitted in OWN.items():
+    for (section, name), admitted in LOCAL.items():
         value = getattr(getattr(config, section), name)
         if value not in admitted:
             return (
@@ -364,29 +345,3 @@ def fault(config: RunConfig) -> str:
             "it names a file in data.chat_template, and a charter holds the template itself: found the federation again"
         )
     return ""
-
-
-@dataclass(frozen=True)
-class ModelHere:
-    """The base model on one machine.
-
-    folder: of the model, "" for the charter's name of it. The rest as in [model].
-    """
-
-    folder: str = ""
-    device: str = "cpu"
-    trust_remote_code: bool = False
-    device_map: str = ""
-    max_memory: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, section: Any) -> ModelHere:
-        """As the section [node] or [coordinator] of a machine's own file has it."""
-        others = {one.name: getattr(section, one.name) for one in fields(cls) if one.name != "folder"}
-        return cls(section.model, **others)
-
-    @property
-    def settings(self) -> dict[tuple[str, str], Any]:
-        """The settings of [model] on this machine."""
-        place = {("model", "name"): self.folder, ("model", "revision"): ""} if self.folder else {}
-        return place | {("model", one.name): getattr(self, one.name) for one in fields(self) if one.name != "folder"}

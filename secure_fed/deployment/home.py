@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from protocols.keys import Identity, Secret
 from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.config.setting import coerced, key
-from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, ModelHere, shown_name
+from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, shown_name
 from secure_fed.deployment.policy import Policy
 from secure_fed.errors import ConfigError, UsageError, plainly
 from secure_fed.learning.data.files import require_an_example
@@ -45,6 +45,32 @@ RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
 _BUDGET_FILES = ("ledger", "ledger_heads")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
+
+
+@dataclass(frozen=True)
+class ModelHere:
+    """The base model on one machine.
+
+    folder: of the model, "" for the charter's name of it. The rest as in [model].
+    """
+
+    folder: str = ""
+    device: str = "cpu"
+    trust_remote_code: bool = False
+    device_map: str = ""
+    max_memory: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, section: Any) -> ModelHere:
+        """As the section [node] or [coordinator] of a machine's own file has it."""
+        others = {one.name: getattr(section, one.name) for one in fields(cls) if one.name != "folder"}
+        return cls(section.model, **others)
+
+    @property
+    def settings(self) -> dict[tuple[str, str], Any]:
+        """The settings of [model] on this machine."""
+        place = {("model", "name"): self.folder, ("model", "revision"): ""} if self.folder else {}
+        return place | {("model", one.name): getattr(self, one.name) for one in fields(self) if one.name != "folder"}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@
 
 A header is one JSON object with exactly the fields of its kind. Floats are written in hexadecimal, so that both sides have the
 same number. Tensors and the messages of the protocol are arrays; bfloat16, which numpy lacks, travels as its bits. Any error in
-an envelope is a `MessageError`, found in time and memory bounded by the envelope's size.
+an envelope is a `MessageError`, found in time and memory bounded by the envelope's size. The requests and replies of a round
+are those of `rounds.transport`, as in a simulation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import binascii
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,95 +30,15 @@ from secure_fed.methods.method import RoundPlan
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
 from secure_fed.tensors.tensors import Tensors
 
-
-def encode(message: Message) -> Envelope:
-    """The envelope of a message."""
-    match message:
-        case Offer():
-            return made("offer", {"node": message.node, "nonce": base64_of(message.nonce)}, charter=message.charter)
-        case Accepted():
-            return made("accepted", {"member": message.member, "signature": base64_of(message.signature)})
-        case Refusal():
-            return made("refused", {"error": message.error, "sentence": message.sentence[:SENTENCE]})
-        case Left():
-            return made("left", {})
-        case End():
-            return made("end", {})
-        case Ended():
-            return made("ended", {})
-        case Staged():
-            return made("staged", {}, message=message.message)
-        case Reply():
-            numbers = {"weight": hex_of(message.weight), "loss": hex_of(message.loss)}
-            return made_with("reply", numbers, {"contribution": message.contribution})
-        case Request():
-            return made_with("request", _of_request(message), _tensors_of(message))
-        case Stage():
-            return _of_stage(message)
-
-
-def decode(envelope: Envelope, client: int = 0) -> Message:
-    """The message in an envelope. client: the sender, known from the signature and not from the message."""
-    fields = fields_of(envelope)
-    found = fields.pop("kind")
-    read = READ.get(found) if isinstance(found, str) else None
-    if read is None:
-        raise MessageError(f"an envelope of the kind {found!r:.40} is none of this version")
-    try:
-        return read(fields, Arrays(dict(envelope.arrays)), client)
-    except SecureFedError:
-        raise
-    except ProtocolError as error:
-        raise MessageError(f"an envelope of the kind {found!r} is damaged: {error}") from error
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError, binascii.Error) as error:
-        raise MessageError(f"an envelope of the kind {found!r} is damaged: {error!s:.200}") from error
-
-
-def kind(envelope: Envelope) -> str:
-    """The kind of message in an envelope; "unknown" if it is none of this version, "" if there is no kind."""
-    try:
-        found = fields_of(envelope).get("kind")
-    except MessageError:
-        return ""
-    if not isinstance(found, str):
-        return ""
-    return found if found in READ else "unknown"
-
-
-def _of_request(request: Request) -> dict[str, Any]:
-    return {
-        "round": request.round,
-        "pass": request.pass_name,
-        "trainable": list(request.plan.trainable),
-        "down": list(request.plan.down),
-        "passes": list(request.plan.passes),
-        "lr": hex_of(request.lr),
-        "clip_norm": hex_of(request.clip_norm),
-        "layout": request.layout,
-        "first": request.first,
-        "means": list(request.means),
-    }
-
-
-def _tensors_of(request: Request) -> dict[str, Tensors]:
-    return {"tensors": request.tensors, **{f"mean {name}": mean for name, mean in request.means.items()}}
-
-
-def _of_stage(stage: Stage) -> Envelope:
-    listed = stage.listed and {"request": stage.listed.request, "contributors": list(stage.listed.contributors)}
-    fields = {"round": stage.round, "name": stage.name, "listed": listed}
-    own = {"parameters": stage.parameters.to_bytes(), "message": stage.message}
-    if stage.request is None:
-        return made("stage", fields | {"request": None}, **own)
-    return made_with("stage", fields | {"request": _of_request(stage.request)}, _tensors_of(stage.request), own)
-
-
-# ## from secure_fed.deployment.messages
-# ## The kinds of messages between coordinator and nodes, apart from the requests and replies of a round (`rounds.transport`).
-
-
-SENTENCE = 2000  # characters of a refusal
+KINDS = ("offer", "request", "stage", "end", "accepted", "reply", "staged", "left", "ended", "refused")
+STAGES = ("advertise", "share", "mask", "consistency", "unmask")
+_SENTENCE = 2000  # characters of a refusal
+_MEANS = 1000  # of earlier passes in a request
 _ACCEPTED = "charter accepted"
+
+
+class MessageError(SecureFedError):
+    """An envelope that is no message of this version."""
 
 
 @dataclass(frozen=True)
@@ -174,21 +95,235 @@ class Ended:
 Message = Offer | Request | Stage | End | Accepted | Reply | Staged | Left | Ended | Refusal
 
 
-# ## from secure_fed.deployment.messages
-# ## Writing and reading the content of envelopes: typed header fields and arrays, each taken once.
-# ##
-# ## For invalid content readers raise ValueError, KeyError, TypeError, OverflowError or RuntimeError, and `messages` turns
-# ## these
-# ## into one error.
-# ##
+def encode(message: Message) -> Envelope:
+    """The envelope of a message."""
+    match message:
+        case Offer():
+            return made("offer", {"node": message.node, "nonce": base64_of(message.nonce)}, charter=message.charter)
+        case Accepted():
+            return made("accepted", {"member": message.member, "signature": base64_of(message.signature)})
+        case Refusal():
+            return made("refused", {"error": message.error, "sentence": message.sentence[:_SENTENCE]})
+        case Left():
+            return made("left", {})
+        case End():
+            return made("end", {})
+        case Ended():
+            return made("ended", {})
+        case Staged():
+            return made("staged", {}, message=message.message)
+        case Reply():
+            numbers = {"weight": hex_of(message.weight), "loss": hex_of(message.loss)}
+            return made_with("reply", numbers, {"contribution": message.contribution})
+        case Request():
+            return made_with("request", _of_request(message), _tensors_of(message))
+        case Stage():
+            return _of_stage(message)
 
 
-class MessageError(SecureFedError):
-    """An envelope that is no message of this version."""
+def _of_request(request: Request) -> dict[str, Any]:
+    return {
+        "round": request.round,
+        "pass": request.pass_name,
+        "trainable": list(request.plan.trainable),
+        "down": list(request.plan.down),
+        "passes": list(request.plan.passes),
+        "lr": hex_of(request.lr),
+        "clip_norm": hex_of(request.clip_norm),
+        "layout": request.layout,
+        "first": request.first,
+        "means": list(request.means),
+    }
+
+
+def _tensors_of(request: Request) -> dict[str, Tensors]:
+    return {"tensors": request.tensors, **{f"mean {name}": mean for name, mean in request.means.items()}}
+
+
+def _of_stage(stage: Stage) -> Envelope:
+    listed = stage.listed and {"request": stage.listed.request, "contributors": list(stage.listed.contributors)}
+    fields = {"round": stage.round, "name": stage.name, "listed": listed}
+    own = {"parameters": stage.parameters.to_bytes(), "message": stage.message}
+    if stage.request is None:
+        return made("stage", fields | {"request": None}, **own)
+    return made_with("stage", fields | {"request": _of_request(stage.request)}, _tensors_of(stage.request), own)
+
+
+def made(kind: str, fields: Mapping[str, Any], **content: bytes | bytearray) -> Envelope:
+    """An envelope of this kind. content: arrays of bytes."""
+    header = json.dumps({"kind": kind, **fields}, separators=(",", ":"), allow_nan=False).encode()
+    return Envelope(header, {name: np.frombuffer(bytes(one), np.uint8) for name, one in content.items()})
+
+
+def made_with(
+    kind: str, fields: Mapping[str, Any], owned: Mapping[str, Tensors], content: Mapping[str, bytes] | None = None
+) -> Envelope:
+    """An envelope of this kind with tensors, by their owners' names. content: other arrays, of bytes."""
+    arrays, bits = dict[str, Any](), list[str]()
+    for owner, tensors in owned.items():
+        for name, part in tensors.parts().items():
+            part = part.detach().cpu().contiguous()
+            if part.dtype == torch.bfloat16:
+                bits.append(f"{owner}/{name}")
+                part = part.view(torch.int16)
+            arrays[f"{owner}/{name}"] = part.numpy()
+    bare = made(kind, {**fields, "bfloat16": bits}, **(content or {}))
+    return Envelope(bare.header, {**bare.arrays, **arrays})
+
+
+def base64_of(content: bytes) -> str:
+    """The base 64 text that `Fields.content` reads."""
+    return base64.b64encode(content).decode()
+
+
+def hex_of(number: float) -> str:
+    """The text that `Fields.real` reads back as the same number, including infinities and NaN."""
+    return float(number).hex()
+
+
+def decode(envelope: Envelope, client: int = 0) -> Message:
+    """The message in an envelope: exactly the fields and arrays of its kind, none missing and none left over.
+
+    client: the sender, known from the signature and not from the message.
+    """
+    fields, arrays = fields_of(envelope), Arrays(dict(envelope.arrays))
+    found = fields.pop("kind")
+    if not isinstance(found, str) or found not in KINDS:
+        raise MessageError(f"an envelope of the kind {found!r:.40} is none of this version")
+    try:
+        message = _read(found, fields, arrays, client)
+        fields.done()
+        arrays.done()
+    except SecureFedError:
+        raise
+    except ProtocolError as error:
+        raise MessageError(f"an envelope of the kind {found!r} is damaged: {error}") from error
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError, binascii.Error) as error:
+        raise MessageError(f"an envelope of the kind {found!r} is damaged: {error!s:.200}") from error
+    return message
+
+
+def kind(envelope: Envelope) -> str:
+    """The kind of message in an envelope; "unknown" if it is none of this version, "" if there is no kind."""
+    try:
+        found = fields_of(envelope).get("kind")
+    except MessageError:
+        return ""
+    if not isinstance(found, str):
+        return ""
+    return found if found in KINDS else "unknown"
+
+
+def _read(kind: str, fields: Fields, arrays: Arrays, client: int) -> Message:
+    match kind:
+        case "offer":
+            return Offer(arrays.content("charter"), fields.number("node"), fields.content("nonce", 32))
+        case "accepted":
+            return Accepted(fields.number("member"), fields.content("signature", 64))
+        case "refused":
+            return Refusal(_line(fields.take("error", str))[:100], _line(fields.take("sentence", str))[:_SENTENCE])
+        case "staged":
+            return Staged(client, arrays.content("message"))
+        case "reply":
+            bits = frozenset(fields.texts("bfloat16"))
+            contribution = arrays.tensors("contribution", bits)
+            return Reply(client, contribution, fields.real("weight"), fields.real("loss"))
+        case "request":
+            bits = frozenset(fields.texts("bfloat16"))
+            return _read_request(fields, arrays, bits)
+        case "stage":
+            return _read_stage(fields, arrays)
+        case "left":
+            return Left()
+        case "end":
+            return End()
+        case _:
+            return Ended()
+
+
+def _line(text: str) -> str:
+    """The text as one line that people may be shown: a space for white space and for what cannot be printed."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+
+
+def _read_stage(fields: Fields, arrays: Arrays) -> Stage:
+    asked, listed = fields.take("request", dict, type(None)), fields.take("listed", dict, type(None))
+    bits = frozenset(fields.texts("bfloat16") if asked is not None else ())
+    parameters = Parameters.from_bytes(arrays.content("parameters"))
+    name = fields.take("name", str)
+    if name not in STAGES:
+        raise ValueError(f"there is no stage {name!r:.40}")
+    return Stage(
+        fields.number("round"),
+        name,
+        parameters,
+        arrays.content("message"),
+        None if asked is None else _nested(asked, lambda inner: _read_request(inner, arrays, bits)),
+        None if listed is None else _nested(listed, _read_listed),
+    )
+
+
+def _read_request(fields: Fields, arrays: Arrays, bits: frozenset[str]) -> Request:
+    plan = RoundPlan(fields.texts("trainable"), fields.texts("down"), fields.texts("passes"))
+    means = fields.texts("means")
+    if len(means) > _MEANS or len(set(means)) < len(means) or any("/" in name for name in means):
+        # each mean is looked up among all arrays by the prefix before "/"
+        raise ValueError(f"it names {len(means)} means, above {_MEANS}, one of them twice, or one with a '/'")
+    return Request(
+        round=fields.number("round"),
+        pass_name=fields.take("pass", str),
+        plan=plan,
+        lr=fields.real("lr"),
+        layout=fields.take("layout", str),
+        tensors=arrays.tensors("tensors", bits),
+        means={name: arrays.tensors(f"mean {name}", bits) for name in means},
+        clip_norm=fields.real("clip_norm"),
+        first=fields.take("first", str),
+    )
+
+
+def _read_listed(fields: Fields) -> ContributorList:
+    contributors = fields.take("contributors", list)
+    if not all(type(one) is int and 0 <= one < 2**32 for one in contributors):
+        raise ValueError("the contributors are not numbers of clients")
+    return ContributorList(fields.take("request", str), tuple(contributors))
+
+
+def _nested(inside: Mapping[str, Any], read: Callable[[Fields], Any]) -> Any:
+    fields = Fields(inside)
+    found = read(fields)
+    fields.done()
+    return found
+
+
+def fields_of(envelope: Envelope) -> Fields:
+    """The fields of an envelope's header, its kind among them. MessageError unless it is one object with each field once."""
+    try:
+        found = json.loads(envelope.header.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise MessageError(f"the header of an envelope is no JSON: {error!s:.100}") from error
+    if not isinstance(found, dict) or "kind" not in found:
+        raise MessageError("the header of an envelope is no object with a kind")
+    return Fields(found)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is there twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 class Fields(dict[str, Any]):
-    """The fields of a header, each taken once, with a check of its type."""
+    """The fields of a header, each taken once, with a check of its type.
+
+    For invalid content it raises ValueError, KeyError, TypeError or OverflowError, and `Arrays` RuntimeError too; `decode`
+    turns these into one error.
+    """
 
     def take(self, name: str, *types: type) -> Any:
         value = self.pop(name)
@@ -251,172 +386,3 @@ class Arrays(dict[str, Any]):
     def done(self) -> None:
         if self:
             raise ValueError(f"it has an array {next(iter(self))!r:.40} that its kind has not")
-
-
-def made(kind: str, fields: Mapping[str, Any], **content: bytes | bytearray) -> Envelope:
-    """An envelope of this kind. content: arrays of bytes."""
-    header = json.dumps({"kind": kind, **fields}, separators=(",", ":"), allow_nan=False).encode()
-    return Envelope(header, {name: np.frombuffer(bytes(one), np.uint8) for name, one in content.items()})
-
-
-def made_with(
-    kind: str, fields: Mapping[str, Any], owned: Mapping[str, Tensors], content: Mapping[str, bytes] | None = None
-) -> Envelope:
-    """An envelope of this kind with tensors, by their owners' names. content: other arrays, of bytes."""
-    arrays, bits = dict[str, Any](), list[str]()
-    for owner, tensors in owned.items():
-        for name, part in tensors.parts().items():
-            part = part.detach().cpu().contiguous()
-            if part.dtype == torch.bfloat16:
-                bits.append(f"{owner}/{name}")
-                part = part.view(torch.int16)
-            arrays[f"{owner}/{name}"] = part.numpy()
-    bare = made(kind, {**fields, "bfloat16": bits}, **(content or {}))
-    return Envelope(bare.header, {**bare.arrays, **arrays})
-
-
-def fields_of(envelope: Envelope) -> Fields:
-    """The fields of an envelope's header, its kind among them. MessageError unless it is one object with each field once."""
-    try:
-        found = json.loads(envelope.header.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise MessageError(f"the header of an envelope is no JSON: {error!s:.100}") from error
-    if not isinstance(found, dict) or "kind" not in found:
-        raise MessageError("the header of an envelope is no object with a kind")
-    return Fields(found)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a field is there twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def base64_of(content: bytes) -> str:
-    """The base 64 text that `Fields.content` reads."""
-    return base64.b64encode(content).decode()
-
-
-def hex_of(number: float) -> str:
-    """The text that `Fields.real` reads back as the same number, including infinities and NaN."""
-    return float(number).hex()
-
-
-# ## from secure_fed.deployment.messages
-# ## Messages read from the fields and arrays of an envelope: exactly those of the kind, none missing and none left over.
-
-
-Made = TypeVar("Made")
-
-STAGES = ("advertise", "share", "mask", "consistency", "unmask")
-_MEANS = 1000  # of earlier passes in a request
-
-
-def _offer(fields: Fields, arrays: Arrays, client: int) -> Offer:
-    return _whole(Offer(arrays.content("charter"), fields.number("node"), fields.content("nonce", 32)), fields, arrays)
-
-
-def _accepted(fields: Fields, arrays: Arrays, client: int) -> Accepted:
-    return _whole(Accepted(fields.number("member"), fields.content("signature", 64)), fields, arrays)
-
-
-def _refusal(fields: Fields, arrays: Arrays, client: int) -> Refusal:
-    found = Refusal(_line(fields.take("error", str))[:100], _line(fields.take("sentence", str))[:SENTENCE])
-    return _whole(found, fields, arrays)
-
-
-def _line(text: str) -> str:
-    """The text as one line that people may be shown: a space for white space and for what cannot be printed."""
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
-
-
-def _staged(fields: Fields, arrays: Arrays, client: int) -> Staged:
-    return _whole(Staged(client, arrays.content("message")), fields, arrays)
-
-
-def _reply(fields: Fields, arrays: Arrays, client: int) -> Reply:
-    bits = frozenset(fields.texts("bfloat16"))
-    contribution = arrays.tensors("contribution", bits)
-    return _whole(Reply(client, contribution, fields.real("weight"), fields.real("loss")), fields, arrays)
-
-
-def _request(fields: Fields, arrays: Arrays, client: int) -> Request:
-    bits = frozenset(fields.texts("bfloat16"))
-    return _whole(_read_request(fields, arrays, bits), fields, arrays)
-
-
-def _stage(fields: Fields, arrays: Arrays, client: int) -> Stage:
-    asked, listed = fields.take("request", dict, type(None)), fields.take("listed", dict, type(None))
-    bits = frozenset(fields.texts("bfloat16") if asked is not None else ())
-    parameters = Parameters.from_bytes(arrays.content("parameters"))
-    name = fields.take("name", str)
-    if name not in STAGES:
-        raise ValueError(f"there is no stage {name!r:.40}")
-    found = Stage(
-        fields.number("round"),
-        name,
-        parameters,
-        arrays.content("message"),
-        None if asked is None else _nested(asked, lambda inner: _read_request(inner, arrays, bits)),
-        None if listed is None else _nested(listed, _read_listed),
-    )
-    return _whole(found, fields, arrays)
-
-
-def _read_request(fields: Fields, arrays: Arrays, bits: frozenset[str]) -> Request:
-    plan = RoundPlan(fields.texts("trainable"), fields.texts("down"), fields.texts("passes"))
-    means = fields.texts("means")
-    if len(means) > _MEANS or len(set(means)) < len(means) or any("/" in name for name in means):
-        # each mean is looked up among all arrays by the prefix before "/"
-        raise ValueError(f"it names {len(means)} means, above {_MEANS}, one of them twice, or one with a '/'")
-    return Request(
-        round=fields.number("round"),
-        pass_name=fields.take("pass", str),
-        plan=plan,
-        lr=fields.real("lr"),
-        layout=fields.take("layout", str),
-        tensors=arrays.tensors("tensors", bits),
-        means={name: arrays.tensors(f"mean {name}", bits) for name in means},
-        clip_norm=fields.real("clip_norm"),
-        first=fields.take("first", str),
-    )
-
-
-def _read_listed(fields: Fields) -> ContributorList:
-    contributors = fields.take("contributors", list)
-    if not all(type(one) is int and 0 <= one < 2**32 for one in contributors):
-        raise ValueError("the contributors are not numbers of clients")
-    return ContributorList(fields.take("request", str), tuple(contributors))
-
-
-def _nested(inside: Mapping[str, Any], read: Callable[[Fields], Any]) -> Any:
-    fields = Fields(inside)
-    found = read(fields)
-    fields.done()
-    return found
-
-
-def _whole(found: Made, fields: Fields, arrays: Arrays) -> Made:
-    """The message, after checking that no field and no array is left over."""
-    fields.done()
-    arrays.done()
-    return found
-
-
-READ: dict[str, Callable[[Fields, Arrays, int], Message]] = {
-    "offer": _offer,
-    "request": _request,
-    "stage": _stage,
-    "end": lambda fields, arrays, client: _whole(End(), fields, arrays),
-    "accepted": _accepted,
-    "reply": _reply,
-    "staged": _staged,
-    "left": lambda fields, arrays, client: _whole(Left(), fields, arrays),
-    "ended": lambda fields, arrays, client: _whole(Ended(), fields, arrays),
-    "refused": _refusal,
-}

@@ -30,7 +30,7 @@ from protocols.record import OnDisk
 from secure_fed.config import RunConfig
 from secure_fed.config.run_config import find
 from secure_fed.deployment import messages
-from secure_fed.deployment.charter import Charter, CharterError, ModelHere
+from secure_fed.deployment.charter import Charter, CharterError
 from secure_fed.deployment.envelope import (
     ANSWER,
     REQUEST,
@@ -42,7 +42,7 @@ from secure_fed.deployment.envelope import (
     sealed,
     unsealed,
 )
-from secure_fed.deployment.home import Home, HomeError, Journal, placed
+from secure_fed.deployment.home import Home, HomeError, Journal, ModelHere, placed
 from secure_fed.deployment.memberships import OwnLedger, Room, closed, note_accepted
 from secure_fed.deployment.messages import End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.policy import PolicyError, named, require

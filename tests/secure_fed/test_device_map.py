@@ -29,7 +29,7 @@ from transformers import (
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
-from secure_fed.deployment import charter
+from secure_fed.deployment import charter, home
 from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.export.adapter_folder import load_adapter
 from secure_fed.federation import Federation
@@ -360,9 +360,9 @@ def test_a_model_that_is_given_divided_meets_the_same_refusals(folder: Path) -> 
 
 def test_a_charter_divides_nobodys_model() -> None:
     mapped = {("model", "device_map"): "auto", ("model", "max_memory"): ("cpu=1GiB",)}
-    assert "model.device_map" in charter.fault(RunConfig().replace(mapped))
-    assert not charter.fault(RunConfig().replace(mapped | charter.neutral()))
-    here = charter.ModelHere(device_map="auto", max_memory=("cpu=1GiB",))
+    assert "model.device_map" in charter.local_fault(RunConfig().replace(mapped))
+    assert not charter.local_fault(RunConfig().replace(mapped | charter.neutral()))
+    here = home.ModelHere(device_map="auto", max_memory=("cpu=1GiB",))
     assert RunConfig().replace(here.settings).model.memory == {"cpu": "1GiB"}
 
 

@@ -19,7 +19,7 @@ from protocols.parameters import ParameterError, Parameters
 from secure_fed.deployment import messages
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.messages import (
-    READ,
+    KINDS,
     Accepted,
     End,
     Ended,
@@ -189,7 +189,7 @@ def test_an_acceptance_is_of_one_offer_and_one_member() -> None:
 
 def test_every_kind_is_known() -> None:
     assert {messages.kind(encode(message)) for message in [*MESSAGES, REQUEST, Reply(0, TENSORS, 1.0, 0.0)]} == set(
-        READ
+        KINDS
     )
 
 

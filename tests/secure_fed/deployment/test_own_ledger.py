@@ -13,7 +13,7 @@ from privacy.ledger import Ledger
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.deployment import messages
-from secure_fed.deployment.charter import fault, neutral
+from secure_fed.deployment.charter import local_fault, neutral
 from secure_fed.deployment.envelope import REQUEST, sealed, unsealed
 from secure_fed.deployment.home import LEDGER, NODE, CoordinatorHome, Journal
 from secure_fed.deployment.messages import Refusal
@@ -167,8 +167,8 @@ def test_a_charter_that_names_a_file_of_the_member_is_refused(
 
 def test_a_charter_runs_no_code_of_a_model() -> None:
     trusting = {("model", "trust_remote_code"): True}
-    assert "model.trust_remote_code" in fault(RunConfig().replace(trusting))
-    assert not fault(RunConfig().replace({**trusting, **neutral()}))
+    assert "model.trust_remote_code" in local_fault(RunConfig().replace(trusting))
+    assert not local_fault(RunConfig().replace({**trusting, **neutral()}))
 
 
 def test_an_older_copy_of_a_nodes_ledger_is_refused(tmp_path: Path) -> None:
