@@ -6,7 +6,7 @@ member it is. The budget is reserved before the first answer to a round. Every o
 coordinator. The node signs every answer together with the request. It answers nothing of a federation that its owner closed.
 
 An error of this package, of `privacy` or of `protocols` becomes a refusal of one sentence, which is noted for the owner
-(`journal`). The coordinator gets the sentence only if it contains neither data nor paths (`refusals`), else the kind of error;
+(`Journal`). The coordinator gets the sentence only if it contains neither data nor paths (`refusal`), else the kind of error;
 agent.log then has the sentence too. An unexpected error is described in agent.log alone, and not to the coordinator.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,7 @@ from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
 from privacy.sampling import Attendance, NotYourTurn, PublicOrder
 from protocols import errors as protocol
 from protocols.client import OneClient
-from protocols.errors import ProtocolError
-from protocols.keys import Identity
 from protocols.record import OnDisk
-from secure_fed.config import RunConfig
 from secure_fed.config.run_config import find
 from secure_fed.deployment import messages
 from secure_fed.deployment.charter import Charter, CharterError
@@ -42,7 +39,7 @@ from secure_fed.deployment.envelope import (
     sealed,
     unsealed,
 )
-from secure_fed.deployment.home import Home, HomeError, Journal, ModelHere, placed
+from secure_fed.deployment.home import Home, HomeError, Journal, placed
 from secure_fed.deployment.memberships import OwnLedger, Room, closed, note_accepted
 from secure_fed.deployment.messages import End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.policy import PolicyError, named, require
@@ -71,14 +68,6 @@ from secure_fed.runs.parties import rounds_paid
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class _Joined:
-    """The federation that this node takes part in now."""
-
-    charter: Charter
-    party: Party
-
-
 class Node:
     """The node's answers to envelopes, one at a time.
 
@@ -90,7 +79,7 @@ class Node:
         self._local = function_in(folder, self.home.local) if self.home.local else None
         self._journal = Journal(folder)
         self._entropy = entropy
-        self._joined: _Joined | None = None
+        self._joined: Party | None = None  # the federation that the node takes part in now
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The signed answer, or a refusal. Never raises an exception of this package."""
@@ -100,7 +89,7 @@ class Node:
             charter, message = (self._offer if asked == "offer" else self._request)(envelope)
             known = named(self.home.policy, charter)
             answer, told = self._answered(charter, message, asked)
-        except (SecureFedError, PrivacyError, ProtocolError) as error:
+        except (SecureFedError, PrivacyError, protocol.ProtocolError) as error:
             answer, told = refusal(error), str(error)
             if answer.sentence != told:
                 _log.warning("%s refused: %s", asked, told)
@@ -110,7 +99,7 @@ class Node:
 
     def close(self) -> None:
         if self._joined:
-            self._joined.party.close()
+            self._joined.close()
             self._joined = None
 
     def _offer(self, envelope: Envelope) -> tuple[Charter, Message]:
@@ -134,11 +123,9 @@ class Node:
         number = charter.number(self.home.identity.public)
         if (name := charter.members[number].name) != self.home.name:
             raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")
-        home = self.home
-        own = Own(home.identity, home.train, OwnLedger.of(home), home.model, self._local)
-        party = Party(charter, own, self.home.federation(charter.digest), self._entropy)
+        party = Party(charter, self.home, self._local, self._entropy)
         self.close()
-        self._joined = _Joined(charter, party)
+        self._joined = party
 
     def _answered(self, charter: Charter, message: Message, asked: str) -> tuple[Message, str]:
         """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew."""
@@ -151,7 +138,7 @@ class Node:
             number = charter.number(self.home.identity.public)
             accepted = message.accepted(self.home.identity, charter.digest, number)
             told = f"accepted as member {number + 1} of {len(charter.members)}"
-            room = self._joined.party.room if self._joined else None
+            room = self._joined.room if self._joined else None
             return accepted, f"{told}; {room}" if room else told
         if isinstance(message, End):
             self.close()
@@ -159,7 +146,7 @@ class Node:
         if self._joined is None or not isinstance(message, Request | Stage):
             raise Refused(f"the server asks for {asked!r:.40}, which a node does not answer")
         stage = message.name if isinstance(message, Stage) else message.pass_name
-        answer = self._joined.party.answer(message)
+        answer = self._joined.answer(message)
         done = "left, since too few others are there" if answer is None else "answered"
         return Left() if answer is None else answer, f"round {message.round + 1}, {stage}: {done}"
 
@@ -167,62 +154,77 @@ class Node:
         bare = messages.encode(answer)
         if self._joined is None:
             return bare
-        charter = self._joined.charter.digest
-        return sealed(bare, self.home.identity, ANSWER, charter, digest(envelope))
+        return sealed(bare, self.home.identity, ANSWER, self._joined.charter.digest, digest(envelope))
 
 
-# ## from secure_fed.deployment.node
-# ## One member's side of a run, on its own machine: an `Assembly` of the whole federation in which only one client gets
-# ## requests.
-# ##
-# ## The member computes every term itself, from the charter and from its own data, as each client of a simulation does.
-# ## State that
-# ## must outlive the process is in its folder, which only its owner can read:
-# ##
-# ##     accepted.json  the federation's name and cost (`memberships`)
-# ##     attendance     the rounds that the member took part in: each at most once, and only its own turns
-# ##     sessions       the sums for which it opened shares: each at most once
-# ##     private/       its place in the owner's ledger, from its first answer to a round on
-# ##
-# ## Session keys are only in memory. A process that is killed during a round loses them, and the member is missing from that
-# ## round;
-# ## it takes part in the next.
-# ##
+def function_in(folder: Path, named: str) -> LocalFunction:
+    """The function `FILE.py:NAME` of the node's owner, which is the local step of this node (`local` in node.toml).
 
-
-@dataclass(frozen=True)
-class Own:
-    """A member's own settings: its key, its data, their ledger over all federations, and the base model on this machine.
-
-    local: the owner's function, which trains in place of the charter's steps; the charter's parties neither choose nor see it.
+    A relative path is in this folder. The file is executed. HomeError if it has none.
     """
+    path, _, name = named.rpartition(":")
+    file = placed(folder, path, "local")
+    spec = spec_from_file_location(f"local_of_{file.stem}", file)
+    if not path or spec is None or spec.loader is None or not file.is_file():
+        raise _refused(named, 'names no file: write local = "FILE.py:NAME"')
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _refused(named, f"cannot be executed ({type(error).__name__}: {error}): correct the file") from error
+    function: Any = getattr(module, name, None)
+    if function is None:
+        raise _refused(named, f"names {name!r}, which {file} does not have: name a function in it")
+    require_function(function)
+    return function  # type: ignore[no-any-return]  # of a file that mypy does not see
 
-    identity: Identity
-    train: tuple[Path, ...]
-    ledger: OwnLedger
-    model: ModelHere
-    local: LocalFunction | None = None
+
+def _refused(named: str, why: str) -> HomeError:
+    return HomeError(f"local = {named!r:.200} {why}").about("local", named, "a function in a file of this machine")
 
 
 class Party:
-    """A member of a federation. It answers the server's requests like a client of a simulation."""
+    """A member of a federation: an `Assembly` of the whole federation in which only one client gets requests.
 
-    def __init__(self, charter: Charter, own: Own, folder: Path, entropy: Entropy | None = None) -> None:
+    The member computes every term itself, from the charter and from its own data, as each client of a simulation does. State
+    that must outlive the process is in its folder, which only its owner can read:
+
+        accepted.json  the federation's name and cost (`memberships`)
+        attendance     the rounds that the member took part in: each at most once, and only its own turns
+        sessions       the sums for which it opened shares: each at most once
+        private/       its place in the owner's ledger, from its first answer to a round on
+
+    Session keys are only in memory. A process that is killed during a round loses them, and the member is missing from that
+    round; it takes part in the next.
+
+    local: the owner's function, which trains in place of the charter's steps; the charter's parties neither choose nor see it.
+    room: the federation's cost and the budget left before it, None without a guarantee.
+    """
+
+    def __init__(self, charter: Charter, home: Home, local: LocalFunction | None, entropy: Entropy | None) -> None:
+        """BudgetExhausted if there is no room for the federation now, and many other errors: see `refusal`."""
         self.charter = charter
-        self.number = charter.number(own.identity.public)
-        self._own, self._folder = own, folder
+        self.number = charter.number(home.identity.public)
+        self._ledger, self._folder = OwnLedger.of(home), (folder := home.federation(charter.digest))
         self._budget: RunBudget | None = None
-        config = _here(charter.config, own)
+        config = charter.config.replace({**home.model.settings, ("training", "together"): 1})
         method = build(config)
-        if own.local is not None:
+        if local is not None:
             require_trainable(config, method)
-        problem = of_node(charter, config, self.number, own.train)
-        registry = Registry(len(charter.members), charter.identities, {self.number: own.identity})
-        players = OneClient(OnDisk(folder / "sessions"))
-        elsewhere = Elsewhere(charter.run, registry, players)
-        self.assembly = assemble(config, method, problem, entropy, elsewhere=elsewhere, local=own.local)
-        _require_same_model(charter, self.assembly)
-        self.room = self._room()
+        problem = of_node(charter, config, self.number, home.train)
+        registry = Registry(len(charter.members), charter.identities, {self.number: home.identity})
+        elsewhere = Elsewhere(charter.run, registry, OneClient(OnDisk(folder / "sessions")))
+        self.assembly = assemble(config, method, problem, entropy, elsewhere=elsewhere, local=local)
+        if self.assembly.base_digest != charter.model_digest:
+            raise ModelError(
+                f"the base model {config.model.name} on this machine has the digest {self.assembly.base_digest[:16]}..., and "
+                f"the federation's {charter.model_digest[:16]}...: take the same model as the coordinator, and set model in "
+                "node.toml to its folder"
+            )
+        plan = self.assembly.protection.plan
+        self.room: Room | None = None
+        if plan is not None:
+            self.room = self._ledger.require_room(self.assembly.config, plan, self.assembly.problem, folder)
         self.assembly.require_by_trials()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         note_accepted(folder, charter, self.room.cost if self.room else None)
@@ -247,28 +249,13 @@ class Party:
     def close(self) -> None:
         self._during.close()
 
-    def _room(self) -> Room | None:
-        """The federation's cost and the budget left, if it has a guarantee. BudgetExhausted if there is no room now."""
-        assembly = self.assembly
-        if (plan := assembly.protection.plan) is None:
-            return None
-        return self._own.ledger.require_room(assembly.config, plan, assembly.problem, self._folder)
-
     def _reserve(self) -> None:
         """Reserve the federation's whole plan in the owner's ledger, once."""
         assembly = self.assembly
         if (plan := assembly.protection.plan) is None or self._budget is not None:
             return
-        reserved = self._own.ledger.reserved(assembly.config, plan, assembly.problem, self._folder)
+        reserved = self._ledger.reserved(assembly.config, plan, assembly.problem, self._folder)
         self._budget = assembly.charges.budget = self._during.enter_context(reserved)
-
-    def _attended(self, round_: int) -> None:
-        """Charge a round that is about to begin here, where the member's own training charges no step of it.
-
-        So the ledger, of which no older copy can be put back unnoticed, knows of every federation in which the member trained.
-        """
-        if self._budget is not None and self.assembly.protection.placement.charges_federation:
-            self._budget.attend(round_)
 
     def _begun(self, during: ExitStack) -> Attendance:
         """Open the member's record of rounds; `during` closes it, and the budget.
@@ -293,10 +280,13 @@ class Party:
             assembly.masks.begin(left if assembly.protection.shares is not None else None)
         return memory
 
+    def _attended(self, round_: int) -> None:
+        """Charge a round that is about to begin here, where the member's own training charges no step of it.
 
-def _here(config: RunConfig, own: Own) -> RunConfig:
-    """The charter's settings with this machine's own."""
-    return config.replace({**own.model.settings, ("training", "together"): 1})
+        So the ledger, of which no older copy can be put back unnoticed, knows of every federation in which the member trained.
+        """
+        if self._budget is not None and self.assembly.protection.placement.charges_federation:
+            self._budget.attend(round_)
 
 
 def _trains(ask: Request | Stage, assembly: Assembly) -> bool:
@@ -306,54 +296,6 @@ def _trains(ask: Request | Stage, assembly: Assembly) -> bool:
         return False
     passes = assembly.method.plan(replace(assembly.initial, round=request.round)).passes  # named anew in each round
     return request.pass_name not in passes[1:]
-
-
-def _require_same_model(charter: Charter, assembly: Assembly) -> None:
-    if assembly.base_digest != charter.model_digest:
-        raise ModelError(
-            f"the base model {assembly.config.model.name} on this machine has the digest {assembly.base_digest[:16]}..., and "
-            f"the federation's {charter.model_digest[:16]}...: take the same model as the coordinator, and set model in "
-            "node.toml to its folder"
-        )
-
-
-# ## from secure_fed.deployment.node
-# ## A function in a file of the node's owner, as the local step of this node (`local` in node.toml). No charter names one.
-
-
-def function_in(folder: Path, named: str) -> LocalFunction:
-    """The function `FILE.py:NAME`; a relative path is in this folder. The file is executed. HomeError if it has none."""
-    path, _, name = named.rpartition(":")
-    file = placed(folder, path, "local")
-    spec = spec_from_file_location(f"local_of_{file.stem}", file)
-    if not path or spec is None or spec.loader is None or not file.is_file():
-        raise _refused(named, 'names no file: write local = "FILE.py:NAME"')
-    module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise _refused(named, f"cannot be executed ({type(error).__name__}: {error}): correct the file") from error
-    function: Any = getattr(module, name, None)
-    if function is None:
-        raise _refused(named, f"names {name!r}, which {file} does not have: name a function in it")
-    require_function(function)
-    return function  # type: ignore[no-any-return]  # of a file that mypy does not see
-
-
-def _refused(named: str, why: str) -> HomeError:
-    return HomeError(f"local = {named!r:.200} {why}").about("local", named, "a function in a file of this machine")
-
-
-# ## from secure_fed.deployment.node
-# ## The sentence about a refusal that leaves the node. It contains neither data nor paths.
-# ##
-# ## Errors about the charter, a request or the policy's limits are sent whole: they repeat only the coordinator's own text, the
-# ## rounds that this node took part in, and limits of the policy. All other errors may quote a row of the data, a path or a
-# ## number
-# ## computed from the data. The coordinator gets their kind, and the part or setting that they are about. The owner gets the
-# ## whole
-# ## sentence, in the journal and in agent.log.
-# ##
 
 
 Expected = SecureFedError | PrivacyError | protocol.ProtocolError
@@ -398,7 +340,13 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def refusal(error: Expected) -> Refusal:
-    """The answer to a coordinator whose request ended with this error."""
+    """The answer to a coordinator whose request ended with this error. It contains neither data nor paths.
+
+    Errors about the charter, a request or the policy's limits are sent whole: they repeat only the coordinator's own text, the
+    rounds that this node took part in, and limits of the policy. All other errors may quote a row of the data, a path or a
+    number computed from the data. The coordinator gets their kind, and the part or setting that they are about. The owner gets
+    the whole sentence, in the journal and in agent.log.
+    """
     if type(error) in _WHOLE:
         return Refusal(type(error).__name__, str(error))
     what = next(sentence for kind, sentence in _KINDS if isinstance(error, kind))
