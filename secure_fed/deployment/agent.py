@@ -9,7 +9,8 @@ Without --socket the socket is in the node's folder, and processes of the agent'
 is elsewhere, and processes of *other* users alone, whose primary group is GROUP. That is the way of a node in operation: the
 processes that run a SuperLink's code then have a user of their own, who can read neither key, ledger nor data.
 
---attended: the agent ends with the process that started it, which has the other end of its standard input.
+--attended: the agent ends with the process that started it, which has the other end of its standard input. `attended` starts
+such an agent. Its output goes to agent.log in the node's folder, which the owner alone can read: errors may quote the data.
 """
 
 from __future__ import annotations
@@ -39,9 +40,15 @@ from secure_fed.deployment.relay import SOCKET, AgentError, held, place
 from secure_fed.errors import SecureFedError, plainly, reported
 
 Answer = Callable[[Envelope], Envelope]
+LOG = "agent.log"
+AGENT = (sys.executable, "-m", "secure_fed.deployment.agent")  # the command of an agent, before its folder
 _KNOWS_PEERS = hasattr(socket, "SO_PEERCRED")
 _log = logging.getLogger(__name__)
 _SILENCE = 300.0  # seconds in which a connected peer neither sends nor reads
+
+
+class AgentEnded(SecureFedError):  # noqa: N818 - a state
+    """The agent cannot start, or ended on its own."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +80,19 @@ def serve(folder: Path, answer: Answer, shared: Shared | None = None) -> None:
             connection, _ = server.accept()
             with connection:
                 user, group = _peer(connection)
-                if _admits(shared, user, group):
+                mine = user == os.getuid()
+                if mine if shared is None else not mine and group == shared.group:
                     _answered(connection, answer)
-                elif user != os.getuid() and (user, group) not in refused:
+                elif not mine and (user, group) not in refused:
                     refused.add((user, group))
                     _log.warning("refused: a process of the user %d whose primary group is %d", user, group)
 
 
 def _answered(connection: socket.socket, answer: Answer) -> None:
-    """Answer one envelope. A peer that disconnects or sends none is ignored."""
+    """Answer one envelope. A peer that disconnects or sends none is ignored.
+
+    An unexpected error is described only in this process's log; the answer says only that one occurred.
+    """
     connection.settimeout(_SILENCE)
     with suppress(OSError), connection.makefile("rb") as stream:
         try:
@@ -89,18 +100,13 @@ def _answered(connection: socket.socket, answer: Answer) -> None:
         except EnvelopeError as error:
             found = refusal(type(error).__name__, str(error))
         else:
-            found = _judged(asked, answer)
+            try:
+                found = answer(asked)
+            except Exception:
+                traceback.print_exc()
+                found = refusal("AgentFailed", "the node's agent failed; its owner finds the reason in agent.log")
         for part in frames(found):
             connection.sendall(part)
-
-
-def _judged(asked: Envelope, answer: Answer) -> Envelope:
-    """The answer. An unexpected error is described only in this process's log; the answer says only that one occurred."""
-    try:
-        return answer(asked)
-    except Exception:
-        traceback.print_exc()
-        return refusal("AgentFailed", "the node's agent failed; its owner finds the reason in agent.log")
 
 
 @contextmanager
@@ -147,11 +153,6 @@ def _own_folder(folder: Path, group: int) -> None:
     folder.chmod(0o710)
 
 
-def _admits(shared: Shared | None, user: int, group: int) -> bool:
-    """Whether a process of this user, whose primary group is this one, may send envelopes."""
-    return user == os.getuid() if shared is None else user != os.getuid() and group == shared.group
-
-
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """User and primary group of the process at the other end, from the system. Where it cannot report them, only this user can
     have opened the socket, by its mode.
@@ -161,13 +162,6 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, group = struct.unpack("3i", found)
     return user, group
-
-
-def _end_with_input() -> None:
-    """Terminate when the standard input ends."""
-    while os.read(0, 1000):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> int:
@@ -196,23 +190,11 @@ def main() -> int:
     return reported(begin)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-# ## from secure_fed.deployment.agent
-# ## A node's agent as a process of its own that ends with this one.
-# ##
-# ## Its output goes to agent.log in the node's folder, which the owner alone can read: errors may quote the data.
-# ##
-
-
-LOG = "agent.log"
-AGENT = (sys.executable, "-m", "secure_fed.deployment.agent")  # the command of an agent, before its folder
-
-
-class AgentEnded(SecureFedError):  # noqa: N818 - a state
-    """The agent cannot start, or ended on its own."""
+def _end_with_input() -> None:
+    """Terminate when the standard input ends."""
+    while os.read(0, 1000):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -276,3 +258,7 @@ def ended(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
 def private(name: str, flags: int) -> int:
     """An opener of files that their owner alone can read."""
     return os.open(name, flags, 0o600)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -30,12 +30,13 @@ from secure_fed.deployment.home import (
     BEGUN,
     CHARTER,
     COORDINATOR,
+    COORDINATOR_KEY,
     RUN,
     CoordinatorHome,
     HomeError,
     budget_of,
-    load_coordinator_key,
     placed,
+    read_key,
 )
 from secure_fed.deployment.messages import Accepted, End, Left, Offer, Refusal
 from secure_fed.deployment.problem import of_coordinator
@@ -355,7 +356,7 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
     config: as for a simulation. The coordinator has the test set, which also determines the classes; each member has its own
     training data.
     """
-    identity = load_coordinator_key(folder)
+    identity = read_key(folder / COORDINATOR_KEY)
     if (folder / RUN).exists():
         raise HomeError(
             f"{folder} holds the run of a federation: found a new one in another folder, or move {folder / RUN}"

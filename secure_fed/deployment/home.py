@@ -15,7 +15,6 @@ coordinator    coordinator.toml   its test data and other settings of its own
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from typing import Any, TypeVar
 
 from protocols.keys import Identity, Secret
 from secure_fed.config import PrivacyConfig, RunConfig
+from secure_fed.config.run_config import nearest
 from secure_fed.config.setting import coerced, key
 from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, shown_name
 from secure_fed.deployment.policy import Policy
@@ -40,11 +40,20 @@ from secure_fed.runs.durable import atomic_write
 
 NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "federations"
 LEDGER = "ledger.sqlite"
+JOURNAL, STRANGERS = "journal.jsonl", "strangers.jsonl"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
 _BUDGET_FILES = ("ledger", "ledger_heads")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
+_MOST = 10_000_000  # bytes of a journal, before it is renamed: ".1" is appended to its name
+_SENTENCE = 4000  # characters of a line in it, above the longest sentences of errors
+_NAME = 100  # characters of a name in it, above the longest name of a federation or of a kind of message
+Section = TypeVar("Section")
+
+
+class HomeError(UsageError):
+    """A folder of a deployment that is missing, damaged, or open to others."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +115,14 @@ class Home:
     @classmethod
     def load(cls, folder: Path) -> Home:
         """The folder of `secure-fed node init`. HomeError, in one sentence, for any other."""
-        tables = read_toml(folder / NODE, "secure-fed node init")
-        require_known(tables, ("node", "policy"), folder / NODE)
-        node = section_of(NodeSection, tables.get("node", {}), folder / NODE, "node")
+        tables = _read_toml(folder / NODE, "secure-fed node init", ("node", "policy"))
+        node = _section_of(NodeSection, tables["node"], folder / NODE, "node")
         require_name(node.name, f"name in {folder / NODE}")
         train = tuple(placed(folder, one, f"train in {folder / NODE}") for one in node.train)
         if not train or (missing := [path for path in train if not path.exists()]):
             what = f"{missing[0]}, which is not there" if train else "nothing"
             raise HomeError(f"train in {folder / NODE} names {what}: name the file of this node's examples")
-        policy = section_of(Policy, tables.get("policy", {}), folder / NODE, "policy")
+        policy = _section_of(Policy, tables["policy"], folder / NODE, "policy")
         identity = read_key(folder / IDENTITY)
         model = ModelHere.of(node)
         if node.model and not node.model.startswith("builtin/") and (folder / node.model).is_dir():
@@ -161,9 +169,8 @@ class CoordinatorHome:
     @classmethod
     def load(cls, folder: Path) -> CoordinatorHome:
         """The folder after `secure-fed coordinator found`. HomeError, in one sentence, for any other."""
-        tables = read_toml(folder / COORDINATOR, "secure-fed coordinator found")
-        require_known(tables, ("coordinator",), folder / COORDINATOR)
-        own = section_of(CoordinatorSection, tables.get("coordinator", {}), folder / COORDINATOR, "coordinator")
+        tables = _read_toml(folder / COORDINATOR, "secure-fed coordinator found", ("coordinator",))
+        own = _section_of(CoordinatorSection, tables["coordinator"], folder / COORDINATOR, "coordinator")
         identity = read_key(folder / COORDINATOR_KEY)
         unread = plainly(HomeError, f"{folder / CHARTER} cannot be read", "found the federation first")
         with unread, open(folder / CHARTER, "rb") as file:
@@ -268,22 +275,6 @@ def read_card(path: Path) -> Member:
         ) from error
 
 
-def load_coordinator_key(folder: Path) -> Identity:
-    """The key of the coordinator whose folder this is."""
-    return read_key(folder / COORDINATOR_KEY)
-
-
-# ## from secure_fed.deployment.home
-# ## Reading and writing the files of a deployment's folders: private folders, keys, and sections of TOML.
-
-
-Section = TypeVar("Section")
-
-
-class HomeError(UsageError):
-    """A folder of a deployment that is missing, damaged, or open to others."""
-
-
 def new_folder(folder: Path, command: str) -> None:
     """Make a private folder; it must be new or empty."""
     with plainly(HomeError, f"{folder} cannot be made", f"give `{command}` another folder"):
@@ -344,49 +335,41 @@ def placed(folder: Path, path: str, setting: str) -> Path:
         return (folder / Path(path).expanduser()).absolute()
 
 
-def read_toml(path: Path, command: str) -> dict[str, Any]:
+def _read_toml(path: Path, command: str, sections: Sequence[str]) -> dict[str, Any]:
+    """The tables of a file of these sections; a missing one is empty. command: it has made the file's folder."""
     with plainly(HomeError, f"{path} cannot be read", f"give a folder that `{command}` has made"):
         content = path.read_bytes()
     try:
-        return tomllib.loads(content.decode("utf-8-sig"))
+        tables = tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise HomeError(f"{path} is not valid TOML: {error}") from error
+    _require_known(tables, sections, path)
+    return {section: {} for section in sections} | tables
 
 
-def require_known(found: Iterable[str], known: Iterable[str], place: Path, section: str = "") -> None:
-    words = list(known)
+def _require_known(found: Iterable[str], known: Iterable[str], place: Path, section: str = "") -> None:
     for name in found:
-        if name not in words:
-            near = difflib.get_close_matches(name, words, n=1, cutoff=0.4)
-            meant = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(words)}"
-            raise HomeError(f"{place} has the unknown name {section}{name!r}: {meant}")
+        if name not in (words := list(known)):
+            raise HomeError(f"{place} has the unknown name {section}{name!r}: {nearest(name, words)}")
 
 
-def section_of(kind: type[Section], table: Any, place: Path, section: str) -> Section:
+def _section_of(kind: type[Section], table: Any, place: Path, section: str) -> Section:
     """A section's values, each checked against its declared type."""
     if not isinstance(table, Mapping):
         raise HomeError(f"{place} has {section} = {table!r:.40}: write a section [{section}]")
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
-    require_known(table, known, place, f"in [{section}] ")
+    _require_known(table, known, place, f"in [{section}] ")
     try:
         return kind(**{name: coerced(f"{section}.{name}", known[name], value) for name, value in table.items()})
     except ConfigError as error:
         raise HomeError(f"{place}: {error}") from error
 
 
-# ## from secure_fed.deployment.home
-# ## A node's journal for its owner: a line for every request that the node answers or refuses, with the outcome.
-
-
-JOURNAL, STRANGERS = "journal.jsonl", "strangers.jsonl"
-_MOST = 10_000_000  # bytes, before a file is renamed: ".1" is appended to its name
-_SENTENCE = 4000  # characters, above the longest sentences of errors
-_NAME = 100  # characters, above the longest name of a federation or of a kind of message
-
-
 @dataclass(frozen=True)
 class Journal:
-    """The journal in a node's folder. It contains no contribution and no key.
+    """A node's journal for its owner: a line for every request that the node answers or refuses, with the outcome.
+
+    It contains no contribution and no key.
 
     Anybody on the network can send a node as many envelopes as he likes. Those that no coordinator named by the owner signed
     have a file of their own, so that they cannot push the lines about a federation out of the journal.

@@ -1,9 +1,12 @@
-"""The federations of a node: those that it accepted, and those that its owner has closed. Each has a folder:
+"""The federations of a node, their place in its owner's ledger, and their end.
+
+Each federation that a node accepted has a folder:
 
     accepted.json   the federation's name, its coordinator and its cost, noted when the node accepted it
     closed.json     the node answers no request of this federation any more
 
-An owner closes a federation with `secure-fed node release` (`releasing`).
+The owner's ledger is one budget for the data of this node, over all federations (`NodeLedger`). An owner closes a federation
+with `secure-fed node release` (`release`).
 """
 
 from __future__ import annotations
@@ -36,9 +39,12 @@ if TYPE_CHECKING:
     from privacy.plan import Plan  # it loads an accountant
     from secure_fed.learning.problem import Problem  # it loads torch
 
-
 ACCEPTED, CLOSED = "accepted.json", "closed.json"
 _SHORT = 12  # digits of a charter's digest, enough to tell federations apart
+
+
+class NotGivenBackError(UsageError):
+    """A reservation stays, since the node made a private step for it, or may have."""
 
 
 @dataclass(frozen=True)
@@ -103,18 +109,18 @@ class Membership:
         }
 
 
+def memberships(home: Home) -> list[Membership]:
+    """All federations of the node, in the order of their folders' names."""
+    folders = sorted((home.folder / FEDERATIONS).glob("*"))
+    return [Membership.of(one) for one in folders if (one / ACCEPTED).exists() or name_in_ledger(one)]
+
+
 def note_accepted(folder: Path, charter: Charter, cost: Cost | None) -> None:
     """Note the federation that the node accepts. cost: None without a guarantee."""
     if not (folder / ACCEPTED).exists():
         spent = None if cost is None else {"epsilon": cost.epsilon, "delta": cost.delta}
         noted = {"name": charter.name, "coordinator": fingerprint(charter.coordinator), "cost": spent, "time": _now()}
         atomic_write(folder / ACCEPTED, json.dumps(noted, indent=1) + "\n", private=True)
-
-
-def memberships(home: Home) -> list[Membership]:
-    """All federations of the node, in the order of their folders' names."""
-    folders = sorted((home.folder / FEDERATIONS).glob("*"))
-    return [Membership.of(one) for one in folders if (one / ACCEPTED).exists() or name_in_ledger(one)]
 
 
 def closed(folder: Path) -> bool:
@@ -126,23 +132,8 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-# ## from secure_fed.deployment.memberships
-# ## A node's place in its owner's ledger: one budget for its data, over all federations.
-# ##
-# ## - A charter determines only the cost. The ledger's file, its data set, and the file with its newest head are the owner's.
-# ## - A federation that the node accepts reserves nothing. Its whole plan is reserved in one transaction before the node's
-# ## first
-# ##   answer to a round, and so before any private step; a plan that does not fit by then is refused.
-# ## - The ledger is about the same people, whatever their rows. So federations before and after a change of the data add up.
-# ## - All federations together cost at most the limits of the ledger, fixed when it was created, before the first answer of
-# ## all; and
-# ##   at most the policy's present limits, which the owner may lower at any time. The ledger's limits hold for any number of
-# ##   processes; the policy's are compared just before, by the one agent that has the node's folder.
-# ##
-
-
 @dataclass(frozen=True)
-class Room:
+class FederationCost:
     """The cost of a federation, and the budget left before it. reserved: this cost is reserved already."""
 
     cost: Cost
@@ -156,19 +147,28 @@ class Room:
 
 
 @dataclass(frozen=True)
-class OwnLedger:
-    """The owner's ledger, which no server can reset, and the present limits of the owner's policy."""
+class NodeLedger:
+    """The owner's ledger, which no server can reset, and the present limits of the owner's policy.
+
+    - A charter determines only the cost. The ledger's file, its data set, and the file with its newest head are the owner's.
+    - A federation that the node accepts reserves nothing. Its whole plan is reserved in one transaction before the node's first
+      answer to a round, and so before any private step; a plan that does not fit by then is refused.
+    - The ledger is about the same people, whatever their rows. So federations before and after a change of the data add up.
+    - All federations together cost at most the limits of the ledger, fixed when it was created, before the first answer of all;
+      and at most the policy's present limits, which the owner may lower at any time. The ledger's limits hold for any number of
+      processes; the policy's are compared just before, by the one agent that has the node's folder.
+    """
 
     path: Path
     epsilon: float
     delta: float
 
     @classmethod
-    def of(cls, home: Home) -> OwnLedger:
+    def of(cls, home: Home) -> NodeLedger:
         return cls(home.folder / LEDGER, home.policy.most_epsilon, home.policy.most_delta)
 
-    def require_room(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> Room:
-        """The room for the federation whose state is in `folder`. BudgetExhausted if it does not fit now. Writes nothing."""
+    def require_room(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> FederationCost:
+        """The cost of the federation whose state is in `folder`. BudgetExhausted if it does not fit now. Writes nothing."""
         if self.path.exists():
             return self._checked(self.opened(), config, plan, problem, folder)[0]
         self._require_unused()
@@ -207,8 +207,8 @@ class OwnLedger:
 
     def _checked(
         self, ledger: Ledger, config: RunConfig, plan: Plan, problem: Problem, folder: Path
-    ) -> tuple[Room, PrivacyConfig, Subject]:
-        """The room in the ledger, and the settings and the subject with which the federation reserves there."""
+    ) -> tuple[FederationCost, PrivacyConfig, Subject]:
+        """The cost, and the settings and the subject with which the federation reserves there."""
         privacy = replace(
             config.privacy,
             ledger=str(self.path),
@@ -218,14 +218,14 @@ class OwnLedger:
             on_exhausted="refuse",
         )
         subject = replace(Subject.of(config, problem), members=SAME_UNITS)
-        room = self._require_within(ledger, plan, name_in_ledger(folder))
+        cost = self._require_within(ledger, plan, name_in_ledger(folder))
         require_room(privacy, plan, folder, subject)
-        return room, privacy, subject
+        return cost, privacy, subject
 
-    def _require_within(self, ledger: Ledger | None, plan: Plan, run: str) -> Room:
+    def _require_within(self, ledger: Ledger | None, plan: Plan, run: str) -> FederationCost:
         """Refuse a federation that would bring the total above a limit. run: its name if it has reserved."""
-        held = ledger.reserved(run) if ledger and run else None
-        cost = held or plan.cost(orders=ledger.orders if ledger else ())
+        before = ledger.reserved(run) if ledger and run else None
+        cost = before or plan.cost(orders=ledger.orders if ledger else ())
         spent = ledger.spent() if ledger else Cost(0.0, 0.0)
         fixed = ledger.budget if ledger else Budget(self.epsilon, self.delta)
         policy = replace(fixed, epsilon=self.epsilon, delta=self.delta)
@@ -248,7 +248,7 @@ class OwnLedger:
             )
         epsilon, delta = self.limits(ledger)
         left = Cost(max(0.0, epsilon - spent.epsilon), max(0.0, delta - spent.delta))
-        return Room(cost, left, reserved=held is not None)
+        return FederationCost(cost, left, reserved=before is not None)
 
 
 def words(cost: Cost) -> str:
@@ -261,28 +261,6 @@ def _limit(name: str, limits: Budget) -> str:
     if name == "delta":
         return f"delta {limits.delta}"
     return f"epsilon {limits.epsilon}" + (f" at delta {limits.delta}" if name == "RDP" else "")
-
-
-# ## from secure_fed.deployment.memberships
-# ## Closing a federation at a node, and giving back a reservation for which the node made no private step.
-# ##
-# ## 1. No agent runs for the node, and none can start (the folder's lock), so no request is answered meanwhile.
-# ## 2. The node's two records of its steps are empty: the charges in its ledger, and the rounds in `attendance`. Each is on
-# ## disk
-# ##    before the step that it records. A record that a kill left without a step counts as a step, and so does a missing
-# ## record.
-# ## 3. closed.json is on disk. From here on a request of this federation is refused, however late or often it arrives.
-# ## 4. The ledger gets a row that closes the run (`privacy.ledger.Ledger.close`), which it refuses for a run with any charge.
-# ##
-# ## A kill between two of them leaves the reservation in place, or a closed federation; the same command finishes its work.
-# ## Where
-# ## closed.json is lost with an older copy of the folder, the ledger's row still refuses every reservation and charge of
-# ## that run.
-# ##
-
-
-class NotGivenBackError(UsageError):
-    """A reservation stays, since the node made a private step for it, or may have."""
 
 
 @dataclass(frozen=True)
@@ -300,14 +278,24 @@ class Released:
 
 
 def release(home: Home, which: str) -> Released:
-    """Close the federation with this name or digest, and give its reservation back.
+    """Close the federation with this name or digest, and give back a reservation for which the node made no private step.
 
-    NotGivenBackError, and nothing is changed, if the node may have made a private step for it.
+    NotGivenBackError, and nothing is changed, if the node may have made one. In this order:
+
+    1. No agent runs for the node, and none can start (the folder's lock), so no request is answered meanwhile.
+    2. The node's two records of its steps are empty: the charges in its ledger, and the rounds in `attendance`. Each is on disk
+       before the step that it records. A record that a kill left without a step counts as a step, and so does a missing record.
+    3. closed.json is on disk. From here on a request of this federation is refused, however late or often it arrives.
+    4. The ledger gets a row that closes the run (`privacy.ledger.Ledger.close`), which it refuses for a run with any charge.
+
+    A kill between two of them leaves the reservation in place, or a closed federation; the same command finishes its work.
+    Where closed.json is lost with an older copy of the folder, the ledger's row still refuses every reservation and charge of
+    that run.
     """
     with held(home.folder):
         membership = _chosen(home, which)
         run = name_in_ledger(membership.folder)
-        ledger = OwnLedger.of(home).opened() if run else None
+        ledger = NodeLedger.of(home).opened() if run else None
         cost = ledger.reserved(run) if ledger else None
         if ledger and cost and (why := membership.step(ledger, run)):
             raise NotGivenBackError(

@@ -40,7 +40,7 @@ from secure_fed.deployment.envelope import (
     unsealed,
 )
 from secure_fed.deployment.home import Home, HomeError, Journal, placed
-from secure_fed.deployment.memberships import OwnLedger, Room, closed, note_accepted
+from secure_fed.deployment.memberships import FederationCost, NodeLedger, closed, note_accepted
 from secure_fed.deployment.messages import End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.policy import PolicyError, named, require
 from secure_fed.deployment.problem import of_node
@@ -138,8 +138,8 @@ class Node:
             number = charter.number(self.home.identity.public)
             accepted = message.accepted(self.home.identity, charter.digest, number)
             told = f"accepted as member {number + 1} of {len(charter.members)}"
-            room = self._joined.room if self._joined else None
-            return accepted, f"{told}; {room}" if room else told
+            cost = self._joined.cost if self._joined else None
+            return accepted, f"{told}; {cost}" if cost else told
         if isinstance(message, End):
             self.close()
             return Ended(), "ended"
@@ -198,14 +198,14 @@ class Party:
     round; it takes part in the next.
 
     local: the owner's function, which trains in place of the charter's steps; the charter's parties neither choose nor see it.
-    room: the federation's cost and the budget left before it, None without a guarantee.
+    cost: the federation's cost and the budget left before it, None without a guarantee.
     """
 
     def __init__(self, charter: Charter, home: Home, local: LocalFunction | None, entropy: Entropy | None) -> None:
         """BudgetExhausted if there is no room for the federation now, and many other errors: see `refusal`."""
         self.charter = charter
         self.number = charter.number(home.identity.public)
-        self._ledger, self._folder = OwnLedger.of(home), (folder := home.federation(charter.digest))
+        self._ledger, self._folder = NodeLedger.of(home), (folder := home.federation(charter.digest))
         self._budget: RunBudget | None = None
         config = charter.config.replace({**home.model.settings, ("training", "together"): 1})
         method = build(config)
@@ -222,12 +222,12 @@ class Party:
                 "node.toml to its folder"
             )
         plan = self.assembly.protection.plan
-        self.room: Room | None = None
+        self.cost: FederationCost | None = None
         if plan is not None:
-            self.room = self._ledger.require_room(self.assembly.config, plan, self.assembly.problem, folder)
+            self.cost = self._ledger.require_room(self.assembly.config, plan, self.assembly.problem, folder)
         self.assembly.require_by_trials()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note_accepted(folder, charter, self.room.cost if self.room else None)
+        note_accepted(folder, charter, self.cost.cost if self.cost else None)
         self.assembly.objective.kept.files.append(folder / PASS_SIZES)
         with ExitStack() as opening:
             self._attendance = self._begun(opening)

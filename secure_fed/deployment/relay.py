@@ -1,4 +1,4 @@
-"""The connection from a node's message receiver to the node's agent, over a socket of the system.
+"""The connection from a node's message receiver to the node's agent: a socket of the system, and a lock that the agent holds.
 
 Needs no torch and no key: a process is started for each message, by code from third parties, under a user who may read neither.
 Errors of the connection are printed for the node's owner, on standard error. The coordinator gets a sentence without the node's
@@ -52,6 +52,37 @@ def unreachable(kind: str, error: Exception) -> Envelope:
     return refusal(kind, UNREACHABLE)
 
 
+def listens(at: Path) -> bool:
+    """Whether an agent accepts connections at this socket."""
+    try:
+        with _connected(at):
+            return True
+    except (NoAgent, OSError):
+        return False
+
+
+def _connected(at: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.connect(place(at))
+    except BaseException as error:
+        made.close()
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            raise NoAgent("no agent listens") from error
+        raise
+    return made
+
+
+def place(at: Path) -> str:
+    """The path of a socket, as the system takes it. NoAgent if it is too long."""
+    path = str(at.absolute())
+    if len(os.fsencode(path)) > _LONGEST:
+        raise NoAgent(
+            f"the path {path} is longer than the {_LONGEST} bytes of a socket's: choose a folder with a shorter one"
+        )
+    return path
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """The folder's lock, held until the block or this process ends."""
@@ -79,34 +110,3 @@ def running(folder: Path) -> bool:
         return False
     except OSError:
         return True
-
-
-def listens(at: Path) -> bool:
-    """Whether an agent accepts connections at this socket."""
-    try:
-        with _connected(at):
-            return True
-    except (NoAgent, OSError):
-        return False
-
-
-def place(at: Path) -> str:
-    """The path of a socket, as the system takes it. NoAgent if it is too long."""
-    path = str(at.absolute())
-    if len(os.fsencode(path)) > _LONGEST:
-        raise NoAgent(
-            f"the path {path} is longer than the {_LONGEST} bytes of a socket's: choose a folder with a shorter one"
-        )
-    return path
-
-
-def _connected(at: Path) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        made.connect(place(at))
-    except BaseException as error:
-        made.close()
-        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-            raise NoAgent("no agent listens") from error
-        raise
-    return made
