@@ -1,11 +1,12 @@
-"""The coordinator: a run without anybody's data, whose rounds are sent to the nodes.
+"""The coordinator: it founds a federation, reaches its members, and conducts the run, without anybody's data.
 
-It is the same run as in a simulation, with the same engine, directory, budget and report. Differences:
+`found` puts a configuration and the members' cards into one charter, and signs it. `conduct` runs the charter. It is the same
+run as in a simulation, with the same engine, directory, budget and report. Differences:
 
-- its transport is `links.Links`;
+- its transport is `Links`, which matches nodes with members and checks their answers;
 - before a round begins it waits until enough members can be reached (`Settings.wait`);
 - a round that was begun and not finished is lost, whatever interrupted it, and never repeated: its members have trained for it
-  and refuse a second time. So a killed coordinator resumes with the next round.
+  and refuse a second time (`Gate`). So a killed coordinator resumes with the next round.
 """
 
 from __future__ import annotations
@@ -63,6 +64,113 @@ from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.run import Result, run
 from secure_fed.tensors.layout import Layout
 
+_AGAIN = 60.0  # seconds until a node that refused the charter gets it again: its owner may have changed the policy
+_MOST_EXAMPLES = 1e9  # of a member whose card declares no number; a far larger weight would overflow the sum
+_PAUSE = 1.0  # seconds between two checks for reachable members
+_GOODBYE = 30.0  # seconds
+
+
+def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
+    """Write and sign the charter of a new federation in the coordinator's folder. An earlier run there is refused.
+
+    config: as for a simulation. The coordinator has the test set, which also determines the classes; each member has its own
+    training data.
+    """
+    identity = read_key(folder / COORDINATOR_KEY)
+    if (folder / RUN).exists():
+        raise HomeError(
+            f"{folder} holds the run of a federation: found a new one in another folder, or move {folder / RUN}"
+        )
+    task = tasks.build(config.data)
+    test = [config.data.test] if isinstance(config.data.test, str) else list(config.data.test)
+    if not any(test):
+        raise ConfigError("data.test is not set: the coordinator has no other data, so name its test set").about(
+            "data.test", "", "a file of the coordinator"
+        )
+    paths = [placed(Path(), one, "data.test") for one in test]
+    own_toml = _own_toml(paths, config.privacy)
+    classes = task.classes(sources.of_one_party(task, paths, "data.test"))
+    terms = agreed(config, members)
+    loaded = load(terms.model, task, classes.names, terms.federation.seed)
+    head = head_of(loaded.model, loaded.head, terms.method.modules_to_save)
+    charter = Charter(
+        name=name,
+        run=uuid.uuid4().hex,
+        config=terms,
+        labels=classes.values,
+        label_names=classes.names,
+        model_digest=digest_of(loaded.model, (*head, *loaded.fixed)),
+        members=tuple(members),
+        coordinator=identity.public,
+    )
+    _require_worth(charter, paths)
+    atomic_write(folder / COORDINATOR, own_toml, private=True)
+    (folder / BEGUN).unlink(missing_ok=True)
+    atomic_write(folder / CHARTER, charter.signed(identity))
+    return charter
+
+
+def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
+    """The settings that all parties share, without those of one machine. Refuses settings that need all data together."""
+    audited = config.evaluation.audit_fraction or 0.0  # by default nothing is held out here, as with privacy
+    config = config.replace({("evaluation", "audit_fraction"): audited})
+    _require_deployable(config, members)
+    own = {
+        **neutral(),
+        ("federation", "clients"): None,
+        ("data", "chat_template"): template_of(config.data),  # its text, since a charter names no file
+        ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
+        **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
+    }
+    return config.replace(own)
+
+
+def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
+    for one in faults(config):
+        raise ConfigError(f"{one.setting} = {one.value!r} {one.why}: set it to {one.limit}").about(
+            one.setting, one.value, one.limit
+        )
+    require_ranks(config, [member.name for member in members])
+    unit, clients = config.privacy.unit, config.federation.clients
+    if clients not in (None, len(members)):
+        message = f"federation.clients = {clients} differs from the number of cards, {len(members)}: leave it out"
+        raise ConfigError(message).about("federation.clients", clients, "not set")
+    if counts_on_secrecy(config, len(members)):
+        raise ConfigError(
+            "federation.sampling = 'fixed' with noise by the server assumes that nobody sees who takes part, but everybody who "
+            "runs or watches the machines does: set it to 'schedule'"
+        ).about("federation.sampling", "fixed", "'schedule' or 'auto'")
+    if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
+        raise ConfigError(
+            f"privacy.unit = {unit!r} counts each member's units, and the card of {silent[0]!r} declares none: set units in "
+            "its node.toml, and write its card anew"
+        ).about("privacy.unit", unit, "cards that declare their units")
+
+
+def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
+    """The text of coordinator.toml: the settings that stay on the coordinator's machine, with absolute paths.
+
+    A ledger that does not exist is refused.
+    """
+    budget = budget_of(privacy, Path(), "[privacy]")
+    if budget["ledger"]:
+        require_made(budget["ledger"])
+    own = {"test": list(map(str, test)), **budget}
+    return "\n".join(["[coordinator]", *(f"{name} = {json.dumps(value)}" for name, value in own.items())]) + "\n"
+
+
+def _require_worth(charter: Charter, test: Sequence[Path]) -> None:
+    """Refuse a federation whose noise alone takes the model to chance: each node would pay for it with its data's budget.
+
+    The coordinator decides, on its test set. A charter with `privacy.even_if_hopeless` shows the nodes that it was asked to.
+    """
+    terms = charter.config
+    if terms.privacy.unit == "none" or terms.privacy.even_if_hopeless:
+        return
+    harm = probe(assemble(terms, build(terms), of_coordinator(charter, terms, test), elsewhere=_elsewhere(charter)))
+    if harm is not None:
+        require_worth(harm.to_dict(), terms, paid=True)
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -74,21 +182,6 @@ class Settings:
     deadline: float = 600.0
     wait: float = 3600.0
     too_few: str = "wait"
-
-
-def assembled(home: CoordinatorHome) -> Assembly:
-    """The federation of the coordinator's charter, with its test set and nobody's examples."""
-    charter = home.charter
-    config = home.configured(charter.config)
-    registry = Registry(len(charter.members), charter.identities)
-    problem = of_coordinator(charter, config, home.test)
-    assembly = assemble(config, build(config), problem, elsewhere=Elsewhere(charter.run, registry, Here()))
-    if assembly.base_digest != charter.model_digest:
-        raise ModelError(
-            f"the base model {config.model.name} is not the one that the federation was founded with: found it again, with "
-            "`secure-fed coordinator found`"
-        )
-    return assembly
 
 
 def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[str], None]) -> Result:
@@ -114,6 +207,37 @@ def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[s
     links.end()
     say(f"report: {write_report(place)}")
     return result
+
+
+def assembled(home: CoordinatorHome) -> Assembly:
+    """The federation of the coordinator's charter, with its test set and nobody's examples."""
+    charter = home.charter
+    config = home.configured(charter.config)
+    problem = of_coordinator(charter, config, home.test)
+    assembly = assemble(config, build(config), problem, elsewhere=_elsewhere(charter))
+    if assembly.base_digest != charter.model_digest:
+        raise ModelError(
+            f"the base model {config.model.name} is not the one that the federation was founded with: found it again, with "
+            "`secure-fed coordinator found`"
+        )
+    return assembly
+
+
+def _elsewhere(charter: Charter) -> Elsewhere:
+    return Elsewhere(charter.run, Registry(len(charter.members), charter.identities), Here())
+
+
+def line_of(record: Record, rounds: int, task: str) -> str:
+    """A finished round in one line, with the task's headline metric."""
+    found = [f"round {record['round']}/{rounds}"]
+    if record.get("lost"):
+        return f"{found[0]}: lost, {record['lost']}"
+    metric = headline(task)
+    found += [shown(metric, record[metric])] if record.get(metric) is not None else []
+    found += [f"loss {record['loss']:.3f}"] if record.get("loss") is not None else []
+    if "masked" in record and record["masked"].get("survivors") is not None:
+        found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")
+    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB up", f"{record['seconds']:.0f} s"])
 
 
 @dataclass
@@ -159,36 +283,6 @@ class Gate:
         )
 
 
-def line_of(record: Record, rounds: int, task: str) -> str:
-    """A finished round in one line, with the task's headline metric."""
-    found = [f"round {record['round']}/{rounds}"]
-    if record.get("lost"):
-        return f"{found[0]}: lost, {record['lost']}"
-    metric = headline(task)
-    found += [shown(metric, record[metric])] if record.get(metric) is not None else []
-    found += [f"loss {record['loss']:.3f}"] if record.get("loss") is not None else []
-    if "masked" in record and record["masked"].get("survivors") is not None:
-        found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")
-    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB up", f"{record['seconds']:.0f} s"])
-
-
-# ## from secure_fed.deployment.coordinator
-# ## `Transport` over a carrier: matches nodes with members, and checks their answers.
-# ##
-# ## Before a round's first stage the coordinator offers its charter to every new node, and again to every member whose last
-# ## request
-# ## got no usable answer: its node may have been started anew, under the same number. A node that accepts proves by a
-# ## signature over
-# ## a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node number, and a
-# ## node
-# ## that returns takes part from the next round on.
-# ##
-# ## A node's signature proves that the answer is from that member, to this very request; nothing more is assumed. Anything
-# ## else (no
-# ## answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
-# ##
-
-
 class Carrier(Protocol):
     """Carries envelopes to nodes, which it identifies by numbers, and their answers back."""
 
@@ -201,7 +295,18 @@ class Carrier(Protocol):
 
 @dataclass
 class Links:
-    """The members that can be reached. deadline: the seconds that a stage may take. say: gets each problem in one line."""
+    """`Transport` over a carrier: the members that can be reached.
+
+    Before a round's first stage the coordinator offers its charter to every new node, and again to every member whose last
+    request got no usable answer: its node may have been started anew, under the same number. A node that accepts proves by a
+    signature over a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node
+    number, and a node that returns takes part from the next round on.
+
+    A node's signature proves that the answer is from that member, to this very request; nothing more is assumed. Anything else
+    (no answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
+
+    deadline: the seconds that a stage may take. say: gets each problem in one line.
+    """
 
     carrier: Carrier
     charter: Charter
@@ -338,116 +443,3 @@ def may_count(charter: Charter, member: int, answer: Staged | Reply) -> bool:
     if charter.config.federation.weighting != "examples":
         return answer.weight in (0.0, 1.0)
     return 0 <= answer.weight <= (charter.members[member].examples or _MOST_EXAMPLES)
-
-
-_AGAIN = 60.0  # seconds until a node that refused the charter gets it again: its owner may have changed the policy
-_MOST_EXAMPLES = 1e9  # of a member whose card declares no number; a far larger weight would overflow the sum
-_PAUSE = 1.0  # seconds between two checks for reachable members
-_GOODBYE = 30.0  # seconds
-
-
-# ## from secure_fed.deployment.coordinator
-# ## Founding a federation: the coordinator puts a configuration and the members' cards into one charter, and signs it.
-
-
-def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
-    """Write and sign the charter of a new federation in the coordinator's folder. An earlier run there is refused.
-
-    config: as for a simulation. The coordinator has the test set, which also determines the classes; each member has its own
-    training data.
-    """
-    identity = read_key(folder / COORDINATOR_KEY)
-    if (folder / RUN).exists():
-        raise HomeError(
-            f"{folder} holds the run of a federation: found a new one in another folder, or move {folder / RUN}"
-        )
-    task = tasks.build(config.data)
-    test = [config.data.test] if isinstance(config.data.test, str) else list(config.data.test)
-    if not any(test):
-        raise ConfigError("data.test is not set: the coordinator has no other data, so name its test set").about(
-            "data.test", "", "a file of the coordinator"
-        )
-    paths = [placed(Path(), one, "data.test") for one in test]
-    own_toml = _own_toml(paths, config.privacy)
-    classes = task.classes(sources.of_one_party(task, paths, "data.test"))
-    terms = agreed(config, members)
-    loaded = load(terms.model, task, classes.names, terms.federation.seed)
-    head = head_of(loaded.model, loaded.head, terms.method.modules_to_save)
-    charter = Charter(
-        name=name,
-        run=uuid.uuid4().hex,
-        config=terms,
-        labels=classes.values,
-        label_names=classes.names,
-        model_digest=digest_of(loaded.model, (*head, *loaded.fixed)),
-        members=tuple(members),
-        coordinator=identity.public,
-    )
-    _require_worth(charter, paths)
-    atomic_write(folder / COORDINATOR, own_toml, private=True)
-    (folder / BEGUN).unlink(missing_ok=True)
-    atomic_write(folder / CHARTER, charter.signed(identity))
-    return charter
-
-
-def _require_worth(charter: Charter, test: Sequence[Path]) -> None:
-    """Refuse a federation whose noise alone takes the model to chance: each node would pay for it with its data's budget.
-
-    The coordinator decides, on its test set. A charter with `privacy.even_if_hopeless` shows the nodes that it was asked to.
-    """
-    terms = charter.config
-    if terms.privacy.unit == "none" or terms.privacy.even_if_hopeless:
-        return
-    elsewhere = Elsewhere(charter.run, Registry(len(charter.members), charter.identities), Here())
-    found = probe(assemble(terms, build(terms), of_coordinator(charter, terms, test), elsewhere=elsewhere))
-    if found is not None:
-        require_worth(found.to_dict(), terms, paid=True)
-
-
-def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
-    """The text of coordinator.toml: the settings that stay on the coordinator's machine, with absolute paths.
-
-    A ledger that does not exist is refused.
-    """
-    budget = budget_of(privacy, Path(), "[privacy]")
-    if budget["ledger"]:
-        require_made(budget["ledger"])
-    own = {"test": list(map(str, test)), **budget}
-    return "\n".join(["[coordinator]", *(f"{name} = {json.dumps(value)}" for name, value in own.items())]) + "\n"
-
-
-def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
-    """The settings that all parties share, without those of one machine. Refuses settings that need all data together."""
-    audited = config.evaluation.audit_fraction or 0.0  # by default nothing is held out here, as with privacy
-    config = config.replace({("evaluation", "audit_fraction"): audited})
-    _require_deployable(config, members)
-    own = {
-        **neutral(),
-        ("federation", "clients"): None,
-        ("data", "chat_template"): template_of(config.data),  # its text, since a charter names no file
-        ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
-        **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
-    }
-    return config.replace(own)
-
-
-def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
-    for one in faults(config):
-        raise ConfigError(f"{one.setting} = {one.value!r} {one.why}: set it to {one.limit}").about(
-            one.setting, one.value, one.limit
-        )
-    require_ranks(config, [member.name for member in members])
-    unit, clients = config.privacy.unit, config.federation.clients
-    if clients not in (None, len(members)):
-        message = f"federation.clients = {clients} differs from the number of cards, {len(members)}: leave it out"
-        raise ConfigError(message).about("federation.clients", clients, "not set")
-    if counts_on_secrecy(config, len(members)):
-        raise ConfigError(
-            "federation.sampling = 'fixed' with noise by the server assumes that nobody sees who takes part, but everybody who "
-            "runs or watches the machines does: set it to 'schedule'"
-        ).about("federation.sampling", "fixed", "'schedule' or 'auto'")
-    if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
-        raise ConfigError(
-            f"privacy.unit = {unit!r} counts each member's units, and the card of {silent[0]!r} declares none: set units in "
-            "its node.toml, and write its card anew"
-        ).about("privacy.unit", unit, "cards that declare their units")
