@@ -1,4 +1,9 @@
-"""Envelopes over Flower's Grid: to nodes, and their answers back as they arrive.
+"""Envelopes over Flower: as the content of messages, to nodes through the Grid, and their answers back as they arrive.
+
+A message has one record with one uint8 array: the bytes of `envelope.frames`. Flower makes a separate request for every array
+at each of its six hops, so in one array a hundred adapted layers cost as much as one; Flower cuts the array into chunks of 5
+MB. `Array.numpy()` is never called: `envelope.read` bounds every size by the available bytes. So no numpy format and no pickle
+is ever parsed.
 
 Flower's own `send_and_receive` polls every three seconds and returns when the last answer has arrived; `GridCarrier` polls
 three times a second. Every message is sent and fetched separately, so one node's message can neither enlarge the request that
@@ -12,15 +17,20 @@ import io
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.serverapp import Grid
 
 from secure_fed.deployment.envelope import MOST_BYTES, MOST_HEADER, Envelope, EnvelopeError, frames, read, refusal
 from secure_fed.errors import SecureFedError
 
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid  # a node, which starts a process for every message, needs none
+
 MESSAGE_TYPE = "query.secure_fed"
 PAUSE = 0.3  # seconds between two polls for answers
+_RECORD, _ARRAY = "envelope", "bytes"
+_RAW = "secure-fed.envelope"  # Flower's serialisation type: not numpy's, so that nothing reads it as numpy's
 _SENTENCES = {  # by Flower's codes; other texts came from the node, and are not repeated
     1: "the node could not load the app: it lacks secure-fed, or has another version of it",
     2: "the node's app raised an exception, which its own log has",
@@ -39,7 +49,7 @@ class CarrierError(SecureFedError):
 
 @dataclass(frozen=True)
 class GridCarrier:
-    """`deployment.links.Carrier` over Flower."""
+    """`deployment.coordinator.Carrier` over Flower."""
 
     grid: Grid
 
@@ -98,29 +108,6 @@ class GridCarrier:
             return refusal("Unreadable", f"its answer cannot be read: {_plain(error)}")
 
 
-def _plain(error: Exception) -> str:
-    """An exception of a library in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__
-
-
-# ## from secure_fed.flower.carrier
-# ## An envelope as the content of a Flower message, and back.
-# ##
-# ## A message has one record with one uint8 array: the bytes of `envelope.frames`. Flower makes a separate request for every
-# ## array
-# ## at each of its six hops, so in one array a hundred adapted layers cost as much as one; Flower cuts the array into chunks
-# ## of 5
-# ## MB. `Array.numpy()` is never called: `envelope.read` bounds every size by the available bytes. So no numpy format and no
-# ## pickle
-# ## is ever parsed.
-# ##
-
-
-_RECORD, _ARRAY = "envelope", "bytes"
-_RAW = "secure-fed.envelope"  # Flower's serialisation type: not numpy's, so that nothing reads it as numpy's
-
-
 def packed(envelope: Envelope) -> RecordDict:
     """The content of a message with this envelope. EnvelopeError if it is beyond an envelope's limits."""
     whole = b"".join(frames(envelope))
@@ -140,3 +127,9 @@ def unpacked(content: RecordDict) -> Envelope:
     if stream.tell() != len(array.data):
         raise EnvelopeError("a message goes on after its envelope")
     return found
+
+
+def _plain(error: Exception) -> str:
+    """An exception of a library in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__
