@@ -60,7 +60,7 @@ def run(chosen: argparse.Namespace) -> int:
         )
     seeds, configs = _seeds(chosen.seeds), _configs(chosen.configs, chosen.set)
     for config in configs.values():
-        train.check(config)
+        train.check_ahead(config)
     from secure_fed.commands.comparison import compare, tables
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")

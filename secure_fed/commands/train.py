@@ -12,17 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from secure_fed import methods
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError, UsageError
-from secure_fed.learning.data import named_files
-from secure_fed.learning.models.locate import found
-from secure_fed.learning.tasks.columns import columns
-from secure_fed.runs.ledger_heads import require_made
 
 if TYPE_CHECKING:
-    from secure_fed.federation import Federation
     from secure_fed.report.result import Result
+
+_LARGE = 10  # classes that a dry run prints, of those with the most rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,21 +46,17 @@ def train(chosen: argparse.Namespace) -> None:
             require_begun(Path(chosen.out))
         config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
         _require_from_files(Path(chosen.out))
-    if chosen.dry_run:
-        return _dry(config, chosen)
-    run(config, chosen, config.method.name, resume=chosen.resume)
-
-
-def _dry(config: RunConfig, chosen: argparse.Namespace) -> None:
-    pass
+    if not chosen.dry_run:
+        run(config, chosen, config.method.name, resume=chosen.resume)
+        return
     from secure_fed.runs.dry_run import foreseen
 
     _check(config, chosen.out)
-    found = foreseen(config)
+    facts = foreseen(config)
     if chosen.json:
-        print(json.dumps(found))
+        print(json.dumps(facts))
     else:
-        show(found)
+        _show_dry(facts)
 
 
 def _require_from_files(out: Path) -> None:
@@ -94,13 +86,31 @@ def run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: boo
 
 
 def _check(config: RunConfig, out: str | None) -> None:
-    """Refuse what can be refused before the slow imports."""
-    pass
     from secure_fed.runs.directory import require_unused
 
     if out:
         require_unused(Path(out))
-    check(config)
+    check_ahead(config)
+
+
+def check_ahead(config: RunConfig) -> None:
+    """Refuse an unknown method, and missing files, columns, model folders or ledgers, before anything heavy is loaded.
+
+    torch and transformers take seconds, these checks do not. Building the run checks the same again, and much else, such as
+    labels and sizes.
+    """
+    from secure_fed import methods
+    from secure_fed.learning.data import named_files
+    from secure_fed.learning.models.locate import found
+    from secure_fed.learning.tasks.columns import columns
+    from secure_fed.runs.ledger_heads import require_made
+
+    methods.require_known(config.method.name)
+    found(config.model)
+    read, others = columns(config.data), config.evaluation.non_members
+    named_files.require_columns(config.data, read, config.privacy.group_column, others)
+    if config.privacy.ledger:
+        require_made(config.privacy.ledger)
 
 
 def _ran(config: RunConfig, asked: str | None, name: str, *, resume: bool) -> tuple[Path, Result]:
@@ -123,17 +133,11 @@ def _ran(config: RunConfig, asked: str | None, name: str, *, resume: bool) -> tu
             ConsoleProgress(config.federation.rounds, done, config.data.task, config.data.metric)
         )
         federation = Federation(config)
-        _tell(federation)
+        for note in (*federation.notes, *(f"warning: {warning}" for warning in federation.warnings)):
+            print(f"secure-fed: {note}", file=sys.stderr)
         federation.callbacks += [*asked_for(config, out, len(done)), progress]
         progress.begin(federation.assembly.protection.plan, federation.assembly.charges)
         return out, federation.run(out, resume=resume)
-
-
-def _tell(federation: Federation) -> None:
-    for note in federation.notes:
-        print(f"secure-fed: {note}", file=sys.stderr)
-    for warning in federation.warnings:
-        print(f"secure-fed: warning: {warning}", file=sys.stderr)
 
 
 def _show(result: Result, out: Path, page: Path) -> None:
@@ -145,32 +149,8 @@ def _show(result: Result, out: Path, page: Path) -> None:
     print(f"report: {page}{own}\nadapter: secure-fed export {shlex.quote(str(out))} OUT_DIR")
 
 
-# ## from secure_fed.commands.train
-# ## Checks of a run before anything heavy is loaded: torch and transformers take seconds, these checks do not.
-# ##
-# ## Building the run checks the same again, and much else, such as labels and sizes.
-# ##
-
-
-def check(config: RunConfig) -> None:
-    """Refuse an unknown method, and missing files, columns, model folders or ledgers."""
-    methods.require_known(config.method.name)
-    found(config.model)
-    read, others = columns(config.data), config.evaluation.non_members
-    named_files.require_columns(config.data, read, config.privacy.group_column, others)
-    if config.privacy.ledger:
-        require_made(config.privacy.ledger)
-
-
-# ## from secure_fed.commands.train
-# ## `secure-fed train --dry-run`: what a run would read, guarantee, send and need, without a step of training.
-
-
-_LARGE = 10  # classes, of which so many are printed
-
-
-def show(found: Mapping[str, Any]) -> None:
-    """The facts as a table."""
+def _show_dry(found: Mapping[str, Any]) -> None:
+    """What a run would read, guarantee, send and need, as a table."""
     from rich.table import Table
 
     from secure_fed.report.terminal import PlainConsole

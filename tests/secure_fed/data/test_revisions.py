@@ -59,7 +59,7 @@ def prepared(cache: Path, commit: str) -> None:
 def refused(settings: dict[str, dict[str, str]]) -> str | None:
     """The setting that both the check ahead and the run itself refuse."""
     found = []
-    for check in (train.check, problem.configured):
+    for check in (train.check_ahead, problem.configured):
         with pytest.raises(ConfigError) as error:
             check(RunConfig.from_dict(settings))
         assert error.value.exit_code == 2
@@ -97,7 +97,7 @@ def test_a_cached_revision_is_read_offline_and_never_another(revision: str, cach
         "model": {"name": "somebody/mine", "revision": revision},
     }
     config = RunConfig.from_dict(settings)
-    train.check(config)
+    train.check_ahead(config)
     rows = sources.load(config.data, tasks.build(config.data), seed=0).whole
     assert rows.text[0] == f"{OLD} 0"
     prepared(cache, NEW)  # `datasets` reads the newest copy, whatever the revision
@@ -123,7 +123,7 @@ def test_a_revision_that_the_hub_lacks_is_refused(kind: str, monkeypatch: pytest
     assert refused({kind: {"name": "somebody/mine", "revision": "v9"}}) == f"{kind}.revision"
     assert set(asked) == {("somebody/mine", "v9", {"model": "model", "data": "dataset"}[kind])}
     for revision in ("v1", "v8"):  # there, and unknown: loading will tell
-        train.check(RunConfig.from_dict({kind: {"name": "somebody/mine", "revision": revision}}))
+        train.check_ahead(RunConfig.from_dict({kind: {"name": "somebody/mine", "revision": revision}}))
 
 
 def test_the_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
