@@ -33,40 +33,28 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         made.set_defaults(run=run)
         return made
 
-    budget_plan.add_to(
-        action("plan", budget_plan.run, "the noise that a target epsilon needs, or the epsilon of a given noise")
-    )
-    made = action("create", create, "a new ledger for a data set")
-    _add_ledger(made)
+    def on_ledger(name: str, run: Callable[[argparse.Namespace], None], does: str) -> argparse.ArgumentParser:
+        made = action(name, run, does)
+        made.add_argument("ledger", type=Path, metavar="LEDGER")
+        heads = "as privacy.ledger_heads (default: in the user's folder)"
+        made.add_argument("--heads", default="", metavar="FILE", help=heads)
+        return made
+
+    planning = "the noise that a target epsilon needs, or the epsilon of a given noise"
+    budget_plan.add_to(action("plan", budget_plan.run, planning))
+    made = on_ledger("create", create, "a new ledger for a data set")
     made.add_argument("--data-set", required=True, metavar="NAME", help="data set whose privacy the ledger tracks")
     made.add_argument("--epsilon", required=True, type=float, help="budget of all runs together")
     made.add_argument("--delta", required=True, type=float, help="delta of all runs together")
-    made.add_argument(
-        "--composition", choices=("basic", "rdp"), default="basic", help="how runs add up (default: basic)"
-    )
-    united = action("same", same, "declare that two unit names mean one unit, so that their costs add up")
-    _add_ledger(united)
-    united.add_argument(
-        "units", nargs=2, metavar="NAME", help="privacy.unit_name; the ledger must contain one of the two"
-    )
-    shown = action("show", show, "the spent part of a ledger, the runs that spent it, and the rest")
-    _add_ledger(shown)
-    shown.add_argument("--json", action="store_true", help="print one JSON object")
-    closing = "close a run that made no release, for good, and give its reservation back"
-    closed = action("close", close, closing)
-    _add_ledger(closed)
-    closed.add_argument("name", metavar="RUN", help="its name in the ledger, which `secure-fed budget show` prints")
-
-
-def _add_ledger(made: argparse.ArgumentParser) -> None:
-    made.add_argument("ledger", type=Path, metavar="LEDGER")
-    made.add_argument(
-        "--heads", default="", metavar="FILE", help="as privacy.ledger_heads (default: in the user's folder)"
-    )
-
-
-# ## from secure_fed.commands.budget
-# ## `secure-fed budget create`, `same`, `show` and `close`: ledgers that runs share.
+    composition = "how runs add up (default: basic)"
+    made.add_argument("--composition", choices=("basic", "rdp"), default="basic", help=composition)
+    uniting = on_ledger("same", same, "declare that two unit names mean one unit, so that their costs add up")
+    named = "privacy.unit_name; the ledger must contain one of the two"
+    uniting.add_argument("units", nargs=2, metavar="NAME", help=named)
+    showing = on_ledger("show", show, "the spent part of a ledger, the runs that spent it, and the rest")
+    showing.add_argument("--json", action="store_true", help="print one JSON object")
+    closing = on_ledger("close", close, "close a run that made no release, for good, and give its reservation back")
+    closing.add_argument("name", metavar="RUN", help="its name in the ledger, which `secure-fed budget show` prints")
 
 
 def create(chosen: argparse.Namespace) -> None:

@@ -1,4 +1,9 @@
-"""`secure-fed budget plan`: the guarantee of each way to add noise, for a target epsilon or for a noise multiplier."""
+"""`secure-fed budget plan`: the guarantee of each way to add noise, for a target epsilon or for a noise multiplier.
+
+For a federation's clients it prints four tables: the ways to one guarantee, with settings to paste; the methods on a model, by
+the noise that each of them releases (`budget_methods`); the plan whose cohorts are drawn at random; and this plan for other
+targets and cohorts. With --unit example it prints the noise and the steps of a training loop of the user's own.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +30,45 @@ if TYPE_CHECKING:
     from privacy.plan import Target
     from secure_fed.commands.budget_methods import Space
 
-
 _TARGETS = (1.0, 3.0, 8.0)
+_AGAINST = {1: "readers", 2: "participants", 3: "everyone"}
+_SAMPLING = {"coins": "poisson"}  # as federation.sampling names it
 _OUTLOOKS = {
     "long": "long: the noise of a round is longer than any mean can be; length is not harm, which --model measures",
     "hard": "hard: the noise of a round is longer than a tenth of the longest mean; it has to average out over rounds",
     "fine": "fine: the noise of a round is shorter than a tenth of the longest mean",
 }
 _RAW = "This is the raw mean; FRA-LoRA can remove part of the noise, with method.denoise."
+_ABOUT_WAYS = (
+    "Holds against: readers of the models; participants, who also see who takes part, and readers; everyone, the server too. "
+    "Poisson: secret coins draw each cohort. With central noise the server must keep them secret; with distributed noise all "
+    "clients send in every round. Final noise: standard deviation on a coordinate of the sum of all rounds, in clip norms."
+)
+_LENGTH = (
+    "Length: of the final noise, divided by the longest distance that the model can move. A tenth or less is small."
+)
+_ABOUT_METHODS = (
+    "Numbers: the noised numbers of a round; one that is sent in two passes counts twice; of FRA only those whose noise "
+    "reaches the model. Noise: the way with the least noise for this method. Length: of the final noise, divided by the "
+    "longest distance that these numbers can move; it is not harm, since a large model is flat in most directions. Not counted "
+    "in it: products of noised factors, and that noise cancels less if a method's space changes between rounds (FRA)."
+)
+_LONGER = (
+    "Longer below: with smaller cohorts the noise is longer than that distance, whatever central noise is chosen. What it does "
+    "to the model is measured where its weights are here."
+)
+_PROBED = (
+    "Loss: where the final noise alone takes it, on made-up texts, at this run's steps and, after the slash, at the steps of a "
+    "run without noise, where the server shortens them. It decides: long noise may be harmless. Hopeless: the noise takes the "
+    "model to chance; larger cohorts, among as many times more clients, would do."
+)
+# The options of each unit's plan, with their defaults.
+_OF_CLIENTS: dict[str, object] = {
+    **{"rounds": None, "clients": None, "cohort": None, "dim": None, "model": None, "sampling": "poisson"},
+    **{"pooling": "model", "task": "classification", "momentum": None, "corrupt": 0.1, "dropout": 0.1},
+}
+_OF_LOOPS: dict[str, object] = dict.fromkeys(("examples", "batch_size", "epochs", "steps"))
+_NEEDED = {"client": ("rounds", "clients", "cohort"), "example": ("examples", "batch_size")}
 
 
 def add_to(made: argparse.ArgumentParser) -> None:
@@ -40,7 +76,14 @@ def add_to(made: argparse.ArgumentParser) -> None:
     given.add_argument("--epsilon", type=float, help="the target, against readers of the models")
     given.add_argument("--noise-multiplier", type=float, metavar="Z", help="standard deviation over clip norm")
     made.add_argument("--delta", required=True, type=float, help="well below one over the number of units")
-    add_options_of_loops(made)
+    made.add_argument(
+        "--unit", choices=("client", "example"), default="client", help="protected unit: a federation's clients, or the "
+        "examples in a training loop of your own (default: client)"
+    )  # fmt: skip
+    made.add_argument("--examples", type=int, metavar="N", help="with --unit example: in the data set")
+    made.add_argument("--batch-size", type=int, metavar="B", help="with --unit example: expected")
+    made.add_argument("--epochs", type=int, metavar="E", help="with --unit example: epochs of ceil(N / B) steps")
+    made.add_argument("--steps", type=int, help="with --unit example: steps, instead of epochs")
     made.add_argument("--rounds", type=int)
     made.add_argument("--clients", type=int)
     made.add_argument("--cohort", type=int, help="clients a round, expected (poisson) or exact (fixed)")
@@ -75,9 +118,9 @@ def _share(written: str) -> float:
 
 def run(chosen: argparse.Namespace) -> None:
     """Print the guarantee of each way to add noise, the plan with coins, and plans for other targets and cohorts."""
-    require_options(chosen)
+    _require_options(chosen)
     if chosen.unit == "example":
-        return plan(chosen)
+        return _plan_loop(chosen)
     from privacy import forecast
     from privacy.forecast import compared
     from privacy.plan import Target
@@ -94,48 +137,77 @@ def run(chosen: argparse.Namespace) -> None:
         say("calibrating the noise of coins")
         made, others = _of_coins(chosen, setting, say)
     if chosen.json:
-        facts = [way_facts(setting, way, chosen) for way in ways]
+        facts = [_way_facts(setting, way, chosen) for way in ways]
         alternatives = [_plan_facts(other) for other in others]
         listed = [asdict(row) for row in methods]
         print(json.dumps({**_plan_facts(made), "alternatives": alternatives, "ways": facts, "methods": listed}))
         return
     console = PlainConsole()
-    show(console, setting, ways, chosen)
+    _show_ways(console, setting, ways, chosen)
     if methods:
         show_methods(console, chosen.model, methods)
     _show_coins(console, made, others)
 
 
-def _show_coins(console: Console, made: Forecast, others: list[Forecast]) -> None:
-    """The plan with cohorts drawn at random, and plans for other targets and cohorts."""
-    drawn = "the first row above" if made.setting.sampling == "poisson" else "cohorts of a fixed size"
-    console.print(
-        f"The rest is about {drawn}: sampling = {made.setting.sampling!r}, noise = 'central'.\n", style="bold"
+def _require_options(chosen: argparse.Namespace) -> None:
+    """ConfigError if an option of the unit's plan is missing, or an option of the other unit's plan is set."""
+    for name, default in (_OF_LOOPS if chosen.unit == "client" else _OF_CLIENTS).items():
+        if (value := getattr(chosen, name)) != default:
+            raise ConfigError(
+                f"{_option(name)} is {value}, and has no effect with --unit {chosen.unit}; leave it out"
+            ).about(_option(name), value, f"--unit {chosen.unit}")
+    for name in _NEEDED[chosen.unit]:
+        if getattr(chosen, name) is None:
+            raise ConfigError(f"{_option(name)} is not given, and a plan with --unit {chosen.unit} needs it").about(
+                _option(name), None, "a number"
+            )
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _plan_loop(chosen: argparse.Namespace) -> None:
+    """Print the noise and steps of a user's own training loop (`secure_fed.private`), or their cost."""
+    from secure_fed.own_loop.account import Allowance, Terms
+
+    terms = Terms(chosen.examples, chosen.batch_size, chosen.delta, chosen.epochs, chosen.steps)
+    made = terms.plan(chosen.epsilon, chosen.noise_multiplier)
+    clip_norm = 1.0 if chosen.clip_norm is None else chosen.clip_norm
+    epsilon = made.epsilon() if chosen.epsilon is None else chosen.epsilon
+    sensitivity = Allowance.of(terms, epsilon, clip_norm).sensitivity
+    facts: dict[str, Any] = {
+        "unit": "example",
+        "noise_multiplier": made.noise_multiplier,
+        "steps": terms.count,
+        "steps_an_epoch": terms.epoch,
+        "epsilon": made.epsilon(),
+        "delta": terms.delta,
+        "examples": terms.examples,
+        "batch_size": terms.batch_size,
+        "sampling_rate": terms.sampler.rate,
+        "clip_norm": clip_norm,
+        "sensitivity": sensitivity,
+        "noise_std": made.noise_multiplier * sensitivity / terms.sampler.expected,
+    }
+    if chosen.json:
+        print(json.dumps(facts))
+        return
+    from rich.table import Table
+
+    table = Table(
+        show_header=False, title=f"{facts['steps']} steps, (epsilon, delta = {facts['delta']:g})", title_style="bold"
     )
-    console.print(_plan_table(made))
-    if made.outlook is not None:
-        console.print(f"{_OUTLOOKS[made.outlook]}. {_RAW}")
-    console.print()
-    console.print(_alternatives_table(made.setting, others))
-    console.print(
-        "This last table is calibrated on a coarse grid: never above the target epsilon, with up to a few per cent more noise "
-        "than needed."
-    )
-
-
-def _of_coins(
-    chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]
-) -> tuple[Forecast, list[Forecast]]:
-    """The requested plan, and the plans for other targets and cohorts."""
-    from privacy import forecast
-
-    if chosen.epsilon is not None:
-        made = forecast.for_epsilon(setting, chosen.epsilon)
-    else:
-        made = forecast.for_noise(setting, chosen.noise_multiplier)
-    targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
-    say("calibrating it for other targets and cohorts")
-    return made, list(forecast.alternatives(setting, targets))
+    table.add_row("noise multiplier", f"{facts['noise_multiplier']:g}")
+    table.add_row("steps", f"{facts['steps']} ({facts['steps_an_epoch']} an epoch)")
+    table.add_row("epsilon", f"{facts['epsilon']:.4g} against readers of the models (one example added or removed)")
+    rate = f"{facts['sampling_rate']:.4g} ({facts['batch_size']} of {facts['examples']}, poisson)"
+    table.add_row("sampling rate", rate)
+    bound = f"clip norm {facts['clip_norm']:g}, sensitivity {facts['sensitivity']:.4g}"
+    table.add_row("noise on a mean", f"{facts['noise_std']:.4g} a coordinate ({bound})")
+    console = PlainConsole()
+    console.print(table)
+    console.print("For `secure_fed.private.wrap`, which computes the same noise from the same numbers.")
 
 
 def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
@@ -144,10 +216,23 @@ def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
     from secure_fed.config.settings import MOMENTUM
 
     cohort, everybody = (
-        counted(clients, chosen.corrupt, chosen.dropout) for clients in (setting.cohort, setting.clients)
+        noise_shares(clients, chosen.corrupt, chosen.dropout) for clients in (setting.cohort, setting.clients)
     )
     momentum = MOMENTUM if chosen.momentum is None else chosen.momentum
     return Possible(cohort, everybody, momentum=momentum)
+
+
+def noise_shares(clients: int, corrupt: float, dropout: float) -> int:
+    """The number of honest clients' noise shares that a masked sum has at least; 0 if no masked sum of so many is possible."""
+    from secure_fed.rounds.masked.terms import FEWEST
+
+    if clients < FEWEST:
+        return 0
+    try:
+        choose(clients, corrupt=corrupt, dropout=dropout, active=False)
+    except ParameterError:
+        return 0
+    return counted_shares(clients, corrupt, dropout)
 
 
 def _methods(
@@ -165,24 +250,162 @@ def _methods(
     return list(budget_methods.spaces(chosen.model, chosen.pooling, setting, target, possible, say, chosen.task))
 
 
-def _plan_facts(made: Forecast) -> dict[str, Any]:
-    setting = made.setting
-    return {
-        "noise_multiplier": made.noise_multiplier,
-        "epsilon": made.epsilon,
-        "epsilon_participants": made.epsilon_participants,
-        "delta": setting.delta,
-        "rounds": setting.rounds,
-        "clients": setting.clients,
-        "cohort": setting.cohort,
-        "sampling": setting.sampling,
-        "sampling_rate": setting.rate,
-        "clip_norm": setting.clip_norm,
-        "dim": setting.dim,
-        "noise_std": made.noise_std,
-        "noise_norm": made.noise_norm,
-        "outlook": made.outlook,
+def _of_coins(
+    chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]
+) -> tuple[Forecast, list[Forecast]]:
+    """The requested plan, and the plans for other targets and cohorts."""
+    from privacy import forecast
+
+    if chosen.epsilon is not None:
+        made = forecast.for_epsilon(setting, chosen.epsilon)
+    else:
+        made = forecast.for_noise(setting, chosen.noise_multiplier)
+    targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
+    say("calibrating it for other targets and cohorts")
+    return made, list(forecast.alternatives(setting, targets))
+
+
+def _show_ways(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argparse.Namespace) -> None:
+    """The table, and the settings of the recommended way."""
+    console.print(_ways_table(setting, ways))
+    console.print(_ABOUT_WAYS if setting.dim is None else f"{_ABOUT_WAYS} {_LENGTH}")
+    if any(way.correlation == "banded" for way in ways):
+        band = next(way.band for way in ways if way.correlation == "banded")
+        console.print(f"Correlated: central noise of which a part cancels over {band} rounds.")
+    for sent in filter(None, (_sent_by_all(setting, way, chosen) for way in ways)):
+        console.print(
+            f"With Poisson sampling and distributed noise each of the {setting.clients:,} clients sends about {size(sent)} in "
+            f"every round: {size(setting.clients * setting.rounds * sent)} in {setting.rounds} rounds, over all clients."
+        )
+    console.print("\nRecommended settings:\n")
+    console.print(settings_of(setting, next(way for way in ways if way.recommended), chosen))
+
+
+def _ways_table(setting: Setting, ways: list[Way]) -> Table:
+    from rich.table import Column, Table
+
+    whole = setting.dim is not None
+    heads = ("", "sampling", "noise", "holds\nagainst")
+    numeric = ("noise\nmultiplier", "epsilon", "final\nnoise", *(["length"] if whole else []))
+    columns = [Column(head, no_wrap=True) for head in heads]
+    columns += [Column(head, justify="right", no_wrap=True) for head in numeric]
+    table = Table(*columns, title="Who is promised what", title_style="bold", **NARROW)
+    for way in ways:
+        numbers = [f"{way.noise_multiplier:.4g}", f"{way.epsilon:.3g}", f"{way.final_noise:.3g}"]
+        share = way.share(setting)
+        numbers += [] if share is None else [f"{share:.3f}"]
+        mark, sampling = "->" if way.recommended else "", _SAMPLING.get(way.sampling, way.sampling)
+        table.add_row(
+            mark, sampling, _noise_in_words(way.noise, way.correlation), _AGAINST[len(way.holds_against)], *numbers
+        )
+    return table
+
+
+def _noise_in_words(noise: str, correlation: str) -> str:
+    """The noise of a way: "central", "correlated", "distributed" or "local"."""
+    return "correlated" if correlation == "banded" else noise
+
+
+def settings_of(setting: Setting, way: Way, chosen: argparse.Namespace) -> str:
+    """The settings of a run with this way, as TOML; for ways with a public order."""
+    federation: dict[str, Any] = {"clients": setting.clients, "cohort": setting.cohort, "rounds": setting.rounds}
+    federation["sampling"] = way.sampling
+    if chosen.momentum:
+        federation |= {"server_optimizer": "momentum", "server_momentum": chosen.momentum}
+    elif chosen.momentum is not None:
+        federation["server_optimizer"] = "mean"
+    asked = "epsilon" if chosen.epsilon is not None else "noise_multiplier"
+    privacy = {"unit": "client", asked: getattr(chosen, asked), "delta": setting.delta}
+    privacy |= {} if chosen.clip_norm is None else {"clip_norm": chosen.clip_norm}
+    tables: dict[str, dict[str, Any]] = {
+        "federation": federation,
+        "privacy": privacy | {"noise": way.noise, "correlation": way.correlation},
     }
+    if way.noise == "distributed":
+        tables["secure_aggregation"] = {"enabled": True, "corrupt": chosen.corrupt, "dropout": chosen.dropout}
+    sections = [  # numbers, booleans and plain words are the same in JSON and TOML
+        "\n".join([f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in keys.items())])
+        for section, keys in tables.items()
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _way_facts(setting: Setting, way: Way, chosen: argparse.Namespace) -> dict[str, Any]:
+    sent = _sent_by_all(setting, way, chosen)
+    return {**asdict(way), "noise_share": way.share(setting), "bytes_up_a_round": sent}
+
+
+def _sent_by_all(setting: Setting, way: Way, chosen: argparse.Namespace) -> int | None:
+    """The bytes that each client sends in every round, if all clients send: `dim` masked words, and keys and shares.
+
+    None for ways in which only the cohort sends, and without `dim`.
+    """
+    if (way.sampling, way.noise) != ("coins", "distributed") or setting.dim is None:
+        return None
+    everybody = choose(setting.clients, corrupt=chosen.corrupt, dropout=chosen.dropout, active=False)
+    parameters = Parameters(
+        run="plan",
+        round=0,
+        layout=bytes(32),
+        length=setting.dim,
+        bits=32,
+        clients=tuple(range(setting.clients)),
+        neighbours=everybody.neighbours,
+        threshold=everybody.threshold,
+        survivors=everybody.survivors,
+        active=False,
+        partners=everybody.partners,
+    )
+    return sum(stage.up for stage in wire.traffic(parameters).values())
+
+
+def show_methods(console: PlainConsole, model: str, rows: list[Space]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"Methods on {model}", title_style="bold", **NARROW)
+    probed = any(row.noise_alone for row in rows)
+    table.add_column("method", no_wrap=True)
+    for head in ("numbers", "noise", "length", *(("loss", "hopeless\nbelow") if probed else ("longer\nbelow",))):
+        table.add_column(head, justify="left" if head == "noise" else "right")
+    for row in rows:
+        least = "any cohort" if row.longer_below is None else str(row.longer_below)
+        harm = _harm(row.noise_alone) if probed else (least,)
+        table.add_row(
+            row.method, f"{row.numbers:,}", _noise_in_words(row.noise, row.correlation), f"{row.length:.3f}", *harm
+        )
+    console.print(table)
+    if first := next((row.noise_alone for row in rows if row.noise_alone), None):
+        console.print(
+            f"The loss before the noise is {first['start']:.3f}, and {first['chance']:.3f} is chance. {_PROBED}"
+        )
+    console.print(_ABOUT_METHODS if probed else f"{_ABOUT_METHODS} {_LONGER}")
+
+
+def _harm(found: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Where the noise alone takes the loss, and the cohort below which that is hopeless; empty for a cohort that is not."""
+    if found is None:
+        return "-", "-"
+    losses = [found["noised"], *([found["full"]] if found["shortened"] else [])]
+    said = " / ".join("no number" if loss is None else f"{loss:.3g}" for loss in losses)
+    enough = "any tried" if found["enough"] is None else f"{found['enough']:,}"
+    return said, enough if found["hopeless"] else ""
+
+
+def _show_coins(console: Console, made: Forecast, others: list[Forecast]) -> None:
+    """The plan with cohorts drawn at random, and plans for other targets and cohorts."""
+    drawn = "the first row above" if made.setting.sampling == "poisson" else "cohorts of a fixed size"
+    console.print(
+        f"The rest is about {drawn}: sampling = {made.setting.sampling!r}, noise = 'central'.\n", style="bold"
+    )
+    console.print(_plan_table(made))
+    if made.outlook is not None:
+        console.print(f"{_OUTLOOKS[made.outlook]}. {_RAW}")
+    console.print()
+    console.print(_alternatives_table(made.setting, others))
+    console.print(
+        "This last table is calibrated on a coarse grid: never above the target epsilon, with up to a few per cent more noise "
+        "than needed."
+    )
 
 
 def _plan_table(made: Forecast) -> Table:
@@ -225,264 +448,21 @@ def _alternatives_table(setting: Setting, others: list[Forecast]) -> Table:
     return table
 
 
-# ## from secure_fed.commands.budget_plan
-# ## The ways to guarantee one epsilon as a table, as JSON, and as settings to paste; for `secure-fed budget plan`.
-
-
-_AGAINST = {1: "readers", 2: "participants", 3: "everyone"}
-_SAMPLING = {"coins": "poisson"}  # as federation.sampling names it
-_EXPLAINED = (
-    "Holds against: readers of the models; participants, who also see who takes part, and readers; everyone, the server too. "
-    "Poisson: secret coins draw each cohort. With central noise the server must keep them secret; with distributed noise all "
-    "clients send in every round. Final noise: standard deviation on a coordinate of the sum of all rounds, in clip norms."
-)
-_LENGTH = (
-    "Length: of the final noise, divided by the longest distance that the model can move. A tenth or less is small."
-)
-
-
-def noise_in_words(noise: str, correlation: str) -> str:
-    """The noise of a way: "central", "correlated", "distributed" or "local"."""
-    return "correlated" if correlation == "banded" else noise
-
-
-def counted(clients: int, corrupt: float, dropout: float) -> int:
-    """The number of honest clients' noise shares that a masked sum has at least; 0 if no masked sum of so many is possible."""
-    from secure_fed.rounds.masked.terms import FEWEST
-
-    if clients < FEWEST:
-        return 0
-    try:
-        choose(clients, corrupt=corrupt, dropout=dropout, active=False)
-    except ParameterError:
-        return 0
-    return counted_shares(clients, corrupt, dropout)
-
-
-def way_facts(setting: Setting, way: Way, chosen: argparse.Namespace) -> dict[str, Any]:
-    sent = sent_by_all(setting, way, chosen)
-    return {**asdict(way), "noise_share": way.share(setting), "bytes_up_a_round": sent}
-
-
-def sent_by_all(setting: Setting, way: Way, chosen: argparse.Namespace) -> int | None:
-    """The bytes that each client sends in every round, if all clients send: `dim` masked words, and keys and shares.
-
-    None for ways in which only the cohort sends, and without `dim`.
-    """
-    if (way.sampling, way.noise) != ("coins", "distributed") or setting.dim is None:
-        return None
-    everybody = choose(setting.clients, corrupt=chosen.corrupt, dropout=chosen.dropout, active=False)
-    parameters = Parameters(
-        run="plan",
-        round=0,
-        layout=bytes(32),
-        length=setting.dim,
-        bits=32,
-        clients=tuple(range(setting.clients)),
-        neighbours=everybody.neighbours,
-        threshold=everybody.threshold,
-        survivors=everybody.survivors,
-        active=False,
-        partners=everybody.partners,
-    )
-    return sum(stage.up for stage in wire.traffic(parameters).values())
-
-
-def show(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argparse.Namespace) -> None:
-    """The table, and the settings of the recommended way."""
-    console.print(_table(setting, ways))
-    console.print(_EXPLAINED if setting.dim is None else f"{_EXPLAINED} {_LENGTH}")
-    if any(way.correlation == "banded" for way in ways):
-        band = next(way.band for way in ways if way.correlation == "banded")
-        console.print(f"Correlated: central noise of which a part cancels over {band} rounds.")
-    for sent in filter(None, (sent_by_all(setting, way, chosen) for way in ways)):
-        console.print(
-            f"With Poisson sampling and distributed noise each of the {setting.clients:,} clients sends about {size(sent)} in "
-            f"every round: {size(setting.clients * setting.rounds * sent)} in {setting.rounds} rounds, over all clients."
-        )
-    console.print("\nRecommended settings:\n")
-    console.print(settings(setting, next(way for way in ways if way.recommended), chosen))
-
-
-def settings(setting: Setting, way: Way, chosen: argparse.Namespace) -> str:
-    """The settings of a run with this way, as TOML; for ways with a public order."""
-    federation: dict[str, Any] = {"clients": setting.clients, "cohort": setting.cohort, "rounds": setting.rounds}
-    federation["sampling"] = way.sampling
-    if chosen.momentum:
-        federation |= {"server_optimizer": "momentum", "server_momentum": chosen.momentum}
-    elif chosen.momentum is not None:
-        federation["server_optimizer"] = "mean"
-    asked = "epsilon" if chosen.epsilon is not None else "noise_multiplier"
-    privacy = {"unit": "client", asked: getattr(chosen, asked), "delta": setting.delta}
-    privacy |= {} if chosen.clip_norm is None else {"clip_norm": chosen.clip_norm}
-    tables: dict[str, dict[str, Any]] = {
-        "federation": federation,
-        "privacy": privacy | {"noise": way.noise, "correlation": way.correlation},
-    }
-    if way.noise == "distributed":
-        tables["secure_aggregation"] = {"enabled": True, "corrupt": chosen.corrupt, "dropout": chosen.dropout}
-    sections = ("\n".join([f"[{name}]", *map(_line, keys.items())]) for name, keys in tables.items())
-    return "\n\n".join(sections) + "\n"
-
-
-def _line(item: tuple[str, Any]) -> str:
-    name, value = item
-    return f"{name} = {json.dumps(value)}"  # numbers, booleans and plain words are the same in TOML
-
-
-def _table(setting: Setting, ways: list[Way]) -> Table:
-    from rich.table import Column, Table
-
-    whole = setting.dim is not None
-    heads = ("", "sampling", "noise", "holds\nagainst")
-    numeric = ("noise\nmultiplier", "epsilon", "final\nnoise", *(["length"] if whole else []))
-    columns = [Column(head, no_wrap=True) for head in heads]
-    columns += [Column(head, justify="right", no_wrap=True) for head in numeric]
-    table = Table(*columns, title="Who is promised what", title_style="bold", **NARROW)
-    for way in ways:
-        numbers = [f"{way.noise_multiplier:.4g}", f"{way.epsilon:.3g}", f"{way.final_noise:.3g}"]
-        share = way.share(setting)
-        numbers += [] if share is None else [f"{share:.3f}"]
-        mark, sampling = "->" if way.recommended else "", _SAMPLING.get(way.sampling, way.sampling)
-        table.add_row(
-            mark, sampling, noise_in_words(way.noise, way.correlation), _AGAINST[len(way.holds_against)], *numbers
-        )
-    return table
-
-
-# ## from secure_fed.commands.budget_plan
-# ## `secure-fed budget plan --unit example`: noise and steps of a user's own training loop (`secure_fed.private`).
-
-
-# The options of each unit's plan, with their defaults.
-OF_CLIENTS = {"rounds": None, "clients": None, "cohort": None, "dim": None, "model": None, "sampling": "poisson"}
-OF_CLIENTS |= {"pooling": "model", "task": "classification", "momentum": None, "corrupt": 0.1, "dropout": 0.1}  # type: ignore[dict-item]
-OF_LOOPS = {"examples": None, "batch_size": None, "epochs": None, "steps": None}
-_NEEDED = {"client": ("rounds", "clients", "cohort"), "example": ("examples", "batch_size")}
-
-
-def add_options_of_loops(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--unit", choices=("client", "example"), default="client", help="protected unit: a federation's clients, or the "
-        "examples in a training loop of your own (default: client)"
-    )  # fmt: skip
-    parser.add_argument("--examples", type=int, metavar="N", help="with --unit example: in the data set")
-    parser.add_argument("--batch-size", type=int, metavar="B", help="with --unit example: expected")
-    parser.add_argument("--epochs", type=int, metavar="E", help="with --unit example: epochs of ceil(N / B) steps")
-    parser.add_argument("--steps", type=int, help="with --unit example: steps, instead of epochs")
-
-
-def require_options(chosen: argparse.Namespace) -> None:
-    """ConfigError if an option of the unit's plan is missing, or an option of the other unit's plan is set."""
-    for name, default in (OF_LOOPS if chosen.unit == "client" else OF_CLIENTS).items():
-        if (value := getattr(chosen, name)) != default:
-            raise ConfigError(
-                f"{_option(name)} is {value}, and has no effect with --unit {chosen.unit}; leave it out"
-            ).about(_option(name), value, f"--unit {chosen.unit}")
-    for name in _NEEDED[chosen.unit]:
-        if getattr(chosen, name) is None:
-            raise ConfigError(f"{_option(name)} is not given, and a plan with --unit {chosen.unit} needs it").about(
-                _option(name), None, "a number"
-            )
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def plan(chosen: argparse.Namespace) -> None:
-    """Print the noise of such a loop, or its cost."""
-    from secure_fed.own_loop.account import Allowance, Terms
-
-    terms = Terms(chosen.examples, chosen.batch_size, chosen.delta, chosen.epochs, chosen.steps)
-    made = terms.plan(chosen.epsilon, chosen.noise_multiplier)
-    clip_norm = 1.0 if chosen.clip_norm is None else chosen.clip_norm
-    epsilon = made.epsilon() if chosen.epsilon is None else chosen.epsilon
-    sensitivity = Allowance.of(terms, epsilon, clip_norm).sensitivity
-    facts: dict[str, Any] = {
-        "unit": "example",
+def _plan_facts(made: Forecast) -> dict[str, Any]:
+    setting = made.setting
+    return {
         "noise_multiplier": made.noise_multiplier,
-        "steps": terms.count,
-        "steps_an_epoch": terms.epoch,
-        "epsilon": made.epsilon(),
-        "delta": terms.delta,
-        "examples": terms.examples,
-        "batch_size": terms.batch_size,
-        "sampling_rate": terms.sampler.rate,
-        "clip_norm": clip_norm,
-        "sensitivity": sensitivity,
-        "noise_std": made.noise_multiplier * sensitivity / terms.sampler.expected,
+        "epsilon": made.epsilon,
+        "epsilon_participants": made.epsilon_participants,
+        "delta": setting.delta,
+        "rounds": setting.rounds,
+        "clients": setting.clients,
+        "cohort": setting.cohort,
+        "sampling": setting.sampling,
+        "sampling_rate": setting.rate,
+        "clip_norm": setting.clip_norm,
+        "dim": setting.dim,
+        "noise_std": made.noise_std,
+        "noise_norm": made.noise_norm,
+        "outlook": made.outlook,
     }
-    if chosen.json:
-        print(json.dumps(facts))
-    else:
-        _show(facts)
-
-
-def _show(facts: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from secure_fed.report.terminal import PlainConsole
-
-    table = Table(
-        show_header=False, title=f"{facts['steps']} steps, (epsilon, delta = {facts['delta']:g})", title_style="bold"
-    )
-    table.add_row("noise multiplier", f"{facts['noise_multiplier']:g}")
-    table.add_row("steps", f"{facts['steps']} ({facts['steps_an_epoch']} an epoch)")
-    table.add_row("epsilon", f"{facts['epsilon']:.4g} against readers of the models (one example added or removed)")
-    rate = f"{facts['sampling_rate']:.4g} ({facts['batch_size']} of {facts['examples']}, poisson)"
-    table.add_row("sampling rate", rate)
-    bound = f"clip norm {facts['clip_norm']:g}, sensitivity {facts['sensitivity']:.4g}"
-    table.add_row("noise on a mean", f"{facts['noise_std']:.4g} a coordinate ({bound})")
-    console = PlainConsole()
-    console.print(table)
-    console.print("For `secure_fed.private.wrap`, which computes the same noise from the same numbers.")
-
-
-_METHODS_EXPLAINED = (
-    "Numbers: the noised numbers of a round; one that is sent in two passes counts twice; of FRA only those whose noise "
-    "reaches the model. Noise: the way with the least noise for this method. Length: of the final noise, divided by the "
-    "longest distance that these numbers can move; it is not harm, since a large model is flat in most directions. Not counted "
-    "in it: products of noised factors, and that noise cancels less if a method's space changes between rounds (FRA)."
-)
-_LONGER = (
-    "Longer below: with smaller cohorts the noise is longer than that distance, whatever central noise is chosen. What it does "
-    "to the model is measured where its weights are here."
-)
-_PROBED = (
-    "Loss: where the final noise alone takes it, on made-up texts, at this run's steps and, after the slash, at the steps of a "
-    "run without noise, where the server shortens them. It decides: long noise may be harmless. Hopeless: the noise takes the "
-    "model to chance; larger cohorts, among as many times more clients, would do."
-)
-
-
-def show_methods(console: PlainConsole, model: str, rows: list[Space]) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"Methods on {model}", title_style="bold", **NARROW)
-    probed = any(row.noise_alone for row in rows)
-    table.add_column("method", no_wrap=True)
-    for head in ("numbers", "noise", "length", *(("loss", "hopeless\nbelow") if probed else ("longer\nbelow",))):
-        table.add_column(head, justify="left" if head == "noise" else "right")
-    for row in rows:
-        least = "any cohort" if row.longer_below is None else str(row.longer_below)
-        harm = _harm(row.noise_alone) if probed else (least,)
-        table.add_row(
-            row.method, f"{row.numbers:,}", noise_in_words(row.noise, row.correlation), f"{row.length:.3f}", *harm
-        )
-    console.print(table)
-    if first := next((row.noise_alone for row in rows if row.noise_alone), None):
-        console.print(
-            f"The loss before the noise is {first['start']:.3f}, and {first['chance']:.3f} is chance. {_PROBED}"
-        )
-    console.print(_METHODS_EXPLAINED if probed else f"{_METHODS_EXPLAINED} {_LONGER}")
-
-
-def _harm(found: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Where the noise alone takes the loss, and the cohort below which that is hopeless; empty for a cohort that is not."""
-    if found is None:
-        return "-", "-"
-    losses = [found["noised"], *([found["full"]] if found["shortened"] else [])]
-    said = " / ".join("no number" if loss is None else f"{loss:.3g}" for loss in losses)
-    enough = "any tried" if found["enough"] is None else f"{found['enough']:,}"
-    return said, enough if found["hopeless"] else ""
