@@ -65,7 +65,9 @@ def run(chosen: argparse.Namespace) -> int:
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
     try:
-        rows = compare(configs, seeds, out, chosen.target, partial(_shown, iter(tables.before(configs, len(seeds)))))
+        rows = compare(
+            configs, seeds, out, chosen.target, partial(_shown, iter(tables.cost_ahead(configs, len(seeds))))
+        )
     except KeyboardInterrupt:
         print(f"secure-fed: interrupted; the same command with --out {out} goes on", file=sys.stderr)
         return _INTERRUPTED
@@ -100,11 +102,6 @@ def _seeds(text: str) -> list[int]:
         ) from error
 
 
-def _warn(federation: Federation) -> None:
-    if warning := federation.assembly.problem.warning:
-        print(f"secure-fed: warning: {warning}", file=sys.stderr)
-
-
 @contextmanager
 def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     """Print a line for the run, and its rounds as they end. first: lines to print before the first run that is made."""
@@ -121,7 +118,8 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     with ConsoleProgress(job.config.federation.rounds, done, job.config.data.task, job.config.data.metric) as progress:
 
         def on_begin(federation: Federation) -> None:
-            _warn(federation)
+            if warning := federation.assembly.problem.warning:
+                print(f"secure-fed: warning: {warning}", file=sys.stderr)
             progress.begin(federation.assembly.protection.plan, federation.assembly.charges)
 
         yield SimpleNamespace(

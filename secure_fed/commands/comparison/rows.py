@@ -1,4 +1,15 @@
-"""The runs of one configuration as one row of numbers, read from their run directories."""
+"""The runs of one configuration as one row of numbers, and the privacy cost of several runs together.
+
+Everything is read from the run directories. What several runs reveal about a unit that is in all of them is in `totals`: costs
+add up for one unit and one kind of neighbours. Two runs are about different units if
+
+- they protect units of another kind or name, or have other neighbouring data sets;
+- they generate the built-in notes with different seeds: then the notes differ, and nobody is in both;
+- secure-fed assigned rows to clients, and not a column of the data, with another seed or other settings: then the rows of one
+  run's client belong to many clients of the other run, and nothing bounds the cost to all their rows together.
+
+For runs about one unit, (epsilon, delta) is the sum, or epsilon at the same delta by Renyi composition if that is less.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +20,6 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
-from secure_fed.config import RunConfig
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.named_files import generated
 from secure_fed.learning.tasks.commonest import Commonest, no_better
@@ -35,47 +45,38 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration over its seeds. Sizes and times are means over the seeds, of all clients and the whole run.
-
-    accuracy, membership_auc: None if a run did not measure it. commonest: mean share of the test set's most frequent label;
-    no_better: the sentence on an accuracy that is not above it. metrics: the task's main metrics beside accuracy. rounds: mean
-    number of finished rounds. headline: the task's headline metric, which curve and target are of. target: None if none is
-    set; reached: the number of runs that reached it; rounds_to_target: the mean over these runs. epsilon_one_run: the largest
-    epsilon of a run, None without privacy; delta_one_run: the same run's delta. epsilon_all_seeds, delta_all_seeds: the total
-    of all its runs (`totals`), None if they are about different units. charges: the cost of each private run. early: the
-    number of runs that ended before their last round. own_first: whether the task's own metrics are more informative than
-    accuracy. held_out: how the runs held test rows out of their training rows; empty if all were given test rows.
-    no_membership: why a run has no membership figure.
-    """
+    """One configuration over its seeds. Sizes and times are means over the seeds, of all clients and the whole run."""
 
     name: str
     method: str
     seeds: tuple[int, ...]
-    rounds: float
-    accuracy: Spread | None
-    commonest: float | None
-    no_better: str
-    metrics: Mapping[str, Spread | None]
+    rounds: float  # mean number of finished rounds
+    accuracy: Spread | None  # None if a run did not measure it
+    commonest: float | None  # mean share of the test set's most frequent label
+    no_better: str  # the sentence on an accuracy that is not above `commonest`
+    metrics: Mapping[str, Spread | None]  # the task's main metrics beside accuracy
     bytes_up: float
     bytes_down: float
     bytes_up_round: float
     bytes_down_round: float
     seconds: float
-    target: float | None
-    reached: int
-    rounds_to_target: float | None
-    epsilon_one_run: float | None
-    delta_one_run: float | None
-    epsilon_all_seeds: float | None
+    target: float | None  # of the headline metric; None if none is set
+    reached: int  # number of runs that reached the target
+    rounds_to_target: float | None  # mean over these runs
+    epsilon_one_run: float | None  # largest epsilon of a run, None without privacy
+    delta_one_run: float | None  # of the same run
+    epsilon_all_seeds: float | None  # of all its runs together (`totals`), None if they are about different units
     delta_all_seeds: float | None
-    membership_auc: Spread | None
-    early: int
-    headline: str
+    membership_auc: Spread | None  # None if a run did not measure it
+    early: int  # number of runs that ended before their last round
+    headline: str  # the task's headline metric, which curve and target are of
     curve: tuple[Point, ...]
-    charges: tuple[Charge, ...] = ()
-    own_first: bool = False
-    held_out: tuple[str, ...] = ()
-    no_membership: str = ""
+    charges: tuple[Charge, ...] = ()  # the cost of each private run
+    own_first: bool = False  # whether the task's own metrics are more informative than accuracy
+    held_out: tuple[
+        str, ...
+    ] = ()  # how the runs held test rows out of their training rows; empty if all were given test rows
+    no_membership: str = ""  # why a run has no membership figure
 
 
 def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Row:
@@ -83,17 +84,20 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     records = list(runs.values())
     results = [record.result or {} for record in records]
     settings = records[0].config
-    data = settings.data
-    target = _target(settings, target)
-    measured = headline(settings.data.task)
+    data, measured = settings.data, headline(settings.data.task)
+    target = settings.evaluation.target_accuracy if target is None else target
+    target = target if has_accuracy(data.task) else None
     reached = [] if target is None else _reached(records, target, measured)
-    found = [charge_of(name, record) for record in records]
-    charges = tuple(charge for charge in found if charge is not None)
+    charges = tuple(charge for record in records if (charge := charge_of(name, record)) is not None)
     private = len(charges) == len(records)  # a sum over some of the runs would promise too much
     dearest = max(charges, key=lambda charge: charge.epsilon) if private else None
     together = totals(charges) if private else []
     all_seeds = together[0] if len(together) == 1 else None
 
+    found = [result.get("membership") for result in results]
+    memberships = [one if isinstance(one, Mapping) else {} for one in found]
+    without = [str(one.get("why") or "") for one in memberships if one.get("auc") is None]
+    tested = {str(result.get("test", {}).get("from", "")) for result in results}
     accuracy = spread_of(results, lambda result: result.get("accuracy"))
     common = _commonest(results)
 
@@ -121,31 +125,15 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         delta_one_run=dearest.delta if dearest else None,
         epsilon_all_seeds=all_seeds.epsilon if all_seeds else None,
         delta_all_seeds=all_seeds.delta if all_seeds else None,
-        membership_auc=spread_of(results, _membership_auc),
-        no_membership=next((why for result in results if (why := _no_membership(result))), ""),
+        membership_auc=spread_of(memberships, lambda one: one.get("auc")),
+        no_membership=next(filter(None, without), ""),
         early=sum(bool(result.get("ended_early")) for result in results),
         headline=measured,
         curve=_curve(records, measured),
         charges=charges,
-        own_first=leads(settings.data.task),
-        held_out=tuple(sorted(origin for origin in {_tested(result) for result in results} if not is_declared(origin))),
+        own_first=leads(data.task),
+        held_out=tuple(sorted(origin for origin in tested if not is_declared(origin))),
     )
-
-
-def _tested(result: Mapping[str, Any]) -> str:
-    return str(result.get("test", {}).get("from", ""))
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
-
-
-def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Any]) -> Spread | None:
-    """The spread of a number that is finite in every result; otherwise None, since a mean over some seeds would mislead."""
-    values = [read(result) for result in results]
-    if any(value is None or not math.isfinite(value) for value in values):
-        return None
-    return spread([float(value) for value in values])
 
 
 def _commonest(results: Sequence[Mapping[str, Any]]) -> Commonest | None:
@@ -157,11 +145,16 @@ def _commonest(results: Sequence[Mapping[str, Any]]) -> Commonest | None:
     return Commonest(fmean(common.share for common in known), min(common.of for common in known))
 
 
-def _target(settings: RunConfig, asked: float | None) -> float | None:
-    """The target in `asked`, or else the configuration's own; None for a task without accuracy."""
-    if not has_accuracy(settings.data.task):
+def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Any]) -> Spread | None:
+    """The spread of a number that is finite in every result; otherwise None, since a mean over some seeds would mislead."""
+    values = [read(result) for result in results]
+    if any(value is None or not math.isfinite(value) for value in values):
         return None
-    return settings.evaluation.target_accuracy if asked is None else asked
+    return spread([float(value) for value in values])
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
 
 
 def _reached(records: Sequence[RunRecord], target: float, metric: str) -> list[int]:
@@ -173,18 +166,6 @@ def _reached(records: Sequence[RunRecord], target: float, metric: str) -> list[i
 def _metric(name: str, result: Mapping[str, Any]) -> Any:
     """A metric that is a key of the result, or of its `metrics`."""
     return result.get(name, (result.get("metrics") or {}).get(name))
-
-
-def _membership_auc(result: Mapping[str, Any]) -> Any:
-    """The AUC of the membership attack on the run, if its result has one."""
-    membership = result.get("membership")
-    return membership.get("auc") if isinstance(membership, Mapping) else None
-
-
-def _no_membership(result: Mapping[str, Any]) -> str:
-    membership = result.get("membership")
-    known = isinstance(membership, Mapping) and membership.get("auc") is None
-    return str(membership.get("why") or "") if known and isinstance(membership, Mapping) else ""
 
 
 def _curve(records: Sequence[RunRecord], metric: str) -> tuple[Point, ...]:
@@ -207,45 +188,25 @@ def _sent(record: RunRecord) -> dict[int, int]:
     return until
 
 
-# ## from secure_fed.commands.comparison.rows
-# ## The total privacy cost of several runs to one unit: what a comparison reveals about a unit that is in all of its runs.
-# ##
-# ## Costs add up for one unit and one kind of neighbours. Two runs are about different units if
-# ##
-# ## - they protect units of another kind or name, or have other neighbouring data sets;
-# ## - they generate the built-in notes with different seeds: then the notes differ, and nobody is in both;
-# ## - secure-fed assigned rows to clients, and not a column of the data, with another seed or other settings: then the rows
-# ## of one
-# ##   run's client belong to many clients of the other run, and nothing bounds the cost to all their rows together.
-# ##
-# ## For runs about one unit, (epsilon, delta) is the sum, or epsilon at the same delta by Renyi composition if that is less.
-# ##
-
-
 Apart = Literal["", "notes", "clients"]  # why another seed has other units; "" if it has the same
 
 
 @dataclass(frozen=True)
 class Charge:
-    """The cost of one private run, and the units that bear it.
-
-    unit, neighbours: in words. promise: kind and name of the unit, and the neighbours. people: a key that distinguishes the
-    units of runs with the same promise. epsilon_participants: against observers who also see who takes part. renyi: the
-    divergences of all releases, by order. public_test: whether its accuracy was measured on a public test set.
-    """
+    """The cost of one private run, and the units that bear it."""
 
     name: str
     seed: int
-    unit: str
+    unit: str  # in words, as neighbours
     neighbours: str
-    promise: tuple[str, str, str]
-    people: Hashable
+    promise: tuple[str, str, str]  # kind and name of the unit, and the neighbours
+    people: Hashable  # a key that distinguishes the units of runs with the same promise
     apart: Apart
     epsilon: float
-    epsilon_participants: float
+    epsilon_participants: float  # against observers who also see who takes part
     delta: float
-    renyi: Mapping[float, float]
-    public_test: bool
+    renyi: Mapping[float, float]  # the divergences of all releases, by order
+    public_test: bool  # whether its accuracy was measured on a public test set
 
 
 @dataclass(frozen=True)

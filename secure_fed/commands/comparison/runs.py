@@ -1,4 +1,7 @@
-"""Running a comparison: finished runs are read, interrupted runs are resumed, and the results are written."""
+"""Running a comparison: finished runs are read, interrupted runs are resumed, and the results are written.
+
+`planned` checks everything before anything is run or written.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,19 @@ from secure_fed.learning.tasks.headline import has_accuracy
 from secure_fed.report.page.record import RunRecord, owned
 from secure_fed.runs.directory import CONFIG, FACTS, claimed, read_config, usable
 from secure_fed.runs.durable import atomic_write, part_of
+
+TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
+_OURS = {TABLE, NUMBERS, DRAWING}
+# Settings that a run chooses where they are not set.
+_SETTLED = (
+    *(
+        ("federation", name)
+        for name in ("sampling", "server_optimizer", "server_lr", "server_momentum", "average_last")
+    ),
+    *(("privacy", name) for name in ("clip_norm", "noise", "correlation")),
+    *(("training", "lr"), ("training", "batch_size"), ("training", "lr_schedule"), ("training", "head_factor")),
+    ("method", "switch_round"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,8 @@ def compare(
     checked before the first run starts. Called again after a kill, it continues: a finished run is not repeated, and changed
     settings are refused. An error of a run ends the comparison; finished runs stay.
     """
+    from secure_fed.commands.comparison import tables
+
     place = Path(out)
     jobs = planned(configs, seeds, place, target)
     finished: dict[str, dict[int, RunRecord]] = {name: {} for name in configs}
@@ -55,7 +73,9 @@ def compare(
         for job in jobs:
             finished[job.name][job.seed] = _finished(job) or _made(job, progress)
         rows = [row_of(name, runs, target) for name, runs in finished.items()]
-        _write(place, rows)
+        atomic_write(place / NUMBERS, tables.as_csv(rows))
+        atomic_write(place / DRAWING, tables.drawn(rows))
+        atomic_write(place / TABLE, tables.markdown(rows))  # last: if it exists, all files do
     return rows
 
 
@@ -77,11 +97,14 @@ def _made(job: Job, progress: Progress) -> RunRecord:
     """The run, started or resumed, until its end."""
     from secure_fed.federation import Federation
     from secure_fed.report.page import write_report
+    from secure_fed.report.trackers import asked_for
+    from secure_fed.runs.checkpoint import read_checkpoint
 
     with progress(job) as callback:
         federation = Federation(job.config)
         federation.callbacks += [callback] if callback is not None else []
-        federation.callbacks += _trackers(job)
+        checkpoint = read_checkpoint(job.run_dir)
+        federation.callbacks += asked_for(job.config, job.run_dir, checkpoint.state.round if checkpoint else 0)
         if hasattr(callback, "on_begin"):
             callback.on_begin(federation)
         federation.run(job.run_dir, resume=True)
@@ -90,39 +113,6 @@ def _made(job: Job, progress: Progress) -> RunRecord:
     if record.result is None:
         raise RunDirectoryError(f"{job.run_dir} lost its result while the comparison ran; start the comparison again")
     return record
-
-
-def _trackers(job: Job) -> list[Any]:
-    from secure_fed.report.trackers import asked_for
-    from secure_fed.runs.checkpoint import read_checkpoint
-
-    checkpoint = read_checkpoint(job.run_dir)
-    return asked_for(job.config, job.run_dir, checkpoint.state.round if checkpoint else 0)
-
-
-def _write(out: Path, rows: Sequence[Row]) -> None:
-    from secure_fed.commands.comparison import tables
-
-    atomic_write(out / NUMBERS, tables.as_csv(rows))
-    atomic_write(out / DRAWING, tables.drawn(rows))
-    atomic_write(out / TABLE, tables.markdown(rows))  # last: if it exists, all files do
-
-
-# ## from secure_fed.commands.comparison.runs
-# ## The runs of a comparison and their folders. All checks are here, before anything is run or written.
-
-
-TABLE, NUMBERS, DRAWING = "compare.md", "compare.csv", "compare.svg"
-_OURS = {TABLE, NUMBERS, DRAWING}
-_SETTLED = (
-    *(
-        ("federation", name)
-        for name in ("sampling", "server_optimizer", "server_lr", "server_momentum", "average_last")
-    ),
-    *(("privacy", name) for name in ("clip_norm", "noise", "correlation")),
-    *(("training", "lr"), ("training", "batch_size"), ("training", "lr_schedule"), ("training", "head_factor")),
-    ("method", "switch_round"),
-)
 
 
 def planned(configs: Mapping[str, RunConfig], seeds: Sequence[int], out: Path, target: float | None) -> list[Job]:
@@ -177,13 +167,6 @@ def _require_own(out: Path, configs: Mapping[str, RunConfig]) -> None:
         )
 
 
-def _left_open(config: RunConfig, held: RunConfig) -> RunConfig:
-    """The configuration, with its unset settings as the run has chosen them."""
-    chosen = config.to_dict()
-    left = [(section, name) for section, name in _SETTLED if chosen[section].get(name) in (None, "auto")]
-    return config.replace({(section, name): held.to_dict()[section][name] for section, name in left})
-
-
 def _require_unchanged(job: Job) -> None:
     """Refuse a run that was started with other settings, and a folder that contains no run."""
     from secure_fed.runs.directory import require_unused
@@ -192,7 +175,11 @@ def _require_unchanged(job: Job) -> None:
         begun = (job.run_dir / CONFIG).exists()
     if not begun:
         require_unused(job.run_dir)
-    elif differences := _left_open(job.config, held := read_config(job.run_dir)).differences(held):
+        return
+    held, chosen = read_config(job.run_dir), job.config.to_dict()
+    left_open = [(section, name) for section, name in _SETTLED if chosen[section].get(name) in (None, "auto")]
+    settled = job.config.replace({(section, name): held.to_dict()[section][name] for section, name in left_open})
+    if differences := settled.differences(held):
         raise RunDirectoryError(
             f"{job.run_dir} was run with other settings than {job.name} has now: {'; '.join(differences)}; choose another "
             "--out, or put them back"

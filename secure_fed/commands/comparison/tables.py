@@ -1,4 +1,4 @@
-"""The rows of a comparison as a table for people, and as numbers for programs."""
+"""The rows of a comparison for people and programs: a table and its notes, the cost of all runs in words, numbers, a drawing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 NOTHING = "-"
-
-
-def measured(rows: Sequence[Row]) -> list[str]:
-    """The main metrics of the rows' tasks, beside accuracy."""
-    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+_SPREADS = ("accuracy", "membership_auc")
+_NOTES = (
+    "Each seed makes its own notes, and nobody has notes in the runs of two seeds: only runs with the same seed add up."
+)
+_CLIENTS = (
+    "Clients that secure-fed draws are other clients with another seed or division. The rows of one lie with many clients of "
+    "another, so no epsilon holds against observers of runs of several: name clients in the data (data.client), or compare "
+    "with one seed."
+)
+_DASHES = ("-", "--", "-.", ":")
+_COLOURS = 10  # of matplotlib's cycle
+_MOST_MARKERS = 30
 
 
 def heads(rows: Sequence[Row]) -> list[str]:
@@ -54,6 +60,39 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def measured(rows: Sequence[Row]) -> list[str]:
+    """The main metrics of the rows' tasks, beside accuracy."""
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+
+
+def _in_order(rows: Sequence[Row], accuracy: list[str], own: list[str]) -> list[str]:
+    """Accuracy first, unless all rows have a task whose own metric is more informative."""
+    return own + accuracy if all(row.own_first for row in rows) else accuracy + own
+
+
+def _private(epsilon: float | None, delta: float | None) -> str:
+    return NOTHING if epsilon is None else f"{at_most(epsilon)} (delta {delta:g})"
+
+
+def _percents(found: Spread | None) -> str:
+    if found is None:
+        return NOTHING
+    return percent(found.mean) if found.deviation is None else f"{100 * found.mean:.1f} ± {percent(found.deviation)}"
+
+
+def _plain(found: Spread | None) -> str:
+    if found is None:
+        return NOTHING
+    return number(found.mean) if found.deviation is None else f"{number(found.mean)} ± {number(found.deviation)}"
+
+
+def _reached(row: Row) -> str:
+    if row.target is None:
+        return NOTHING
+    those = f"{row.reached} of {len(row.seeds)} reached it"
+    return those if row.rounds_to_target is None else f"{row.rounds_to_target:g} ({those})"
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """A table in Markdown, with an explanation of its numbers below it."""
     named = heads(rows)
@@ -64,6 +103,15 @@ def markdown(rows: Sequence[Row]) -> str:
         *(_line([_escaped(cell) for cell in cells(row, rows)]) for row in rows),
     ]
     return "\n".join(["# Comparison", "", *lines, "", *(f"- {note}" for note in notes(rows)), ""])
+
+
+def _line(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def _escaped(text: str) -> str:
+    """The text with Markdown's special characters escaped."""
+    return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#$~" else sign for sign in text)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -81,16 +129,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if held_out and (len(seeds) > 1 or len(held_out) > 1 or not all(row.held_out for row in rows)):
         spoken.append("These accuracies are not all of the same test rows, since runs held theirs out: set data.test.")
     charges = [charge for row in rows for charge in row.charges]
-    spoken += after(charges, [row.name for row in rows if row.epsilon_one_run is None])
+    spoken += cost_notes(charges, [row.name for row in rows if row.epsilon_one_run is None])
     spoken += [f"{row.name}: {row.no_better}" for row in rows if row.no_better]
     spoken += [f"{row.name}: no membership figure: {row.no_membership}." for row in rows if row.no_membership]
     spoken += [f"{row.name}: {row.early} of {len(row.seeds)} runs ended early." for row in rows if row.early]
     return spoken
-
-
-def _in_order(rows: Sequence[Row], accuracy: list[str], own: list[str]) -> list[str]:
-    """Accuracy first, unless all rows have a task whose own metric is more informative."""
-    return own + accuracy if all(row.own_first for row in rows) else accuracy + own
 
 
 def numbers(row: Row) -> dict[str, Any]:
@@ -124,46 +167,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     return written.getvalue()
 
 
-_SPREADS = ("accuracy", "membership_auc")
-
-
-def _private(epsilon: float | None, delta: float | None) -> str:
-    return NOTHING if epsilon is None else f"{at_most(epsilon)} (delta {delta:g})"
-
-
-def _percents(found: Spread | None) -> str:
-    if found is None:
-        return NOTHING
-    return percent(found.mean) if found.deviation is None else f"{100 * found.mean:.1f} ± {percent(found.deviation)}"
-
-
-def _plain(found: Spread | None) -> str:
-    if found is None:
-        return NOTHING
-    return number(found.mean) if found.deviation is None else f"{number(found.mean)} ± {number(found.deviation)}"
-
-
-def _reached(row: Row) -> str:
-    if row.target is None:
-        return NOTHING
-    those = f"{row.reached} of {len(row.seeds)} reached it"
-    return those if row.rounds_to_target is None else f"{row.rounds_to_target:g} ({those})"
-
-
-def _line(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
-
-
-def _escaped(text: str) -> str:
-    """The text with Markdown's special characters escaped."""
-    return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#$~" else sign for sign in text)
-
-
-# ## from secure_fed.commands.comparison.tables
-# ## The cost of a comparison in words: before it starts, from settings alone, and after it, from its runs.
-
-
-def before(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
+def cost_ahead(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
     """The most that all private runs together will cost, as far as the settings state it; empty without privacy."""
     private = {name: config.privacy for name, config in configs.items() if config.privacy.unit != "none"}
     stated = [one for one in private.values() if one.epsilon is not None]
@@ -184,7 +188,7 @@ def before(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
     return lines
 
 
-def after(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
+def cost_notes(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
     """The remarks on the cost of all private runs together. unprotected: configurations without a guarantee."""
     if not charges:
         return []
@@ -208,7 +212,9 @@ def _group(found: Sequence[Total], runs: int) -> list[str]:
     worst = max(found, key=lambda total: total.epsilon)
     lines = [_sum(worst, whole=len(worst.charges) == runs)] if len(worst.charges) > 1 else []
     if len(found) > 1:
-        lines.append(_NOTES if _by_seed_alone(found) else _CLIENTS)
+        seeds = {total.charges[0].seed for total in found}
+        notes_of_seeds = len(seeds) == len(found) and all(total.apart == "notes" for total in found)
+        lines.append(_NOTES if notes_of_seeds else _CLIENTS)
     price = best_only(worst)
     if price is not None and price[0] < worst.epsilon:
         lines.append(
@@ -217,12 +223,6 @@ def _group(found: Sequence[Total], runs: int) -> list[str]:
             '"Choosing among several runs").'
         )
     return lines
-
-
-def _by_seed_alone(found: Sequence[Total]) -> bool:
-    """Whether these totals are about other units because each has notes of another seed."""
-    seeds = {total.charges[0].seed for total in found}
-    return len(seeds) == len(found) and all(total.apart == "notes" for total in found)
 
 
 def _sum(total: Total, *, whole: bool) -> str:
@@ -251,30 +251,12 @@ def _choice(charges: Sequence[Charge]) -> str:
     )
 
 
-_NOTES = (
-    "Each seed makes its own notes, and nobody has notes in the runs of two seeds: only runs with the same seed add up."
-)
-_CLIENTS = (
-    "Clients that secure-fed draws are other clients with another seed or division. The rows of one lie with many clients of "
-    "another, so no epsilon holds against observers of runs of several: name clients in the data (data.client), or compare "
-    "with one seed."
-)
-
-
-# ## from secure_fed.commands.comparison.tables
-# ## The tasks' headline metric over rounds and over bytes, one line for each configuration, as one self-contained SVG.
-# ##
-# ## Lines are means over seeds, with a band of one standard deviation to either side. Equal rows give equal bytes.
-# ##
-
-
-_DASHES = ("-", "--", "-.", ":")
-_COLOURS = 10  # of matplotlib's cycle
-_MOST_MARKERS = 30
-
-
 def drawn(rows: Sequence[Row]) -> str:
-    """The drawing; a configuration whose runs did not measure it has no line."""
+    """The tasks' headline metric over rounds and over bytes, one line for each configuration, as one self-contained SVG.
+
+    Lines are means over seeds, with a band of one standard deviation to either side. A configuration whose runs did not measure
+    the metric has no line. Equal rows give equal bytes. (The only importer of matplotlib in the commands.)
+    """
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -9,7 +9,7 @@ import pytest
 from privacy import accounting
 from privacy.composition import ORDERS
 from secure_fed.commands.comparison.rows import Charge, charge_of, totals
-from secure_fed.commands.comparison.tables import after, before
+from secure_fed.commands.comparison.tables import cost_ahead, cost_notes
 from secure_fed.config import RunConfig
 from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.report.page.record import RunRecord
@@ -90,17 +90,17 @@ def test_a_run_whose_guarantee_is_void_has_no_cost_to_add() -> None:
 def test_what_is_said_of_clients_that_every_seed_draws() -> None:
     """Runs of one seed are added up, runs of different seeds are not, and no sum over all runs is printed."""
     charges = [charged(name, seed, divided="iid") for name in ("a", "b", "c") for seed in (0, 1)]
-    said = after(charges, [])
+    said = cost_notes(charges, [])
     assert said[0].startswith("The 3 private runs about the same units that cost most together: epsilon ")
     assert "no epsilon holds against observers of runs of several" in said[1]
     assert not any("6 private runs" in line for line in said)
-    notes = after([charged(seed=seed, base=RunConfig(), divided="iid") for seed in (0, 1)], [])
+    notes = cost_notes([charged(seed=seed, base=RunConfig(), divided="iid") for seed in (0, 1)], [])
     assert notes[0].startswith("Each seed makes its own notes")
     skewed = {("data", "alpha"): 7.0}
-    two_ways = after([charged(base=RunConfig(), divided="dirichlet", also=also) for also in ({}, skewed)], [])
+    two_ways = cost_notes([charged(base=RunConfig(), divided="dirichlet", also=also) for also in ({}, skewed)], [])
     assert "no epsilon holds against observers of runs of several" in two_ways[0]
     named = FILES.replace({("data", "client"): "site"})
-    mixed = after([charged(base=named), charged(base=named, divided="iid")], [])
+    mixed = cost_notes([charged(base=named), charged(base=named, divided="iid")], [])
     assert "no epsilon holds against observers of runs of several" in mixed[0]
 
 
@@ -108,33 +108,33 @@ def test_what_is_said_of_clients_that_every_seed_draws() -> None:
     "other", [{"unit": "example"}, {"also": {("data", "client"): "ward"}}, {"adjacency": "replaced"}]
 )
 def test_of_runs_with_other_promises_no_sum_is_stated(other: dict[str, Any]) -> None:
-    said = " ".join(after([charged(), charged("b", **other)], []))
+    said = " ".join(cost_notes([charged(), charged("b", **other)], []))
     assert "none is stated against observers of all runs" in said
     assert "together: epsilon" not in said
-    assert "none is stated" not in " ".join(after([charged(), charged("b")], []))
+    assert "none is stated" not in " ".join(cost_notes([charged(), charged("b")], []))
 
 
 def test_what_is_said_of_a_choice_goes_by_where_the_test_rows_are_from() -> None:
-    assert "Choosing a row by its accuracy costs nothing on top" in " ".join(after([charged()], []))
-    held_out = " ".join(after([charged(), charged(tested=HELD_OUT["client"])], []))
+    assert "Choosing a row by its accuracy costs nothing on top" in " ".join(cost_notes([charged()], []))
+    held_out = " ".join(cost_notes([charged(), charged(tested=HELD_OUT["client"])], []))
     assert "costs nothing" not in held_out
     assert "No epsilon covers these rows, nor a choice by their accuracy" in held_out
-    assert "No guarantee limits what the models of plain reveal" in " ".join(after([charged()], ["plain"]))
-    assert after([], ["plain"]) == []
+    assert "No guarantee limits what the models of plain reveal" in " ".join(cost_notes([charged()], ["plain"]))
+    assert cost_notes([], ["plain"]) == []
 
 
 def test_the_price_of_the_best_alone_is_said_where_it_is_less() -> None:
     said = "only the best of a random number of tries, 20 on average, would cost"
-    assert any(said in line for line in after([charged(seed=seed) for seed in range(20)], []))
-    assert not any("only the best" in line for line in after([charged()], []))
+    assert any(said in line for line in cost_notes([charged(seed=seed) for seed in range(20)], []))
+    assert not any("only the best" in line for line in cost_notes([charged()], []))
 
 
 def test_before_a_comparison_its_cost_is_said_from_the_settings() -> None:
     private = FILES.replace({("privacy", "unit"): "example", ("privacy", "epsilon"): 3.0})
     noisy = FILES.replace({("privacy", "unit"): "client", ("privacy", "noise_multiplier"): 1.0})
-    assert before({"plain": FILES}, 3) == []
-    (line,) = before({"plain": FILES, "a": private, "b": private.replace({("privacy", "epsilon"): 1.0})}, 3)
+    assert cost_ahead({"plain": FILES}, 3) == []
+    (line,) = cost_ahead({"plain": FILES, "a": private, "b": private.replace({("privacy", "epsilon"): 1.0})}, 3)
     assert "6 private runs will cost at most epsilon 12 (delta 6e-05) together" in line
-    stated, noise = before({"a": private, "noisy": noisy}, 2)
+    stated, noise = cost_ahead({"a": private, "noisy": noisy}, 2)
     assert "2 private runs will cost at most epsilon 6 (delta 2e-05)" in stated
     assert noise.startswith("noisy: a noise multiplier without privacy.epsilon")
