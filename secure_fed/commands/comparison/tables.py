@@ -1,4 +1,4 @@
-"""The rows of a comparison for people and programs: a table and its notes, the cost of all runs in words, numbers, a drawing."""
+"""The rows of a comparison for people and programs: table, notes, the cost of all runs in words, numbers, and a drawing."""
 
 from __future__ import annotations
 
