@@ -136,14 +136,14 @@ def _now() -> str:
 class FederationCost:
     """The cost of a federation, and the budget left before it. reserved: this cost is reserved already."""
 
-    cost: Cost
+    total: Cost  # of its whole plan
     left: Cost
     reserved: bool
 
     def __str__(self) -> str:
         if self.reserved:
-            return f"{words(self.cost)} are reserved for it"
-        return f"it would cost {words(self.cost)}, of {words(self.left)} left; its first round reserves them"
+            return f"{words(self.total)} are reserved for it"
+        return f"it would cost {words(self.total)}, of {words(self.left)} left; its first round reserves them"
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ class Party:
             self.cost = self._ledger.require_room(self.assembly.config, plan, self.assembly.problem, folder)
         self.assembly.require_by_trials()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note_accepted(folder, charter, self.cost.cost if self.cost else None)
+        note_accepted(folder, charter, self.cost.total if self.cost else None)
         self.assembly.objective.kept.files.append(folder / PASS_SIZES)
         with ExitStack() as opening:
             self._attendance = self._begun(opening)
