@@ -1,4 +1,4 @@
-"""The audit of a run, `secure-fed audit RUN_DIR`, and the script of each attack, `python -m attacks.NAME RUN_DIR`."""
+"""The audit of a run, `secure-fed audit run RUN_DIR`, and the script of each attack, `python -m attacks.NAME RUN_DIR`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,25 @@ _WITH_REFERENCES = next(one.name for one in ATTACKS.values() if one.shadows)
 _PATIENCE = 300.0  # seconds that references may train by default
 
 
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `audit run`."""
+    add_arguments(parser)
+    parser.add_argument(
+        "--attack",
+        action="append",
+        default=[],
+        metavar="NAME|FILE.py",
+        help=f"make this attack only; may be repeated ({', '.join(ATTACKS)}, or a file of your own that defines one)",
+    )
+    beside = "other audited runs, shown beside this one in the report"
+    parser.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN_DIR", help=beside)
+    shown = "include the texts of the most exposed examples in the report (default: left out)"
+    parser.add_argument("--show-texts", action="store_true", help=shown)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that the scripts of single attacks have too."""
+    """Add the arguments that the scripts of single attacks have too."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     trained = (
         f"reference adapters to train (default: as many as take about five minutes, at most {REFERENCES}, and 0 if these are "
         f"fewer than {_FEWEST}; {REFERENCES} where --attack names an attack with references; 0: none)"
@@ -35,8 +52,6 @@ def run(chosen: argparse.Namespace) -> int:
 
     Everything that could fail at the end is checked first: the runs beside it, the lock, and write access.
     """
-    if chosen.run_dir is None:
-        raise UsageError("name the RUN_DIR to audit, or a --model with --members and --non-members")
     from attacks.report.sweep import rows_beside
     from secure_fed.runs.store import locked
 
@@ -59,7 +74,6 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=f"python -m {attack.module}", description=f"{attack.title} ({attack.paper}), on a run."
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     add_arguments(parser)
     chosen = parser.parse_args(arguments)
 

@@ -108,7 +108,7 @@ def _fitting(adapter: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, UserWarning) as error:
         first = " ".join(str(error).split())
         raise ModelError(
-            f"--adapter {adapter} does not fit the model ({first:.160}): name its base with --model"
+            f"--adapter {adapter} does not fit the model ({first:.160}): name its base as MODEL"
         ) from error
 
 
@@ -150,7 +150,7 @@ def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: st
         )
     if all(isinstance(value, int) for value in learned.values):
         return learned
-    whose = f"--model {model}" if adapter is None else f"--adapter {adapter}"
+    whose = f"MODEL {model}" if adapter is None else f"--adapter {adapter}"
     if _named_by_its_maker(own):
         said = f"the model's outputs are called {', '.join(own)!r:.80}: name the classes of the texts"
     else:
@@ -235,7 +235,7 @@ def _scale_of(name: str) -> LabelScale | None:
 
 
 @contextmanager
-def in_options(model: str = "--model", *, texts: bool = True) -> Iterator[None]:
+def in_options(model: str = "MODEL", *, texts: bool = True) -> Iterator[None]:
     """Errors of the block, with options in the place of settings.
 
     model: the option that names the model of this block. texts: whether options define how texts are read; otherwise it is a

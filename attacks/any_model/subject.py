@@ -60,8 +60,8 @@ _PREDICTED_FROM = {"AutoModelForCausalLM": 1, "AutoModelForTokenClassification":
 class Asked:
     """The user's request. labels: the classes in the order of the model's outputs, if given.
 
-    others: None if membership is unknown; then all texts are in one file, that of the option `all_in`. classes: all classes of
-    the texts' data set, as the data writes them, where they are known; a few texts may not contain all of them. date: the
+    others: None if membership is unknown; then all texts are in one file, that of the argument `all_in`. classes: all classes
+    of the texts' data set, as the data writes them, where they are known; a few texts may not contain all of them. date: the
     column with the date of a text. shadows: the number to train, by `config`. recall: texts outside the training, to prefix
     each text with. neighbours: the number for each text, by the masked language model `neighbour_model` if one is named.
     attacks: files of user-defined signals. scale_given: whether the scale of a regression's labels in `data` is the user's.
@@ -84,7 +84,7 @@ class Asked:
     neighbours: int = 0
     neighbour_model: str = ""
     attacks: tuple[Path, ...] = ()
-    all_in: str = "--prepared"
+    all_in: str = "DIR"
     scale_given: bool = False
 
 
@@ -170,7 +170,7 @@ def opened(asked: Asked) -> Subject:
 
 def require_different(model: str, references: Sequence[str]) -> None:
     """Refuse a model as its own reference, and a repeated reference: the spread over references would be meaningless."""
-    seen = {_place(model, "--model"): "is the --model itself"}
+    seen = {_place(model, "MODEL"): "is MODEL itself"}
     for name in references:
         place = _place(name, "--reference")
         if (why := seen.get(place)) is not None:

@@ -112,7 +112,7 @@ def _says(tokenizer: Any, word: str) -> Callable[[Any], bool]:
     """A predicate on examples: whether the word's tokens occur in sequence."""
     ids = tokenizer(word, add_special_tokens=False)["input_ids"]
     if not ids or tokenizer.unk_token_id in ids:
-        raise UsageError(f"--share is {word!r}, which the model's tokenizer does not know; choose another word")
+        raise UsageError(f"WORD is {word!r}, which the model's tokenizer does not know; choose another word")
 
     def says(example: Any) -> bool:
         tokens = list(example["input_ids"])

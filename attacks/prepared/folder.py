@@ -355,8 +355,7 @@ def read(folder: Path) -> Manifest:
         _require_whole(manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{folder} was not made by `secure-fed audit prepare` ({MANIFEST} is missing or damaged): name one with "
-            "--prepared"
+            f"{folder} was not made by `secure-fed audit prepare` ({MANIFEST} is missing or damaged): name one as DIR"
         ) from error
     for name, published in manifest.digests.items():
         gone = name == TRAIN and not (folder / name).exists()  # it may only be where the training happens

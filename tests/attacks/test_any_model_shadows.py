@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(folder: Path, *more: str) -> list[str]:
     files = ["--members", str(folder / "members.jsonl"), "--non-members", str(folder / "others.jsonl")]
-    model = ["--model", "builtin/tiny", "--adapter", str(folder / "adapter")]
+    model = ["model", "builtin/tiny", "--adapter", str(folder / "adapter")]
     return ["audit", *model, *files, "--shadows", str(COUNT), "--config", str(folder / "config.toml"), *more]
 
 

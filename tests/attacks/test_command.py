@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import runpy
@@ -10,14 +9,13 @@ import shutil
 import stat
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attacks.catalogue import ATTACKS
-from attacks.cli import add_arguments
+from attacks.cli import SUBCOMMANDS, with_subcommand
 from attacks.command import REFERENCES, affordable, main, side_by_side, written
 from attacks.inference.share import CLIENTS
 from attacks.options import ABOVE_LIMIT, CANNOT_TELL
@@ -366,24 +364,95 @@ def test_an_attack_asked_for_twice_is_made_once(run_dir: Path, capsys: pytest.Ca
     assert len(found["cells"]) == 4
 
 
-def test_the_help_names_every_limit_and_default() -> None:
-    parser = argparse.ArgumentParser(
-        prog="secure-fed audit", formatter_class=partial(argparse.HelpFormatter, width=1000)
-    )
-    add_arguments(parser)
-    shown = parser.format_help()
-    assert "--fail-above NAME=X" in shown
-    limits = ("auc", "epsilon with --prepared", "exposure with --exposure", "extracted with --extract")
-    limits += ("advantage with --attribute", "gain with --share", "rate with --lying")
-    assert (
-        f"exit with status {ABOVE_LIMIT} if the audit's figure is above X: {'; '.join(limits)}. With {CANNOT_TELL} if"
-        in shown
-    )
-    assert f"each of at most {CLIENTS} clients of RUN_DIR makes from the final model" in shown
-    assert (
-        "at most 16, and 0 if these are fewer than 4; 16 where --attack names an attack with references; 0: none"
-        in shown
-    )
+def help_of(subcommand: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["audit", subcommand, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_the_help_of_a_subcommand_is_one_screen_and_names_its_limit(
+    subcommand: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(help_of(subcommand, 80, monkeypatch, capsys).splitlines()) <= 40
+    shown = help_of(subcommand, 1000, monkeypatch, capsys)
+    figures = {"model": "auc", "prepared": "epsilon", "extract": "extracted", "share": "gain", "lying": "rate"}
+    if subcommand in figures:
+        assert f"--fail-above {figures[subcommand]}=X" in shown
+        assert f"exit with status {ABOVE_LIMIT} above X" in shown
+    assert (f"{CANNOT_TELL} if " in shown) == (subcommand in ("model", "prepared", "lying"))
+
+
+def test_the_help_names_every_default(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"from an update of each of at most {CLIENTS} clients" in help_of("share", 1000, monkeypatch, capsys)
+    defaults = "at most 16, and 0 if these are fewer than 4; 16 where --attack names an attack with references; 0: none"
+    assert defaults in help_of("run", 1000, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("runs/b", "run runs/b"),
+        ("--attack loss runs/b --json", "run --attack loss runs/b --json"),
+        ("./model --json", "run ./model --json"),
+        ("run model", "run model"),
+        ("model m --members a", "model m --members a"),
+        ("prepare --help", "prepare --help"),
+        ("--help", "--help"),
+        ("", ""),
+    ],
+)
+def test_a_run_alone_is_the_short_form(given: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert with_subcommand(given.split()) == meant.split()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--model m --members a --non-members b", "model m --members a --non-members b"),
+        ("--members a --model=m --attribute town", "model m --members a --attribute town"),
+        ("--model m --prepared p --exposure", "prepared m p --exposure"),
+        ("--adapter d --model m --extract f --json", "extract m f --adapter d --json"),
+        ("runs/b --share fever --fail-above gain=0.2", "share runs/b --fail-above gain=0.2 fever"),
+        ("--lying run.toml --trials 8", "lying run.toml --trials 8"),
+    ],
+)
+def test_a_call_of_the_earlier_version_works_and_names_the_new_one(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert with_subcommand(given.split()) == meant.split()
+    said = capsys.readouterr().err
+    assert said.startswith("secure-fed: this call is from an earlier version")
+    assert said.endswith(f": secure-fed audit {meant}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--lying"],
+        ["model", "m", "--members", "x"],
+        ["model", "m", "--members", "x", "--non-members", "y", "--delta", "0.1"],
+        ["model", "m", "--members", "x", "--non-members", "y", "--references", "4"],
+        ["extract", "m"],
+        ["extract", "m", "x", "--task", "tokens"],
+        ["extract", "m", "x", "--members", "y"],
+        ["prepared", "m", "p", "--task", "tokens"],
+        ["share", "runs/b", "fever", "--adapter", "a"],
+        ["lying", "run.toml", "--references", "4"],
+        ["run", "runs/b", "--stride", "8"],
+    ],
+)
+def test_an_argument_that_a_subcommand_does_not_have_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["audit", *arguments])
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
 
 
 def test_references_are_trained_unasked_only_while_that_is_quick() -> None:
