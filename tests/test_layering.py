@@ -194,7 +194,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "attacks": (
         ("adversary",),
-        ("catalogue", "options"),
+        ("catalogue", "options", "record"),
         ("evidence",),
         ("texts",),
         (" ".join(ATTACKS),),
@@ -483,7 +483,7 @@ def test_a_planted_import_of_a_room_that_is_not_below_is_caught(module: str, sou
     [
         ("attacks.lira", "from attacks.command import main\nfrom attacks.adversary.case import Case"),
         ("attacks.one_run", "from attacks import canary_cosine"),
-        ("attacks.report.page", "from attacks.report.reading import Audit"),
+        ("attacks.report.page", "from attacks.record import Audit"),
         ("privacy.mechanisms", "from privacy.accounting import gaussian_event"),
         ("protocols.simulate", "from protocols.lies import attack_of"),
         ("secure_fed.rounds.engine", "from secure_fed.rounds.server import Server"),

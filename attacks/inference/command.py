@@ -64,11 +64,11 @@ def run(chosen: argparse.Namespace) -> int:
 def _show(facts: dict[str, Any]) -> None:
     from rich.table import Column, Table
 
+    from attacks.report.words import CAPITALS
     from secure_fed.report.terminal import PlainConsole
 
     console = PlainConsole()
-    heads = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
-    console.print(f"verdict on {facts['attribute']} in {facts['model']}: {heads[facts['verdict']]}", style="bold")
+    console.print(f"verdict on {facts['attribute']} in {facts['model']}: {CAPITALS[facts['verdict']]}", style="bold")
     for sentence in facts["sentences"]:
         console.print(sentence)
     table = Table("guessed by", *(Column(head, justify="right") for head in ("members", "others", "advantage")))
@@ -92,8 +92,9 @@ def run_share(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps(found))
     else:
-        heads = {"leak": "LEAK", "nothing": "nothing found"}
-        print(f"verdict on the share of {found['word']!r} in {found['clients']} clients: {heads[found['verdict']]}")
+        from attacks.report.words import CAPITALS
+
+        print(f"verdict on the share of {found['word']!r} in {found['clients']} clients: {CAPITALS[found['verdict']]}")
         print("\n".join(found["sentences"]))
     if found["gain"] <= limit or found["verdict"] == "nothing":
         return 0

@@ -11,7 +11,6 @@ import pytest
 
 from attacks.adversary.case import Settings, Target
 from attacks.audit import audited
-from attacks.report.verdict import verdict
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
@@ -104,7 +103,7 @@ def test_the_audit_of_a_private_run_of_a_hundred_clients_says_something(noise: b
     audit = audited(target, ["canary_cosine"], Settings(references=0))
     assert audit["members"] + audit["non_members"] == federation.assembly.protection.phantoms.phantoms == 100
     assert target.result["membership"]["auc"] is not None
-    assert verdict(audit)["level"] == ("none_found" if noise else "violation")
+    assert audit["verdict"]["level"] == ("none_found" if noise else "violation")
 
 
 @pytest.mark.nightly
