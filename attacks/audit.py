@@ -22,7 +22,7 @@ from attacks.evidence.baseline import baseline
 from attacks.evidence.judge import accusations, clients, exposed
 from attacks.evidence.tradeoff import allowed, expected
 from attacks.options import Say
-from attacks.record import SCHEMA, Audit, Baseline, Cell, Curve, Expected, Tried, Vantage, Verdict, Where
+from attacks.record import SCHEMA, AttackAt, AttackTitle, Audit, Baseline, Cell, Curve, Expected, Verdict
 from attacks.report.display import Audited
 from attacks.report.verdict import levels, main_of
 from attacks.report.words import verdict
@@ -74,10 +74,10 @@ def audited(
         members=int(held.members.sum()),
         non_members=len(held.members) - int(held.members.sum()),
         significance=settings.significance,
-        vantages=tuple(Vantage(one.name, one.title, one.sees) for one in VANTAGES.values()),
+        vantages=tuple(VANTAGES.values()),
         main=main,
         asked_for=tuple(one.name for one in attacks) if names else (),
-        attacks=tuple(Tried(one.name, one.title, one.paper) for one in attacks),
+        attacks=tuple(AttackTitle(one.name, one.title, one.paper) for one in attacks),
         cells=tuple(_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES),
         roc={
             f"{at.attack}/{at.vantage}": Curve(**{name: tuple(line) for name, line in one.curve.items()})
@@ -121,7 +121,7 @@ class Made:
 
 def findings(
     target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Say, *, by_name: bool
-) -> dict[Where, Made | str]:
+) -> dict[AttackAt, Made | str]:
     """The finding of each attack at each vantage point that shows it more than the one before, or the reason why there is none.
 
     why: the reason why membership is unknown, else empty; by_name: the attacks were requested by name, so a failure is an
@@ -135,7 +135,7 @@ def findings(
     )
     averaged = target.assembly.config.federation.averaged > 1
     views = {name: seen(name, target.final.tensors, target.recorded, averaged=averaged) for name in VANTAGES}
-    found: dict[Where, Made | str] = {}
+    found: dict[AttackAt, Made | str] = {}
     for attack in attacks:
         progress(attack.title)
         before: Seen | None = None
@@ -147,7 +147,7 @@ def findings(
                     continue
             nothing = why if attack.membership else ""
             case = Case(target.assembly, now, shadows)
-            one = found[Where(attack.name, vantage)] = nothing or _tried(attack, case, settings, by_name=by_name)
+            one = found[AttackAt(attack.name, vantage)] = nothing or _tried(attack, case, settings, by_name=by_name)
             before = None if isinstance(one, str) else now
     return found
 
@@ -196,7 +196,7 @@ def in_plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> bool:
     return attack.membership and assembly.audit_pool.kind == "client" and vantage in ("secure_server", "server")
 
 
-def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings) -> dict[Where, judge.Judged]:
+def _judged(target: Target, made: Mapping[AttackAt, Made | str], settings: Settings) -> dict[AttackAt, judge.Judged]:
     """All findings compared with the true members; findings on membership share the significance."""
     found = {where: one.finding for where, one in made.items() if isinstance(one, Made)}
     scored = [where for where, one in found.items() if one.scores is not None]
@@ -220,8 +220,8 @@ def _cell(
     target: Target,
     attack: Attack,
     vantage: str,
-    made: Mapping[Where, Made | str],
-    judged: Mapping[Where, judge.Judged],
+    made: Mapping[AttackAt, Made | str],
+    judged: Mapping[AttackAt, judge.Judged],
 ) -> Cell:
     """The cell of an attack and a vantage point: its own finding, or the nearest weaker adversary's."""
     order = list(VANTAGES)
@@ -263,7 +263,7 @@ def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> floa
     return None if terms.get("place") == "sum" else float(result["epsilon_participants"])
 
 
-def _expected(target: Target, main: Where | None, judged: Mapping[Where, judge.Judged]) -> Expected | None:
+def _expected(target: Target, main: AttackAt | None, judged: Mapping[AttackAt, judge.Judged]) -> Expected | None:
     """The lower bound expected from the best possible attack in the main attack's place, if a guarantee covers it."""
     held, bound = target.assembly.audit_pool, judged[main].bound if main else None
     promised = accounted(target.result, main.vantage, held.of) if main else None

@@ -23,7 +23,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Where:
+class AttackAt:
     """An attack, at a vantage point."""
 
     attack: str
@@ -40,7 +40,7 @@ class Vantage:
 
 
 @dataclass(frozen=True)
-class Tried:
+class AttackTitle:
     """An attack, and the paper it comes from."""
 
     name: str
@@ -206,7 +206,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunBeside:
     """A run beside others (`report.sweep`). of: its data, method, audited unit and canaries. attack, vantage, auc and rates
     are the main attack's; delta is the delta of the lower bound.
     """
@@ -271,9 +271,9 @@ class Audit:
     non_members: int
     significance: float
     vantages: tuple[Vantage, ...]
-    main: Where | None
+    main: AttackAt | None
     asked_for: tuple[str, ...]
-    attacks: tuple[Tried, ...]
+    attacks: tuple[AttackTitle, ...]
     cells: tuple[Cell, ...]
     roc: Mapping[str, Curve]
     baseline: Baseline
@@ -281,7 +281,7 @@ class Audit:
     exposed: tuple[Exposed, ...]
     accusations: tuple[Accusation, ...]
     expected: Expected | None
-    sweep: tuple[Run, ...]
+    sweep: tuple[RunBeside, ...]
     verdict: Verdict
 
     @property
@@ -292,7 +292,7 @@ class Audit:
     @property
     def main_cell(self) -> Cell | None:
         """The cell of the main attack, which was chosen before scores were seen; None for an audit without one."""
-        return next((cell for cell in self.of_membership if Where(cell.attack, cell.vantage) == self.main), None)
+        return next((cell for cell in self.of_membership if AttackAt(cell.attack, cell.vantage) == self.main), None)
 
     @property
     def guaranteed(self) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from attacks.adversary.case import Settings, opened
 from attacks.audit import audited
 from attacks.command import written
-from attacks.record import Audit, Run
+from attacks.record import Audit, RunBeside
 from secure_fed import Federation, RunConfig
 from secure_fed.commands import demo
 
@@ -40,7 +40,7 @@ def ran(config: RunConfig, folder: Path) -> Audit:
     return written(found, folder, ())[0]
 
 
-def line(row: Run) -> str:
+def line(row: RunBeside) -> str:
     """A run as a line of the table."""
     low, high = row.auc_interval or (0.0, 1.0)
     caught = f"{row.tpr_at_1.tpr:.1%}" if row.tpr_at_1 else "refused"

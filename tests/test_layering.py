@@ -193,8 +193,9 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("simulate",),
     ),
     "attacks": (
+        ("record",),
         ("adversary",),
-        ("catalogue", "options", "record"),
+        ("catalogue", "options"),
         ("evidence",),
         ("texts",),
         (" ".join(ATTACKS),),

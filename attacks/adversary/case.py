@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from attacks.adversary.null import Floats, Null
 from attacks.adversary.shadows import SharedReferences
+from attacks.record import Vantage
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError, UsageError
 from secure_fed.federation import Federation
@@ -102,15 +103,6 @@ def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
     if not whole or result.get("unit") != config.privacy.unit or private is not isinstance(result.get("privacy"), dict):
         raise RunDirectoryError(f"{run_dir / RESULT} is damaged, or of another run than {CONFIG} beside it; restore it")
     return result
-
-
-@dataclass(frozen=True)
-class Vantage:
-    """title, sees: texts for readers of the report."""
-
-    name: str
-    title: str
-    sees: str
 
 
 VANTAGES = {

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attacks.record import Audit, Cell, Curve, Run
+from attacks.record import Audit, Cell, Curve, RunBeside
 from attacks.report.verdict import allows, contradicts, strongest
 from attacks.report.words import NAMES, SUPPOSES, apart, at_least, confidence, estimates, promised, unit_one
 from secure_fed.report.formatting import MISSING, at_most, percent
@@ -133,14 +133,14 @@ def _thinned(fpr: Sequence[float], floor: float) -> list[int]:
     return kept
 
 
-def drawn_scores(title: str, runs: Sequence[Run]) -> str:
+def drawn_scores(title: str, runs: Sequence[RunBeside]) -> str:
     """Accuracy and AUC of every run, the AUC with its interval; empty if none was measured."""
     if not any(run.accuracy is not None or run.auc is not None for run in runs):
         return ""
     return drawing(title, lambda axes: _draw_scores(axes, runs))
 
 
-def _draw_scores(axes: Axes, runs: Sequence[Run]) -> None:
+def _draw_scores(axes: Axes, runs: Sequence[RunBeside]) -> None:
     axes.axhline(0.5, color=INK, linestyle=":", linewidth=1, label="a coin")
     measured = [(place, run.accuracy) for place, run in enumerate(runs) if run.accuracy is not None]
     axes.plot(
@@ -155,7 +155,7 @@ def _draw_scores(axes: Axes, runs: Sequence[Run]) -> None:
     _legend(axes, 3)
 
 
-def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, Run]]) -> float:
+def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, RunBeside]]) -> float:
     """Draw AUCs with their whiskers; returns the lowest point drawn."""
     aucs = [run.auc or 0.0 for _, run in placed]
     ends = [run.auc_interval or (auc, auc) for (_, run), auc in zip(placed, aucs, strict=True)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from attacks.adversary.case import VANTAGES
 from attacks.catalogue import ATTACKS
 from attacks.evidence.attempts import number
-from attacks.record import Audit, Run, Tail, read
+from attacks.record import Audit, RunBeside, Tail, read
 from attacks.report import curves
 from attacks.report.verdict import strongest
 from attacks.report.words import at_least, ends
@@ -27,7 +27,7 @@ from secure_fed.report.page.pictures import Bar
 from secure_fed.runs.directory import AUDIT, RESULT, private_part, read_object, read_text
 
 
-def swept(audit: Audit, run_dir: Path, beside: Sequence[Path]) -> tuple[Run, ...]:
+def swept(audit: Audit, run_dir: Path, beside: Sequence[Path]) -> tuple[RunBeside, ...]:
     """A row for each run, the strongest guarantee first, runs without one last. The run itself is not repeated."""
     others = rows_beside(run_dir, beside)
     if not others:
@@ -40,7 +40,7 @@ def swept(audit: Audit, run_dir: Path, beside: Sequence[Path]) -> tuple[Run, ...
     return tuple(sorted(rows, key=lambda run: (run.epsilon is None, run.epsilon or 0.0)))
 
 
-def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Run]:
+def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[RunBeside]:
     """The rows of other runs, each once. RunDirectoryError for a run that was not audited, or that changed after its audit."""
     rows = []
     for other in {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}.values():
@@ -58,7 +58,7 @@ def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Run]:
     return rows
 
 
-def _row(run_dir: Path, audit: Audit) -> Run:
+def _row(run_dir: Path, audit: Audit) -> RunBeside:
     """The AUC of the run's main attack and its largest lower bound on epsilon, each with its attack and adversary.
 
     The main attack was chosen before scores were seen; for an audit without one it is the largest AUC. For a run with a
@@ -69,7 +69,7 @@ def _row(run_dir: Path, audit: Audit) -> Run:
     best, epsilon = audit.main_cell or strongest(audit.of_membership), number(result.get("epsilon"))
     covered = [cell for cell in audit.bounded if epsilon is None or cell.epsilon_accounted is not None]
     least = max(covered, key=lambda cell: cell.epsilon_lower or 0.0, default=None)
-    run = Run(
+    run = RunBeside(
         run_dir=str(run_dir),
         label="without privacy" if epsilon is None else f"epsilon {epsilon:.3g}",
         epsilon=epsilon,
@@ -86,7 +86,7 @@ def _row(run_dir: Path, audit: Audit) -> Run:
     return run
 
 
-def sentence(run: Run) -> str:
+def sentence(run: RunBeside) -> str:
     """A row as a sentence: each number with its attack and adversary."""
     clauses = [] if run.accuracy is None else [f"accuracy {run.accuracy:.1%}"]
     if run.auc is None:
@@ -131,7 +131,7 @@ def sweep(audit: Audit) -> str:
     )
 
 
-def _unlike(runs: Sequence[Run]) -> str:
+def _unlike(runs: Sequence[RunBeside]) -> str:
     """The settings other than privacy in which these runs differ, because they may also explain a difference."""
     kinds = {name: {run.of.get(name, "") for run in runs} for name in _KINDS}
     unlike = [title for name, title in _KINDS.items() if len(kinds[name]) > 1]
@@ -143,7 +143,7 @@ def _unlike(runs: Sequence[Run]) -> str:
     )
 
 
-def _cells(run: Run, audit: Audit) -> tuple[str, ...]:
+def _cells(run: RunBeside, audit: Audit) -> tuple[str, ...]:
     at = "" if run.epsilon_lower is None else f" at delta {rate(run.delta)}"
 
     def whose(attack: str | None, vantage: str | None) -> str:
@@ -166,7 +166,7 @@ def _caught(found: Tail | None) -> str:
     return "refused" if found is None else f"{percent(found.tpr)}{ends(found.tpr_interval, percent)}"
 
 
-def _drawings(runs: Sequence[Run]) -> tuple[str, str]:
+def _drawings(runs: Sequence[RunBeside]) -> tuple[str, str]:
     epsilons = pictures.limits(
         "accounted epsilon and lower bound of every run", [bar for run in runs for bar in _bars(run)]
     )
@@ -176,7 +176,7 @@ def _drawings(runs: Sequence[Run]) -> tuple[str, str]:
     )
 
 
-def _bars(run: Run) -> tuple[Bar, Bar]:
+def _bars(run: RunBeside) -> tuple[Bar, Bar]:
     limit = "no limit" if run.epsilon is None else f"ε ≤ {at_most(run.epsilon)}"
     written = "no lower bound" if run.epsilon_lower is None else f"ε ≥ {at_least(run.epsilon_lower)}"
     return (

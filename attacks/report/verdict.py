@@ -66,7 +66,7 @@ from typing import Literal
 from attacks.catalogue import ATTACKS
 from attacks.evidence import tradeoff
 from attacks.evidence.attempts import grade
-from attacks.record import Allowed, Audit, Cell, Tail, Where
+from attacks.record import Allowed, AttackAt, Audit, Cell, Tail
 
 Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
 Standing = Literal["void", "leak", "beyond", "within", "none_found", "unsupported"]
@@ -109,7 +109,7 @@ def standing(audit: Audit) -> Standing:
     return "none_found" if enough(audit) else "unsupported"
 
 
-def main_of(scored: Iterable[Where], vantages: Sequence[str]) -> Where | None:
+def main_of(scored: Iterable[AttackAt], vantages: Sequence[str]) -> AttackAt | None:
     """The main attack among these, which all gave scores; None if there are none. vantages: all vantages, the weakest first."""
     names = [*ORDER, *(name for name in ATTACKS if name not in ORDER)]
     rank = {name: number for number, name in enumerate(names)}  # a user's attack comes last
@@ -127,7 +127,7 @@ def level(significance: float, others: int, *, main: bool, main_found: bool = Fa
     return significance * (1 if main_found else 1 - SHARE) / max(others, 1)
 
 
-def levels(significance: float, scored: Sequence[Where], vantages: Sequence[str]) -> dict[Where, float]:
+def levels(significance: float, scored: Sequence[AttackAt], vantages: Sequence[str]) -> dict[AttackAt, float]:
     """The significance of the lower bound of each."""
     main = main_of(scored, vantages)
     return {where: level(significance, len(scored) - 1, main=where == main) for where in scored}

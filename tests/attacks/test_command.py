@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from attacks.command import REFERENCES, affordable, main, side_by_side, written
 from attacks.inference.share import CLIENTS
 from attacks.options import ABOVE_LIMIT, CANNOT_TELL
 from attacks.report import curves
+from attacks.report.display import Audited
 from attacks.report.sweep import sentence, swept
 from secure_fed.commands import cli
 from secure_fed.errors import UsageError
 from secure_fed.runs.store import locked
+from tests.attacks import samples
 
 SMALL = [
     *("federation.clients=4", "federation.rounds=2", "training.steps=2", "training.together=1"),
@@ -160,20 +163,17 @@ def test_an_audit_of_another_state_does_not_stand_beside(
     assert fault in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_damaged_audits_beside_are_read_as_far_as_they_can_be(
+def test_damaged_audits_beside_are_refused_in_one_sentence(
     run_dir: Path, audited_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told, result = (json.loads((audited_once / name).read_text()) for name in ("private/audit.json", "result.json"))
-    others = []
-    for cells in ("x", None, [1], [{"auc": "x"}], [{"attack": "loss", "auc": 0.5, "tpr_at_fpr": [1]}]):
-        other = shutil.copytree(audited_once, tmp_path / f"damaged-{len(others)}")
+    told = json.loads((audited_once / "private" / "audit.json").read_text())
+    other = shutil.copytree(audited_once, tmp_path / "damaged")
+    for cells in ("x", None, [1], [{"auc": "x"}]):
         (other / "private" / "audit.json").write_text(json.dumps({**told, "cells": cells}))
-        (other / "result.json").write_text(json.dumps({**result, "epsilon": "much"}))
-        others.append(str(other))
-    found = audit(run_dir, capsys, "--attack", "loss", "--beside", *others)
-    assert [row["epsilon"] for row in found["sweep"]] == [None] * (1 + len(others))
-    assert [row["auc"] for row in found["sweep"][1:]] == [None, None, None, None, 0.5]
+        assert cli.main(["audit", str(run_dir), "--attack", "loss", "--beside", str(other)]) == 2
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert f"{other / 'private' / 'audit.json'} is damaged, or of another version (cells" in said
+        assert said.endswith("): audit the run again")
 
 
 def test_an_audit_beside_one_that_writes_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,8 +206,8 @@ def test_a_recording_of_another_run_is_refused(
 def kept(folder: Path, cells: list[dict[str, Any]], **result: Any) -> Path:
     """A run that was audited, as far as a row of a sweep reads it."""
     (folder / "private").mkdir(parents=True)
-    (folder / "private" / "audit.json").write_text(json.dumps({"cells": cells}))
-    (folder / "result.json").write_text(json.dumps({"accuracy": 0.8, **result}))
+    (folder / "private" / "audit.json").write_text(json.dumps(samples.whole({"cells": cells})))
+    (folder / "result.json").write_text(json.dumps({"accuracy": 0.8, "rounds": 2, **result}))
     return folder
 
 
@@ -229,13 +229,13 @@ def test_a_row_says_of_which_attack_and_adversary_each_number_is(tmp_path: Path)
     nothing = kept(
         tmp_path / "nothing", [{"attack": "loss", "vantage": "outsider", "applicable": False}], accuracy=None
     )
-    first, second, third = swept({"cells": cells}, private, [open_, nothing])
+    first, second, third = swept(samples.audit({"cells": cells}), private, [open_, nothing])
     names = ("attack", "vantage", "auc", "epsilon_lower", "epsilon_lower_attack", "epsilon_lower_vantage", "delta")
-    assert [first[name] for name in names] == [
+    assert [getattr(first, name) for name in names] == [
         *("canary_cosine", "server", 0.62, 0.809, "canary_likelihood", "fellow_client", 1e-5)
     ]
-    assert [second[name] for name in names] == ["loss", "outsider", 0.9, None, None, None, 0.0]
-    assert [third[name] for name in names] == [None] * 6 + [0.0]
+    assert [getattr(second, name) for name in names] == ["loss", "outsider", 0.9, None, None, None, 0.0]
+    assert [getattr(third, name) for name in names] == [None] * 6 + [0.0]
     titles = {name: ATTACKS[name].title for name in ("canary_cosine", "canary_likelihood")}
     assert sentence(first) == (
         "epsilon 8: accuracy 80.0%; AUC 0.62 on membership (.5 is a coin) by "
@@ -250,22 +250,14 @@ def test_a_row_says_of_which_attack_and_adversary_each_number_is(tmp_path: Path)
 
 def test_a_number_that_is_none_is_null_in_json(run_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """A model that gives one class all probability has an infinite phi; standard JSON has no Infinity."""
-    audited = {
-        "exposed": [{"score": math.inf}, {"score": (1.0, -math.inf)}],
-        "auc": math.nan,
-        "n": 3,
-        "why": "",
-        "cells": [{"applicable": True}],
-    }
-    cells = [{"applicable": True}]
-    shown = {"exposed": [{"score": None}, {"score": [1.0, None]}], "auc": None, "n": 3, "why": "", "cells": cells}
+    odd = replace(samples.audit({"cells": [{"attack": "loss"}]}), accuracy=math.nan, delta=-math.inf)
+    odd = replace(odd, cells=(replace(odd.cells[0], measured={"phi": math.inf, "ends": (1.0, math.inf)}),))
     monkeypatch.setattr("attacks.report.page.write", lambda audit, path: path)
-    written(dict(audited), tmp_path, ())
-    assert json.loads((tmp_path / "private" / "audit.json").read_text(), parse_constant=pytest.fail) == {
-        **shown,
-        "sweep": [],
-    }
-    monkeypatch.setattr("attacks.audit.audited", lambda *args, **named: dict(audited))
+    written(odd, tmp_path, ())
+    shown = json.loads((tmp_path / "private" / "audit.json").read_text(), parse_constant=pytest.fail)
+    assert (shown["accuracy"], shown["delta"]) == (None, None)
+    assert shown["cells"][0]["measured"] == {"phi": None, "ends": [1.0, None]}
+    monkeypatch.setattr("attacks.audit.audited", lambda *args, **named: Audited(odd))
     capsys.readouterr()
     assert main("loss", [str(run_dir), "--json"]) == 0
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == shown

@@ -17,7 +17,7 @@ import pytest
 from attacks.adversary.case import VANTAGES
 from attacks.catalogue import ATTACKS
 from attacks.evidence import judge
-from attacks.record import Where
+from attacks.record import AttackAt
 from attacks.report import verdict as decided
 from attacks.report.display import Audited, show
 from attacks.report.page import page
@@ -164,15 +164,15 @@ def test_the_main_attack_has_most_of_the_significance() -> None:
 def test_which_attack_is_the_main_one_follows_from_what_was_made() -> None:
     vantages = list(VANTAGES)
     made = [
-        Where(*one.split())
+        AttackAt(*one.split())
         for one in ("loss outsider", "lira outsider", "regression server", "regression fellow_client")
     ]
-    assert main_of(made, vantages) == Where("lira", "outsider")
-    assert main_of(made[2:], vantages) == Where("regression", "fellow_client")
+    assert main_of(made, vantages) == AttackAt("lira", "outsider")
+    assert main_of(made[2:], vantages) == AttackAt("regression", "fellow_client")
     names = ("canary_cosine", "canary_likelihood")
-    canaries = [Where("one_run", "outsider"), *(Where(name, "fellow_client") for name in names)]
-    assert main_of(canaries, vantages) == Where("canary_likelihood", "fellow_client")
-    assert main_of(canaries[:2], vantages) == Where("canary_cosine", "fellow_client")
+    canaries = [AttackAt("one_run", "outsider"), *(AttackAt(name, "fellow_client") for name in names)]
+    assert main_of(canaries, vantages) == AttackAt("canary_likelihood", "fellow_client")
+    assert main_of(canaries[:2], vantages) == AttackAt("canary_cosine", "fellow_client")
     assert main_of([], vantages) is None
 
 

@@ -43,5 +43,5 @@ _GIVEN = f"rows of the same kind that no client trains on, given as non_members,
 _DEPLOYED = (
     "a deployment has no phantoms, since the party that ran one would know what it contributes, and nobody has members' rows "
     "beside others; a simulation of these settings has a figure (secure-fed train), and a member can audit the final model on "
-    "rows of its own (secure-fed audit --model)"
+    "rows of its own (secure-fed audit model)"
 )
