@@ -399,8 +399,9 @@ def _read(kind: Any, value: Any, name: str) -> Any:
         return tuple(_read(one, each, name) for one, each in zip(kinds, value, strict=True))
     if origin is Mapping and isinstance(value, Mapping):
         return {inner[0](key): _read(inner[1], one, str(key)) for key, one in value.items()}
-    if kind is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    if type(value) is kind:
+    if kind is float:
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+    elif type(value) is kind:
         return value
     raise ValueError(f"{name} is {value!r:.40}")

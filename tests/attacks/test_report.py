@@ -184,8 +184,8 @@ def test_a_contradiction_is_loud_and_stands_by_every_bound(violation: Audit, und
 
 
 def test_a_bound_against_an_adversary_who_is_trusted_breaks_nothing(violation: Audit, undrawn: None) -> None:
-    seen = [{**one, "epsilon_accounted": None} for one in violation["vantages"]]
-    text = outlined(samples.copied(violation, vantages=seen)).text
+    cells = [{**one, "epsilon_accounted": None} for one in violation["cells"]]
+    text = outlined(samples.copied(violation, cells=cells)).text
     assert "BROKEN" not in text
     assert "CONTRADICTION" not in text
     assert "none against this adversary" in text
@@ -223,7 +223,7 @@ def test_each_number_of_a_sweep_has_its_own_attack_adversary_and_delta(unprotect
     text = outlined(told).text
     assert f"0.512 (0.485 to 0.539) [{titles['update_score']}; {titles['server']}]" in text
     assert f"0.10 at delta 1e-05 [{titles['loss']}; {titles['outsider']}]" in text
-    assert text.count(" at delta ") - text.count(" at delta 0, ") == 1, "none without a bound"
+    assert text.count(" at delta ") - text.count(" at delta 0, ") == 2, "none without a bound"
     assert "Bounds of runs without a guarantee are at delta 0" in text
 
 

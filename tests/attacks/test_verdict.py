@@ -297,12 +297,6 @@ def test_members_that_differ_without_a_model_make_an_audit_void() -> None:
             assert "Fair coins cause this by luck in one audit in 40: repeat run and audit with another seed." in text
 
 
-def test_the_interval_of_a_baseline_alone_is_read_as_its_test_is() -> None:
-    """Below 1/2 is chance, above it a failure."""
-    for interval, void in (([0.4, 0.46], False), ([0.47, 0.53], False), ([0.55, 0.6], True)):
-        assert ("is void" in judged(cell(0.5), baseline={"auc": 0.5, "auc_interval": interval})[1]) == void
-
-
 def test_that_servers_see_which_clients_take_part_is_said_of_clients_alone() -> None:
     plain = "A server, with secure aggregation or without, sees by name which clients take part"
     text = judged(cell(0.5), audited_unit="client")[1]
@@ -328,7 +322,7 @@ def test_phantoms_are_not_told_as_clients_who_trained() -> None:
     assert "phantoms that contributed" in text
     for wrong in ("in training", "held out", "are canaries", "not checked", "take part"):
         assert wrong not in text
-    shown = page(audit_of(cell(0.5), **about))
+    shown = page(samples.audit(audit_of(cell(0.5), **about)))
     assert "900 in training" not in shown
     assert "It was not checked" not in shown
 
@@ -388,14 +382,12 @@ def test_bounds_of_another_unit_or_against_a_trusted_server_contradict_nothing()
         "could not have contradicted the run's guarantee: the guarantee is for one client with everything it has and the"
         " audit is about one training example" in text
     )
-    trusted = [{"name": "outsider", "title": "Outsider", "sees": "", "epsilon_accounted": None}]
-    level, text = judged(high, unit="example", epsilon_accounted=1.0, vantages=trusted)
+    level, text = judged({**high, "epsilon_accounted": None}, unit="example", epsilon_accounted=1.0)
     assert level == "leak"
     assert (
         "could not have contradicted the run's guarantee: the only lower bounds are for adversaries that the guarantee"
         in text
     )
-    assert judged({**high, "epsilon_accounted": None}, unit="example", epsilon_accounted=1.0)[0] == "leak"
     assert judged({**high, "epsilon_accounted": 4.9}, unit="example", epsilon_accounted=9.0)[0] == "violation"
 
 
