@@ -11,7 +11,7 @@ one.
 
 Guesses may be right because texts are alike, so their number is no evidence by itself. They count if naming equally many of the
 commonest words of public texts would have recovered clearly less. Without that comparison they do not count, but are still
-reported.
+reported. `measured` gives every number of an attack as its readers see it.
 """
 
 from __future__ import annotations
@@ -161,6 +161,42 @@ def _rate(figures: Row, name: str) -> float | None:
     return found if found is not None and 0 <= found <= 1 else None
 
 
+# An attack measures what it likes, so a value of `Cell.measured` is looked at before it is used.
+
+
+def number(value: object) -> float | None:
+    """A finite number of plausible size, else None, also for True and False."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
+        return None
+    return float(value)
+
+
+def count(value: object) -> int | None:
+    """A non-negative integer, else None."""
+    found = number(value)
+    return None if found is None or found < 0 or found != int(found) else int(found)
+
+
+def row(value: object) -> Row:
+    """A mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _counted(share: float | None, right: float | None, usual: float | None, how: How) -> float:
+    """The share, or 0 if it does not count. A missing precision does not make it 0."""
+    if share is None or (right is not None and right <= RIGHT):
+        return 0.0
+    if how != "exact" and (usual is None or share - usual < CLEARLY):
+        return 0.0
+    return share
+
+
+def _mostly_right(named: Named) -> bool:
+    """Whether at least one of the large shares comes from mostly right names."""
+    pairs = ((named.words, named.words_right), (named.pairs, named.pairs_right))
+    return any(share is not None and share >= PART and (right is None or right > RIGHT) for share, right in pairs)
+
+
 _OWN = {  # shown first, in this order
     "bag_recall": "word recall",
     "bag_precision": "word precision",
@@ -207,39 +243,3 @@ def _numbers_in(figures: Row) -> list[tuple[str, str]]:
 
 def _title(name: str) -> str:
     return _OWN.get(name, name.replace("_", " "))
-
-
-# An attack measures what it likes, so a value of `Cell.measured` is looked at before it is used.
-
-
-def number(value: object) -> float | None:
-    """A finite number of plausible size, else None, also for True and False."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
-        return None
-    return float(value)
-
-
-def count(value: object) -> int | None:
-    """A non-negative integer, else None."""
-    found = number(value)
-    return None if found is None or found < 0 or found != int(found) else int(found)
-
-
-def row(value: object) -> Row:
-    """A mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def _counted(share: float | None, right: float | None, usual: float | None, how: How) -> float:
-    """The share, or 0 if it does not count. A missing precision does not make it 0."""
-    if share is None or (right is not None and right <= RIGHT):
-        return 0.0
-    if how != "exact" and (usual is None or share - usual < CLEARLY):
-        return 0.0
-    return share
-
-
-def _mostly_right(named: Named) -> bool:
-    """Whether at least one of the large shares comes from mostly right names."""
-    pairs = ((named.words, named.words_right), (named.pairs, named.pairs_right))
-    return any(share is not None and share >= PART and (right is None or right > RIGHT) for share, right in pairs)
