@@ -17,9 +17,8 @@ from protocols.errors import MessageError, ProtocolError
 from protocols.keys import Identity
 from protocols.parameters import stages
 from tests.fuzz.mutations import Noise, Pick, mutated
-from tests.protocols.crowds import drawn, secret
 from tests.protocols.looking import contents
-from tests.protocols.sessions import METHODS, Cast, Play, play
+from tests.protocols.sessions import METHODS, Cast, Play, drawn, play, secret
 
 CASTS: dict[str, dict[str, Any]] = {
     "complete": {"count": 5, "threshold": 2},
