@@ -106,32 +106,11 @@ def test_a_clients_policy_accepts_every_choice(active: bool) -> None:
             choice = choose(clients, corrupt=corrupt, dropout=dropout, active=active)
             invited = tuple(range(clients))
             keys = {client: client.to_bytes(32, "little") for client in invited}
-            parameters = Parameters(
-                run="run",
-                round=0,
-                layout=bytes(32),
-                length=1,
-                bits=32,
-                clients=invited,
-                neighbours=choice.neighbours,
-                threshold=choice.threshold,
-                survivors=choice.survivors,
-                active=active,
-                partners=choice.partners,
-                registry=registry_digest(keys, invited) if active else bytes(32),
-            )
-            Policy(
-                choice.threshold,
-                choice.survivors,
-                choice.corrupt,
-                choice.window,
-                active,
-                identities=keys,
-                clients=clients,
-                neighbours=choice.neighbours,
-                partners=choice.partners,
-                colluding=choice.colluding,
-            ).check(parameters)
+            given = {name: getattr(choice, name) for name in ("neighbours", "threshold", "survivors", "partners")}
+            demands = {name: getattr(choice, name) for name in ("corrupt", "window", "colluding", *given)}
+            given["registry"] = registry_digest(keys, invited) if active else bytes(32)
+            parameters = Parameters("run", 0, bytes(32), 1, 32, invited, active=active, **given)
+            Policy(**demands, active=active, identities=keys, clients=clients).check(parameters)
 
 
 def test_no_smaller_ring_would_do() -> None:
@@ -252,29 +231,24 @@ def test_given_neighbours_and_threshold_are_kept_to() -> None:
 
 
 REFUSED: list[tuple[int, dict[str, Any], str]] = [
-    (1, {}, "1 clients cannot form a sum"),
-    (10, {"corrupt": 1.0}, r"corrupt is 1\.0"),
-    (10, {"dropout": -0.1}, r"dropout is -0\.1"),
-    (10, {"dropout": math.nan}, "dropout is nan"),
-    (10, {"security": 0}, "security is 0"),
-    (10, {"neighbours": 0}, "neighbours is 0"),
-    (100, {"neighbours": 7}, "neighbours is 7, fewer than all"),
-    (10, {"corrupt": 0.5, "dropout": 0.4}, "fewer than two would be honest: lower corrupt or dropout"),
-    (100, {"corrupt": 0.3, "dropout": 0.4}, r"lower dropout to at most 0\.34, or lower corrupt to at most 0\.18"),
-    (100, {"corrupt": 0.0, "dropout": 0.6}, r"lower dropout to at most 0\.49$"),
-    (10, {"threshold": 4}, "from 6 to 8"),
-    (10, {"threshold": 9}, "from 6 to 8"),
-    (1000, {"neighbours": 100, "threshold": 68}, "choose from 70 to 100"),
-    (1000, {"neighbours": 100, "threshold": 101}, "choose from 70 to 100"),
-    (1000, {"neighbours": 8}, "up to 8 of them may be corrupt"),
+    (1, {}, "1 clients"),
+    (10, {"corrupt": 1.0}, "corrupt"),
+    *((10, {"dropout": value}, "dropout") for value in (-0.1, math.nan)),
+    (10, {"security": 0}, "security"),
+    *((clients, {"neighbours": value}, "neighbours") for clients, value in ((10, 0), (100, 7))),
+    (10, {"corrupt": 0.5, "dropout": 0.4}, "lower corrupt or dropout"),
+    (100, {"corrupt": 0.3, "dropout": 0.4}, r"dropout to at most 0\.34, or lower corrupt to at most 0\.18"),
+    (100, {"corrupt": 0.0, "dropout": 0.6}, r"dropout to at most 0\.49$"),
+    *((10, {"threshold": value}, "from 6 to 8") for value in (4, 9)),
+    *((1000, {"neighbours": 100, "threshold": value}, "from 70 to 100") for value in (68, 101)),
+    (1000, {"neighbours": 8}, "corrupt"),
 ]
 
 
 @every(("clients", "changes", "says"), REFUSED)
 def test_what_cannot_be_is_refused(clients: int, changes: dict[str, Any], says: str) -> None:
-    given: dict[str, Any] = {"corrupt": 0.1, "dropout": 0.1, "active": True}
     with pytest.raises(ParameterError, match=says):
-        choose(clients, **(given | changes))
+        choose(clients, **{"corrupt": 0.1, "dropout": 0.1, "active": True, **changes})
 
 
 @every("clients", [3, 4, 7, 10, 25, 100, 333])
