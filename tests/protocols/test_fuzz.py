@@ -142,17 +142,6 @@ def memory_peak(kind: int, data: bytes, parameters: Parameters, sender: int) -> 
     return peak
 
 
-def test_lines_are_counted() -> None:
-    survivors = [Survivors(tuple(range(count))) for count in (10, 1000)]
-    parameters, costs = recorded("complete").cast.parameters, []
-    for one in survivors:
-        data = one.to_bytes(parameters)
-        with counted() as lines:
-            Survivors.from_bytes(data, parameters)
-        costs.append(lines[0])
-    assert costs[0] < 200 < 2000 < costs[1]
-
-
 def believed(reader: Reader) -> int:
     """A broken `Reader.count` that allocates as many entries as the message claims."""
     number = int.from_bytes(reader.view(4), "little")
