@@ -114,41 +114,39 @@ def fooled_server(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
 
 def fooled_clients(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
     """Play a session. Each (stage, client) in `lies` receives an altered message; a client that refuses it is finished."""
-    result = Outcome(Play(made, made.server(), clients_of(made), made.vectors()))
-    scene, inbox = result.scene, dict.fromkeys(made.ids, b"")
-    for stage in stages(made.parameters):
-        for client, message in inbox.items():
-            if client in result.refused:
-                continue
-            told = lie(message) if (stage, client) in lies and message else message
-            keys = scene.clients[client]._keys
-            try:
-                answer = scene.act(stage, client, told)
-            except ProtocolError as error:
-                result.honestly += [error] if told == message else []
-                result.refused.add(client)
-                result.finished &= keys is None or finished(scene.clients[client], keys, stage, message)
-                continue
-            result.believed |= told != message
-            try:
-                scene.server.receive(client, answer)
-            except ProtocolError as error:
-                result.honestly.append(error)
-        try:
-            inbox = scene.server.close()
-        except ProtocolError as error:
-            result.honestly.append(error)
-            return result
-    result.done = True
+    result, altered = (
+        Outcome(Play(made, made.server(), clients_of(made), made.vectors())),
+        dict[tuple[str, int], bytes](),
+    )
+    scene = result.scene
+
+    def tell(stage: str, client: int, message: bytes) -> bytes:
+        told = lie(message) if (stage, client) in lies and message else message
+        if told != message:
+            altered[stage, client] = message
+        return told
+
+    try:
+        play(made, after=scene, tell=tell)
+        result.done = True
+    except ProtocolError as error:
+        result.honestly.append(error)
+    keys = {me: client._keys for me, client in clients_of(made).items()}
+    for (stage, client), message in altered.items():
+        result.believed |= (stage, client) in scene.said
+        result.finished &= client not in scene.errors or finished(scene.clients[client], keys[client], stage, message)
+    result.refused = set(scene.errors)
+    result.honestly += [error for client, error in scene.errors.items() if client not in {me for _, me in altered}]
     return result
 
 
-def finished(client: Client, keys: Keys, stage: str, message: bytes) -> bool:
+def finished(client: Client, keys: Keys | None, stage: str, message: bytes) -> bool:
     """Whether the client refuses even the unaltered `message` and holds none of its secrets any more."""
     vector = np.zeros(client.parameters.length, f"u{client.parameters.bits // 8}")
     arguments = (message, vector) if stage == "mask" else (message,)
     with pytest.raises(MessageError, match="out of turn: this client is finished"):
         getattr(client, METHODS[stage])(*arguments)
+    assert keys is not None
     held = contents(client)
     secrets = (keys.seed, keys.mask.private, keys.channel.private)
     return not any(secret.reveal() in held for secret in secrets)

@@ -20,7 +20,7 @@ from protocols.errors import ProtocolError
 from protocols.keys import AgreementKey, Identity, Secret
 from protocols.parameters import stages
 from protocols.server import Server
-from tests.protocols.sessions import METHODS, Cast
+from tests.protocols.sessions import Cast, Play, play
 
 PATH = Path(__file__).resolve().parents[1] / "vectors" / "secure_aggregation.json"
 Session = dict[str, Any]
@@ -58,69 +58,44 @@ class Replay:
     """A replay of a session. The shares, which are random, are copied from the recording; everything else is computed again.
 
     `change` alters one byte of one message. It names the direction ("said" by a client, "told" by the server), the stage, the
-    client, the place of the byte (`at`) and the value to combine it with by exclusive or (`xor`). The replay stops at the first
-    refusal, which `outcome` names.
+    client, the place of the byte (`at`) and the value to combine it with by exclusive or (`xor`). `outcome` names the first
+    refusal.
     """
 
     def __init__(self, session: Session, change: Mapping[str, Any] | None = None) -> None:
-        self.session, self.change = session, change
-        self.cast = cast_of(session)
-        self.server: Server = self.cast.server()
-        self.clients = clients_of(session, self.cast)
-        self.said: dict[str, str] = {}
-        self.told: dict[str, str] = {}
-        self.outcome = self._play()
+        made = cast_of(session)
+        kind, shares = f"i{made.bits // 8}", session.get("said", {})
+        vectors = {me: np.array(session["vectors"][str(me)], kind).view(kind.replace("i", "u")) for me in made.ids}
 
-    def _play(self) -> str:
-        inbox = dict.fromkeys(self.clients, b"")
-        silent = set[int]()
-        for stage in stages(self.cast.parameters):
-            silent.update(self.session["silent"].get(stage, ()))
-            for client, message in inbox.items():
-                if client in silent:
-                    continue
-                refusal = self._turn(stage, client, message)
-                if refusal:
-                    return refusal
-            try:
-                inbox = self.server.close()
-            except ProtocolError as error:
-                return f"server: {type(error).__name__}"
-        suspects = sorted(self.server.suspects)
-        return f"suspects: {suspects}" if suspects else "done"
+        def told(stage: str, client: int, message: bytes) -> bytes:
+            if scene.errors:
+                raise ProtocolError("the first refusal ends the replay")
+            return changed("told", stage, client, message)
 
-    def _turn(self, stage: str, client: int, message: bytes) -> str:
-        message = self._changed("told", stage, client, message)
-        self.told[f"{stage} {client}"] = message.hex()
+        def changed(direction: str, stage: str, client: int, message: bytes) -> bytes:
+            if change is None or (change["direction"], change["stage"], change["client"]) != (direction, stage, client):
+                return message
+            at = change["at"]
+            return message[:at] + bytes([message[at] ^ change["xor"]]) + message[at + 1 :]
+
+        def said(stage: str, client: int, answer: bytes) -> bytes:
+            recorded = shares.get(f"share {client}") if stage == "share" else None
+            return changed("said", stage, client, bytes.fromhex(recorded) if recorded else answer)
+
+        scene = Play(made, made.server(), clients_of(session, made), vectors)
+        self.server: Server = scene.server
         try:
-            answer = self._answer(stage, client, message)
+            play(made, after=scene, silent=session["silent"], tell=told, say=said)
+            suspects = sorted(scene.server.suspects)
+            self.outcome = f"suspects: {suspects}" if suspects else "done"
         except ProtocolError as error:
-            return f"client {client}: {type(error).__name__}"
-        answer = self._changed("said", stage, client, answer)
-        self.said[f"{stage} {client}"] = answer.hex()
-        try:
-            self.server.receive(client, answer)
-        except ProtocolError as error:
-            return f"server: {type(error).__name__}"
-        return ""
-
-    def _answer(self, stage: str, client: int, message: bytes) -> bytes:
-        arguments = () if stage == "advertise" else (message,)
-        last = (self._vector(client),) if stage == "mask" else ()
-        answer = bytes(getattr(self.clients[client], METHODS[stage])(*arguments, *last))
-        recorded = self.session.get("said", {}).get(f"share {client}")
-        return bytes.fromhex(recorded) if stage == "share" and recorded else answer
-
-    def _vector(self, client: int) -> Any:
-        bits = self.cast.bits
-        return np.array(self.session["vectors"][str(client)], dtype=f"i{bits // 8}").view(f"u{bits // 8}")
-
-    def _changed(self, direction: str, stage: str, client: int, message: bytes) -> bytes:
-        change = self.change
-        if change is None or (change["direction"], change["stage"], change["client"]) != (direction, stage, client):
-            return message
-        at = change["at"]
-        return message[:at] + bytes([message[at] ^ change["xor"]]) + message[at + 1 :]
+            self.outcome = f"server: {type(error).__name__}"
+        for client, refusal in list(scene.errors.items())[:1]:
+            self.outcome = f"client {client}: {type(refusal).__name__}"
+        self.said, self.told = (
+            {f"{stage} {me}": message.hex() for (stage, me), message in messages.items() if (stage, me) in scene.said}
+            for messages in (scene.said, scene.told)
+        )
 
 
 HEADER = [

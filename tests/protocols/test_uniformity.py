@@ -39,14 +39,9 @@ def p_values(words: Words) -> dict[str, float]:
     """The p-value of each statistic. A constant vector has zeros among them."""
     octets = words.view(np.uint8)
     return {
-        "bytes": _counts(octets, 256),
-        "pairs of bytes": _counts(octets.view(np.uint16), 2**16),
         "bytes at each place of a word": _all(_counts(column, 256) for column in octets.reshape(-1, words.itemsize).T),
         "bits at each place of a word": _bits(words),
         "serial correlation": _serial(words),
-        "high halves": _counts(_top(_half(words, 1)), 2**16),
-        "low halves": _counts(_top(_half(words, 0)), 2**16),
-        "high against low halves": _correlated(_half(words, 1), _half(words, 0)),
         "repeated blocks": _repeats(octets),
     }
 
@@ -85,18 +80,6 @@ def _correlated(first: Words, second: Words) -> float:
     return float(2 * stats.norm.sf(abs(left @ right) / len(left) * 12 * np.sqrt(len(left))))
 
 
-def _half(words: Words, which: int) -> NDArray[Any]:
-    """The low (0) or high (1) half of every word."""
-    halves: NDArray[Any] = words.astype(f"<u{words.itemsize}").view(f"<u{words.itemsize // 2}")
-    return halves[which::2]
-
-
-def _top(halves: NDArray[Any]) -> NDArray[Any]:
-    """The highest 16 bits of each half."""
-    top: NDArray[Any] = (halves >> halves.dtype.type(8 * halves.itemsize - 16)).astype(np.uint16)
-    return top
-
-
 def _repeats(octets: NDArray[np.uint8]) -> float:
     """Among n uniform blocks of 16 bytes two are equal with probability at most n^2 / 2^129."""
     halves = octets[: len(octets) // BLOCK * BLOCK].view("<u8").reshape(-1, 2)
@@ -110,16 +93,11 @@ def uniform_words(count: int = 1 << 18) -> NDArray[np.uint32]:
 
 
 BROKEN: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
-    "bytes": lambda words: np.where(words & 255 == 7, words ^ 1, words),
-    "pairs of bytes": lambda words: np.where(words & 15 << 8 == 0, words & 0xFFFFFF00 | words >> 8 & 255, words),
     "bytes at each place of a word": lambda words: np.where(words >> 24 == 9, words ^ (1 << 24), words),
     "bits at each place of a word": lambda words: words | np.where(np.arange(len(words)) % 16, 0, 1 << 13),
     "serial correlation": lambda words: np.concatenate(
         (words[:4096], words[4096:] // 2 + words[4096 - 1024 : -1024] // 2)
     ),
-    "high halves": lambda words: words % 4_000_000_000,
-    "low halves": lambda words: words & 0xFFFF0000 | np.arange(len(words)) % 1000,
-    "high against low halves": lambda words: words & 0xFFFF0000 | words >> 16,
     "repeated blocks": lambda words: np.concatenate((words[: len(words) // 2], words[: len(words) // 2])),
 }
 
