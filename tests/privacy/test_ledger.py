@@ -1,6 +1,6 @@
 """The ledger admits the costs that fit its budget and refuses all others with a reason.
 
-Also: an account charges before each release and keeps to its plan; the RDP filter is compared with exact Gaussian privacy; and a ledger
+An account charges before each release and keeps to its plan; the RDP filter is compared with exact Gaussian privacy; a ledger
 adds up costs of one unit and one adjacency.
 """
 

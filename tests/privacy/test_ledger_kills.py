@@ -1,7 +1,7 @@
 """Processes that are killed, or that use one ledger at the same time.
 
-A process that charges before it releases has charged for every release, at whatever instant it is killed; exactly one of several
-processes gets the rest of a budget, and no row is lost.
+A process that charges before it releases has charged for every release, at whatever instant it is killed; exactly one of the
+racing processes gets the rest of a budget, and no row is lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every change of a ledger's file is noticed: by the chain of digests, or else by a head kept elsewhere.
 
-A ledger with damaged bytes, wherever they are, is refused or reads the same. The newest head, kept outside the ledger, shows that
-an older copy was put back, and nothing else raises an alarm.
+A ledger with damaged bytes, wherever they are, is refused or reads the same. The newest head, kept outside the ledger, shows
+that an older copy was put back, and nothing else raises an alarm.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as made
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +242,7 @@ def test_a_file_cut_short_anywhere_is_refused(ledger: Ledger, tmp_path: Path) ->
 damages = st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 255)), min_size=1, max_size=3)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damages)
 @example([(3820, 128)])  # in a name that SQLite's error message quotes
 def test_a_damaged_byte_is_refused_or_changes_nothing(ledger: Ledger, damage: list[tuple[int, int]]) -> None:
@@ -310,7 +311,7 @@ def test_copies_open_at_once_part_at_the_first_charge(noted: Ledger, heads: Head
 class Meanwhile(Heads):
     """Calls one function of `happens`, if any is left, just before the file of heads is read; with `late`, just after."""
 
-    happens: list[Callable[[], None]] = field(default_factory=list)
+    happens: list[Callable[[], None]] = made(default_factory=list)
     late: bool = False
 
     def newest(self, ledger: str) -> Head | None:
