@@ -153,10 +153,7 @@ def test_errors_of_many_rounds_are_those_of_a_filter(momentum: float, band: int)
     np.testing.assert_allclose(made.errors(rounds, momentum), expected, rtol=1e-10)
 
 
-@every(
-    "rounds, gap, independent, banded",
-    [(20, 20, 3.24, 1.86), (100, 20, 15.9, 5.8), (1000, 100, 70.8, 12.1)],
-)
+@every("rounds, gap, independent, banded", [(20, 20, 3.24, 1.86), (100, 20, 15.9, 5.8), (1000, 100, 70.8, 12.1)])
 def test_the_noise_over_all_models_is_that_of_published_mechanisms(
     rounds: int, gap: int, independent: float, banded: float
 ) -> None:

@@ -63,8 +63,7 @@ def test_a_gaussian_says_what_it_does() -> None:
 
 
 @given(
-    st.floats(min_value=0, max_value=1e200) | st.sampled_from(NO_NUMBERS),
-    st.floats(min_value=1e-20, max_value=1e20),
+    st.floats(min_value=0, max_value=1e200) | st.sampled_from(NO_NUMBERS), st.floats(min_value=1e-20, max_value=1e20)
 )
 def test_clip_factors_are_those_of_the_definition(norm: float, clip_norm: float) -> None:
     """min(1, C / norm), to one part in a million and never above; 0 if the norm is negative or not finite."""

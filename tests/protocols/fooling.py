@@ -59,10 +59,7 @@ def pool() -> tuple[bytes, ...]:
 
 
 def choices(data: st.DataObject) -> tuple[Pick, Noise]:
-    return (
-        lambda least, most: data.draw(st.integers(least, most)),
-        lambda most: data.draw(st.binary(max_size=most)),
-    )
+    return (lambda least, most: data.draw(st.integers(least, most)), lambda most: data.draw(st.binary(max_size=most)))
 
 
 @dataclass

@@ -17,13 +17,7 @@ from protocols.keys import AgreementKey, Identity, Secret, registry_digest
 from protocols.parameters import Parameters, Policy, stages
 from protocols.server import Server
 
-METHODS = {
-    "advertise": "advertise",
-    "share": "share",
-    "mask": "mask",
-    "consistency": "confirm",
-    "unmask": "unmask",
-}
+METHODS = {"advertise": "advertise", "share": "share", "mask": "mask", "consistency": "confirm", "unmask": "unmask"}
 
 
 @dataclass(frozen=True)

@@ -66,30 +66,6 @@ def test_with_dropouts_a_complete_graph_always_finishes(dropout: float, active: 
         assert [stage.answered for stage in report.stages][-1] == clients - report.dropped
 
 
-def test_the_exact_sum_is_that_of_python_s_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients' vectors and the server's total are recorded during the session, and compared here."""
-    lies: dict[int, list[int]] = {}
-    totals: list[tuple[tuple[int, ...], list[int]]] = []
-    mask, total = Client.mask, Server.total
-
-    def watched(self: Client, message: bytes, vector: NDArray[Any]) -> bytearray:
-        lies[self.me] = vector.tolist()
-        return mask(self, message, vector)
-
-    def told(self: Server) -> NDArray[Any]:
-        totals.append((self.survivors, total(self).tolist()))
-        return total(self)
-
-    monkeypatch.setattr(Client, "mask", watched)
-    monkeypatch.setattr(Server, "total", told)
-    report = simulate(simulation(clients=12, dropout=0.25, dim=7))
-    ((survivors, result),) = totals
-    assert report.exact
-    assert report.survivors == len(survivors) < 12
-    assert result == [sum(column) % 2**32 for column in zip(*(lies[me] for me in survivors), strict=True)]
-    assert len({tuple(vector) for vector in lies.values()}) == len(lies)
-
-
 def one_survivor_less(server: Server) -> NDArray[Any]:
     server.survivors = server.survivors[1:]
     return TOTAL(server)

@@ -274,14 +274,6 @@ def test_without_its_check_a_lie_goes_through(
     assert not told.caught, told
 
 
-def test_with_the_size_unchecked_weak_masks_leave_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Server, "_check_size", nothing)
-    report = tampered("weak-masks", "passive")
-    assert (report.exact, report.aborted) == (False, None)
-    assert report.tamper is not None
-    assert (report.tamper.by, report.tamper.stage, report.tamper.what) == (None, None, "nobody noticed")
-
-
 def test_one_that_believes_is_enough_for_a_lie_to_have_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
     check: Callable[[Policy, Parameters], None] = Policy.check
     credulous = iter([True])

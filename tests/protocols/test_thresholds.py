@@ -207,16 +207,6 @@ def test_where_clients_choose_rounds_abort_as_seldom_as_promised() -> None:
     assert lost(choice, 60 - choice.survivors + 1, source)
 
 
-def test_an_early_loss_costs_no_session() -> None:
-    """500 clients, of which 0.5% or 10% are lost before the graph exists.
-
-    If all clients drew the graph jointly, a single loss would end the session.
-    """
-    choice, source = choose(500, corrupt=0.1, dropout=0.1, active=True), np.random.default_rng(5)
-    assert choice.neighbours < 499
-    assert not any(lost(choice, gone, source) for gone in [source.binomial(500, 0.005) for _ in range(20)] + [50] * 5)
-
-
 def test_given_neighbours_and_threshold_are_kept_to() -> None:
     choice = choose(1000, corrupt=0.1, dropout=0.1, active=True, neighbours=120, threshold=85)
     assert (choice.neighbours, choice.threshold) == (120, 85)

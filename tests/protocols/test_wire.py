@@ -231,12 +231,3 @@ def test_where_clients_choose_the_mean_is_what_is_foretold() -> None:
             assert sum(down) == many * cost.down
         elif down:
             assert sum(down) / many == pytest.approx(cost.down, rel=0.1)
-
-
-def test_on_a_ring_what_a_client_sends_does_not_grow_with_the_clients() -> None:
-    few, many = (traffic(cast(count=count, neighbours=4, active=True).parameters) for count in (10, 60))
-    assert {stage: cost.up for stage, cost in few.items()} == {stage: cost.up for stage, cost in many.items()}
-    assert many["share"].down - few["share"].down < 4 * 164  # the client's choices and its choosers, never all clients
-    assert many["mask"].down - few["mask"].down == 50 * 36  # every client's choice
-    complete_few, complete_many = (traffic(cast(count=count).parameters) for count in (10, 60))
-    assert complete_many["share"].up == complete_few["share"].up + 50 * 86
