@@ -75,12 +75,7 @@ def test_a_replaced_member_moves_a_sum_twice_as_far() -> None:
 
 
 def test_samples_of_one_size_cost_no_less_than_their_worst_data() -> None:
-    """A lower bound from the worst data: all members send -C, and one of them is replaced by a member that sends +C.
-
-    In units of C, up to a constant, the noised sum of a sample is then (1 - q) N(0, z^2) + q N(2, z^2) against N(0, z^2). That
-    is Poisson sampling with one member more, at noise multiplier z / 2. These data reach this epsilon, so no valid accountant
-    gives less.
-    """
+    """All send -C and one sends +C instead: the sum is Poisson sampled at noise multiplier z / 2, and reaches this epsilon."""
     said = epsilon(sampled_without_replacement(1000, 10, 1.0), 1000, DELTA)
     reached = epsilon(poisson_sampled(0.01, 0.5), 1000, DELTA, discretization=accounting.COARSE)
     assert reached == pytest.approx(13.36, abs=0.01)
@@ -101,10 +96,7 @@ def test_samples_of_one_size_cost_at_most_what_everybody_costs() -> None:
     ("rate", "z", "at"), chosen(itertools.product([0.01, 0.3], [0.6, 2.0], [0.1, 1.0]), [(0.3, 2.0, 0.1)])
 )
 def test_one_release_against_the_integral(rate: float, z: float, at: float) -> None:
-    """delta is the integral of (p - e^epsilon q)+, the larger one over both orders of P and Q.
-
-    Q = N(0, z^2) and P = (1 - rate) N(0, z^2) + rate N(1, z^2) have the densities q and p.
-    """
+    """delta is the integral of (p - e^epsilon q)+, the larger one over both orders of the two densities."""
     x = np.linspace(-12 * z, 12 * z + 1, 100_001)
     as_is = norm.pdf(x, 0, z)
     one_more = (1 - rate) * as_is + rate * norm.pdf(x, 1, z)

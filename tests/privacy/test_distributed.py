@@ -488,9 +488,7 @@ def test_clients_clip_as_with_central_noise() -> None:
     mechanism, central = DistributedGaussian(1.0, 10, 10), Gaussian(1.0)
     for norm in (0.0, 0.5, 3.0, math.inf, math.nan):
         assert mechanism.scale(lambda norm=norm: norm, 1.0) == central.scale(lambda norm=norm: norm, 1.0)  # type: ignore[misc]
-    assert mechanism.counters == ()
-    assert mechanism.counted(lambda: 1.0, 1.0) == {}
-    assert mechanism.adapted(0.3, {}) == 0.3
+    assert (mechanism.counters, mechanism.counted(lambda: 1.0, 1.0), mechanism.adapted(0.3, {})) == ((), {}, 0.3)
 
 
 def test_a_single_honest_share_protects_less() -> None:

@@ -131,16 +131,6 @@ def test_keys_of_small_order_are_refused(u: int) -> None:
         AgreementKey.new().agree(u.to_bytes(32, "little"))
 
 
-def test_a_key_in_another_encoding_is_the_same_key() -> None:
-    """As RFC 7748 specifies. A check that keys differ must compare points, not bytes."""
-    mine, other = AgreementKey.new(), AgreementKey.new()
-    again = bytes([*other.public[:31], other.public[31] | 128])
-    assert again != other.public
-    assert mine.agree(again) == mine.agree(other.public)
-    for u in (2, 9, 18):
-        assert mine.agree((u + P).to_bytes(32, "little")) == mine.agree(u.to_bytes(32, "little"))
-
-
 @every("length", [0, 1, 31, 33, 64])
 def test_what_is_no_public_key_is_refused(length: int) -> None:
     with pytest.raises(Tampering):

@@ -102,12 +102,6 @@ def test_changing_any_one_field_changes_the_session(name: str) -> None:
     assert len(sessions) == 1 + len(CHANGES[name])
 
 
-def test_the_session_holds_the_protocols_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = session_of().session
-    monkeypatch.setattr("protocols.parameters.PROTOCOL", PROTOCOL + 1)
-    assert session_of().session != before
-
-
 CHOSEN = {"neighbours": 8, "threshold": 7, "survivors": 8}
 VIOLATIONS: list[dict[str, Any]] = [
     *({"run": value} for value in ("", "\udc80", 7)),

@@ -89,10 +89,7 @@ def test_of_two_processes_one_wins(tmp_path: Path) -> None:
 
 
 def test_a_kill_at_any_byte_forgets_no_claim_that_returned(tmp_path: Path) -> None:
-    """The file is cut at every length, or has zeros at its end, as some file systems lengthen a file before they write it.
-
-    Complete entries are spent; other sessions can be claimed, and then are spent too.
-    """
+    """Complete entries are spent in a file cut at any length, or lengthened by zeros before its data were written."""
     assert len(HEADER) == 32
     whole = HEADER + b"".join(session(number) for number in range(3))
     path = tmp_path / "sessions"

@@ -206,10 +206,7 @@ def test_attempts_are_bounded() -> None:
 
 
 def test_attempts_that_cannot_succeed_are_not_made() -> None:
-    """If all shares agree, every set gives the same secret. With many holders and liars, hardly any set has no liar.
-
-    Decoding adds one attempt if its polynomial differs from the polynomial of the holders with the smallest numbers.
-    """
+    """If all shares agree, every set gives the same secret; with many holders and liars, hardly any set has no liar."""
     assert attempts(split(Secret(RAW), 5, range(10)), 5) == 1
     assert attempts(split(Secret(RAW), 5, range(5)), 5) == 1
     assert attempts({holder: secrets.token_bytes(32) + b"\0" for holder in range(98)}, 72) == 1
@@ -357,10 +354,7 @@ def test_beyond_the_radius_no_wrong_secret_is_accepted(count: int, threshold: in
 def test_a_majority_that_agrees_on_another_secret_is_found_out_by_the_commitment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seven shares at threshold 3. At most four liars can be identified; with five, decoding returns the liars' polynomial.
-
-    With four liars, one of the 35 sets of three shares has no liar; with this seed it is among the sets tried.
-    """
+    """Of seven shares at threshold 3, four lies can be identified; with five, decoding returns the polynomial of the lies."""
     monkeypatch.setattr(sharing, "_CHANCE", random.Random(0))
     shares = split(Secret(RAW), 3, range(7))
     four, five = told(shares, (0, 1, 2, 4), together(3)), told(shares, (0, 1, 3, 5, 6), together(3))

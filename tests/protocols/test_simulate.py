@@ -181,8 +181,7 @@ def test_a_ring_that_was_chosen_finishes(active: bool) -> None:
 def test_weak_masks_replace_the_masks_that_the_liar_added(
     clients: int, active: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a stream of zeros in place of the weak one, the server receives the liar's plain vector. Among 110 active clients
-    each chooses its neighbours, and the owners of the shares that a client holds are not its partners."""
+    """With zeros for its weak stream the server receives the plain vector of the liar; each of 110 chooses its neighbours."""
     plain: dict[int, Any] = {}
     received: dict[int, Any] = {}
     mask, receive = Client.mask, Server.receive
