@@ -86,17 +86,6 @@ def test_a_stream_goes_on_with_another_nonce_where_one_ends(monkeypatch: pytest.
     assert len(set(drawn.tolist())) == 32, "no nonce comes twice"
 
 
-def test_the_extreme_words_give_the_extreme_uniforms(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = Stream(KEY)
-
-    class Words:
-        def update(self, data: bytes) -> bytes:
-            return b"\xff" * 8 + b"\x00" * 8
-
-    monkeypatch.setattr(drawn, "_keystream", Words())
-    assert drawn.uniform(2).tolist() == [1 - 2.0**-53, 0.0]
-
-
 @every("shape", [(), (0,), (3, 0), (1,), (3,), (7, 11), (2, 3, 4), (1, 1, 5)])
 def test_shapes(shape: tuple[int, ...]) -> None:
     drawn = stream("shape").normal(shape)
@@ -297,12 +286,8 @@ def test_the_extreme_uniforms_give_finite_normals(radius: float, angle: float) -
 def test_across_the_border_between_two_batches(count: int) -> None:
     """Batches leave no trace: every part is normal, no number repeats, and the last batch is there."""
     drawn = stream("border").normal((count,))
-    assert drawn.shape == (count,)
-    assert np.isfinite(drawn).all()
-    assert len(np.unique(drawn)) == count
-    around = drawn[max(0, BORDER - 20_000) : BORDER + 20_000]
-    for part in (drawn, drawn[:BORDER], around):
-        assert stats.kstest(part, "norm").pvalue > TOO_UNLIKELY
-    assert len(drawn[BORDER:]) < 1000 or stats.kstest(drawn[BORDER:], "norm").pvalue > TOO_UNLIKELY
+    assert (drawn.shape, len(np.unique(drawn))) == ((count,), count)
+    for part in (drawn, drawn[:BORDER], drawn[max(0, BORDER - 20_000) : BORDER + 20_000], drawn[BORDER:]):
+        assert len(part) < 1000 or stats.kstest(part, "norm").pvalue > TOO_UNLIKELY
     if count >= 2 * BORDER:
         assert stats.pearsonr(drawn[:BORDER], drawn[BORDER : 2 * BORDER]).pvalue > TOO_UNLIKELY
