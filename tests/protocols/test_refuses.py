@@ -461,6 +461,28 @@ def test_a_secret_that_nothing_fits_leaves_no_sum(liars: tuple[int, ...]) -> Non
     assert not server._accumulator.any()
 
 
+@pytest.mark.parametrize(
+    ("stage", "active", "word"),
+    [
+        *(("advertise", False, "take part"), ("share", False, "have dealt"), ("mask", False, "have sent")),
+        *(
+            ("unmask", False, "client 7 are left"),
+            ("consistency", True, "signed"),
+            ("unmask", True, "client 7 are left"),
+        ),
+    ],
+)
+def test_with_too_few_left_there_is_no_sum_and_nothing_of_one(stage: str, active: bool, word: str) -> None:
+    made = cast(threshold=3, active=active)
+    server = made.server()
+    with pytest.raises(Aborted, match=word) as caught:
+        play(made, silent={stage: made.ids[:2]}, server=server)
+    assert caught.value.stage == stage
+    for attempt in (server.total, server.close, lambda: server.receive(3, b"")):
+        with pytest.raises(MessageError):
+            attempt()
+
+
 def test_a_finished_session_takes_and_changes_nothing() -> None:
     scene = play(cast())
     assert not scene.server.total().flags.writeable
