@@ -308,7 +308,7 @@ def test_the_core_is_what_is_left_when_the_lonely_are_taken_out_one_by_one() -> 
     assert partial > 10
 
 
-BLOCKS, SCHEDULES, FEW = 20, 100, 30  # blocks can run in parallel
+BLOCKS, SCHEDULES, FEW = 20, 100, 24  # blocks can run in parallel
 
 
 def found(session: Session, held: bytes) -> list[str]:

@@ -74,9 +74,12 @@ class Replay:
         vectors = {me: np.array(session["vectors"][str(me)], kind).view(kind.replace("i", "u")) for me in made.ids}
 
         def told(stage: str, client: int, message: bytes) -> bytes:
+            stop()
+            return changed("told", stage, client, message)
+
+        def stop() -> None:
             if scene.errors:
                 raise ProtocolError("the first refusal ends the replay")
-            return changed("told", stage, client, message)
 
         def changed(direction: str, stage: str, client: int, message: bytes) -> bytes:
             if change is None or (change["direction"], change["stage"], change["client"]) != (direction, stage, client):
@@ -85,6 +88,7 @@ class Replay:
             return message[:at] + bytes([message[at] ^ change["xor"]]) + message[at + 1 :]
 
         def said(stage: str, client: int, answer: bytes) -> bytes:
+            stop()
             recorded = shares.get(f"share {client}") if stage == "share" else None
             return changed("said", stage, client, bytes.fromhex(recorded) if recorded else answer)
 
