@@ -167,25 +167,8 @@ def test_a_key_of_another_length_is_refused() -> None:
         Stream(bytes(16))
 
 
-ODD = [
-    "",
-    "a",
-    "ab",
-    "a,b",
-    'a", "b',
-    'a","b',
-    "['a']",
-    "\\",
-    "\\\\",
-    "\n",
-    "\\n",
-    "é",
-    "\\u00e9",
-    "e\u0301",
-    "null",
-    "\0",
-    "\0\0",
-]
+QUOTED = ["a", "ab", "a,b", 'a", "b', 'a","b', "['a']", "null"]
+ODD = ["", *QUOTED, "\\", "\\\\", "\n", "\\n", "é", "\\u00e9", "e\u0301", "\0", "\0\0"]
 PARTS = [("", ""), ("a", "b"), ("b", "a"), ("a", "b", ""), (1, 2), ("sum", 1, "0"), ("sum", 1, 0), ("sum", 10)]
 LABELS: list[tuple[str | int, ...]] = [(), *((one,) for one in (*ODD, 1, "1", 12, "1, 2", -1, 0, "0")), *PARTS]
 
@@ -245,7 +228,6 @@ def test_a_stream_leaves_the_global_generators_alone() -> None:
 
 
 BORDER = entropy._AT_ONCE
-
 TOO_UNLIKELY = 1e-4  # a p-value below which a law is rejected
 
 

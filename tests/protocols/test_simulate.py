@@ -18,7 +18,7 @@ from protocols.parameters import stages
 from protocols.server import Server
 from protocols.simulate import Simulation, departures, simulate
 from protocols.wire import Masked, traffic
-from tests.cells import chosen, every
+from tests.cells import every
 
 RING = {"clients": 24, "neighbours": 10, "corrupt": 0.0}
 MODES: dict[str, dict[str, Any]] = {
@@ -167,14 +167,6 @@ def test_a_report_is_json() -> None:
     assert (told["clients"], told["dim"], told["bits"], told["active"], told["dropped"]) == (9, 30, 32, True, 2)
     assert (told["exact"], told["aborted"], told["tamper"]) == (True, None, None)
     assert told["failure"] == told["abort_probability"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("active", chosen([False, True], [False]))
-def test_a_ring_that_was_chosen_finishes(active: bool) -> None:
-    report = simulate(simulation(clients=100, dropout=0.05, active=active))
-    assert report.simulation.choice.neighbours < 119
-    assert report.exact
 
 
 @pytest.mark.parametrize(("clients", "active"), [(12, False), (12, True), (110, True)])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -116,9 +116,6 @@ def large() -> View:
     return session(made, silent=made.ids[-1:])
 
 
-# --- uniform to the server, alone or with fewer colluders than the threshold
-
-
 @pytest.mark.parametrize(("bits", "value"), [(32, 0), (64, 2**64 - 1)])
 def test_a_masked_vector_is_uniform(bits: int, value: int) -> None:
     made = constant(value, bits)
@@ -126,19 +123,6 @@ def test_a_masked_vector_is_uniform(bits: int, value: int) -> None:
     view = large() if made == large().scene.cast else session(made)
     assert p_value(made.vectors()[victim]) < SURELY
     assert p_value(view.masked(victim)) > CHANCE
-
-
-def test_before_anything_is_opened_fewer_than_the_threshold_cannot_take_the_masks_off() -> None:
-    """The colluders' pair masks are removed; the values that their shares interpolate to remove no other mask."""
-    view, victim = large(), large().ids[0]
-    colluders = view.ids[1:THRESHOLD]
-    words = view.masked(victim)
-    view.strip_colluders(words, victim, colluders)
-    assert p_value(words) > CHANCE
-    seed, key = (guessed(view.shares(victim, which, colluders)) for which in (0, 1))
-    add_masks(words, [(seed, -1)])
-    view.strip_all(words, victim, AgreementKey.from_secret(key))
-    assert p_value(words) > CHANCE
 
 
 def test_after_all_is_opened_they_have_the_sum_of_the_honest_and_of_no_part_of_them() -> None:
@@ -172,9 +156,6 @@ def test_either_of_its_two_secrets_hides_a_vector() -> None:
     assert not words.any()
 
 
-# --- at the threshold
-
-
 CLAIMS = [(c, lied) for c in range(COUNT) for lied in range(COUNT - c if c < THRESHOLD else 1)]
 
 
@@ -199,18 +180,3 @@ def test_a_server_that_lies_in_a_passive_session_needs_the_threshold_twice(corru
     holders = COUNT - 1
     assert read == (corrupt + lied >= THRESHOLD and holders - lied >= THRESHOLD)
     assert not (read and holders + corrupt < 2 * THRESHOLD)
-
-
-# --- masks used twice
-
-
-def test_masks_used_twice_show_the_difference_of_two_vectors() -> None:
-    """The same keys are used twice in the same session. In another session they give other masks, and so do new keys."""
-    made, later = constant(3, size=1 << 20), constant(5, size=1 << 20)
-    keys = {me: Keys.new() for me in made.ids}
-    victim = made.ids[1]
-    first, again = session(made, keys).masked(victim), session(later, keys).masked(victim)
-    assert p_value(again - first) < SURELY
-    assert set((again - first).tolist()) == {2}
-    assert p_value(session(replace(later, run="the next round"), keys).masked(victim) - first) > CHANCE
-    assert p_value(session(later).masked(victim) - first) > CHANCE

@@ -20,7 +20,6 @@ from protocols.wire import (
     Confirm,
     Confirmations,
     Delivery,
-    Kind,
     Masked,
     Opened,
     Roster,
@@ -115,12 +114,6 @@ def test_the_frame_of_a_masked_vector_is_the_message_itself() -> None:
     view += np.uint32(0x04030201)
     assert data[HEADER.size :] == bytes([1, 2, 3, 4] * 5) + filled(64)
     assert np.shares_memory(Masked.from_bytes(data, CHOSEN, SENDER).vector, view)
-
-
-def test_the_header_is_as_documented() -> None:
-    expected = b"SFSA" + bytes([2, Kind.CONFIRM, 0, 0]) + CHOSEN.session + struct.pack("<II", SENDER, 0)
-    assert EXAMPLES[Confirm] == expected + filled(64)
-    assert len(expected) == HEADER.size == 48
 
 
 @every("advert", [ADVERT, Advertise(filled(32), filled(32), b"", filled(64)), Advertise(b"", filled(32))])
