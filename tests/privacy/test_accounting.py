@@ -34,7 +34,6 @@ from privacy.accounting import (
     epsilon,
     hockey_sticks,
     largest_count,
-    observations,
     poisson_sampled,
     rdp,
     replaced,
@@ -233,17 +232,6 @@ def test_divergences_are_the_librarys_on_the_grid_and_at_its_edges(kind: Adjacen
     grid = np.linspace(ends.epsilon_lower, ends.epsilon_upper, 15)
     epsilons = np.array([*grid, *beside, 0.0, 1e-300, 5e-5, -5e-5, 700.0, -700.0])
     assert hockey_sticks(loss, epsilons).tolist() == [loss.get_delta_for_epsilon(float(one)) for one in epsilons]
-
-
-@every("kind", [ADD, REMOVE])
-def test_a_loss_lies_where_its_observation_is(kind: AdjacencyType) -> None:
-    loss = GaussianPrivacyLoss(0.7, sampling_prob=0.2, adjacency_type=kind)
-    losses = np.array([-0.15, -0.01, 0.0, 0.1, 0.2])
-    assert [loss.privacy_loss(x) for x in observations(loss, losses)] == pytest.approx(losses, abs=1e-12)
-    swapped = GaussianPrivacyLoss(0.7, sampling_prob=0.2, adjacency_type=ADD if kind == REMOVE else REMOVE)
-    assert swapped.privacy_loss(observations(loss, losses)[3]) != pytest.approx(
-        0.1, abs=1e-2
-    )  # the other adjacency is noticed
 
 
 def test_a_rate_that_rounding_hides_is_refused() -> None:

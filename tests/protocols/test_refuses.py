@@ -429,14 +429,6 @@ def spoiled(made: Cast, *liars: int) -> Callable[[str, int, bytes], bytes]:
     return say
 
 
-@pytest.mark.parametrize("liars", [(3,), (3, 7), (15,)])
-def test_wrong_shares_are_noticed_done_without_and_named(liars: tuple[int, ...]) -> None:
-    made = cast(count=7, threshold=3)
-    scene = play(made, say=spoiled(made, *liars), silent={"mask": {13}})
-    assert scene.server.suspects == set(liars)
-    assert scene.server.total().tolist() == scene.expected().tolist()
-
-
 def uncommitted(made: Cast) -> Callable[[str, int, bytes], bytes]:
     """Client 3 commits to another seed than it shares: no holder's share is wrong, and no secret fits the commitment."""
 

@@ -131,31 +131,6 @@ def test_the_choice_for_a_thousand_is_this_one() -> None:
     assert (active.neighbours, active.threshold, active.corrupt, active.partners) == (96, 67, 37, 28)
 
 
-def most(row: np.ndarray[Any, Any], width: int) -> np.ndarray[Any, Any]:
-    """(trials,) the largest number of ones in any `width` consecutive places; row is (trials, places) of 0 and 1."""
-    around = np.concatenate([row, row[:, : width - 1]], axis=1)
-    counts: np.ndarray[Any, Any] = np.lib.stride_tricks.sliding_window_view(around, width, axis=1).sum(-1)
-    largest: np.ndarray[Any, Any] = counts.max(-1)
-    return largest
-
-
-def test_the_corrupt_exceed_c_and_window_as_seldom_as_promised() -> None:
-    """Simulated draws against the bound, with security low enough to observe failures, and the fewest survivors."""
-    choice = choose(120, corrupt=0.15, dropout=0.1, active=False, neighbours=30, threshold=17, security=5)
-    source, trials = np.random.default_rng(1), 4000
-    bad, came = 18, choice.survivors
-    assert came == 108
-    row = source.permuted(np.tile(np.arange(came) < bad, (trials, 1)).astype(int), axis=1)
-    half = choice.neighbours // 2
-    around = np.concatenate([row[:, -half:], row, row[:, :half]], axis=1)
-    holders = np.lib.stride_tricks.sliding_window_view(around, 2 * half + 1, axis=1).sum(-1) - row
-    exceeded = ((holders > choice.corrupt) & (row == 0)).any(1) | (most(row, half) > choice.window)
-    share = exceeded.mean()
-    assert 0 < share <= choice.failure <= 2**-5
-    tight = (holders > choice.corrupt - 2).any(1) | (most(row, half) > choice.window - 2)
-    assert tight.mean() > 2**-5  # c and window are not larger than necessary
-
-
 def lost(choice: Choice, gone: int, source: np.random.Generator) -> bool:
     """Whether a round aborts where clients choose and `gone` clients are missing, from whichever stage on."""
     n, m = choice.clients, choice.neighbours // 2
