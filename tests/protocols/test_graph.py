@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from protocols.errors import ParameterError
 from protocols.graph import ChosenGraph, Graph, below, choices, complete, ring
 from tests.cells import every
+from tests.protocols.slow import stream_words
 
 SEED = bytes(range(32))
 GOLDEN = (0, 6, 5, 3, 9, 4, 10, 2, 8, 7, 11, 1)
@@ -21,9 +21,7 @@ GOLDEN_NEIGHBOURS = (1, 5, 6, 11)
 
 def naive_order(members: Collection[int], key: bytes) -> list[int]:
     """The shuffle of Fisher and Yates, word by word from one long keystream."""
-    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(64 * len(members) + 64))
-    words = iter(int.from_bytes(stream[at : at + 4], "little") for at in range(0, len(stream), 4))
-    order = sorted(members)
+    words, order = stream_words(key), sorted(members)
     for size in range(len(order), 1, -1):
         while (word := next(words)) >= (2**32 // size) * size:
             pass
