@@ -2,7 +2,7 @@
 
 Attacks get a `Case`; `judge` gets their scores and the coins. An attack is made from the weakest vantage point that allows it,
 and again from stronger ones that show it more. The vantage points in between repeat the figures of the weaker one. Each 95 %
-interval of an AUC or rate holds by itself. Lower bounds, and the decision that something was found (`report.significance`),
+interval of an AUC or rate holds by itself. Lower bounds, and the decision that something was found (`report.verdict`),
 hold for all findings on membership together. One attack is the main one, chosen without scores (`main_of`).
 """
 
@@ -22,13 +22,13 @@ from attacks.evidence.baseline import baseline
 from attacks.evidence.judge import accusations, clients, exposed
 from attacks.evidence.tradeoff import allowed, expected
 from attacks.options import Say
+from attacks.record import SCHEMA, AttackAt, AttackTitle, Audit, Baseline, Cell, Curve, Expected, Verdict
 from attacks.report.display import Audited
-from attacks.report.significance import Where, levels, main_of
-from attacks.report.verdict import verdict
+from attacks.report.verdict import levels, main_of
+from attacks.report.words import verdict
 from secure_fed.errors import ConfigError, UsageError
 from secure_fed.runs.assembly import Assembly
 
-SCHEMA = 1
 AUDIT, PAGE = "audit.json", "audit.html"
 _PLAIN_SIGHT = {
     "secure_server": "this server invites clients to a sum by name, so it knows the membership of whole clients",
@@ -48,7 +48,7 @@ def audited(
     show_texts: bool = False,
     progress: Say = lambda message: None,
 ) -> Audited:
-    """The content of `audit.json` without a sweep; notebooks show it as a table. names: of attacks or files; empty: all."""
+    """The audit without a sweep; notebooks show it as a table. names: of attacks or files; empty: all."""
     settings, held = settings or Settings(), target.assembly.audit_pool
     attacks = chosen(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
@@ -56,25 +56,44 @@ def audited(
     judged = _judged(target, made, settings)
     main = main_of((where for where, one in judged.items() if one.ranking), list(VANTAGES))
     scores = judged[main].finding.scores if main else None
-    standing_out: dict[str, Any] = {"clients": [], "exposed": [], "accusations": []}
-    if scores is not None:  # the units and clients that the main attack ranks highest, members and non-members
-        standing_out = {
-            "clients": clients(held, scores),
-            "exposed": exposed(target.assembly, scores, show_texts=show_texts),
-            "accusations": accusations(held, scores),
-        }
-    audit = _header(target, settings) | {
-        "main": main and {"attack": main[0], "vantage": main[1]},
-        "asked_for": [one.name for one in attacks] if names else [],
-        "attacks": [{"name": one.name, "title": one.title, "paper": one.paper} for one in attacks],
-        "cells": [_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES],
-        "roc": {f"{name}/{vantage}": one.curve for (name, vantage), one in judged.items() if one.ranking},
-        "baseline": _baseline(target, settings, why),
-        **standing_out,
-        "expected": _expected(target, main, judged),
-        "sweep": [],
-    }
-    return Audited(audit | {"verdict": verdict(audit)})
+    result, terms = target.result, target.result.get("privacy") or {}
+    audit = Audit(
+        schema=SCHEMA,
+        run_dir=str(target.run_dir) if target.run_dir else None,
+        **{name: result.get(name) for name in ("method", "model", "data", "unit", "delta", "accuracy")},
+        audited_unit=held.kind,
+        audited_of=held.of,
+        canaries="direction" if held.directions else target.assembly.config.evaluation.canaries,
+        recorded=target.assembly.config.evaluation.record,
+        rounds=target.final.round,
+        references=settings.references,
+        epsilon_promised=result.get("epsilon") if terms.get("private", False) else None,
+        adjacency=terms.get("adjacency"),
+        personal=tuple(target.assembly.server.personal),
+        epsilon_accounted=accounted(result, "outsider", held.of),
+        members=int(held.members.sum()),
+        non_members=len(held.members) - int(held.members.sum()),
+        significance=settings.significance,
+        vantages=tuple(VANTAGES.values()),
+        main=main,
+        asked_for=tuple(one.name for one in attacks) if names else (),
+        attacks=tuple(AttackTitle(one.name, one.title, one.paper) for one in attacks),
+        cells=tuple(_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES),
+        roc={
+            f"{at.attack}/{at.vantage}": Curve(**{name: tuple(line) for name, line in one.curve.items()})
+            for at, one in judged.items()
+            if one.ranking
+        },
+        baseline=_baseline(target, settings, why),
+        # the units and clients that the main attack ranks highest, members and non-members
+        clients=() if scores is None else tuple(clients(held, scores)),
+        exposed=() if scores is None else tuple(exposed(target.assembly, scores, show_texts=show_texts)),
+        accusations=() if scores is None else tuple(accusations(held, scores)),
+        expected=_expected(target, main, judged),
+        sweep=(),
+        verdict=Verdict("", "", ""),
+    )
+    return Audited(replace(audit, verdict=verdict(audit)))
 
 
 def chosen(names: Iterable[str]) -> list[Attack]:
@@ -102,7 +121,7 @@ class Made:
 
 def findings(
     target: Target, attacks: Sequence[Attack], settings: Settings, why: str, progress: Say, *, by_name: bool
-) -> dict[Where, Made | str]:
+) -> dict[AttackAt, Made | str]:
     """The finding of each attack at each vantage point that shows it more than the one before, or the reason why there is none.
 
     why: the reason why membership is unknown, else empty; by_name: the attacks were requested by name, so a failure is an
@@ -116,7 +135,7 @@ def findings(
     )
     averaged = target.assembly.config.federation.averaged > 1
     views = {name: seen(name, target.final.tensors, target.recorded, averaged=averaged) for name in VANTAGES}
-    found: dict[Where, Made | str] = {}
+    found: dict[AttackAt, Made | str] = {}
     for attack in attacks:
         progress(attack.title)
         before: Seen | None = None
@@ -128,7 +147,7 @@ def findings(
                     continue
             nothing = why if attack.membership else ""
             case = Case(target.assembly, now, shadows)
-            one = found[attack.name, vantage] = nothing or _tried(attack, case, settings, by_name=by_name)
+            one = found[AttackAt(attack.name, vantage)] = nothing or _tried(attack, case, settings, by_name=by_name)
             before = None if isinstance(one, str) else now
     return found
 
@@ -177,7 +196,7 @@ def in_plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> bool:
     return attack.membership and assembly.audit_pool.kind == "client" and vantage in ("secure_server", "server")
 
 
-def _judged(target: Target, made: Mapping[Where, Made | str], settings: Settings) -> dict[Where, judge.Judged]:
+def _judged(target: Target, made: Mapping[AttackAt, Made | str], settings: Settings) -> dict[AttackAt, judge.Judged]:
     """All findings compared with the true members; findings on membership share the significance."""
     found = {where: one.finding for where, one in made.items() if isinstance(one, Made)}
     scored = [where for where, one in found.items() if one.scores is not None]
@@ -201,25 +220,26 @@ def _cell(
     target: Target,
     attack: Attack,
     vantage: str,
-    made: Mapping[Where, Made | str],
-    judged: Mapping[Where, judge.Judged],
-) -> dict[str, Any]:
+    made: Mapping[AttackAt, Made | str],
+    judged: Mapping[AttackAt, judge.Judged],
+) -> Cell:
     """The cell of an attack and a vantage point: its own finding, or the nearest weaker adversary's."""
     order = list(VANTAGES)
     if order.index(vantage) < order.index(attack.vantage):
-        return judge.empty(attack.name, vantage, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
+        return Cell(attack.name, vantage, False, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
     if in_plain_sight(attack, target.assembly, vantage):
-        return judge.empty(attack.name, vantage, plain_sight(vantage, target.assembly))
+        return Cell(attack.name, vantage, False, plain_sight(vantage, target.assembly))
     at = max(
-        (at for name, at in made if name == attack.name and order.index(at) <= order.index(vantage)), key=order.index
+        (at for at in made if at.attack == attack.name and order.index(at.vantage) <= order.index(vantage)),
+        key=lambda at: order.index(at.vantage),
     )
-    found = made[attack.name, at]
+    found = made[at]
     if isinstance(found, str):
-        return judge.empty(attack.name, vantage, found)
+        return Cell(attack.name, vantage, False, found)
     promised = accounted(target.result, vantage, target.assembly.audit_pool.of)
     limit = None if promised is None or target.assembly.audit_pool.kind != target.result.get("unit") else promised
     ceiling = None if limit is None else allowed(target.result, limit)
-    return judge.cell(attack.name, vantage, judged[attack.name, at], found.seconds, promised, ceiling)
+    return judge.cell(attack.name, vantage, judged[at], found.seconds, promised, ceiling)
 
 
 def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> float | None:
@@ -243,49 +263,20 @@ def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> floa
     return None if terms.get("place") == "sum" else float(result["epsilon_participants"])
 
 
-def _header(target: Target, settings: Settings) -> dict[str, Any]:
-    held, result = target.assembly.audit_pool, target.result
-    terms = result.get("privacy") or {}
-    return {
-        "schema": SCHEMA,
-        "run_dir": str(target.run_dir) if target.run_dir else None,
-        **{name: result.get(name) for name in ("method", "model", "data", "unit", "delta", "accuracy")},
-        "audited_unit": held.kind,
-        "audited_of": held.of,
-        "canaries": "direction" if held.directions else target.assembly.config.evaluation.canaries,
-        "recorded": target.assembly.config.evaluation.record,
-        "rounds": target.final.round,
-        "references": settings.references,
-        "epsilon_promised": result.get("epsilon") if terms.get("private", False) else None,
-        "adjacency": terms.get("adjacency"),
-        "personal": list(target.assembly.server.personal),
-        "epsilon_accounted": accounted(result, "outsider", held.of),
-        "members": int(held.members.sum()),
-        "non_members": len(held.members) - int(held.members.sum()),
-        "significance": settings.significance,
-        "vantages": [{"name": one.name, "title": one.title, "sees": one.sees} for one in VANTAGES.values()],
-    }
-
-
-def _expected(target: Target, main: Where | None, judged: Mapping[Where, judge.Judged]) -> dict[str, Any] | None:
+def _expected(target: Target, main: AttackAt | None, judged: Mapping[AttackAt, judge.Judged]) -> Expected | None:
     """The lower bound expected from the best possible attack in the main attack's place, if a guarantee covers it."""
     held, bound = target.assembly.audit_pool, judged[main].bound if main else None
-    promised = accounted(target.result, main[1], held.of) if main else None
+    promised = accounted(target.result, main.vantage, held.of) if main else None
     if bound is None or promised is None or held.kind != target.result.get("unit"):
         return None
     return expected(target.result, promised, held.members, bound.significance)
 
 
-def _baseline(target: Target, settings: Settings, why: str) -> dict[str, Any]:
+def _baseline(target: Target, settings: Settings, why: str) -> Baseline:
     """The model-free baseline, which must be at chance."""
     held = target.assembly.audit_pool
     nobody = "phantoms are nobody's data: they have no texts to be told apart by" if held.of == "phantoms" else ""
     found = why or nobody or baseline(held.units, held.members, settings.seed)
     if isinstance(found, str):
-        return {"auc": None, "auc_interval": None, "at_chance": None, "why": found}
-    return {
-        "auc": found.ranking.auc,
-        "auc_interval": list(found.ranking.auc_interval),
-        "at_chance": found.at_chance,
-        "why": "",
-    }
+        return Baseline(None, None, None, found)
+    return Baseline(found.ranking.auc, found.ranking.auc_interval, found.at_chance, "")

@@ -34,10 +34,10 @@ from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, sphere_tails
 from attacks.adversary.steps import Release, public, releases_of, unit_vector, weights_of
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
-from secure_fed.learning.audit_pool.unit import Unit
-from secure_fed.learning.data.dealing import places_of
+from secure_fed.learning.data.audit_unit import Unit
+from secure_fed.learning.data.rows import places_of
 from secure_fed.learning.training.canary_directions import direction, length_of_steps
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 
 
 def run(case: Case, settings: Settings) -> Finding:

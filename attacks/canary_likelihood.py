@@ -22,7 +22,7 @@ from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats, Null, drawn_tails
 from attacks.adversary.steps import Release, public, releases_of
 from attacks.canary_cosine import sent_of
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.training.canary_directions import length_of_steps
 
 

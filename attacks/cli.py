@@ -1,92 +1,106 @@
-"""`secure-fed audit`: its options, and the kind of audit that they ask for. An option without effect is an error."""
+"""`secure-fed audit`: its subcommands, the short form, and the calls of the version before subcommands.
+
+`secure-fed audit RUN_DIR` is short for `secure-fed audit run RUN_DIR`. A subcommand's name is never read as a folder: a run in
+a folder of that name is audited as `./model`. The heavy imports happen when a subcommand runs, so `--help` is instant.
+"""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import shlex
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from attacks import command as of_run
 from attacks.any_model import command as any_model
-from attacks.catalogue import ATTACKS
 from attacks.extraction import command as extraction
 from attacks.inference import command as inference
 from attacks.lying import command as lying
+from attacks.options import say
 from attacks.prepared import command as prepared
-from secure_fed.errors import UsageError
-
-_MODEL = "model adapter device"
-_TEXTS = "members non_members task text text_b label labels max_length"
-_OF_TASKS = "stride unanswerable label_centre label_scale chat_template"
-_PREPARED = f"{_MODEL} prepared max_length fail_above"
-# The options that each kind reads. --exposure reads --max-length because a model with fewer positions than the default cannot
-# be loaded without it.
-READ = {
-    "--lying": "lying trials attack fail_above",
-    "--attribute": f"attribute {_MODEL} {_TEXTS} fail_above",
-    "--share": "share fail_above",
-    "--extract": f"extract {_MODEL} reference task text text_b prefix suffix answers max_length chat_template show_texts "
-    "fail_above",
-    "--exposure": f"exposure {_PREPARED} secrets_tried chat_template",
-    "--prepared": f"{_PREPARED} {_OF_TASKS} reference labels delta",
-    "a plain --model": f"{_MODEL} {_TEXTS} {_OF_TASKS} reference shadows config recall neighbours neighbour_model date "
-    "scores out show_texts attack fail_above",
-    "RUN_DIR": "attack beside show_texts references",
-}
-_EVERYWHERE = ("run_dir", "json")
-_OWN = ("lying", "attribute", "share", "extract", "exposure", "prepared", "model")  # the option that asks for each kind
-_RUNS = {
-    "--lying": lying.run,
-    "--attribute": inference.run,
-    "--share": inference.run_share,
-    "--extract": extraction.run,
-    "--exposure": prepared.run,
-    "--prepared": prepared.run,
-    "a plain --model": any_model.run,
-    "RUN_DIR": of_run.run,
-}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of all kinds."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", nargs="?")
+def _add_model(parser: argparse.ArgumentParser) -> None:
     any_model.add_arguments(parser)
-    prepared.add_arguments(parser)
-    extraction.add_arguments(parser)
-    inference.add_arguments(parser)
-    lying.add_arguments(parser)
-    parser.add_argument(
-        "--attack",
-        action="append",
-        default=[],
-        metavar="NAME|FILE.py",
-        help=f"make this attack only; may be repeated ({', '.join(ATTACKS)}, or a file of your own that defines one)",
-    )
-    parser.add_argument(
-        "--beside",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="RUN_DIR",
-        help="other audited runs, shown beside this one in the report",
-    )
-    shown = "include the texts of the most exposed examples in the report (default: left out)"
-    parser.add_argument("--show-texts", action="store_true", help=shown)
-    of_run.add_arguments(parser)
+    inference.add_attribute(parser)
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Audit the named run or model; the exit status. UsageError for an option that this kind of audit does not read."""
-    kind = next(
-        (kind for kind, name in zip(READ, _OWN, strict=False) if getattr(chosen, name) not in (None, False)), "RUN_DIR"
+def _audit_model(chosen: argparse.Namespace) -> int:
+    return any_model.run(chosen) if chosen.attribute is None else inference.run(chosen)
+
+
+SUBCOMMANDS: dict[
+    str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int | None]]
+] = {
+    "run": ("attack a run, and report what it gives away", of_run.add_run_arguments, of_run.run),
+    "model": (
+        "attack a model trained elsewhere, by texts that it saw and texts that it did not",
+        _add_model,
+        _audit_model,
+    ),
+    "prepare": (
+        "divide data by coins, to audit a training with any tool, and write its training file",
+        prepared.add_preparing,
+        prepared.prepare,
+    ),
+    "prepared": (
+        "bound the epsilon of a training that `secure-fed audit prepare` prepared, from below",
+        prepared.add_arguments,
+        prepared.run,
+    ),
+    "extract": (
+        "look for texts of the training that a language model continues verbatim",
+        extraction.add_arguments,
+        extraction.run,
+    ),
+    "share": (
+        "guess which share of a client's texts contain a word, from an update of each of at most 60 clients",
+        inference.add_share,
+        inference.run_share,
+    ),
+    "lying": (
+        "try what a server that sends crafted models reads out of its clients' contributions",
+        lying.add_arguments,
+        lying.run,
+    ),
+}
+
+
+def add_parsers(audit: argparse.ArgumentParser) -> None:
+    """Add the subcommands to `secure-fed audit`."""
+    kinds = audit.add_subparsers(
+        required=True,
+        metavar="KIND",
+        description="`secure-fed audit RUN_DIR` is short for `secure-fed audit run RUN_DIR`.",
     )
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    usual = parser.parse_args([])
-    for name, value in vars(chosen).items():
-        readers = [reader for reader, names in READ.items() if name in names.split()]
-        if not readers or name in _EVERYWHERE or kind in readers or value == getattr(usual, name, value):
-            continue
-        raise UsageError(
-            f"--{name.replace('_', '-')} goes with {' or '.join(readers)}, and not with {kind}: leave it out"
-        )
-    return _RUNS[kind](chosen)
+    narrow = partial(argparse.HelpFormatter, max_help_position=28)
+    for name, (does, add_arguments, run) in SUBCOMMANDS.items():
+        parser = kinds.add_parser(name, help=does, description=does, formatter_class=narrow)
+        add_arguments(parser)
+        parser.set_defaults(run=run)
+
+
+def with_subcommand(arguments: Sequence[str]) -> list[str]:
+    """The arguments behind `audit`, beginning with a subcommand.
+
+    Without one they are those of the short form, or an option of the version before subcommands chooses the kind of audit, such
+    as `--lying RUN_DIR`. Such a call works for one more version, and a line on standard error gives the new call.
+    """
+    if not arguments or arguments[0] in SUBCOMMANDS or arguments[0] in ("-h", "--help"):
+        return list(arguments)
+    former = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for option in ("--lying", "--share", "--extract", "--prepared", "--model"):
+        former.add_argument(option)
+    try:
+        found, rest = former.parse_known_args(arguments)
+    except argparse.ArgumentError:  # an option without its value
+        found, rest = argparse.Namespace(), list(arguments)
+    given = {name: value for name, value in vars(found).items() if value is not None}
+    if not given:
+        return ["run", *rest]
+    kind = next(iter(given))
+    subjects = [given[name] for name in dict.fromkeys(("model", kind)) if name in given]
+    # the run of `share` stands among the other arguments, before its word
+    new = [kind, *rest, *subjects] if kind == "share" else [kind, *subjects, *rest]
+    say(f"this call is from an earlier version, and the next one will not know it: secure-fed audit {shlex.join(new)}")
+    return new

@@ -1,18 +1,21 @@
-"""The audit of a run, `secure-fed audit RUN_DIR`, and the script of each attack, `python -m attacks.NAME RUN_DIR`."""
+"""The audit of a run, `secure-fed audit run RUN_DIR`, and the script of each attack, `python -m attacks.NAME RUN_DIR`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attacks.catalogue import ATTACKS
 from attacks.options import say
 from secure_fed.errors import ConfigError, RunDirectoryError, UsageError, reported
+
+if TYPE_CHECKING:
+    from attacks.record import Audit
 
 REFERENCES = 16
 _FEWEST = 4
@@ -20,8 +23,25 @@ _WITH_REFERENCES = next(one.name for one in ATTACKS.values() if one.shadows)
 _PATIENCE = 300.0  # seconds that references may train by default
 
 
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `audit run`."""
+    add_arguments(parser)
+    parser.add_argument(
+        "--attack",
+        action="append",
+        default=[],
+        metavar="NAME|FILE.py",
+        help=f"make this attack only; may be repeated ({', '.join(ATTACKS)}, or a file of your own that defines one)",
+    )
+    beside = "other audited runs, shown beside this one in the report"
+    parser.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN_DIR", help=beside)
+    shown = "include the texts of the most exposed examples in the report (default: left out)"
+    parser.add_argument("--show-texts", action="store_true", help=shown)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that the scripts of single attacks have too."""
+    """Add the arguments that the scripts of single attacks have too."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     trained = (
         f"reference adapters to train (default: as many as take about five minutes, at most {REFERENCES}, and 0 if these are "
         f"fewer than {_FEWEST}; {REFERENCES} where --attack names an attack with references; 0: none)"
@@ -35,16 +55,15 @@ def run(chosen: argparse.Namespace) -> int:
 
     Everything that could fail at the end is checked first: the runs beside it, the lock, and write access.
     """
-    if chosen.run_dir is None:
-        raise UsageError("name the RUN_DIR to audit, or a --model with --members and --non-members")
     from attacks.report.sweep import rows_beside
     from secure_fed.runs.store import locked
 
     rows_beside(chosen.run_dir, chosen.beside)
     with locked(chosen.run_dir):
         _require_writable(chosen.run_dir)
-        audit = _audit(chosen, chosen.attack, show_texts=chosen.show_texts)
-        page = written(audit, chosen.run_dir, chosen.beside)
+        audit, page = written(
+            _audit(chosen, chosen.attack, show_texts=chosen.show_texts), chosen.run_dir, chosen.beside
+        )
     _show(audit, as_json=chosen.json)
     if not chosen.json:
         print(f"report: {page}")
@@ -59,7 +78,6 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=f"python -m {attack.module}", description=f"{attack.title} ({attack.paper}), on a run."
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     add_arguments(parser)
     chosen = parser.parse_args(arguments)
 
@@ -70,7 +88,7 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     return reported(run)
 
 
-def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> dict[str, Any]:
+def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> Audit:
     from attacks.adversary.case import Settings, opened
     from attacks.audit import audited
     from attacks.audit import chosen as attacks_named
@@ -89,11 +107,11 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
         needs_references = bool(names) and any(one.shadows for one in attacks)
         references = REFERENCES if needs_references else affordable(float(target.result["seconds"]))
     settings = Settings(references=references)
-    audit = audited(target, names, settings, show_texts=show_texts, progress=say)
-    if names and not any(cell["applicable"] for cell in audit["cells"]):
+    audit = audited(target, names, settings, show_texts=show_texts, progress=say).record
+    if names and not any(cell.applicable for cell in audit.cells):
         whose: dict[tuple[str, str], list[str]] = {}  # the vantage points of each attack and reason
-        for cell in audit["cells"]:
-            whose.setdefault((cell["attack"], cell["why"]), []).append(cell["vantage"])
+        for cell in audit.cells:
+            whose.setdefault((cell.attack, cell.why), []).append(cell.vantage)
         reasons = (f"{attack} ({', '.join(vantages)}): {why}" for (attack, why), vantages in whose.items())
         raise UsageError(f"the requested attacks do not apply to this run. {'; '.join(reasons)}")
     return audit
@@ -121,21 +139,25 @@ def _require_writable(run_dir: Path) -> None:
             ) from error
 
 
-def written(audit: dict[str, Any], run_dir: Path, beside: Sequence[Path]) -> Path:
-    """Write audit.json and audit.html (audit-NAME.* for single attacks) in the run's private part; return the page's path."""
+def written(audit: Audit, run_dir: Path, beside: Sequence[Path]) -> tuple[Audit, Path]:
+    """Write audit.json and audit.html (audit-NAME.* for single attacks) in the run's private part.
+
+    Returns the audit with the runs beside it, and the page's path.
+    """
     from attacks.audit import AUDIT, PAGE
+    from attacks.record import content
     from attacks.report.page import write
     from attacks.report.sweep import swept
     from secure_fed.runs.directory import made_private
     from secure_fed.runs.durable import atomic_write
 
-    audit["sweep"] = swept(audit, run_dir, beside)
-    some = "-".join(["", *audit.get("asked_for", ())])
+    audit = replace(audit, sweep=swept(audit, run_dir, beside))
+    some = "-".join(["", *audit.asked_for])
     folder = made_private(run_dir)
-    page = folder / PAGE.replace(".", f"{some}.")
-    write(audit, page)
-    atomic_write(folder / AUDIT.replace(".", f"{some}."), _as_json(audit, indent=1) + "\n", private=True)
-    return page
+    page = write(audit, folder / PAGE.replace(".", f"{some}."))
+    told = json.dumps(content(audit), indent=1, allow_nan=False)
+    atomic_write(folder / AUDIT.replace(".", f"{some}."), told + "\n", private=True)
+    return audit, page
 
 
 def side_by_side(run_dir: Path, other: Path) -> list[str]:
@@ -148,26 +170,18 @@ def side_by_side(run_dir: Path, other: Path) -> list[str]:
     from attacks.report.sweep import sentence
 
     settings = Settings(references=0)
-    second, first = (audited(opened(one), (), settings) for one in (other, run_dir))
+    second, first = (audited(opened(one), (), settings).record for one in (other, run_dir))
     written(second, other, ())
-    page = written(first, run_dir, (other,))
-    return [*map(sentence, first["sweep"]), f"audit: {page}"]
+    first, page = written(first, run_dir, (other,))
+    return [*map(sentence, first.sweep), f"audit: {page}"]
 
 
-def _show(audit: dict[str, Any], *, as_json: bool) -> None:
+def _show(audit: Audit, *, as_json: bool) -> None:
+    if as_json:
+        from attacks.record import content
+
+        print(json.dumps(content(audit), allow_nan=False))
+        return
     from attacks.report.display import show
 
-    print(_as_json(audit)) if as_json else show(audit)
-
-
-def _as_json(audit: dict[str, Any], indent: int | None = None) -> str:
-    """The audit as JSON, with null for infinite numbers and NaN."""
-    return json.dumps(_finite(audit), indent=indent, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    show(audit)

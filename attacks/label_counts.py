@@ -22,7 +22,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
-from secure_fed.learning.training.schedule import Falling
+from secure_fed.learning.training.local import Falling
 from secure_fed.runs.recording import Update
 
 MOST_UPDATES, MOST_EXAMPLES = 60, 1000

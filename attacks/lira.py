@@ -31,7 +31,7 @@ import numpy as np
 from attacks.adversary.case import Case, Finding, Settings
 from attacks.adversary.null import Bools, Floats
 from secure_fed.errors import UsageError
-from secure_fed.runs.membership.measured import mean_of_units
+from secure_fed.runs.membership import mean_of_units
 
 OWN_VARIANCE = 64  # from so many references on, every unit has its own variances
 _LEAST_VARIANCE = 1e-12  # for equal confidences

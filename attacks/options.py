@@ -1,6 +1,6 @@
-"""Options that several kinds of `secure-fed audit` read: of the tasks, and the limit above which an audit exits otherwise.
+"""Options that several subcommands of `secure-fed audit` read: the model, the task, and the limit that decides the exit status.
 
-Every kind's command imports this file, so it has no heavy imports.
+The module of every subcommand imports this file for `--help`, so it has no heavy imports.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from secure_fed.errors import ConfigError, UsageError
@@ -28,25 +29,45 @@ _TASK_OF = {
 SETTINGS = tuple(f"data.{name}" for name in _TASK_OF)
 
 
-def add_task_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options of single tasks to a group of the parser. An option that was not given is None."""
-    group.add_argument("--stride", type=int, metavar="TOKENS", help="as data.stride (question_answering)")
-    group.add_argument(
-        "--unanswerable", action="store_true", default=None, help="as data.unanswerable (question_answering)"
-    )
-    group.add_argument(
-        "--chat-template",
-        metavar="FILE",
-        help="as data.chat_template (chat; default: that of the adapter's tokenizer, or the model's)",
-    )
-    scale = "that the model learned as {} (regression; default: as its export states, else {:g})"
-    group.add_argument("--label-centre", type=float, metavar="X", help=f"label {scale.format(0, 0)}")
-    group.add_argument("--label-scale", type=float, metavar="X", help=f"difference {scale.format(1, 1)}")
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the audited model, and how it is loaded."""
+    parser.add_argument("model", metavar="MODEL", help="a folder or a Hub id")
+    parser.add_argument("--adapter", type=Path, metavar="DIR", help="the folder of a PEFT adapter on it")
+    parser.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
+
+
+def add_chat_template(parser: argparse.ArgumentParser) -> None:
+    """Add the option of chats. An option that was not given is None, here and below."""
+    parser.add_argument("--chat-template", metavar="FILE", help="as data.chat_template (default: the tokenizer's)")
+
+
+def add_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of single tasks."""
+    add_chat_template(parser)
+    parser.add_argument("--stride", type=int, metavar="TOKENS", help="as data.stride (question_answering)")
+    parser.add_argument("--unanswerable", action="store_true", default=None, help="as data.unanswerable (likewise)")
+    stated = "(regression; or as exported)"
+    parser.add_argument("--label-centre", type=float, metavar="X", help=f"label learned as 0 {stated}")
+    parser.add_argument("--label-scale", type=float, metavar="X", help=f"span learned as 1 {stated}")
+
+
+def add_limit(parser: argparse.ArgumentParser, name: str, more: str = "") -> None:
+    """Add --fail-above and --json. name: of the figure that is compared with the limit."""
+    parser.add_argument("--fail-above", metavar=f"{name}=X", help=f"exit with status {ABOVE_LIMIT} above X{more}")
+    parser.add_argument("--json", action="store_true", help="print the audit as one JSON object")
+
+
+def refuse(chosen: argparse.Namespace, names: str, why: str) -> None:
+    """Refuse options that this audit does not read. An option that was not given is None, False or an empty list."""
+    for name in names.split():
+        value = getattr(chosen, name)
+        if not (value is None or value is False or value == []):
+            raise UsageError(f"--{name.replace('_', '-')} {why}: leave it out")
 
 
 def chosen_settings(chosen: argparse.Namespace, task: str) -> dict[str, Any]:
     """The settings of [data] that these options give. An option of another task, or a value beyond its limit, is refused."""
-    found = {name: getattr(chosen, name) for name in _TASK_OF if getattr(chosen, name) is not None}
+    found = {name: value for name in _TASK_OF if (value := getattr(chosen, name, None)) is not None}
     for name, value in found.items():
         option = f"--{name.replace('_', '-')}"
         if task != _TASK_OF[name]:

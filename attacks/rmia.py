@@ -29,8 +29,8 @@ from attacks.adversary.case import Case, Finding, Settings
 from attacks.adversary.null import Bools, Floats
 from attacks.lira import require_fit, require_references
 from secure_fed.errors import UsageError
-from secure_fed.runs.membership import roc
-from secure_fed.runs.membership.measured import mean_of_units
+from secure_fed.runs import roc
+from secure_fed.runs.membership import mean_of_units
 
 Marginal = Callable[[Floats, Bools, float], Floats]
 GAMMA = 1.0

@@ -17,7 +17,6 @@ from typing import Any
 from attacks.adversary.case import Settings, opened
 from attacks.audit import audited
 from attacks.command import written
-from attacks.report.reading import read
 from secure_fed import Federation, RunConfig
 
 
@@ -33,11 +32,11 @@ def configured(examples: int, clients: int, rounds: int, seed: int) -> RunConfig
 
 def line(cell: Any, title: str, vantage: str) -> str:
     """One finding in the table."""
-    low, high = cell.interval
+    low, high = cell.auc_interval
     tail = cell.tail(0.01)
     caught = "refused" if tail is None else f"{tail.tpr:.1%} at {tail.fpr:.1%}"
     area = f"{cell.auc:.3f} ({low:.3f} to {high:.3f})"
-    return f"| {vantage} | {title} | {area} | {caught} | {cell.lower or 0:.2f} | {cell.seconds:.0f} s |"
+    return f"| {vantage} | {title} | {area} | {caught} | {cell.epsilon_lower or 0:.2f} | {cell.seconds:.0f} s |"
 
 
 def main() -> None:
@@ -49,7 +48,7 @@ def main() -> None:
     out = chosen.out or Path(tempfile.mkdtemp()) / "run"
     result = Federation(configured(chosen.examples, chosen.clients, chosen.rounds, chosen.seed)).run(out)
     audit = audited(opened(out), settings=Settings(references=chosen.references))
-    page, told = written(audit, out, ()), read(audit)
+    told, page = written(audit.record, out, ())
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; accuracy {result.summary['accuracy']:.1%}, "
     )
@@ -59,7 +58,7 @@ def main() -> None:
     )
     for cell in told.results:
         print(line(cell, told.attack_title(cell.attack), told.vantage_title(cell.vantage)))
-    print(f"\n{told.verdict.get('text')}\n{page}")
+    print(f"\n{told.verdict.text}\n{page}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from scipy.special import expit
 
 from attacks import lira, rmia
 from attacks.evidence import bounds
-from secure_fed.runs.membership import roc
+from secure_fed.runs import roc
 
 Floats = NDArray[np.float64]
 RATES = np.geomspace(1e-3, 1, 400)

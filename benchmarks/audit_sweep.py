@@ -14,15 +14,13 @@ import os
 import platform
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from attacks.adversary.case import Settings, opened
 from attacks.audit import audited
 from attacks.command import written
+from attacks.record import Audit, RunBeside
 from secure_fed import Federation, RunConfig
 from secure_fed.commands import demo
-
-Audit = dict[str, Any]
 
 
 def configured(epsilon: float | None, share: float) -> RunConfig:
@@ -38,21 +36,20 @@ def configured(epsilon: float | None, share: float) -> RunConfig:
 def ran(config: RunConfig, folder: Path) -> Audit:
     """The audit of one run, with every attack that needs no reference adapters."""
     Federation(config).run(folder)
-    found: Audit = audited(opened(folder), (), Settings(references=0))
-    written(found, folder, ())
-    return found
+    found = audited(opened(folder), (), Settings(references=0)).record
+    return written(found, folder, ())[0]
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: RunBeside) -> str:
     """A run as a line of the table."""
-    low, high = row["auc_interval"]
-    caught = f"{row['tpr_at_1']['tpr']:.1%}" if row["tpr_at_1"] else "refused"
-    epsilon = "none" if row["epsilon"] is None else f"{row['epsilon']:.2f}"
-    bound = "none" if row["epsilon_lower"] is None else f"{row['epsilon_lower']:.2f}, at delta {row['delta']:g}"
-    area = f"{row['auc']:.3f} ({low:.3f} to {high:.3f})"
+    low, high = row.auc_interval or (0.0, 1.0)
+    caught = f"{row.tpr_at_1.tpr:.1%}" if row.tpr_at_1 else "refused"
+    epsilon = "none" if row.epsilon is None else f"{row.epsilon:.2f}"
+    bound = "none" if row.epsilon_lower is None else f"{row.epsilon_lower:.2f}, at delta {row.delta:g}"
+    area = f"{row.auc:.3f} ({low:.3f} to {high:.3f})"
     return (
-        f"| {epsilon} | {row['accuracy']:.1%} | `{row['attack']}`, {row['vantage']} | {area} | {caught} "
-        f"| {bound} | `{row['epsilon_lower_attack']}`, {row['epsilon_lower_vantage']} |"
+        f"| {epsilon} | {row.accuracy:.1%} | `{row.attack}`, {row.vantage} | {area} | {caught} "
+        f"| {bound} | `{row.epsilon_lower_attack}`, {row.epsilon_lower_vantage} |"
     )
 
 
@@ -68,11 +65,11 @@ def main() -> None:
         folder = out / ("unprotected" if epsilon is None else f"epsilon-{epsilon:g}")
         audits[folder] = ran(configured(epsilon, chosen.share), folder)
     first, *others = audits
-    page = written(audits[first], first, others)
+    together, page = written(audits[first], first, others)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores\n")
     print("| epsilon | accuracy | strongest attack | AUC (interval) | members caught at 1 % | epsilon at least | by |")
     print("|---|---|---|---|---|---|---|")
-    print("\n".join(map(line, audits[first]["sweep"])))
+    print("\n".join(map(line, together.sweep)))
     print(f"\n{page}")
 
 

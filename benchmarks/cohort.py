@@ -46,14 +46,13 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.loading import head_names
-from secure_fed.learning.models.products import hasten, product
+from secure_fed.learning.models.matrix_products import hasten, product
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort.passes import Trial
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
-from secure_fed.learning.training.local import Job, train
+from secure_fed.learning.training.local import Job, PrivateSteps, train
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.tensors.tensors import Tensors
 
 CPU = torch.device("cpu")

@@ -33,9 +33,8 @@ from privacy.mechanisms import Gaussian
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
-from secure_fed.learning.training.local import train
+from secure_fed.learning.training.local import PrivateSteps, train
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps
 
 WORDS = 50_265
 

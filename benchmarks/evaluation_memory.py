@@ -40,9 +40,9 @@ from secure_fed.learning.data.encode import IGNORED, Collate, per_token
 from secure_fed.learning.evaluation import evaluate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.loading import quiet
-from secure_fed.learning.models.products import hasten
+from secure_fed.learning.models.matrix_products import hasten
 from secure_fed.learning.tasks import causal_lm
-from secure_fed.learning.tasks.continuation import loss
+from secure_fed.learning.tasks.causal_lm import loss
 from secure_fed.learning.tasks.next_tokens import rows_together
 
 LABELLED, TRAINED = 0.47, 4

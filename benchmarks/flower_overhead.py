@@ -47,9 +47,9 @@ from peers.prepare import TINY, prepare
 from timing import machine
 
 from secure_fed import Federation, RunConfig
-from secure_fed.deployment import home, home_files
+from secure_fed.deployment import home
 from secure_fed.deployment.charter import fingerprint
-from secure_fed.deployment.founding import found
+from secure_fed.deployment.coordinator import found
 from secure_fed.flower.supernode import LOG
 from secure_fed.learning.data import notes
 from tests.flower_loopback import Loopback, loopback, node_run
@@ -106,12 +106,12 @@ class Party:
     def made(cls, folder: Path, nodes: int, ranks: list[int], rounds: int) -> Party:
         keys = []
         for rank in ranks:
-            home_files.new_folder(folder / f"rank-{rank}", "secure-fed coordinator init")
-            keys.append(fingerprint(home_files.write_key(folder / f"rank-{rank}" / home.COORDINATOR_KEY).public))
+            home.new_folder(folder / f"rank-{rank}", "secure-fed coordinator init")
+            keys.append(fingerprint(home.write_key(folder / f"rank-{rank}" / home.COORDINATOR_KEY).public))
         homes, train = [folder / f"node-{number}" for number in range(nodes)], rows(nodes * NOTES, "train")
         for number, place in enumerate(homes):
-            home_files.new_folder(place, "secure-fed node init")
-            home_files.write_key(place / home.IDENTITY)
+            home.new_folder(place, "secure-fed node init")
+            home.write_key(place / home.IDENTITY)
             written(place / "train.jsonl", train[number * NOTES : (number + 1) * NOTES])
             (place / "client.json").write_text(str(number), encoding="utf-8")
             own = f'[node]\nname = "node-{number}"\ntrain = "train.jsonl"\n'

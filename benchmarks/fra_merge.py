@@ -28,9 +28,8 @@ from secure_fed.config import RunConfig
 from secure_fed.methods import build
 from secure_fed.methods.fra_lora import FraLora, delta
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import Layout, LowRank, Tensors
 
 CLIENTS, RANK = 100, 8
 

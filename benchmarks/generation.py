@@ -31,7 +31,7 @@ from timing import at_least, machine, medians, ratio, show, timed, turns
 from secure_fed.learning.data.encode import Collate, per_token
 from secure_fed.learning.generation import generated
 from secure_fed.learning.models.adapters.lora import LoraAdapter
-from secure_fed.learning.models.products import hasten
+from secure_fed.learning.models.matrix_products import hasten
 from secure_fed.learning.tasks.next_tokens import last_scores
 
 CASES = ((8, 2, 0.0), (32, 16, 10.0))  # tokens, prompts, and the least ratio

@@ -36,7 +36,7 @@ def child(given: argparse.Namespace, dtype: str, out: Path) -> dict[str, float]:
     import transformers
 
     from secure_fed import Federation, RunConfig
-    from secure_fed.learning.training.cohort import sums
+    from secure_fed.learning.training.cohort import step_gradients
     from secure_fed.learning.training.local import Placed
 
     transformers.logging.set_verbosity_error()
@@ -80,7 +80,7 @@ def child(given: argparse.Namespace, dtype: str, out: Path) -> dict[str, float]:
     trained = tuple(assembly.method.plan(result.state).trainable)
     placed = Placed.of(result.state.tensors, trained, objective.device)
     items = [assembly.problem.train[0][row] for row in range(GRADIENTS)]
-    found = sums.example_gradients(objective, assembly.problem.collate, placed, items)
+    found = step_gradients.example_gradients(objective, assembly.problem.collate, placed, items)
     flat = torch.stack(
         [torch.cat([rows[row].flatten().double() for rows in found.values()]) for row in range(GRADIENTS)]
     )

@@ -13,9 +13,8 @@ from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian, clip_factor
 from secure_fed import Federation, RunConfig
 from secure_fed.rounds.transport import Recording
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 COHORT, ROUNDS = 10, 4
 

@@ -253,8 +253,7 @@ def measured(cell: Cell, rows: Rows, tokenizer: Any, base: Any, tuned: Any) -> F
     from secure_fed.learning import tasks
     from secure_fed.learning.data.encode import IGNORED
     from secure_fed.learning.data.rows import Rows as Texts
-    from secure_fed.runs.membership.roc import auc
-    from secure_fed.runs.membership.roc_interval import auc_interval
+    from secure_fed.runs.roc import auc, auc_interval
 
     task = tasks.build(DataConfig(task="chat"))
     rng = np.random.default_rng(cell.seed + 1)

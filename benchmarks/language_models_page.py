@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from secure_fed.runs.membership.roc import exact_rate
+from secure_fed.runs.roc import exact_rate
 
 Line = dict[str, Any]
 NAMED = {"federa": "`federa`, A frozen"}

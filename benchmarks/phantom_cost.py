@@ -16,7 +16,7 @@ import statistics
 from privacy.entropy import SeededEntropy
 from secure_fed import Federation, RunConfig
 from secure_fed.commands import demo
-from secure_fed.config.run import find
+from secure_fed.config.run_config import find
 
 
 def settings(seed: int, phantoms: int | None) -> RunConfig:

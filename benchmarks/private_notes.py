@@ -37,7 +37,7 @@ from promises import notes, of_notes
 
 from secure_fed import RunConfig
 from secure_fed.methods.method import Method, State
-from secure_fed.rounds.tail import Tail
+from secure_fed.rounds.server_optimizer import Tail
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.tensors.tensors import Tensors
 

@@ -38,9 +38,8 @@ from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort.passes import Trial
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
-from secure_fed.learning.training.local import Job
+from secure_fed.learning.training.local import Job, PrivateSteps
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.tensors.tensors import Tensors
 
 BATCH, LENGTH, LABELS = 16, 64, 4

@@ -36,9 +36,8 @@ from secure_fed.learning.models.mean_pooled import MeanPooledConfig
 from secure_fed.learning.read_once import read_once
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort.trainings import train_together
-from secure_fed.learning.training.local import Job
+from secure_fed.learning.training.local import Job, PrivateSteps
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps
 
 TEXTS, BATCH, LONGEST = 256, 64, 64
 HEAD = ["classifier.weight", "classifier.bias"]

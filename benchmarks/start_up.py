@@ -28,7 +28,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 from timing import Limit, at_most, machine, medians, ratio, show, timed, turns
 
-from secure_fed.learning.data import notes, partition
+from secure_fed.learning.data import label_skew, notes
 
 COMMANDS = (
     ("--help",),
@@ -127,7 +127,7 @@ def main() -> None:
     rows: list[Any] = []
     line("20,000 notes", timed(lambda: rows.append(notes.generate(20_000, seed=0, split="train")))())
     rng = np.random.default_rng(0)
-    line("1,000 clients over them, Dirichlet", timed(lambda: partition.dirichlet(rows[0].label, 1000, 10.0, rng))())
+    line("1,000 clients over them, Dirichlet", timed(lambda: label_skew.dirichlet(rows[0].label, 1000, 10.0, rng))())
     line("imports", timed(imports)())
     from secure_fed import Federation
     from secure_fed.learning.training.local import Job, train

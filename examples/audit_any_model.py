@@ -40,4 +40,4 @@ model.save_pretrained(folder / "adapter")
 # The head's outputs have no names, so the audit must be told which class each output is.
 named = ["--labels", "kind 0,kind 1,kind 2"]
 files = f"--members {folder}/members.jsonl --non-members {folder}/others.jsonl --out {folder}/audit"
-secure_fed(f"audit --model {base} --adapter {folder}/adapter --max-length 32 {files}".split() + named)
+secure_fed(f"audit model {base} --adapter {folder}/adapter --max-length 32 {files}".split() + named)

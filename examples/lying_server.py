@@ -3,7 +3,7 @@
     python examples/lying_server.py
 
 The client fine-tunes a LoRA adapter and a head on eight notes. The server sends it a crafted head, identifies the notes among a
-thousand candidates, and counts their labels. `secure-fed audit --lying CONFIG.toml` does the same for a configuration of your
+thousand candidates, and counts their labels. `secure-fed audit lying CONFIG.toml` does the same for a configuration of your
 own.
 """
 

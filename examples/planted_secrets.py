@@ -37,4 +37,4 @@ with heartbeat():  # says on a terminal that it is at work
         optimizer.step()
 model.save_pretrained(folder / "trained")
 tokenizer.save_pretrained(folder / "trained")
-secure_fed(["audit", "--model", str(folder / "trained"), "--prepared", str(folder / "prepared"), "--exposure"])
+secure_fed(["audit", "prepared", str(folder / "trained"), str(folder / "prepared"), "--exposure"])

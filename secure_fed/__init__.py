@@ -37,8 +37,6 @@ __all__ = [
     "locate",
 ]
 
-__path__.append(f"{__path__[0]}/export/former")  # older names of modules, for one version
-
 _HOMES = {
     "Federation": "federation",
     "MLflowCallback": "report.trackers",

@@ -17,19 +17,20 @@ from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
 from secure_fed.config import RunConfig, with_absolute_paths
 from secure_fed.errors import ConfigError
-from secure_fed.export import assembled
+from secure_fed.export.export import write_federation
 from secure_fed.learning.data.chats import template_of
-from secure_fed.learning.given import given
 from secure_fed.learning.models.devices import idle_gpu
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.learning.training.local_function import LocalFunction
-from secure_fed.methods import build
+from secure_fed.learning.user_objects import given
+from secure_fed.methods import build, pinned
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result
 from secure_fed.rounds.local_function import require_function, require_read, require_trainable
-from secure_fed.runs import guarantee, recording, traffic
+from secure_fed.runs import guarantee, recording
 from secure_fed.runs.assembly import assemble
+from secure_fed.runs.dry_run import hidden_cohort_traffic
 from secure_fed.runs.run import run
 
 _EVENTS = ("on_promise", "on_probe", "on_run_begin", "on_progress", "on_round_end", "on_published", "on_end")
@@ -90,7 +91,7 @@ class Federation:
                 f"a callback is a {type(deaf[0]).__name__} without any of {', '.join(_EVENTS)}; give it one of them"
             )
             raise ConfigError(message).about("callbacks", deaf[0], "one of these methods")
-        self.config = with_absolute_paths(config or RunConfig())
+        self.config = pinned(with_absolute_paths(config or RunConfig()))
         if self.config.data.chat_template:  # the run keeps the template itself, since its file may change
             self.config = self.config.replace({("data", "chat_template"): template_of(self.config.data)})
         method = build(self.config)  # first, so that a wrong name fails before anything is loaded
@@ -122,7 +123,7 @@ class Federation:
         found = (
             pool.held_out(counted=counted),
             tail.said,
-            traffic.of_hidden_cohort(self.assembly),
+            hidden_cohort_traffic(self.assembly),
             idle,
             self.assembly.problem.note,
         )
@@ -154,7 +155,7 @@ class Federation:
         """
         out = Path(out_dir)
         noise_alone = self._result.summary["noise_alone"] if self._result else None
-        assembled.write(
+        write_federation(
             self.assembly,
             state,
             out,

@@ -29,12 +29,9 @@ from torch.utils.data import DataLoader
 from privacy.entropy import Entropy, SystemEntropy
 from privacy.statement import Statement
 from secure_fed.errors import ConfigError, ModelError, OwnLoopError
-from secure_fed.own_loop.allowance import Allowance
+from secure_fed.own_loop.account import Allowance, Budget, Purse, Terms, stated
 from secure_fed.own_loop.batches import PoissonLoader, require_samplable
-from secure_fed.own_loop.model import require_trainable
-from secure_fed.own_loop.paying import Purse, stated
-from secure_fed.own_loop.steps import PrivateSteps
-from secure_fed.own_loop.terms import Budget, Terms
+from secure_fed.own_loop.steps import PrivateSteps, require_trainable
 
 if TYPE_CHECKING:
     from privacy.plan import Plan

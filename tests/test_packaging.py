@@ -115,7 +115,7 @@ def test_the_wheel_carries_every_file_of_the_packages(wheel: zipfile.ZipFile) ->
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"secure_fed/models/tiny/config.json", "secure_fed/models/tiny/model.safetensors"} <= files
+    assert {"secure_fed/learning/models/tiny/config.json", "secure_fed/learning/models/tiny/model.safetensors"} <= files
     assert files == {name for name in wheel.namelist() if ".dist-info/" not in name}
 
 

@@ -30,21 +30,20 @@ from numpy.typing import NDArray
 
 from attacks.adversary.null import Floats, Null
 from attacks.adversary.shadows import SharedReferences
+from attacks.record import Vantage
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError, UsageError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.methods.method import State, fits
 from secure_fed.runs import recording
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.checkpoint import read_checkpoint
 from secure_fed.runs.directory import CONFIG, RESULT, is_given, read_config, read_facts, read_whole_result
-from secure_fed.runs.membership.measured import confidences, looked_at, mean_of_units
+from secure_fed.runs.membership import confidences, looked_at, mean_of_units
 from secure_fed.runs.recording import Recorded, Summed, Update
-from secure_fed.runs.same_run import differing_digests
-from secure_fed.tensors.layout import Layout
+from secure_fed.runs.store import differing_digests, read_checkpoint
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,6 @@ def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
     if not whole or result.get("unit") != config.privacy.unit or private is not isinstance(result.get("privacy"), dict):
         raise RunDirectoryError(f"{run_dir / RESULT} is damaged, or of another run than {CONFIG} beside it; restore it")
     return result
-
-
-@dataclass(frozen=True)
-class Vantage:
-    """title, sees: texts for readers of the report."""
-
-    name: str
-    title: str
-    sees: str
 
 
 VANTAGES = {

@@ -16,14 +16,13 @@ import torch
 
 from attacks.adversary.case import Inapplicable
 from secure_fed.errors import SecureFedError, expected
-from secure_fed.learning.training.schedule import Falling, scheduled_lr
+from secure_fed.learning.training.local import Falling, scheduled_lr
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.transport import InProcess, Request, Stage
 from secure_fed.runs.assembly import Assembly
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 class Refused(SecureFedError):  # noqa: N818 - a client's decision, no fault
@@ -35,7 +34,7 @@ class LyingServer:
     """The vantage of a server that lies in one round (`round`, counted from 0).
 
     state: the tensors that an honest server would send in that round; None: the initial state. trusting: clients check no
-    requests (`secure_fed.rounds.acceptable`), as in frameworks that check nothing.
+    requests (`secure_fed.rounds.request_checks`), as in frameworks that check nothing.
     """
 
     assembly: Assembly

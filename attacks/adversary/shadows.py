@@ -44,27 +44,23 @@ from privacy.entropy import SeededEntropy, Stream
 from privacy.mechanisms import Gaussian, Named
 from secure_fed.errors import UsageError
 from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.data.audit_unit import plain
+from secure_fed.learning.data.encode import without_aside
 from secure_fed.learning.data.fingerprint import content
-from secure_fed.learning.data.pointing import plain
-from secure_fed.learning.tasks.item_extras import without_aside
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
-from secure_fed.learning.training.local import Job, Train, Trained
+from secure_fed.learning.training.local import Job, Train, Trained, scheduled_lr
 from secure_fed.learning.training.local_function import trainer_of
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.schedule import scheduled_lr
 from secure_fed.methods.method import State
-from secure_fed.rounds.canary_clients import canary_setups
-from secure_fed.rounds.charges import charges_nothing
-from secure_fed.rounds.client import Client
-from secure_fed.rounds.client_setup import ClientSetup
+from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
-from secure_fed.rounds.engine import run_round
+from secure_fed.rounds.engine import charges_nothing, run_round
 from secure_fed.rounds.masked.wiring import in_process
-from secure_fed.rounds.noise.placement import SUM
-from secure_fed.rounds.phantoms.clients import phantom_clients, phantom_examples
+from secure_fed.rounds.phantoms import canary_setups, phantom_clients, phantom_examples
+from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.summing import OpenSum
+from secure_fed.rounds.sums import OpenSum
 from secure_fed.rounds.transport import Reply, Request, Transport
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.sums import PlainSum

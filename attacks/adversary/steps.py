@@ -39,17 +39,16 @@ from torch import Tensor
 from attacks.adversary.case import Case, Inapplicable
 from attacks.adversary.null import Floats
 from privacy.sampling import PublicOrder
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.models.adapters.lora import pairs, scaling_of
-from secure_fed.learning.training.cohort.sums import example_gradients
-from secure_fed.learning.training.kinds import length
+from secure_fed.learning.training.cohort.step_gradients import example_gradients
 from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.pass_shapes import length
 from secure_fed.methods.method import State
-from secure_fed.rounds.turns import turns_of
+from secure_fed.rounds.server import turns_of
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.recording import Summed, Update
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense
+from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors, dense
 
 EVERYBODY = ""  # stands for all clients if single clients' steps are not seen
 _One = TypeVar("_One")

@@ -5,5 +5,5 @@ outputs   the model's head, its classes and the scale of its labels, which are n
 signals   a score for each text, as published attacks define it: higher means more likely a member
 shadows   models trained on random halves of the texts, for LiRA and RMIA
 report    the whole audit: figures, verdict, page
-command   `secure-fed audit --model`
+command   `secure-fed audit model`
 """

@@ -1,4 +1,4 @@
-"""`secure-fed audit --model BASE --members FILE --non-members FILE`: the audit of a model trained elsewhere."""
+"""`secure-fed audit model MODEL --members FILE --non-members FILE`: the audit of a model trained elsewhere."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from attacks.options import (
-    ABOVE_LIMIT,
     CANNOT_TELL,
     LENGTH,
     OF_CHATS,
     SETTINGS,
     TASKS,
     above_limit,
+    add_limit,
+    add_model_arguments,
     add_task_arguments,
     cannot_tell,
     chosen_settings,
@@ -37,62 +38,39 @@ if TYPE_CHECKING:
 
 
 _LANGUAGE_MODELS = ("causal_lm", "chat")
-_NEEDED = {"members": "--members", "non_members": "--non-members"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    own = parser.add_argument_group("a model that others have trained")
-    own.add_argument("--model", metavar="NAME", help="a folder or a Hub id, in the place of RUN_DIR")
-    own.add_argument("--adapter", type=Path, metavar="DIR", help="the folder of a PEFT adapter on it")
-    own.add_argument("--members", type=Path, metavar="FILE", help="texts that were in the training, one a row")
-    own.add_argument(
-        "--non-members", type=Path, metavar="FILE", help="texts of the same kind that were not in the training"
-    )
-    reference = "a model of the same kind that never saw the members; may be repeated"
-    own.add_argument("--reference", action="append", default=[], metavar="NAME", help=reference)
-    trained = "train N models on random halves of the texts, by --config, for the attacks LiRA and RMIA (16)"
-    own.add_argument("--shadows", type=int, metavar="N", help=trained)
-    own.add_argument(
-        "--config",
-        type=Path,
-        metavar="CONFIG.toml",
-        help="the configuration of these trainings, as for `secure-fed train`",
-    )
-    unseen = "texts that were in no training of the model, read before each text: the attack ReCaLL, of language models"
-    own.add_argument("--recall", type=Path, metavar="FILE", help=unseen)
-    near = "compare each text with N copies with one word changed (25 show most; each costs a pass over all texts)"
-    own.add_argument("--neighbours", type=int, metavar="N", help=near)
-    fills = "a masked language model that changes the words of neighbours (default: a word is left out)"
-    own.add_argument("--neighbour-model", metavar="NAME", help=fills)
-    own.add_argument("--task", choices=TASKS, help="what the model was trained for (default: classification)")
-    own.add_argument("--text", metavar="COLUMN", help="as data.text")
-    own.add_argument("--text-b", metavar="COLUMN", help="as data.text_b")
-    own.add_argument("--label", metavar="COLUMN", help="as data.label")
-    own.add_argument("--date", metavar="COLUMN", help="the date of a text: members and others must not differ by it")
-    own.add_argument("--labels", metavar="A,B,...", help="the classes in the order of the model's outputs")
-    own.add_argument(
-        "--max-length", type=int, metavar="TOKENS", help=f"longer texts are cut (default: {LENGTH}; chats: {OF_CHATS})"
-    )
-    add_task_arguments(own)
-    own.add_argument("--device", default="cpu", help="as model.device (default: cpu)")
-    own.add_argument("--scores", type=Path, metavar="FILE.csv", help="also write every text's scores")
-    folder = "write audit.html, a page to read, audit.json and scores.csv into this folder, readable by you alone"
-    own.add_argument("--out", type=Path, metavar="DIR", help=folder)
-    limit = (
-        f"exit with status {ABOVE_LIMIT} if the audit's figure is above X: auc; epsilon with --prepared; exposure with "
-        "--exposure; extracted with --extract; advantage with --attribute; gain with --share; rate with --lying. With "
-        f"{CANNOT_TELL} if the audit cannot tell"
-    )
-    own.add_argument("--fail-above", metavar="NAME=X", help=limit)
+    """Add the arguments of `audit model`, whose help is one screen."""
+    parser.usage = "%(prog)s MODEL --members FILE --non-members FILE [OPTION ...]"
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("--members", type=Path, required=True, metavar="FILE", help="texts of the training, one a row")
+    add("--non-members", type=Path, required=True, metavar="FILE", help="texts of the same kind outside it")
+    add("--task", choices=TASKS, metavar="TASK", help="as data.task (default: classification)")
+    add("--text", metavar="COLUMN", help="as data.text")
+    add("--text-b", metavar="COLUMN", help="as data.text_b")
+    add("--label", metavar="COLUMN", help="as data.label")
+    add("--labels", metavar="A,B,...", help="the classes in the order of the model's outputs")
+    add("--date", metavar="COLUMN", help="dates, by which members and others must not differ")
+    add("--max-length", type=int, metavar="TOKENS", help=f"cut longer texts (default: {LENGTH}; chats: {OF_CHATS})")
+    add_task_arguments(parser)
+    unseen = "a model that never saw the members; may be repeated"
+    add("--reference", action="append", default=[], metavar="NAME", help=unseen)
+    add("--shadows", type=int, metavar="N", help="train N models (16) for LiRA and RMIA, by --config")
+    add("--config", type=Path, metavar="TOML", help="their configuration, as for `secure-fed train`")
+    add("--recall", type=Path, metavar="FILE", help="texts of no training, for ReCaLL (language models)")
+    add("--neighbours", type=int, metavar="N", help="compare each text with N changed copies (25)")
+    add("--neighbour-model", metavar="NAME", help="a masked language model that changes words")
+    add("--attack", action="append", default=[], metavar="FILE.py", help="a signal of your own; may be repeated")
+    add("--scores", type=Path, metavar="FILE.csv", help="also write every text's scores")
+    add("--out", type=Path, metavar="DIR", help="write audit.html, audit.json and scores.csv here")
+    add("--show-texts", action="store_true", help="show the texts that stand out in audit.html")
+    add_limit(parser, "auc", f" ({CANNOT_TELL} if it cannot tell)")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the result is above the limit."""
-    if chosen.run_dir is not None:
-        raise UsageError(f"name either RUN_DIR, which is {chosen.run_dir}, or --model")
-    for name, option in _NEEDED.items():
-        if getattr(chosen, name) is None:
-            raise UsageError(f"{option} is missing: name the texts that were in the training, and texts that were not")
     limit = limit_of(chosen.fail_above, "auc", "give auc= and a number from 0 to 1, such as auc=0.6")
     if chosen.show_texts and not chosen.out:
         raise UsageError("--show-texts puts texts on the page of an audit: name the folder of the page with --out")
@@ -173,7 +151,7 @@ def _own(names: Sequence[str]) -> tuple[Path, ...]:
         stem = Path(name).stem
         if not name.endswith(".py") or stem in PAPERS:
             raise ConfigError(
-                f"--attack is {name!r}: with --model give a .py file of your own whose name is not that of a built-in signal; "
+                f"--attack is {name!r}: give a .py file of your own whose name is not that of a built-in signal; "
                 "the built-in signals are always tried"
             )
         if stem in stems:

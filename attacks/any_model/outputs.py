@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.errors import ConfigError, DataError, ModelError, UsageError
-from secure_fed.export.label_scale import FILE, LabelScale, read, stated
+from secure_fed.export.export import LABEL_SCALE, LabelScale, label_scale_in, read_label_scale
 from secure_fed.export.model_card import LABELS
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.learning.models.loading import explained, last_layer, quiet
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.task import Task
@@ -108,7 +108,7 @@ def _fitting(adapter: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, UserWarning) as error:
         first = " ".join(str(error).split())
         raise ModelError(
-            f"--adapter {adapter} does not fit the model ({first:.160}): name its base with --model"
+            f"--adapter {adapter} does not fit the model ({first:.160}): name its base as MODEL"
         ) from error
 
 
@@ -150,7 +150,7 @@ def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: st
         )
     if all(isinstance(value, int) for value in learned.values):
         return learned
-    whose = f"--model {model}" if adapter is None else f"--adapter {adapter}"
+    whose = f"MODEL {model}" if adapter is None else f"--adapter {adapter}"
     if _named_by_its_maker(own):
         said = f"the model's outputs are called {', '.join(own)!r:.80}: name the classes of the texts"
     else:
@@ -203,8 +203,8 @@ def learned(
     by: what gives the scale, options or a configuration. whole: it gives both numbers; otherwise one with its default counts
     as not given. ConfigError if it contradicts the model.
     """
-    place = f"the config.json of {model}" if adapter is None else str(adapter / FILE)
-    own = _scale_of(model) if adapter is None else read(adapter)
+    place = f"the config.json of {model}" if adapter is None else str(adapter / LABEL_SCALE)
+    own = _scale_of(model) if adapter is None else read_label_scale(adapter)
     if given is not None and own is not None and not whole:
         given = LabelScale(
             *(mine if part == usual else part for part, usual, mine in zip(given, UNSCALED, own, strict=True))
@@ -231,11 +231,11 @@ def require_same(name: str, own: LabelScale) -> None:
 
 
 def _scale_of(name: str) -> LabelScale | None:
-    return stated(config_of(name).to_dict(), f"the configuration of {name}")
+    return label_scale_in(config_of(name).to_dict(), f"the configuration of {name}")
 
 
 @contextmanager
-def in_options(model: str = "--model", *, texts: bool = True) -> Iterator[None]:
+def in_options(model: str = "MODEL", *, texts: bool = True) -> Iterator[None]:
     """Errors of the block, with options in the place of settings.
 
     model: the option that names the model of this block. texts: whether options define how texts are read; otherwise it is a

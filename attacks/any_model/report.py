@@ -26,16 +26,16 @@ from attacks.any_model import signals
 from attacks.any_model.subject import Subject
 from attacks.evidence.baseline import Baseline, blind
 from attacks.options import Say
+from attacks.record import Curve
 from attacks.report import curves
-from attacks.report.curves import Curve
-from attacks.report.wording import ends
+from attacks.report.words import CAPITALS, MODEL_HEADLINES, ends
 from secure_fed.errors import UsageError
 from secure_fed.report.formatting import MISSING, percent, rate
-from secure_fed.report.page.markup import bullets, facts, figure, figures, paragraph, section, table, text
-from secure_fed.report.page.page import document
+from secure_fed.report.markup import bullets, facts, figure, figures, paragraph, section, table, text
+from secure_fed.report.page import document
 from secure_fed.report.terminal import PlainConsole
 from secure_fed.runs.durable import atomic_write
-from secure_fed.runs.membership.roc import Band, Ranking, band, rank, to_dict
+from secure_fed.runs.roc import Band, Ranking, band, rank, to_dict
 
 FEWEST = 10
 ALPHA = 0.05
@@ -248,9 +248,8 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
 def show(audit: Audit) -> None:
     """Print the verdict, and a table of the signals."""
     console, facts = PlainConsole(), audit.to_dict()
-    heads = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
     adapter = f" with {facts['adapter']}" if facts["adapter"] else ""
-    console.print(f"verdict on {facts['model']}{adapter}: {heads[facts['verdict']]}", style="bold")
+    console.print(f"verdict on {facts['model']}{adapter}: {CAPITALS[facts['verdict']]}", style="bold")
     for sentence in facts["sentences"]:
         console.print(sentence)
     table = Table("signal", "AUC, 95 % interval", Column("caught at 1 % false alarms", justify="right"))
@@ -293,7 +292,7 @@ def page(audit: Audit, *, show_texts: bool = False) -> str:
     css = "privacy" if told["verdict"] == "nothing" else "privacy warning"
     title = f'<header>\n<p class="kind">Privacy audit of a model</p>\n<h1>{text(_name(told))}</h1>\n</header>\n'
     sections = (
-        title + section(_HEADS[told["verdict"]], "".join(map(paragraph, told["sentences"])), css_class=css),
+        title + section(MODEL_HEADLINES[told["verdict"]], "".join(map(paragraph, told["sentences"])), css_class=css),
         _evidence(audit, told),
         _signal_table(told),
         _without_model(told),
@@ -335,7 +334,7 @@ def _evidence(audit: Audit, told: dict[str, Any]) -> str:
 def _drawing(audit: Audit, best: dict[str, Any]) -> str:
     found = audit.best
     floor = max(_LOWEST, 10.0 ** math.floor(math.log10(1 / max(best["members"], best["non_members"]))))
-    drawn = Curve(*(list(map(float, part)) for part in (found.fpr, found.tpr, found.low, found.high)))
+    drawn = Curve(*(tuple(map(float, part)) for part in (found.fpr, found.tpr, found.low, found.high)))
     caption = (
         "Upwards: members that the signal finds. To the right: others that it accuses. Both on logarithmic axes; the dotted "
         f"line is a coin. {found.meaning}"
@@ -428,11 +427,6 @@ def _how(audit: Audit, told: dict[str, Any], *, show_texts: bool) -> str:
 
 
 _RATES = ("0.01", "0.001")
-_HEADS = {
-    "void": "This audit cannot tell: members and others differ without any model",
-    "leak": "The model gives away which texts were in its training",
-    "nothing": "Nothing was found",
-}
 _READING = (
     "A signal is a number for each text, higher where the text looks like a training text. “Right of 100”: right guesses "
     "between a member and another text; 50 is a coin's. “Caught at 1 %”: members found by a rule that accuses at most "

@@ -31,18 +31,18 @@ from secure_fed.errors import ConfigError
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.federation import Federation
 from secure_fed.learning import tasks
-from secure_fed.learning.audit_pool.hold_out import everything
+from secure_fed.learning.audit_pool.pool import everything
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.chats import as_messages
+from secure_fed.learning.data.encode import without_aside
 from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.evaluation import confidence
 from secure_fed.learning.models.architecture import is_pooled, of_text
 from secure_fed.learning.models.locate import locate
+from secure_fed.learning.problem import tokenised
 from secure_fed.learning.tasks.chat import Chats
-from secure_fed.learning.tasks.confidence import confidence
-from secure_fed.learning.tasks.item_extras import without_aside
-from secure_fed.learning.tokenised import tokenised
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.membership.measured import confidences
+from secure_fed.runs.membership import confidences
 
 Progress = Callable[[int, int], None]
 Kept = Sequence[Sequence[int]]

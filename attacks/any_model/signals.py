@@ -26,14 +26,13 @@ from attacks.catalogue import executed, guarded, refused
 from secure_fed.errors import DataError, ModelError, UsageError
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.chats import ASSISTANT, Chat
-from secure_fed.learning.data.encode import IGNORED, Encoded
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.encode import ASIDE, IGNORED, Encoded
+from secure_fed.learning.data.rows import Vocabulary
+from secure_fed.learning.evaluation import confidence_of_likelihood
 from secure_fed.learning.models.architecture import positions_of
 from secure_fed.learning.models.loading import explained, quiet
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.chat import Chats
-from secure_fed.learning.tasks.confidence import of_likelihood
-from secure_fed.learning.tasks.item_extras import ASIDE
 
 PAPERS = {
     "loss": "Yeom et al. 2018",
@@ -81,7 +80,7 @@ def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
 
 def confident(losses: Floats, *, likely: bool) -> Floats:
     """(texts,) confidences from losses: the logit of exp(-loss) if that is a probability (`likely`), else -loss."""
-    found: Floats = of_likelihood(torch.from_numpy(-losses)).numpy() if likely else -losses
+    found: Floats = confidence_of_likelihood(torch.from_numpy(-losses)).numpy() if likely else -losses
     return found
 
 

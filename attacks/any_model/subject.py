@@ -34,17 +34,14 @@ from attacks.any_model.outputs import (
 from attacks.evidence.baseline import when
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import DataError, ModelError, UsageError
-from secure_fed.export.label_scale import of
+from secure_fed.export.export import label_scale_of
 from secure_fed.export.peft_folder import on_mean_pooled
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
 from secure_fed.learning.data.chats import ASSISTANT
 from secure_fed.learning.data.encode import IGNORED, Encoded, batches
-from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.on_disk import kept
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import is_chat, normal
+from secure_fed.learning.data.rows import Rows, Table, Vocabulary, is_chat, normal_text
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.tasks.next_tokens import rows_together, token_figures
@@ -60,8 +57,8 @@ _PREDICTED_FROM = {"AutoModelForCausalLM": 1, "AutoModelForTokenClassification":
 class Asked:
     """The user's request. labels: the classes in the order of the model's outputs, if given.
 
-    others: None if membership is unknown; then all texts are in one file, that of the option `all_in`. classes: all classes of
-    the texts' data set, as the data writes them, where they are known; a few texts may not contain all of them. date: the
+    others: None if membership is unknown; then all texts are in one file, that of the argument `all_in`. classes: all classes
+    of the texts' data set, as the data writes them, where they are known; a few texts may not contain all of them. date: the
     column with the date of a text. shadows: the number to train, by `config`. recall: texts outside the training, to prefix
     each text with. neighbours: the number for each text, by the masked language model `neighbour_model` if one is named.
     attacks: files of user-defined signals. scale_given: whether the scale of a regression's labels in `data` is the user's.
@@ -84,7 +81,7 @@ class Asked:
     neighbours: int = 0
     neighbour_model: str = ""
     attacks: tuple[Path, ...] = ()
-    all_in: str = "--prepared"
+    all_in: str = "DIR"
     scale_given: bool = False
 
 
@@ -137,7 +134,7 @@ class Subject:
         )
         require_head(reference, self.task, rows.label_names)
         require_same_order(reference, rows.label_names)
-        if (scale := of(asked.data)) is not None:
+        if (scale := label_scale_of(asked.data)) is not None:
             require_same(reference, scale)
         encoded = self.task.encode(loaded.tokenizer, rows, asked.max_length)
         return losses_of(loaded.model.eval(), self.task, loaded.tokenizer, encoded, rows.label_names)
@@ -170,7 +167,7 @@ def opened(asked: Asked) -> Subject:
 
 def require_different(model: str, references: Sequence[str]) -> None:
     """Refuse a model as its own reference, and a repeated reference: the spread over references would be meaningless."""
-    seen = {_place(model, "--model"): "is the --model itself"}
+    seen = {_place(model, "MODEL"): "is MODEL itself"}
     for name in references:
         place = _place(name, "--reference")
         if (why := seen.get(place)) is not None:
@@ -205,13 +202,13 @@ def require_apart(members: Rows, others: Rows) -> None:
 def _plain(rows: Rows) -> list[tuple[str, str]]:
     """Each row's texts, as `normal` writes them."""
     seconds = rows.text_b or ("",) * len(rows)
-    return [(normal(one), normal(two)) for one, two in zip(rows.text, seconds, strict=True)]
+    return [(normal_text(one), normal_text(two)) for one, two in zip(rows.text, seconds, strict=True)]
 
 
 def _scaled(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
     """The request with the scale of the model's labels, and a note that states it."""
     data = asked.data
-    if (scale := of(data)) is None:
+    if (scale := label_scale_of(data)) is None:
         return asked, ()
     by = "--label-centre and --label-scale"
     if asked.config is not None:

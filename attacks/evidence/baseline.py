@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attacks.adversary.null import Bools, Floats
-from secure_fed.runs.membership.roc import Ranking, auc, rank
+from secure_fed.runs.roc import Ranking, auc, rank
 
 FOLDS = 5
 FEWEST = 2 * FOLDS  # units on either side
@@ -80,7 +80,7 @@ def baseline(units: Sequence[Words], members: ArrayLike, seed: int) -> Baseline 
 
 def _bins(units: Sequence[Words]) -> NDArray[np.float64]:
     """The limits between eighths of the labels that are numbers; none if all are whole, as classes are."""
-    from secure_fed.learning.data.pointing import plain
+    from secure_fed.learning.data.audit_unit import plain
 
     examples = (plain(example) for unit in units for example in unit.examples)
     labels = [example.get("labels") for example in examples if isinstance(example, Mapping)]
@@ -94,7 +94,7 @@ def _words(unit: Words, bins: NDArray[np.float64]) -> NDArray[np.int64] | None:
     """All words of all examples of a unit. A label counts as further words, because attacks see it too: one by itself, and one
     with each word, for labels that fit the words on one side and not on the other.
     """
-    from secure_fed.learning.data.pointing import plain
+    from secure_fed.learning.data.audit_unit import plain
 
     found = [np.zeros(0, dtype=np.int64)]
     for example in map(plain, unit.examples):

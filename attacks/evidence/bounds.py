@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from attacks.adversary.null import Bools, Floats
-from secure_fed.runs.membership.roc_interval import exact_limits
+from secure_fed.runs.roc import exact_limits
 
 # Shares of the units, highest scores and lowest: the first suits balanced attacks, the others attacks that are right in a tail.
 WAYS = ((0.5, 0.5), (0.15, 0.15), (0.05, 0.05), (0.15, 0.0), (0.05, 0.0), (0.015, 0.0))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,12 @@ from attacks.adversary.case import Finding
 from attacks.adversary.null import Bools, Floats, Null, refuted
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.evidence.tradeoff import sampled_gaussian
+from attacks.record import Accusation, Allowed, Cell, Client, Estimate, Exposed, Rates
 from secure_fed.learning.audit_pool.pool import AuditPool
-from secure_fed.learning.audit_pool.unit import Unit
-from secure_fed.learning.data.pointing import plain
+from secure_fed.learning.data.audit_unit import Unit, plain
+from secure_fed.runs import roc
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.membership import roc, roc_interval
-from secure_fed.runs.membership.roc_interval import exact_limits
+from secure_fed.runs.roc import exact_limits
 
 ROC_POINTS = 200  # points of a drawn curve
 CONFIDENCE = 0.95  # of each interval and each estimate by itself
@@ -100,42 +100,42 @@ def cell(
     one: Judged,
     seconds: float,
     accounted: float | None,
-    allowed: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """One cell of the matrix as JSON. allowed: the figures that the guarantee allows an attack, if it covers this adversary."""
+    allowed: Allowed | None = None,
+) -> Cell:
+    """One cell of the matrix. allowed: the figures that the guarantee allows an attack, if it covers this adversary."""
     measured = dict(one.finding.measured)
     if one.bound is not None and one.bound.gaussian_epsilon is not None:
         measured["estimate_if_gaussian"] = one.bound.gaussian_epsilon
-    figures = empty(attack, vantage, one.why) | {
-        "applicable": not one.why,
-        "measured": measured,
-        "note": one.finding.note,
-        "seconds": round(seconds, 3),
-        "epsilon_accounted": accounted,
-    }
-    if one.ranking is not None:
-        figures |= roc.to_dict(one.ranking)
-        figures |= {"null": one.null, "allowed": None if allowed is None else dict(allowed)}
-        figures["estimates"] = [asdict(estimate) for estimate in one.estimates]
-    if one.bound is not None:
-        figures |= {
-            "epsilon_lower": one.bound.epsilon,
-            "epsilon_how": one.bound.how,
-            "epsilon_showable": one.bound.most,
-        }
-    return figures
-
-
-def empty(attack: str, vantage: str, why: str) -> dict[str, Any]:
-    """A cell without figures, with the reason."""
-    nothing = dict.fromkeys(
-        (
-            *("auc", "auc_interval", "members", "non_members", "tpr_at_fpr"),
-            *("epsilon_lower", "epsilon_showable", "epsilon_accounted", "allowed", "seconds"),
-        )
+    found = Cell(
+        attack,
+        vantage,
+        not one.why,
+        one.why,
+        epsilon_accounted=accounted,
+        seconds=round(seconds, 3),
+        measured=measured,
+        note=one.finding.note,
     )
-    named = {"attack": attack, "vantage": vantage, "applicable": False, "why": why}
-    return named | nothing | {"epsilon_how": "", "measured": {}, "note": "", "null": "", "estimates": []}
+    if one.ranking is not None:
+        found = replace(
+            found,
+            auc=one.ranking.auc,
+            auc_interval=one.ranking.auc_interval,
+            members=one.ranking.members,
+            non_members=one.ranking.non_members,
+            tpr_at_fpr={fpr: None if at is None else _rates(at) for fpr, at in one.ranking.at.items()},
+            allowed=allowed,
+            null=one.null,
+            estimates=one.estimates,
+        )
+    if one.bound is not None:
+        bound = one.bound
+        found = replace(found, epsilon_lower=bound.epsilon, epsilon_how=bound.how, epsilon_showable=bound.most)
+    return found
+
+
+def _rates(at: roc.TprAt) -> Rates:
+    return Rates(at.tpr.value, (at.tpr.low, at.tpr.high), at.fpr.value, (at.fpr.low, at.fpr.high))
 
 
 def rank_by_law(tails: Floats, non_members: int, seed: int = 0) -> roc.Ranking:
@@ -192,10 +192,11 @@ _GRID = 60
 _LARGEST_MU, _SMALLEST_MU = 200.0, 1e-3
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """An estimate of epsilon: each makes an assumption that no audit can check, and is named after it. Neither is ever evidence
-    of a violation: only `bounds.lower_bound` is, which assumes nothing but fair coins.
+def estimates(null: Null, members: Bools, delta: float, releases: int | None = None) -> list[Estimate]:
+    """The estimates that `null` permits. releases: the run's number of releases; None: the rounds in `null`.
+
+    Each estimate makes an assumption that no audit can check, and is named after it. Neither is ever evidence of a violation:
+    only `bounds.lower_bound` is, which assumes nothing but fair coins.
 
     independent assumes that the members' scores are independent draws from one law. Then k of n members with a tail of at
     most r give a lower limit of the true-positive rate at a false-positive rate of exactly r (Clopper and Pearson, 1934),
@@ -214,17 +215,7 @@ class Estimate:
     Gaussian (q = 1). Both estimates are too low, not too high, where canaries move a release by less than a unit may, or
     where some releases were not used. The second may be too high where the noise is not Gaussian, or differs between
     releases.
-
-    epsilon: a 95 % lower limit, if the assumption holds; point: the most likely epsilon.
     """
-
-    name: str
-    epsilon: float
-    point: float | None = None
-
-
-def estimates(null: Null, members: Bools, delta: float, releases: int | None = None) -> list[Estimate]:
-    """The estimates that `null` permits. releases: the run's number of releases; None: the rounds in `null`."""
     if not 0 < delta < 1 or not members.any():
         return []
     found = [Estimate("independent", independent(null.tails[members], delta))]
@@ -283,51 +274,49 @@ MOST_CLIENTS = 20
 FIRST = (10, 20, 50)  # false accusations are counted among so many first units
 
 
-def accusations(held: AuditPool, scores: Floats) -> list[dict[str, int]]:
+def accusations(held: AuditPool, scores: Floats) -> list[Accusation]:
     """The number of held-out units among the highest scores; equal scores keep the order of the units."""
     members = held.members[_order(scores)]
-    return [{"first": n, "false": int((~members[:n]).sum())} for n in FIRST if n <= len(members)]
+    return [Accusation(n, int((~members[:n]).sum())) for n in FIRST if n <= len(members)]
 
 
-def clients(held: AuditPool, scores: Floats) -> list[dict[str, Any]]:
-    """The clients whose members score highest. score: the mean share of held-out units below a client's member, .5 by chance;
-    beside it the same for the client's held-out units, None without any. Empty if the units are whole clients.
-    """
+def clients(held: AuditPool, scores: Floats) -> list[Client]:
+    """The clients whose members score highest. A score is .5 by chance. Empty if the units are whole clients."""
     if held.kind == "client":
         return []
-    shares = roc_interval.shares_below(scores, scores[~held.members])
+    shares = roc.shares_below(scores, scores[~held.members])
     own: dict[str, tuple[list[float], list[float]]] = {}
     for unit, share, member in zip(held.units, shares, held.members, strict=True):
         inside, outside = own.setdefault(unit.client, ([], []))
         (inside if member else outside).append(float(share))
-    rows: list[dict[str, Any]] = [
-        {
-            "client": name,
-            "units": len(inside),
-            "score": float(np.mean(inside)),
-            "held_out": len(outside),
-            "score_held_out": float(np.mean(outside)) if outside else None,
-        }
+    rows = [
+        Client(
+            name,
+            len(inside),
+            float(np.mean(inside)),
+            len(outside),
+            float(np.mean(outside)) if outside else None,
+        )
         for name, (inside, outside) in own.items()
         if inside
     ]
-    return sorted(rows, key=lambda one: -one["score"])[:MOST_CLIENTS]
+    return sorted(rows, key=lambda one: -one.score)[:MOST_CLIENTS]
 
 
-def exposed(assembly: Assembly, scores: Floats, *, show_texts: bool) -> list[dict[str, Any]]:
+def exposed(assembly: Assembly, scores: Floats, *, show_texts: bool) -> list[Exposed]:
     """The units with the highest scores, members and non-members."""
     held = assembly.audit_pool
-    shares = roc_interval.shares_below(scores, scores[~held.members])
+    shares = roc.shares_below(scores, scores[~held.members])
     return [
-        {
-            "unit": held.units[i].name,
-            "client": held.units[i].client,
-            "score": float(scores[i]),
-            "share_below": float(shares[i]),
-            "rank": rank,
-            "member": bool(held.members[i]),
-            "text": _text(assembly, held.units[i]) if show_texts else None,
-        }
+        Exposed(
+            unit=held.units[i].name,
+            client=held.units[i].client,
+            score=float(scores[i]) if np.isfinite(scores[i]) else None,
+            share_below=float(shares[i]),
+            rank=rank,
+            member=bool(held.members[i]),
+            text=_text(assembly, held.units[i]) if show_texts else None,
+        )
         for rank, i in enumerate(_order(scores)[:MOST].tolist(), 1)
     ]
 

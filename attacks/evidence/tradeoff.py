@@ -38,7 +38,8 @@ from numpy.typing import NDArray
 
 from attacks.adversary.null import Bools, Floats
 from attacks.evidence.bounds import lower_bound
-from secure_fed.runs.membership.roc import FALSE_POSITIVE_RATES
+from attacks.record import Allowed, Expected
+from secure_fed.runs.roc import FALSE_POSITIVE_RATES
 
 _ALIKE = 0.01
 _MOST_RELEASES = 5_000  # beyond, the grid of `sampled_gaussian` is too coarse to be worth its time
@@ -46,15 +47,14 @@ SIMULATED = 25
 _FALSE = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 400)])  # false-positive rates at which a curve is read
 
 
-def allowed(result: Mapping[str, Any], accounted: float) -> dict[str, Any]:
-    """As JSON: {"auc", "tpr_at_fpr": {"0.01", ..}, "by": "mechanism" or "epsilon"}, for a run with this result."""
+def allowed(result: Mapping[str, Any], accounted: float) -> Allowed:
+    """The figures that the guarantee of a run with this result allows an attack."""
     delta = float(result.get("delta") or 0.0)
     curve = mechanism(result, accounted, delta)
     if curve is None:
-        rates = {f"{fpr:g}": rate(fpr, accounted, delta) for fpr in FALSE_POSITIVE_RATES}
-        return {"auc": area(accounted, delta), "tpr_at_fpr": rates, "by": "epsilon"}
-    rates = {f"{fpr:g}": curve.rate(fpr) for fpr in FALSE_POSITIVE_RATES}
-    return {"auc": curve.area, "tpr_at_fpr": rates, "by": "mechanism"}
+        rates = {fpr: rate(fpr, accounted, delta) for fpr in FALSE_POSITIVE_RATES}
+        return Allowed(area(accounted, delta), rates, "epsilon")
+    return Allowed(curve.area, {fpr: curve.rate(fpr) for fpr in FALSE_POSITIVE_RATES}, "mechanism")
 
 
 def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> Curve | Gaussian | None:
@@ -76,15 +76,18 @@ def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> Curv
     return curve if abs(curve.epsilon(delta) - accounted) <= _ALIKE * accounted else None
 
 
-def expected(result: Mapping[str, Any], accounted: float, members: Bools, significance: float) -> dict[str, Any]:
-    """As JSON: {"epsilon_lower", "by": "mechanism" or "Gaussian of the same epsilon"}. significance: of the bound."""
+def expected(result: Mapping[str, Any], accounted: float, members: Bools, significance: float) -> Expected:
+    """The bound expected from the best possible attack, by the run's mechanism or a Gaussian of the same epsilon.
+
+    significance: of the bound.
+    """
     delta = float(result.get("delta") or 0.0)
     own = mechanism(result, accounted, delta)
     curve = own or same_epsilon(accounted, delta)
     rng = np.random.default_rng(0)
     bounds = [lower_bound(drawn(curve, members, rng), members, delta, significance).epsilon for _ in range(SIMULATED)]
     by = "mechanism" if own is not None else "Gaussian of the same epsilon"
-    return {"epsilon_lower": float(np.median([bound or 0.0 for bound in bounds])), "by": by}
+    return Expected(float(np.median([bound or 0.0 for bound in bounds])), by)
 
 
 def drawn(curve: Curve | Gaussian, members: Bools, rng: np.random.Generator) -> NDArray[np.float64]:

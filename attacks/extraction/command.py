@@ -1,4 +1,4 @@
-"""`secure-fed audit --model BASE --extract FILE`: texts that a language model reproduces."""
+"""`secure-fed audit extract MODEL FILE`: texts that a language model reproduces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attacks.options import above_limit, chosen_settings, limit_of, longest, require_columns, say
+from attacks.options import (
+    OF_CHATS,
+    above_limit,
+    add_chat_template,
+    add_limit,
+    add_model_arguments,
+    chosen_settings,
+    limit_of,
+    longest,
+    require_columns,
+    say,
+)
 from secure_fed.errors import ConfigError, UsageError
 
 PREFIX = SUFFIX = 32
@@ -16,31 +27,45 @@ _TASKS = ("causal_lm", "chat")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options to `audit`."""
-    own = parser.add_argument_group("texts that a language model gives back")
-    own.add_argument(
-        "--extract", type=Path, metavar="FILE", help="texts that were in the training; the model gets their beginnings"
+    """Add the arguments of `audit extract`."""
+    add_model_arguments(parser)
+    add = parser.add_argument
+    texts = "texts that were in the training; the model gets their beginnings"
+    add("texts", type=Path, metavar="FILE", help=texts)
+    add(
+        "--task",
+        choices=_TASKS,
+        default=_TASKS[0],
+        metavar="TASK",
+        help=f"{' or '.join(_TASKS)} (default: {_TASKS[0]})",
     )
+    add("--text", metavar="COLUMN", help="as data.text")
+    add("--text-b", metavar="COLUMN", help="as data.text_b")
+    add("--prefix", type=int, metavar="TOKENS", help=f"length of the beginning (default: {PREFIX})")
+    add("--suffix", type=int, metavar="TOKENS", help=f"length of the continuation to look for (default: {SUFFIX})")
     answers = "give a conversation up to the assistant's last answer, in the place of --prefix (--task chat)"
-    own.add_argument("--answers", action="store_true", help=answers)
-    own.add_argument("--prefix", type=int, metavar="TOKENS", help=f"length of the beginning (default: {PREFIX})")
-    own.add_argument(
-        "--suffix", type=int, metavar="TOKENS", help=f"length of the continuation to look for (default: {SUFFIX})"
+    add("--answers", action="store_true", help=answers)
+    add("--max-length", type=int, metavar="TOKENS", help=f"cut longer conversations (--task chat; default: {OF_CHATS})")
+    add_chat_template(parser)
+    add(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model that never saw the texts; may be repeated",
     )
+    add("--show-texts", action="store_true", help="print the texts that came back")
+    add_limit(parser, "extracted")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the extraction and print it; the exit status shows whether more texts were reproduced than the limit."""
-    if chosen.model is None or chosen.run_dir is not None:
-        raise UsageError("--extract is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
-    task = chosen.task or _TASKS[0]
-    if task not in _TASKS:
-        raise UsageError(f"--extract is for language models ({', '.join(_TASKS)}), and --task is {task}: leave it out")
+    task = chosen.task
     if chosen.answers and (task != "chat" or chosen.prefix is not None):
         raise UsageError("--answers is for --task chat, and in the place of --prefix: leave it out, or --prefix")
     if task != "chat" and chosen.max_length is not None:
         raise UsageError("--max-length is for --task chat: of a text, --prefix and --suffix say how much is read")
-    how = "with --extract give extracted= and a share of the texts, such as extracted=0.01"
+    how = "give extracted= and a share of the texts, such as extracted=0.01"
     limit = limit_of(chosen.fail_above, "extracted", how)
     prefix = None if chosen.answers else _length(chosen, "prefix", PREFIX)
     suffix = _length(chosen, "suffix", SUFFIX)
@@ -53,7 +78,7 @@ def run(chosen: argparse.Namespace) -> int:
     data = replace(DataConfig("", "of the user", "", task, chosen.text or "", chosen.text_b or ""), **settings)
     most = longest(chosen, task) if task == "chat" else (prefix or 0) + suffix
     of_model = chosen.adapter, tuple(chosen.reference), (), most, chosen.device
-    subject = opened(Asked(chosen.model, chosen.extract, None, data, *of_model, all_in="--extract"))
+    subject = opened(Asked(chosen.model, chosen.texts, None, data, *of_model, all_in="FILE"))
     facts = extracted(subject, prefix, suffix, say, show_texts=chosen.show_texts)
     print(json.dumps(facts)) if chosen.json else _show(facts)
     share = facts["only_by_the_model"] / facts["tried"]

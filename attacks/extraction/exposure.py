@@ -33,10 +33,10 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning.data.chats import Chat, chat_of
 from secure_fed.learning.data.encode import IGNORED, pad_id
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.tasks.causal_lm import continuations
 from secure_fed.learning.tasks.chat import Chats
-from secure_fed.learning.tasks.continuation import continuations
 from secure_fed.learning.tasks.next_tokens import rows_together, token_losses
-from secure_fed.runs.membership.roc_interval import exact_limits
+from secure_fed.runs.roc import exact_limits
 
 USUAL = "The access code of {name} is {secret}."
 USUAL_CHAT = "What is the access code of {name}?\nThe access code of {name} is {secret}."

@@ -1,39 +1,40 @@
-"""`secure-fed audit --model BASE --attribute COLUMN`, and `secure-fed audit RUN_DIR --share WORD`."""
+"""`secure-fed audit model MODEL --attribute COLUMN`, and `secure-fed audit share RUN_DIR WORD`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
-from attacks.options import above_limit, cannot_tell, labels_of, limit_of, longest, say
+from attacks.options import above_limit, add_limit, cannot_tell, labels_of, limit_of, longest, refuse, say
 from secure_fed.errors import UsageError
 
+_UNREAD = (
+    "reference shadows config recall neighbours neighbour_model date scores out show_texts attack stride unanswerable "
+    "label_centre label_scale chat_template"
+)
 _TASKS = ("classification", "multi_label", "regression", "causal_lm")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of both kinds to `audit`."""
-    own = parser.add_argument_group("an attribute of known records")
-    what = (
-        "guess this column, whose value the texts contain, from the rest of each text, for --members and --non-members"
+def add_attribute(parser: argparse.ArgumentParser) -> None:
+    """Add to `audit model` the option that asks for the audit of an attribute in its place."""
+    what = "guess this column of each text from its rest"
+    parser.add_argument("--attribute", metavar="COLUMN", help=what)
+
+
+def add_share(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `audit share`."""
+    parser.add_argument(
+        "run_dir", type=Path, metavar="RUN_DIR", help="its clients each make an update from the final model"
     )
-    own.add_argument("--attribute", metavar="COLUMN", help=what)
-    own = parser.add_argument_group("a share of a client's texts")
-    what = (
-        "guess which share of a client's texts contain this word, from an update that each of at most 60 clients of RUN_DIR "
-        "makes from the final model"
-    )
-    own.add_argument("--share", metavar="WORD", help=what)
+    parser.add_argument("word", metavar="WORD", help="guess which share of a client's texts contain it")
+    add_limit(parser, "gain")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the advantage is above the limit."""
-    for name in ("model", "members", "non_members"):
-        if getattr(chosen, name) is None:
-            raise UsageError(f"--{name.replace('_', '-')} is missing: --attribute needs a model, members and others")
-    if chosen.run_dir is not None:
-        raise UsageError(f"name either RUN_DIR, which is {chosen.run_dir}, or --model")
+    refuse(chosen, _UNREAD, "has no effect beside --attribute")
     task = chosen.task or "classification"
     if task not in _TASKS:
         raise UsageError(
@@ -63,11 +64,11 @@ def run(chosen: argparse.Namespace) -> int:
 def _show(facts: dict[str, Any]) -> None:
     from rich.table import Column, Table
 
+    from attacks.report.words import CAPITALS
     from secure_fed.report.terminal import PlainConsole
 
     console = PlainConsole()
-    heads = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
-    console.print(f"verdict on {facts['attribute']} in {facts['model']}: {heads[facts['verdict']]}", style="bold")
+    console.print(f"verdict on {facts['attribute']} in {facts['model']}: {CAPITALS[facts['verdict']]}", style="bold")
     for sentence in facts["sentences"]:
         console.print(sentence)
     table = Table("guessed by", *(Column(head, justify="right") for head in ("members", "others", "advantage")))
@@ -80,21 +81,20 @@ def _show(facts: dict[str, Any]) -> None:
 
 def run_share(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the gain is above the limit."""
-    if chosen.run_dir is None:
-        raise UsageError("--share is for the audit of a run: name its RUN_DIR")
-    limit = limit_of(chosen.fail_above, "gain", "with --share give gain= and a number from 0 to 1")
+    limit = limit_of(chosen.fail_above, "gain", "give gain= and a number from 0 to 1")
     from attacks.adversary.case import Inapplicable
     from attacks.inference.share import audited
 
     try:
-        found = audited(chosen.run_dir, chosen.share, say)
+        found = audited(chosen.run_dir, chosen.word, say)
     except Inapplicable as error:
-        raise UsageError(f"--share does not apply: {error}") from error
+        raise UsageError(f"this audit does not apply: {error}") from error
     if chosen.json:
         print(json.dumps(found))
     else:
-        heads = {"leak": "LEAK", "nothing": "nothing found"}
-        print(f"verdict on the share of {found['word']!r} in {found['clients']} clients: {heads[found['verdict']]}")
+        from attacks.report.words import CAPITALS
+
+        print(f"verdict on the share of {found['word']!r} in {found['clients']} clients: {CAPITALS[found['verdict']]}")
         print("\n".join(found["sentences"]))
     if found["gain"] <= limit or found["verdict"] == "nothing":
         return 0

@@ -27,7 +27,7 @@ from attacks.adversary.lying_server import LyingServer
 from attacks.adversary.null import Floats
 from attacks.options import Say
 from secure_fed.errors import UsageError
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 
 Update = Callable[[Sequence[Any]], Floats]  # (numbers,) the update of a client with these examples
 ALPHA, MADE_UP, CLIENTS, FEWEST_CLIENTS, FEWEST_TEXTS = 0.05, 120, 60, 8, 20
@@ -112,7 +112,7 @@ def _says(tokenizer: Any, word: str) -> Callable[[Any], bool]:
     """A predicate on examples: whether the word's tokens occur in sequence."""
     ids = tokenizer(word, add_special_tokens=False)["input_ids"]
     if not ids or tokenizer.unk_token_id in ids:
-        raise UsageError(f"--share is {word!r}, which the model's tokenizer does not know; choose another word")
+        raise UsageError(f"WORD is {word!r}, which the model's tokenizer does not know; choose another word")
 
     def says(example: Any) -> bool:
         tokens = list(example["input_ids"])

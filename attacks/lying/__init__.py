@@ -2,5 +2,5 @@
 
 lies      the crafted tensors of a classifier's head, and what each shows
 trials    trials of each attack, with the rate of a guess without any update
-command   `secure-fed audit --lying`
+command   `secure-fed audit lying`
 """

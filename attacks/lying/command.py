@@ -1,4 +1,4 @@
-"""`secure-fed audit --lying RUN_DIR|CONFIG.toml`: what a lying server learns from the contributions of a run's clients."""
+"""`secure-fed audit lying RUN_DIR|CONFIG.toml`: what a lying server learns from the contributions of a run's clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks.options import above_limit, cannot_tell, limit_of
+from attacks.options import CANNOT_TELL, above_limit, add_limit, cannot_tell, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -17,28 +17,27 @@ TRIALS, FEWEST_TRIALS = 20, 8  # with fewer, half of them with a member, even al
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options to `audit`."""
-    own = parser.add_argument_group("a server that lies")
-    asked = "a run directory or a TOML file: try on its clients what a lying server could read, instead of RUN_DIR"
-    own.add_argument("--lying", type=Path, metavar="RUN_DIR|CONFIG.toml", help=asked)
-    own.add_argument(
-        "--trials", type=int, default=TRIALS, metavar="N", help=f"trials of each attack (default: {TRIALS})"
-    )
+    """Add the arguments of `audit lying`."""
+    on = "a finished run, or the configuration of one to try"
+    parser.add_argument("target", type=Path, metavar="RUN_DIR|CONFIG.toml", help=on)
+    named = "make this attack only; may be repeated (traps, membership, replay, labels, ...)"
+    parser.add_argument("--attack", action="append", default=[], metavar="NAME", help=named)
+    trials = f"trials of each attack (default: {TRIALS})"
+    parser.add_argument("--trials", type=int, default=TRIALS, metavar="N", help=trials)
+    add_limit(parser, "rate", f"; with {CANNOT_TELL} if no attack applies")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Try the attacks and print their rates; the exit status shows whether a working attack is above the limit."""
-    if chosen.run_dir is not None:
-        raise UsageError("--lying names the run to attack: leave RUN_DIR out")
     if chosen.trials < FEWEST_TRIALS:
         raise ConfigError(f"--trials is {chosen.trials}; it must be at least {FEWEST_TRIALS}, to show anything")
-    limit = limit_of(chosen.fail_above, "rate", "with --lying give rate= and a number from 0 to 1")
+    limit = limit_of(chosen.fail_above, "rate", "give rate= and a number from 0 to 1")
     from attacks.lying.trials import LIES, audited
 
     for name in chosen.attack:
         if name not in LIES:
-            raise ConfigError(f"--attack is {name!r}, but with --lying the attacks are {', '.join(LIES)}")
-    found = audited(_server(chosen.lying), list(dict.fromkeys(chosen.attack)) or list(LIES), chosen.trials)
+            raise ConfigError(f"--attack is {name!r}, but the attacks of a lying server are {', '.join(LIES)}")
+    found = audited(_server(chosen.target), list(dict.fromkeys(chosen.attack)) or list(LIES), chosen.trials)
     if chosen.attack and not any(one["applicable"] for one in found["cells"]):
         whys = "; ".join(f"{one['attack']}: {one['why']}" for one in found["cells"])
         raise UsageError(f"the attacks requested with --attack do not apply here. {whys}")

@@ -26,8 +26,7 @@ from attacks.adversary.case import Inapplicable
 from attacks.adversary.lying_server import LyingServer
 from secure_fed.learning.training.objective import to_device
 from secure_fed.methods.method import State
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 _NO_HEAD = (
     "the attack needs a classifier's head with a hidden layer and tanh, such as BERT's pooler, whose tensors all travel, and "

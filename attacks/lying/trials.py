@@ -22,7 +22,7 @@ from attacks.adversary.lying_server import LyingServer, Refused
 from attacks.lying import lies
 from attacks.lying.lies import Head
 from attacks.options import say
-from secure_fed.learning.training.schedule import planned_steps
+from secure_fed.learning.training.local import planned_steps
 from secure_fed.tensors.tensors import Tensors
 
 _MOST_TEXTS = 64

@@ -1,4 +1,4 @@
-"""`secure-fed audit prepare DATA --out DIR`, and `secure-fed audit --model BASE --prepared DIR`."""
+"""`secure-fed audit prepare DATA --out DIR`, and `secure-fed audit prepared MODEL DIR`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attacks.options import (
+    CANNOT_TELL,
     KINDS,
+    LENGTH,
+    OF_CHATS,
     TASKS,
     above_limit,
+    add_limit,
+    add_model_arguments,
+    add_task_arguments,
     cannot_tell,
     chosen_settings,
     gives_scale,
     labels_of,
     limit_of,
     longest,
+    refuse,
     require_columns,
     say,
 )
-from secure_fed.errors import ConfigError, UsageError
+from secure_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from attacks.prepared.folder import Manifest
@@ -35,14 +42,21 @@ _TEMPLATE = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's options to `audit`."""
-    own = parser.add_argument_group("a training that was prepared by `secure-fed audit prepare`")
-    own.add_argument("--prepared", type=Path, metavar="DIR", help="its folder, instead of --members and --non-members")
+    """Add the arguments of `audit prepared`."""
+    add_model_arguments(parser)
+    add = parser.add_argument
+    add("prepared", type=Path, metavar="DIR", help="the folder that `secure-fed audit prepare` made")
+    add("--delta", type=float, metavar="D", help="the bound on epsilon is at this delta (default: 1e-5)")
     exposure = "rank the planted secrets among the possible secrets, instead of bounding epsilon"
-    own.add_argument("--exposure", action="store_true", help=exposure)
+    add("--exposure", action="store_true", help=exposure)
     tried = "rank each among N random ones, if more are possible (default: 1000)"
-    own.add_argument("--secrets-tried", type=int, metavar="N", help=tried)
-    own.add_argument("--delta", type=float, metavar="D", help="the bound on epsilon is at this delta (default: 1e-5)")
+    add("--secrets-tried", type=int, metavar="N", help=tried)
+    unseen = "a model of the same kind that never saw the candidates; may be repeated"
+    add("--reference", action="append", default=[], metavar="NAME", help=unseen)
+    add("--labels", metavar="A,B,...", help="the classes in the order of the model's outputs")
+    add("--max-length", type=int, metavar="TOKENS", help=f"cut longer texts (default: {LENGTH}; chats: {OF_CHATS})")
+    add_task_arguments(parser)
+    add_limit(parser, "epsilon", f" (exposure=X with --exposure); with {CANNOT_TELL} if it cannot tell")
 
 
 def add_preparing(parser: argparse.ArgumentParser) -> None:
@@ -91,23 +105,17 @@ def prepare(chosen: argparse.Namespace) -> None:
         f"train on:   {chosen.out / 'train.jsonl'}, with any tool\n"
         f"publish:    {chosen.out / 'prepared.json'}, which commits to {manifest.candidates} coins\n"
         f"keep:       {chosen.out / 'candidates.jsonl'} and {chosen.out / 'private'}, for yourself until the audit\n"
-        f"then audit: secure-fed audit --model BASE --adapter ADAPTER --prepared {shlex.quote(str(chosen.out))}"
+        f"then audit: secure-fed audit prepared MODEL {shlex.quote(str(chosen.out))} --adapter ADAPTER"
     )
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the bound is above the limit."""
-    if chosen.prepared is None:
-        raise UsageError(
-            "--exposure needs secrets planted by `secure-fed audit prepare`: name its folder with --prepared"
-        )
-    if chosen.model is None or chosen.run_dir is not None:
-        raise UsageError("--prepared is for the audit of a --model, not of a RUN_DIR: name the model that was trained")
     if chosen.exposure:
+        refuse(chosen, "reference labels delta", "has no effect beside --exposure")
         return _exposure(chosen)
-    limit = limit_of(
-        chosen.fail_above, "epsilon", "with --prepared give epsilon= and a number from 0, such as epsilon=1", math.inf
-    )
+    refuse(chosen, "secrets_tried", "goes with --exposure")
+    limit = limit_of(chosen.fail_above, "epsilon", "give epsilon= and a number from 0, such as epsilon=1", math.inf)
     from attacks.prepared import findings
     from attacks.prepared.folder import read
 
@@ -131,7 +139,7 @@ def _exposure(chosen: argparse.Namespace) -> int:
     limit = limit_of(
         chosen.fail_above,
         "exposure",
-        "with --exposure give exposure= and a number from 0, such as exposure=3",
+        "beside --exposure give exposure= and a number from 0, such as exposure=3",
         math.inf,
     )
     tried = chosen.secrets_tried

@@ -22,7 +22,7 @@ from attacks.options import Say
 from attacks.prepared.folder import Manifest, planted_in, truth_of
 from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.tasks.chat import Chats
-from secure_fed.runs.membership.roc import Ranking, rank, to_dict
+from secure_fed.runs.roc import Ranking, rank, to_dict
 
 SIGNIFICANCE = 0.05
 DELTA = 1e-5

@@ -42,10 +42,8 @@ from secure_fed.errors import ConfigError, DataError, UsageError, plainly
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
 from secure_fed.learning.data.chats import ASSISTANT, chat_of, rewritten
-from secure_fed.learning.data.formats import text_lines
-from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Columns
-from secure_fed.learning.data.texts import is_blank, is_chat, normal
+from secure_fed.learning.data.files import text_lines
+from secure_fed.learning.data.rows import Columns, Vocabulary, is_blank, is_chat, normal_text
 from secure_fed.learning.tasks.task import Task
 from secure_fed.runs.directory import made_private, private_part
 from secure_fed.runs.durable import atomic_write
@@ -140,7 +138,7 @@ def _read(wish: Wish) -> _Data:
         rows = [{name: column[row] for name, column in whole.columns.items()} for row in range(len(whole))]
     first, second = task.texts([table])
     both = zip(first, second or [None] * len(first), strict=True)
-    texts = [json.dumps([normal(one), normal(other or "")]) for one, other in both]
+    texts = [json.dumps([normal_text(one), normal_text(other or "")]) for one, other in both]
     seen = Counter(texts)
     short = [_nothing_to_predict(wish, text) for text in first]
     alone = [index for index, text in enumerate(texts) if seen[text] == 1 and not short[index]]
@@ -355,8 +353,7 @@ def read(folder: Path) -> Manifest:
         _require_whole(manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{folder} was not made by `secure-fed audit prepare` ({MANIFEST} is missing or damaged): name one with "
-            "--prepared"
+            f"{folder} was not made by `secure-fed audit prepare` ({MANIFEST} is missing or damaged): name one as DIR"
         ) from error
     for name, published in manifest.digests.items():
         gone = name == TRAIN and not (folder / name).exists()  # it may only be where the training happens

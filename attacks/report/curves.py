@@ -1,22 +1,33 @@
 """The ROC at low false-positive rates for each adversary, and the lower bounds on epsilon.
 
-Drawings are inline SVG in the colours of `secure_fed.report.page.plots`. They contain no untrusted text.
+Drawings are inline SVG in the colours of `secure_fed.report.markup`. They contain no untrusted text.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attacks.report import significance
-from attacks.report.reading import NO_UNIT, Audit, Cell, Interval, numbers
-from attacks.report.wording import NAMES, SUPPOSES, apart, at_least, confidence, estimates, promised, unit_one
+from attacks.record import Audit, Cell, Curve, RunBeside
+from attacks.report.verdict import allows, contradicts, strongest
+from attacks.report.words import NAMES, SUPPOSES, apart, at_least, confidence, estimates, promised, unit_one
 from secure_fed.report.formatting import MISSING, at_most, percent
 from secure_fed.report.formatting import number as shown
-from secure_fed.report.page.markup import figure, figures, folded, paragraph, section, subsection, table
-from secure_fed.report.page.plots import FIRST, INK, RULE, SECOND, drawing
+from secure_fed.report.markup import (
+    FIRST,
+    INK,
+    RULE,
+    SECOND,
+    drawing,
+    figure,
+    figures,
+    folded,
+    paragraph,
+    section,
+    subsection,
+    table,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +57,7 @@ def roc_curves(audit: Audit) -> str:
 
 def _first(audit: Audit) -> Cell | None:
     best = _best(audit)
-    return audit.main_cell if audit.main_cell in best else significance.strongest(best)
+    return audit.main_cell if audit.main_cell in best else strongest(best)
 
 
 def _best(audit: Audit) -> list[Cell]:
@@ -55,7 +66,7 @@ def _best(audit: Audit) -> list[Cell]:
     best = [
         audit.main_cell
         if audit.main_cell in drawable and audit.main_cell.vantage == vantage.name
-        else significance.strongest([cell for cell in drawable if cell.vantage == vantage.name])
+        else strongest([cell for cell in drawable if cell.vantage == vantage.name])
         for vantage in audit.vantages
     ]
     return [cell for cell in best if cell is not None]
@@ -73,7 +84,7 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
             sentences.append(f"No TPR at FPR {100 * tail.target:g} %: too few non-members.")
         else:
             sentences.append(f"TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}.")
-    most = significance.allows(cell, audit)
+    most = allows(cell, audit)
     if most is not None and most.by == "mechanism":
         sentences.append(f"The run's mechanism allows an AUC of {shown(most.auc)}.")
     # the power of ten below one unit's share, so that the first unit is on the axis
@@ -84,21 +95,7 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
 
 
 def _curve(audit: Audit, cell: Cell) -> Curve | None:
-    points = audit.roc.get(f"{cell.attack}/{cell.vantage}", {})
-    fpr, tpr = numbers(points.get("fpr")), numbers(points.get("tpr"))
-    if len(fpr) < 2 or len(fpr) != len(tpr):
-        return None
-    return Curve(fpr, tpr, numbers(points.get("low")), numbers(points.get("high")))
-
-
-@dataclass(frozen=True)
-class Curve:
-    """An empirical ROC curve: equally long lists of rising rates; low and high are empty without a band."""
-
-    fpr: Sequence[float]
-    tpr: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
+    return audit.roc.get(f"{cell.attack}/{cell.vantage}")
 
 
 def drawn_roc(title: str, curve: Curve, floor: float) -> str:
@@ -148,42 +145,32 @@ def _thinned(fpr: Sequence[float], floor: float) -> list[int]:
     return kept
 
 
-@dataclass(frozen=True)
-class Mark:
-    """One run of a sweep. epsilon: None for a run without a guarantee."""
-
-    epsilon: float | None
-    accuracy: float | None
-    auc: float | None
-    interval: Interval | None
-
-
-def drawn_scores(title: str, marks: Sequence[Mark]) -> str:
+def drawn_scores(title: str, runs: Sequence[RunBeside]) -> str:
     """Accuracy and AUC of every run, the AUC with its interval; empty if none was measured."""
-    if not any(mark.accuracy is not None or mark.auc is not None for mark in marks):
+    if not any(run.accuracy is not None or run.auc is not None for run in runs):
         return ""
-    return drawing(title, lambda axes: _draw_scores(axes, marks))
+    return drawing(title, lambda axes: _draw_scores(axes, runs))
 
 
-def _draw_scores(axes: Axes, marks: Sequence[Mark]) -> None:
+def _draw_scores(axes: Axes, runs: Sequence[RunBeside]) -> None:
     axes.axhline(0.5, color=INK, linestyle=":", linewidth=1, label="a coin")
-    measured = [(place, mark.accuracy) for place, mark in enumerate(marks) if mark.accuracy is not None]
+    measured = [(place, run.accuracy) for place, run in enumerate(runs) if run.accuracy is not None]
     axes.plot(
         [place for place, _ in measured], [value for _, value in measured], color=FIRST, marker="o", label="accuracy"
     )
-    lowest = _draw_aucs(axes, [(place, mark) for place, mark in enumerate(marks) if mark.auc is not None])
+    lowest = _draw_aucs(axes, [(place, run) for place, run in enumerate(runs) if run.auc is not None])
     axes.set(ylim=(min(0.4, lowest) - 0.02, 1.02), ylabel="score")
-    names = ["no guarantee" if mark.epsilon is None else f"{mark.epsilon:.3g}" for mark in marks]
-    axes.set_xticks(range(len(marks)), labels=names)
-    axes.set(xlim=(-0.6, len(marks) - 0.4), xlabel="accounted epsilon of the run")
+    names = ["no guarantee" if run.epsilon is None else f"{run.epsilon:.3g}" for run in runs]
+    axes.set_xticks(range(len(runs)), labels=names)
+    axes.set(xlim=(-0.6, len(runs) - 0.4), xlabel="accounted epsilon of the run")
     axes.grid(axis="y")
     _legend(axes, 3)
 
 
-def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, Mark]]) -> float:
+def _draw_aucs(axes: Axes, placed: Sequence[tuple[int, RunBeside]]) -> float:
     """Draw AUCs with their whiskers; returns the lowest point drawn."""
-    aucs = [mark.auc or 0.0 for _, mark in placed]
-    ends = [mark.interval or (auc, auc) for (_, mark), auc in zip(placed, aucs, strict=True)]
+    aucs = [run.auc or 0.0 for _, run in placed]
+    ends = [run.auc_interval or (auc, auc) for (_, run), auc in zip(placed, aucs, strict=True)]
     below = [max(0.0, auc - low) for auc, (low, _) in zip(aucs, ends, strict=True)]
     above = [max(0.0, high - auc) for auc, (_, high) in zip(aucs, ends, strict=True)]
     style: dict[str, Any] = {"color": SECOND, "linestyle": "--", "marker": "s", "capsize": 3}
@@ -201,14 +188,14 @@ def bounds(audit: Audit) -> str:
     """The lower bounds beside the accounted epsilon, a contradiction first."""
     found: dict[object, Cell] = {}  # equal bounds of one attack against the same guarantee count once
     for cell in audit.bounded:
-        found.setdefault((cell.attack, cell.auc, cell.lower, cell.accounted), cell)
+        found.setdefault((cell.attack, cell.auc, cell.epsilon_lower, cell.epsilon_accounted), cell)
     if not found:
         return section("Accounted epsilon and lower bounds", paragraph(_NO_BOUND))
-    broken, loud = [cell for cell in found.values() if significance.contradicts(cell, audit)], ""
+    broken, loud = [cell for cell in found.values() if contradicts(cell, audit)], ""
     if broken:
-        promise, least = apart(broken[0].accounted or 0.0, broken[0].lower or 0.0)
+        promise, least = apart(broken[0].epsilon_accounted or 0.0, broken[0].epsilon_lower or 0.0)
         loud = (
-            f"CONTRADICTION: the run claims epsilon {promise} for {unit_one(audit.audited)}; a lower bound is"
+            f"CONTRADICTION: the run claims epsilon {promise} for {unit_one(audit.audited_unit)}; a lower bound is"
             f" {least}, with a confidence of {confidence(audit)}. Do not rely on the claim."
         )
     rows = [_row(audit, one) for one in found.values()]
@@ -227,13 +214,15 @@ def _row(audit: Audit, cell: Cell) -> tuple[str, ...]:
     if not audit.protected:
         promise = promised(audit)
     elif audit.comparable:
-        promise = at_most(cell.accounted) if cell.accounted is not None else "none against this adversary"
+        promise = (
+            at_most(cell.epsilon_accounted) if cell.epsilon_accounted is not None else "none against this adversary"
+        )
     return (
         audit.attack_title(cell.attack),
         audit.vantage_title(cell.vantage),
-        at_least(cell.lower),
+        at_least(cell.epsilon_lower),
         promise,
-        "BROKEN" if significance.contradicts(cell, audit) else "stands" if audit.covers(cell) else MISSING,
+        "BROKEN" if contradicts(cell, audit) else "stands" if audit.covers(cell) else MISSING,
     )
 
 
@@ -244,7 +233,7 @@ def _bounds(audit: Audit) -> str:
         else f"The run's guarantee is for {unit_one(audit.unit)}, so it is not compared with these bounds."
         if audit.protected
         else "This run has no guarantee to compare them with."
-        if audit.unit == NO_UNIT
+        if not audit.guaranteed
         else "This run's guarantee has no epsilon that coins can test, so it is not compared with these bounds."
     )
     return (

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
-from attacks.report import significance
-from attacks.report.reading import Audit, Cell, read
-from attacks.report.verdict import MARKS, headline, headline_in_capitals, how_to_read, recorded, untried
-from attacks.report.wording import NAMES, at_least, ends, estimates, measured, promised, sides, units
+from attacks.evidence.attempts import measured
+from attacks.record import Audit, Cell, content
+from attacks.report.verdict import mark
+from attacks.report.words import (
+    MARKS,
+    NAMES,
+    at_least,
+    ends,
+    estimates,
+    headline,
+    headline_in_capitals,
+    how_to_read,
+    promised,
+    sides,
+    units,
+    untried,
+)
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.formatting import percent
-from secure_fed.report.notebook import table as notebook_table
+from secure_fed.report.markup import notebook_table
 from secure_fed.report.terminal import PlainConsole
 
 
-def show(audit: Mapping[str, Any]) -> None:
-    """Print a parsed audit.json."""
-    parsed = read(audit)
-    level, text, _ = recorded(audit)
+def show(audit: Audit) -> None:
+    """Print an audit."""
     console = PlainConsole()
-    console.print(f"verdict: {headline_in_capitals(parsed, level)}", style="bold")
-    console.print(text)
-    possible = [attack for attack in parsed.attacks if not parsed.applies_nowhere(attack.name)]
-    impossible = [attack.title for attack in parsed.attacks if parsed.applies_nowhere(attack.name)]
-    rows = [(attack.title, [parsed.cell(attack.name, at.name) for at in parsed.vantages]) for attack in possible]
+    console.print(f"verdict: {headline_in_capitals(audit)}", style="bold")
+    console.print(audit.verdict.text)
+    possible = [attack for attack in audit.attacks if not audit.applies_nowhere(attack.name)]
+    impossible = [attack.title for attack in audit.attacks if audit.applies_nowhere(attack.name)]
+    rows = [(attack.title, [audit.cell(attack.name, at.name) for at in audit.vantages]) for attack in possible]
     if rows:
-        vantages = [Column(vantage.title, ratio=3) for vantage in parsed.vantages]
+        vantages = [Column(vantage.title, ratio=3) for vantage in audit.vantages]
         matrix = Table(Column("attack", ratio=4), *vantages, box=SIMPLE_HEAD, expand=True)
         for title, cells in rows:
-            matrix.add_row(title, *(_cell(parsed, cell) for cell in cells))
+            matrix.add_row(title, *(_cell(audit, cell) for cell in cells))
         console.print(matrix)
     partly = any(cell is not None and not cell.applicable for _, cells in rows for cell in cells)
     console.print(
@@ -40,8 +50,8 @@ def show(audit: Mapping[str, Any]) -> None:
     )
     if impossible:
         console.print(f"Not applicable in this run (the report gives the reasons): {'; '.join(impossible)}.")
-    console.print(" ".join(filter(None, (how_to_read(parsed), untried(parsed)))))
-    console.print(_numbers(parsed))
+    console.print(" ".join(filter(None, (how_to_read(audit), untried(audit)))))
+    console.print(_numbers(audit))
 
 
 def _cell(audit: Audit, cell: Cell | None) -> str:
@@ -49,12 +59,12 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
         return "not tried"
     if not cell.applicable:
         return "n/a"
-    mark, _ = MARKS[significance.mark(cell, audit)]
+    word, _ = MARKS[mark(cell, audit)]
     if cell.auc is None:
         own = [f"{name} {value}" for name, value in measured(cell)[:2]] or ["no number"]
-        return "\n".join([*own, *([mark] if mark else [])])
-    between = "" if cell.interval is None else f" ({_short(cell.interval[0])}-{_short(cell.interval[1])})"
-    return f"{_short(cell.auc)}{between}" + (f"\n{mark}" if mark else "")
+        return "\n".join([*own, *([word] if word else [])])
+    between = "" if cell.auc_interval is None else f" ({_short(cell.auc_interval[0])}-{_short(cell.auc_interval[1])})"
+    return f"{_short(cell.auc)}{between}" + (f"\n{word}" if word else "")
 
 
 def _short(value: float) -> str:
@@ -77,17 +87,21 @@ def _numbers(audit: Audit) -> Table:
 
 
 class Audited(dict[str, Any]):
-    """The content of `audit.json`. A notebook shows its headline, how to read it, and the AUC of every attack that was made."""
+    """The content of audit.json, and the audit as `record`. A notebook shows its headline, how to read it, and every AUC."""
+
+    def __init__(self, record: Audit) -> None:
+        super().__init__(content(record))
+        self.record = record
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """The text version that a notebook keeps beside the table: the headline."""
-        printer.text(headline(read(self), recorded(self)[0]))
+        printer.text(headline(self.record))
 
     def _repr_html_(self) -> str:
-        audit, rows = read(self), []
+        audit, rows = self.record, []
         for cell in audit.results:
             name = f"AUC of {audit.attack_title(cell.attack)}, {audit.vantage_title(cell.vantage).lower()}"
-            rows.append((name, f"{shown(cell.auc)}{ends(cell.interval)}"))
+            rows.append((name, f"{shown(cell.auc)}{ends(cell.auc_interval)}"))
         rows += [("epsilon accounted", promised(audit)), ("epsilon, lower bound", at_least(audit.lower))]
         lead = " ".join(filter(None, (how_to_read(audit), untried(audit))))
-        return notebook_table(headline(audit, recorded(self)[0]), rows, lead)
+        return notebook_table(headline(audit), rows, lead)

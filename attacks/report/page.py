@@ -8,88 +8,79 @@ by side in `sweep`. A section is empty if the audit has no data for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from attacks.report import curves, significance, sweep
-from attacks.report.curves import first_curve
-from attacks.report.reading import NO_UNIT, Audit, Cell, Row, count, number, read, words
-from attacks.report.significance import level, looks
-from attacks.report.verdict import (
+from attacks.evidence.attempts import measured
+from attacks.record import Audit, Cell, Exposed
+from attacks.report import curves, sweep
+from attacks.report.verdict import allows, contradicts, in_short, level, looks, mark, ranks_hold_up, tail_holds_up
+from attacks.report.words import (
     MARKS,
-    ONE_IN,
-    blunt,
-    finding,
-    headline,
-    how_to_read,
-    in_short,
-    recorded,
-    tried_by_name,
-    untried,
-)
-from attacks.report.wording import (
     NAMES,
+    ONE_IN,
     apart,
     at_least,
+    blunt,
     capital,
     confidence,
     ends,
     estimates,
-    measured,
+    finding,
+    headline,
+    how_to_read,
     promised,
     short,
     sides,
+    tried_by_name,
     unit_one,
     units,
+    untried,
     who,
 )
+from secure_fed.report import markup
 from secure_fed.report.formatting import MISSING, at_most, counted, duration, listed, percent
 from secure_fed.report.formatting import number as shown
-from secure_fed.report.page import pictures
-from secure_fed.report.page.markup import bullets, facts, figure, figures, folded, paragraph, section, table, text
-from secure_fed.report.page.observers import limit
-from secure_fed.report.page.page import document
-from secure_fed.report.page.pictures import Bar
+from secure_fed.report.guarantee import limit
+from secure_fed.report.markup import Bar, bullets, facts, figure, figures, folded, paragraph, section, table, text
+from secure_fed.report.page import document
 from secure_fed.runs.durable import atomic_write
 
 
-def write(audit: Mapping[str, Any], path: Path) -> Path:
-    """Write the page of a parsed audit.json to `path`, whole or not at all, and return it."""
+def write(audit: Audit, path: Path) -> Path:
+    """Write the page of an audit to `path`, whole or not at all, and return it."""
     atomic_write(path, page(audit), private=True)
     return path
 
 
-def page(audit: Mapping[str, Any]) -> str:
-    """The whole HTML document. Fields that `audit` lacks are reported as missing; equal audits give equal bytes."""
-    parsed = read(audit)
-    level, body, summary = recorded(audit)
+def page(audit: Audit) -> str:
+    """The whole HTML document; equal audits give equal bytes."""
     sections = (
-        first_screen(parsed, level, summary if summary and body.startswith(summary) else body),
-        matrix(parsed),
-        curves.roc_curves(parsed),
-        curves.bounds(parsed),
-        sweep.sweep(parsed),
-        clients(parsed),
-        examples(parsed),
-        baseline(parsed),
-        not_proved(parsed),
-        how(parsed),
-        section("The verdict for the record", paragraph(body, "recorded")),
+        first_screen(audit),
+        matrix(audit),
+        curves.roc_curves(audit),
+        curves.bounds(audit),
+        sweep.sweep(audit),
+        clients(audit),
+        examples(audit),
+        baseline(audit),
+        not_proved(audit),
+        how(audit),
+        section("The verdict for the record", paragraph(audit.verdict.text, "recorded")),
     )
     style = resources.files(__package__).joinpath("audit.css").read_text(encoding="utf-8")
-    return document(f"{name(parsed)}: audit", "".join(sections), style)
+    return document(f"{name(audit)}: audit", "".join(sections), style)
 
 
 def name(audit: Audit) -> str:
     """The run's name, without its folders."""
-    return audit.run.replace("\\", "/").rstrip("/").rpartition("/")[2] or "a run without a name"
+    return (audit.run_dir or "").replace("\\", "/").rstrip("/").rpartition("/")[2] or "a run without a name"
 
 
-def first_screen(audit: Audit, level: str, summary: str) -> str:
+def first_screen(audit: Audit) -> str:
     """The verdict in one sentence, the pictures of epsilon and of the attack, then the finding in words and the key figures."""
-    css = "privacy" if in_short(audit, level) in ("none_found", "within") else "privacy warning"
+    css = "privacy" if in_short(audit) in ("none_found", "within") else "privacy warning"
     rest = paragraph(untried(audit)) if untried(audit) else ""
     key = (
         (f"{units(audit)} {' and '.join(sides(audit))}", f"{shown(audit.members)} and {shown(audit.non_members)}"),
@@ -100,11 +91,11 @@ def first_screen(audit: Audit, level: str, summary: str) -> str:
     )
     return (
         f'<header>\n<p class="kind">Privacy audit</p>\n<h1>{text(name(audit))}</h1>\n</header>\n'
-        + section(headline(audit, level), paragraph(_promised_and_found(audit)), rest, css_class=css)
+        + section(headline(audit), paragraph(_promised_and_found(audit)), rest, css_class=css)
         + section(
             "The evidence",
-            figures(_epsilons(audit), first_curve(audit)),
-            paragraph(summary.removeprefix(f"{finding(audit, level)}.").strip(), "lead"),
+            figures(_epsilons(audit), curves.first_curve(audit)),
+            paragraph(audit.verdict.summary.removeprefix(f"{finding(audit)}.").strip(), "lead"),
             facts(key, "key"),
             paragraph(how_to_read(audit), "after") if how_to_read(audit) else "",
         )
@@ -114,7 +105,7 @@ def first_screen(audit: Audit, level: str, summary: str) -> str:
 def _epsilons(audit: Audit) -> str:
     """The guarantee's epsilon, the lower bound and the estimates on one scale, with what each means for a guess."""
     cell = next(iter(audit.bounded), None)
-    lower = None if cell is None else cell.lower
+    lower = None if cell is None else cell.epsilon_lower
     by = (
         ""
         if not lower or cell is None
@@ -131,7 +122,7 @@ def _epsilons(audit: Audit) -> str:
         for one in estimates(audit)
     ]
     by_audit = Bar("Shown by the audit", lower, f"ε ≥ {_apart(audit)[1]}" if lower else "nothing", "--second")
-    drawn = pictures.limits("epsilon allowed and epsilon shown", (_guarantee(audit), by_audit, *unproven))
+    drawn = markup.limits("epsilon allowed and epsilon shown", (_guarantee(audit), by_audit, *unproven))
     return figure("Epsilon, allowed and shown", drawn, f"{by}{_AXIS}{_OUTLINES if unproven else ''}")
 
 
@@ -141,23 +132,23 @@ _ALLOWED = "Allowed by the guarantee"
 def _guarantee(audit: Audit) -> Bar:
     """The guaranteed epsilon to compare with; without a bar if no epsilon is comparable."""
     cell = next(iter(audit.bounded), None)
-    if audit.unit == NO_UNIT:
+    if not audit.guaranteed:
         return Bar("Allowed, without a guarantee", math.inf, "no limit")
     if not audit.comparable:
         return Bar(_ALLOWED, None, "not comparable" if audit.protected else promised(audit))
-    accounted = audit.epsilon if cell is None else cell.accounted
+    accounted = audit.epsilon_accounted if cell is None else cell.epsilon_accounted
     if accounted is None:
         return Bar(_ALLOWED, math.inf, "no limit against this adversary")
-    broken = cell is not None and significance.contradicts(cell, audit)
+    broken = cell is not None and contradicts(cell, audit)
     return Bar(_ALLOWED, accounted, f"ε ≤ {_apart(audit)[0]}" if broken else limit(accounted, audit.delta or 0.0))
 
 
 def _apart(audit: Audit) -> tuple[str, str]:
     """The guaranteed epsilon and the largest lower bound in words, with enough digits to show a contradiction."""
     cell = next(iter(audit.bounded), None)
-    if cell is not None and significance.contradicts(cell, audit):
-        return apart(cell.accounted or 0.0, cell.lower or 0.0)
-    return at_most(audit.epsilon), at_least(audit.lower)
+    if cell is not None and contradicts(cell, audit):
+        return apart(cell.epsilon_accounted or 0.0, cell.epsilon_lower or 0.0)
+    return at_most(audit.epsilon_accounted), at_least(audit.lower)
 
 
 def _main_figures(audit: Audit) -> list[tuple[str, str]]:
@@ -165,8 +156,8 @@ def _main_figures(audit: Audit) -> list[tuple[str, str]]:
     cell = audit.main_cell
     if cell is None:
         return []
-    most = significance.allows(cell, audit)
-    rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{shown(cell.auc)}{ends(cell.interval)}")]
+    most = allows(cell, audit)
+    rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{shown(cell.auc)}{ends(cell.auc_interval)}")]
     if most is None:
         return rows
     whose = "this mechanism" if most.by == "mechanism" else "this epsilon"
@@ -177,20 +168,20 @@ def _promised_and_found(audit: Audit) -> str:
     """The run's guarantee and the audit's finding, in two sentences."""
     made = "No attack that was tried" if tried_by_name(audit) else "No attack"
     untested = ""  # the epsilon of a guarantee whose neighbouring data sets differ from the audit's
-    if audit.promised is not None:
+    if audit.epsilon_promised is not None:
         differ = audit.adjacency or "something else"
-        untested = f", epsilon {at_most(audit.promised)} for neighbours that differ by {differ}"
+        untested = f", epsilon {at_most(audit.epsilon_promised)} for neighbours that differ by {differ}"
     lower, (allowed, least) = audit.lower, _apart(audit)
     promise = (
         f"The run promises at most epsilon {allowed} for {unit_one(audit.unit)}"
         f"{'' if audit.delta is None else f', at delta {audit.delta:g}'}."
         if audit.protected
         else "The run promises no epsilon."
-        if audit.unit == NO_UNIT
+        if not audit.guaranteed
         else f"The run's guarantee is for {unit_one(audit.unit)}{untested}; it has no epsilon that coins can test."
     )
     found = (
-        f"The audit shows that epsilon is at least {least} for {unit_one(audit.audited)}, with a confidence of"
+        f"The audit shows that epsilon is at least {least} for {unit_one(audit.audited_unit)}, with a confidence of"
         f" {confidence(audit)}."
         if lower
         else f"{made} proves an epsilon above 0: the lower bound on it is 0.{blunt(audit)}"
@@ -212,7 +203,7 @@ def matrix(audit: Audit) -> str:
     """The table, how to read it, and every number behind it."""
     if not audit.attacks or not audit.vantages:
         return ""
-    sees = (f"{vantage.title}: sees {vantage.about or 'an unknown part'}." for vantage in audit.vantages)
+    sees = (f"{vantage.title}: sees {vantage.sees}." for vantage in audit.vantages)
     cell, chosen = audit.main_cell, ""
     if cell is not None:
         others = looks(audit) - 1
@@ -246,7 +237,7 @@ def _table(audit: Audit) -> str:
     rows = []
     for attack in audit.attacks:
         if not audit.applies_nowhere(attack.name):
-            paper = f"<small>{text(attack.about)}</small>" if attack.about else ""
+            paper = f"<small>{text(attack.paper)}</small>" if attack.paper else ""
             cells = "".join(_cell(audit, audit.cell(attack.name, vantage.name)) for vantage in audit.vantages)
             rows.append(f'<tr><th scope="row">{text(attack.title)}{paper}</th>{cells}</tr>\n')
     if not rows:
@@ -262,22 +253,22 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
         return _filled("none", "not tried")
     if not cell.applicable:
         return _filled("none", "does not apply", cell.why or "no reason is given")
-    mark = significance.mark(cell, audit)
+    marked = mark(cell, audit)
     if cell.auc is None:
         own = [f"{name} {value}" for name, value in measured(cell)[:_NUMBERS_SHOWN]]
         recovered = short(cell)
-        css = {"leak": "leak", "part": "sign"}.get(mark, "own")
+        css = {"leak": "leak", "part": "sign"}.get(marked, "own")
         return _filled(
             css, *(own or ("no number", cell.note or "no reason is given")), *([recovered] if recovered else [])
         )
-    low, high = cell.interval or (None, None)
-    between = f"{shown(low)} to {shown(high)}" if cell.interval else "no interval"
-    _, word = MARKS[mark]
-    if mark in ("leak", "within", "beyond") and not significance.ranks_hold_up(cell, audit):
-        tail = next(tail for tail in cell.tails if significance.tail_holds_up(tail, cell, audit))
+    low, high = cell.auc_interval or (None, None)
+    between = f"{shown(low)} to {shown(high)}" if cell.auc_interval else "no interval"
+    _, word = MARKS[marked]
+    if marked in ("leak", "within", "beyond") and not ranks_hold_up(cell, audit):
+        tail = next(tail for tail in cell.tails if tail_holds_up(tail, cell, audit))
         word += f": TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}"
     main = ["main attack"] if cell == audit.main_cell else []
-    css = {"within": "own", "beyond": "sign"}.get(mark, mark)
+    css = {"within": "own", "beyond": "sign"}.get(marked, marked)
     return _filled(css, f"{shown(cell.auc)}", between, *main, word)
 
 
@@ -319,11 +310,12 @@ def _numbers(audit: Audit) -> str:
         (
             audit.attack_title(cell.attack),
             audit.vantage_title(cell.vantage),
-            f"{shown(cell.auc)}{ends(cell.interval)}",
+            f"{shown(cell.auc)}{ends(cell.auc_interval)}",
             "; ".join(tails(cell)) or MISSING,
-            at_least(cell.lower) + (f" ({cell.how})" if cell.how and cell.lower is not None else ""),
-            at_most(cell.accounted) if audit.comparable else MISSING,
-            f"{shown(cell.members)} in, {shown(cell.non_members)} out",
+            at_least(cell.epsilon_lower)
+            + (f" ({cell.epsilon_how})" if cell.epsilon_how and cell.epsilon_lower is not None else ""),
+            at_most(cell.epsilon_accounted) if audit.comparable else MISSING,
+            _sizes(audit, cell),
             duration(cell.seconds),
             listed([f"{name} {value}" for name, value in measured(cell)]) or MISSING,
         )
@@ -331,6 +323,12 @@ def _numbers(audit: Audit) -> str:
         if cell.applicable
     )
     return table(head, rows)
+
+
+def _sizes(audit: Audit, cell: Cell) -> str:
+    """The cell's units; the audit's, for an attack that ranks none."""
+    ranked: Audit | Cell = audit if cell.members is None else cell
+    return f"{shown(ranked.members)} in, {shown(ranked.non_members)} out"
 
 
 def tails(cell: Cell) -> Iterable[str]:
@@ -364,11 +362,11 @@ def clients(audit: Audit) -> str:
     rows = [
         (
             str(rank),
-            words(one.get("client")) or MISSING,
-            shown(count(one.get("units"))),
-            shown(number(one.get("score"))),
-            shown(count(one.get("held_out"))),
-            shown(number(one.get("score_held_out"))),
+            one.client,
+            shown(one.units),
+            shown(one.score),
+            shown(one.held_out),
+            shown(one.score_held_out),
         )
         for rank, one in enumerate(audit.clients, start=1)
     ]
@@ -379,15 +377,15 @@ def examples(audit: Audit) -> str:
     """Units by score, with their texts if the audit contains them."""
     if not audit.exposed:
         return ""
-    ordered = sorted(audit.exposed, key=lambda one: number(one.get("rank")) or float("inf"))
-    texts = any(words(one.get("text")) for one in ordered)
+    ordered = sorted(audit.exposed, key=lambda one: one.rank)
+    texts = any(one.text for one in ordered)
     sides = (
         ("others with a lower score", "contributed")
         if audit.phantoms
         else ("held out, with a lower score", "in training")
     )
     head = ("rank", "unit", "score", *sides, *(("text",) if texts else ()))
-    rows = [(*_unit(one), *((words(one.get("text")) or "not shown",) if texts else ())) for one in ordered]
+    rows = [(*_unit(one), *((one.text or "not shown",) if texts else ())) for one in ordered]
     return section(
         f"The {units(audit)} that stand out most",
         paragraph(_false(audit), "lead") if audit.accusations else "",
@@ -399,26 +397,14 @@ def examples(audit: Audit) -> str:
 def _false(audit: Audit) -> str:
     """The number of false accusations among the highest-ranked units, in one line."""
     did = "contributed" if audit.phantoms else "trained"
-    pairs = [(count(one.get("first")), count(one.get("false"))) for one in audit.accusations]
-    counts = [
-        f"of the first {first}, {wrong or 'none'} had not {did}"
-        for first, wrong in pairs
-        if first and wrong is not None
-    ]
-    pool = (audit.members or 0) + (audit.non_members or 0)
-    if not counts or not pool:
-        return ""
-    return f"{capital('; '.join(counts))}. Of units drawn at random {percent((audit.non_members or 0) / pool)} had not."
+    counts = [f"of the first {one.first}, {one.false or 'none'} had not {did}" for one in audit.accusations]
+    share = percent(audit.non_members / (audit.members + audit.non_members))
+    return f"{capital('; '.join(counts))}. Of units drawn at random {share} had not."
 
 
-def _unit(one: Row) -> tuple[str, ...]:
-    member = (
-        {True: "yes", False: "no: a false accusation"}[one["member"]]
-        if isinstance(one.get("member"), bool)
-        else MISSING
-    )
-    rank, share = count(one.get("rank")), number(one.get("share_below"))
-    return shown(rank), words(one.get("unit")) or MISSING, shown(number(one.get("score"))), percent(share), member
+def _unit(one: Exposed) -> tuple[str, ...]:
+    member = "yes" if one.member else "no: a false accusation"
+    return shown(one.rank), one.unit, shown(one.score), percent(one.share_below), member
 
 
 def _long(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> tuple[str, str]:
@@ -442,7 +428,7 @@ _SHOWN = "This page contains texts of the clients' data, as requested: treat it 
 def baseline(audit: Audit) -> str:
     """The baseline: whether members and non-members differ without any model, which makes all AUCs void."""
     found = audit.baseline
-    about = f"AUC {shown(found.auc)}{ends(found.interval)}"
+    about = f"AUC {shown(found.auc)}{ends(found.auc_interval)}"
     title = "Without any model"
     if audit.phantoms:
         return section(title, paragraph(_NO_TEXTS))
@@ -466,7 +452,7 @@ def not_proved(audit: Audit) -> str:
                 "An AUC below 0.5, or an attack that is weak on this run, is not privacy.",
                 "A leak that stays below the accounted epsilon does not contradict the guarantee: a guarantee limits leaks,"
                 " it does not rule them out.",
-                f"The audit is about {unit_one(audit.audited)}. A person or a client with several may be exposed more.",
+                f"The audit is about {unit_one(audit.audited_unit)}. A person or a client with several may be exposed more.",
                 "The audit is about this run. Another seed, other data or more rounds may give away more.",
             )
         ),
@@ -476,14 +462,14 @@ def not_proved(audit: Audit) -> str:
 def how(audit: Audit) -> str:
     """The experiment: coins, unit, significance, and the papers of the attacks."""
     rows = (
-        ("unit", unit_one(audit.audited)),
+        ("unit", unit_one(audit.audited_unit)),
         (f"{units(audit)} " + " and ".join(sides(audit)), f"{shown(audit.members)} and {shown(audit.non_members)}"),
         ("significance of all findings, together", f"{audit.significance:g}"),
         ("significance of all lower bounds, together", f"{audit.significance:g}"),
         ("numbers tested", shown(looks(audit))),
         ("delta of lower bounds", f"{audit.delta or 0.0:g}"),
     )
-    papers = ((attack.title, attack.about or MISSING) for attack in audit.attacks)
+    papers = ((attack.title, attack.paper or MISSING) for attack in audit.attacks)
     return section(
         "How it was measured",
         facts(rows),

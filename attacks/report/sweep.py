@@ -7,42 +7,39 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from attacks.adversary.case import VANTAGES
 from attacks.catalogue import ATTACKS
-from attacks.report import curves, significance
-from attacks.report.curves import Mark
-from attacks.report.reading import Audit, Row, interval, number, read, row, words
-from attacks.report.wording import at_least, ends
+from attacks.evidence.attempts import number
+from attacks.record import Audit, RunBeside, Tail, read
+from attacks.report import curves
+from attacks.report.verdict import strongest
+from attacks.report.words import at_least, ends
 from secure_fed.errors import RunDirectoryError
+from secure_fed.report import markup
 from secure_fed.report.formatting import at_most, listed, percent, rate
 from secure_fed.report.formatting import number as shown
-from secure_fed.report.page import pictures
-from secure_fed.report.page.markup import facts, figure, figures, paragraph, section, subsection, table
-from secure_fed.report.page.pictures import Bar
+from secure_fed.report.markup import Bar, facts, figure, figures, paragraph, section, subsection, table
 from secure_fed.runs.directory import AUDIT, RESULT, private_part, read_object, read_text
 
-Run = dict[str, Any]
 
-
-def swept(audit: Mapping[str, Any], run_dir: Path, beside: Sequence[Path]) -> list[Run]:
+def swept(audit: Audit, run_dir: Path, beside: Sequence[Path]) -> tuple[RunBeside, ...]:
     """A row for each run, the strongest guarantee first, runs without one last. The run itself is not repeated."""
     others = rows_beside(run_dir, beside)
     if not others:
-        return []
+        return ()
     rows = [_row(run_dir, audit), *others]
-    labels = Counter(run["label"] for run in rows)
-    for run in rows:
-        if labels[run["label"]] > 1:
-            run["label"] += f", {Path(run['run_dir']).name}"
-    return sorted(rows, key=lambda run: (run["epsilon"] is None, run["epsilon"] or 0.0))
+    labels = Counter(run.label for run in rows)
+    rows = [
+        run if labels[run.label] < 2 else replace(run, label=f"{run.label}, {Path(run.run_dir).name}") for run in rows
+    ]
+    return tuple(sorted(rows, key=lambda run: (run.epsilon is None, run.epsilon or 0.0)))
 
 
-def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Run]:
+def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[RunBeside]:
     """The rows of other runs, each once. RunDirectoryError for a run that was not audited, or that changed after its audit."""
     rows = []
     for other in {one.resolve(): one for one in beside if one.resolve() != run_dir.resolve()}.values():
@@ -51,73 +48,64 @@ def rows_beside(run_dir: Path, beside: Sequence[Path]) -> list[Run]:
             raise RunDirectoryError(
                 f"{other} has not been audited: run `secure-fed audit {shlex.quote(str(other))}` first"
             )
-        audit, result = read_object(folder, AUDIT), read_object(other, RESULT)
-        if audit.get("rounds") != result.get("rounds"):
+        audit, result = read(read_object(folder, AUDIT), str(folder / AUDIT)), read_object(other, RESULT)
+        if audit.rounds != result.get("rounds"):
             raise RunDirectoryError(
-                f"{other} was audited after {audit.get('rounds')} rounds and has {result.get('rounds')} now: audit it again"
+                f"{other} was audited after {audit.rounds} rounds and has {result.get('rounds')} now: audit it again"
             )
         rows.append(_row(other, audit))
     return rows
 
 
-def _row(run_dir: Path, audit: Mapping[str, Any]) -> Run:
+def _row(run_dir: Path, audit: Audit) -> RunBeside:
     """The AUC of the run's main attack and its largest lower bound on epsilon, each with its attack and adversary.
 
     The main attack was chosen before scores were seen; for an audit without one it is the largest AUC. For a run with a
     guarantee it is the largest bound over the adversaries that it covers. delta: the bound's: the guarantee's delta, 0 without
     one.
     """
-    result, parsed = read_object(run_dir, RESULT), read(audit)
-    best, epsilon = parsed.main_cell or significance.strongest(parsed.of_membership), number(result.get("epsilon"))
-    covered = [cell for cell in parsed.bounded if epsilon is None or cell.accounted is not None]
-    least = max(covered, key=lambda cell: cell.lower or 0.0, default=None)
-
-    def caught(target: float) -> Run | None:
-        """The true-positive rate at that false-positive rate with its intervals; None if there were too few held-out units."""
-        tail = best and best.tail(target)
-        return asdict(tail) if tail else None
-
-    return {
-        "run_dir": str(run_dir),
-        "label": "without privacy" if epsilon is None else f"epsilon {epsilon:.3g}",
-        "epsilon": epsilon,
-        "delta": number(result.get("delta")) or 0.0,
-        "accuracy": number(result.get("accuracy")),
-        "of": {name: words(audit.get(name)) for name in ("data", "method", "audited_unit", "canaries")},
-        "attack": best and best.attack,
-        "vantage": best and best.vantage,
-        "auc": best and best.auc,
-        "auc_interval": best and best.interval,
-        "tpr_at_1": caught(0.01),
-        "tpr_at_01": caught(0.001),
-        "epsilon_lower": least and least.lower,
-        "epsilon_lower_attack": least and least.attack,
-        "epsilon_lower_vantage": least and least.vantage,
-    }
+    result = read_object(run_dir, RESULT)
+    best, epsilon = audit.main_cell or strongest(audit.of_membership), number(result.get("epsilon"))
+    covered = [cell for cell in audit.bounded if epsilon is None or cell.epsilon_accounted is not None]
+    least = max(covered, key=lambda cell: cell.epsilon_lower or 0.0, default=None)
+    run = RunBeside(
+        run_dir=str(run_dir),
+        label="without privacy" if epsilon is None else f"epsilon {epsilon:.3g}",
+        epsilon=epsilon,
+        delta=number(result.get("delta")) or 0.0,
+        accuracy=number(result.get("accuracy")),
+        of={name: getattr(audit, name) or "" for name in _KINDS},
+    )
+    if best is not None:
+        run = replace(run, attack=best.attack, vantage=best.vantage, auc=best.auc, auc_interval=best.auc_interval)
+        run = replace(run, tpr_at_1=best.tail(0.01), tpr_at_01=best.tail(0.001))
+    if least is not None:
+        run = replace(run, epsilon_lower=least.epsilon_lower)
+        run = replace(run, epsilon_lower_attack=least.attack, epsilon_lower_vantage=least.vantage)
+    return run
 
 
-def sentence(row: Mapping[str, Any]) -> str:
+def sentence(run: RunBeside) -> str:
     """A row as a sentence: each number with its attack and adversary."""
-    accuracy, area, lower = (row[name] for name in ("accuracy", "auc", "epsilon_lower"))
-    clauses = [] if accuracy is None else [f"accuracy {accuracy:.1%}"]
-    if area is None:
+    clauses = [] if run.accuracy is None else [f"accuracy {run.accuracy:.1%}"]
+    if run.auc is None:
         clauses.append("no attack on membership gave a result")
     else:
-        whose = _by_whom(row["attack"], row["vantage"])
-        clauses.append(f"AUC {area:.2f} on membership (.5 is a coin) by {whose}")
-    if lower is None:
+        whose = _by_whom(run.attack, run.vantage)
+        clauses.append(f"AUC {run.auc:.2f} on membership (.5 is a coin) by {whose}")
+    if run.epsilon_lower is None:
         clauses.append("no lower bound on epsilon")
     else:
-        whose = _by_whom(row["epsilon_lower_attack"], row["epsilon_lower_vantage"])
-        clauses.append(f"epsilon at least {at_least(lower)} at delta {row['delta']:g} by {whose}")
-    return f"{row['label']}: {'; '.join(clauses)}"
+        whose = _by_whom(run.epsilon_lower_attack, run.epsilon_lower_vantage)
+        clauses.append(f"epsilon at least {at_least(run.epsilon_lower)} at delta {run.delta:g} by {whose}")
+    return f"{run.label}: {'; '.join(clauses)}"
 
 
-def _by_whom(attack: str, vantage: str) -> str:
+def _by_whom(attack: str | None, vantage: str | None) -> str:
     """An attack and its adversary, for display: '"Loss threshold" (outsider)'."""
     title = ATTACKS[attack].title if attack in ATTACKS else attack
     who = VANTAGES[vantage].title if vantage in VANTAGES else vantage
-    return f'"{title}" ({who.lower()})'
+    return f'"{title}" ({str(who).lower()})'
 
 
 _HEAD = ("run", "epsilon accounted", "accuracy", "AUC", "TPR at 1 % FPR", "at 0.1 %", "epsilon, lower bound")
@@ -125,10 +113,10 @@ _HEAD = ("run", "epsilon accounted", "accuracy", "AUC", "TPR at 1 % FPR", "at 0.
 
 def sweep(audit: Audit) -> str:
     """A table and two drawings; two runs stand side by side."""
-    runs = sorted(audit.sweep, key=lambda run: (number(run.get("epsilon")) is None, number(run.get("epsilon")) or 0.0))
+    runs = sorted(audit.sweep, key=lambda run: (run.epsilon is None, run.epsilon or 0.0))
     if not runs:
         return ""
-    cells, unprotected = [_cells(run, audit) for run in runs], [number(run.get("epsilon")) is None for run in runs]
+    cells, unprotected = [_cells(run, audit) for run in runs], [run.epsilon is None for run in runs]
     table_of_runs = table(_HEAD, cells)
     if len(runs) == 2:
         panels = (subsection(one[0], facts(zip(_HEAD[1:], one[1:], strict=True))) for one in cells)
@@ -142,9 +130,9 @@ def sweep(audit: Audit) -> str:
     )
 
 
-def _unlike(runs: Sequence[Row]) -> str:
+def _unlike(runs: Sequence[RunBeside]) -> str:
     """The settings other than privacy in which these runs differ, because they may also explain a difference."""
-    kinds = {name: {words(row(run.get("of")).get(name)) for run in runs} for name in _KINDS}
+    kinds = {name: {run.of.get(name, "") for run in runs} for name in _KINDS}
     unlike = [title for name, title in _KINDS.items() if len(kinds[name]) > 1]
     if not unlike:
         return "The same training with different privacy, audited alike."
@@ -154,61 +142,46 @@ def _unlike(runs: Sequence[Row]) -> str:
     )
 
 
-def _cells(run: Row, audit: Audit) -> tuple[str, ...]:
-    epsilon, lower, delta = (number(run.get(name)) for name in ("epsilon", "epsilon_lower", "delta"))
-    at = "" if lower is None or delta is None else f" at delta {rate(delta)}"
+def _cells(run: RunBeside, audit: Audit) -> tuple[str, ...]:
+    at = "" if run.epsilon_lower is None else f" at delta {rate(run.delta)}"
 
-    def whose(of: str) -> str:
+    def whose(attack: str | None, vantage: str | None) -> str:
         """The attack and the adversary behind a number."""
-        attack, vantage = words(run.get(f"{of}attack")), words(run.get(f"{of}vantage"))
-        return f" [{audit.attack_title(attack)}; {audit.vantage_title(vantage)}]" if attack else ""
+        return f" [{audit.attack_title(attack)}; {audit.vantage_title(vantage or '')}]" if attack else ""
 
     return (
-        _label(run),
-        "unprotected" if epsilon is None else at_most(epsilon),
-        percent(number(run.get("accuracy"))),
-        f"{shown(number(run.get('auc')))}{ends(interval(run.get('auc_interval')))}{whose('')}",
-        _caught(run.get("tpr_at_1")),
-        _caught(run.get("tpr_at_01")),
-        f"{at_least(lower)}{at}{whose('epsilon_lower_')}",
+        run.label,
+        "unprotected" if run.epsilon is None else at_most(run.epsilon),
+        percent(run.accuracy),
+        f"{shown(run.auc)}{ends(run.auc_interval)}{whose(run.attack, run.vantage)}",
+        _caught(run.tpr_at_1),
+        _caught(run.tpr_at_01),
+        f"{at_least(run.epsilon_lower)}{at}{whose(run.epsilon_lower_attack, run.epsilon_lower_vantage)}",
     )
 
 
-def _caught(found: object) -> str:
-    """A true-positive rate, stored as a number or with its intervals; none if there were too few non-members."""
-    about = row(found)
-    value = number(about.get("tpr")) if about else number(found)
-    return "refused" if value is None else f"{percent(value)}{ends(interval(about.get('tpr_interval')), percent)}"
+def _caught(found: Tail | None) -> str:
+    """A true-positive rate with its interval; none if there were too few non-members."""
+    return "refused" if found is None else f"{percent(found.tpr)}{ends(found.tpr_interval, percent)}"
 
 
-def _drawings(runs: Sequence[Row]) -> tuple[str, str]:
-    marks = [
-        Mark(
-            number(run.get("epsilon")),
-            number(run.get("accuracy")),
-            number(run.get("auc")),
-            interval(run.get("auc_interval")),
-        )
-        for run in runs
-    ]
-    epsilons = pictures.limits(
+def _drawings(runs: Sequence[RunBeside]) -> tuple[str, str]:
+    epsilons = markup.limits(
         "accounted epsilon and lower bound of every run", [bar for run in runs for bar in _bars(run)]
     )
     return (
-        figure("Accuracy and AUC", curves.drawn_scores("accuracy and AUC of every run", marks), _SCORES),
+        figure("Accuracy and AUC", curves.drawn_scores("accuracy and AUC of every run", runs), _SCORES),
         figure("Accounted epsilon and lower bound", epsilons, _EPSILONS),
     )
 
 
-def _bars(run: Row) -> tuple[Bar, Bar]:
-    epsilon, lower, label = number(run.get("epsilon")), number(run.get("epsilon_lower")), _label(run)
-    allowed = Bar(label, math.inf, "no limit") if epsilon is None else Bar(label, epsilon, f"ε ≤ {at_most(epsilon)}")
-    written = "no lower bound" if lower is None else f"ε ≥ {at_least(lower)}"
-    return allowed, Bar("shown by its audit", lower, written, "--second")
-
-
-def _label(run: Row) -> str:
-    return words(run.get("label")) or words(run.get("run_dir")) or "a run without a name"
+def _bars(run: RunBeside) -> tuple[Bar, Bar]:
+    limit = "no limit" if run.epsilon is None else f"ε ≤ {at_most(run.epsilon)}"
+    written = "no lower bound" if run.epsilon_lower is None else f"ε ≥ {at_least(run.epsilon_lower)}"
+    return (
+        Bar(run.label, math.inf if run.epsilon is None else run.epsilon, limit),
+        Bar("shown by its audit", run.epsilon_lower, written, "--second"),
+    )
 
 
 _KINDS = {

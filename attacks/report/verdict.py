@@ -1,13 +1,12 @@
-"""The verdict: an audit in one paragraph, for readers who are responsible for the data and are not statisticians.
+"""The verdict on an audit, decided: its level, the significance of findings, corrected for their number, and the main attack.
 
-Four verdicts, and a fifth level (unsupported) if none of them can be reached; the first that applies:
+Its words are in `words`. Four verdicts, and a fifth level (unsupported) if none of them can be reached; the first that applies:
 
     violation     the guarantee is contradicted: a lower bound on epsilon is above the epsilon accounted for the same unit and
                   adversary
     leak          texts were recovered (`attacks.evidence.attempts`), whatever the guarantee
     unsupported   members and non-members differ without any model, which makes findings on membership void
-    leak          a finding on membership is significant (`attacks.report.significance`), by an adversary, or of a unit, that no
-                  guarantee covers
+    leak          a finding on membership is significant (`holds_up`), by an adversary, or of a unit, that no guarantee covers
     unsupported   a significant finding is covered by a guarantee and exceeds it, yet no lower bound contradicts it
     within        significant findings are covered by a guarantee and do not exceed it
     unsupported   no attacks on membership, or too few units for finding nothing to mean anything
@@ -23,523 +22,270 @@ A model that reveals nothing about membership gives a finding in at most `signif
 lower bound, never an interval or an estimate, which assume more than fair coins. An interval above chance that is not
 significant is a weak sign; one below chance is never called evidence of privacy.
 
-Every sentence and mark of a verdict stands here, for the terminal, the page, the notebook and audit.json alike.
+The main attack is chosen by public facts and by which attacks could be made, and by no score: the first of `ORDER` that could
+be made on the run, at its weakest vantage, else the first of the catalogue. Whether an attack can be made depends on the run's
+settings, its number of clients, its recording and the references.
+
+    canaries of random direction, clients by secret coins,
+    rounds recorded                                           canary_likelihood, the most powerful test where it applies
+    canaries of random direction otherwise                    canary_cosine, and without recorded rounds one_run
+    canaries of wrong labels or rare tokens                   one_run
+    no canaries                                               lira if there are references, else loss
+
+If a model reveals nothing about membership, scores are independent of the coins, and every order of members among non-members
+is equally likely. Under that hypothesis, whatever the scores are,
+
+    AUC     is the statistic of a rank-sum test: mean 1/2, variance (m + n + 1) / (12 m n), less with ties; normal,
+            with a correction for continuity, from five units on either side on
+    TPR     k of m members lie above the (j+1)-th largest of n non-members with the chance that among the first k + j of a
+            random order at most j are non-members: Fisher's exact test, although the threshold was chosen on non-members
+
+Where the law of a non-member's score is known (`null`), the m members are draws from it under the hypothesis: the AUC is a mean
+of m uniform numbers, with variance 1 / (12 m) and lighter tails than a normal law; at a rate r, the count k of m is binomial.
+
+A number is significant if its p-value is at most its level. The main AUC is tested at the level SHARE a, where a is the
+significance, and each of the k other numbers at (1 - SHARE) a / k. If the main AUC is significant, each of the others is tested
+at a / k. So the probability of any false finding is at most a, whichever numbers are null and however they depend on each
+other. It is the fallback procedure of Wiens (2003) with two families, the second by Bonferroni. (Judging the main AUC at a, and
+the others at another a, would allow 2 a.) Lower bounds on epsilon are a separate family, at a in the same shares without the
+second step. An AUC must also have an interval, by itself, above 1/2. Only significance counts as a finding on membership.
+Recovered texts are a leak by themselves, whatever the coins (`attempts.grade`).
+
+A significant finding is a leak if no guarantee covers the unit and the adversary. If one does, the finding is within the
+guarantee up to the figures that it allows (`attacks.evidence.tradeoff`), and `beyond` if its whole interval is above them.
+`beyond` is not a contradiction, because an interval assumes independent units: only a lower bound contradicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+import math
+from collections.abc import Iterable, Sequence
+from statistics import NormalDist
+from typing import Literal
 
 from attacks.catalogue import ATTACKS
-from attacks.evidence.baseline import SHUFFLES
-from attacks.report import significance
-from attacks.report.reading import NO_UNIT, Audit, Cell, read, words
-from attacks.report.wording import (
-    apart,
-    at_least,
-    at_most_hundred,
-    between,
-    capital,
-    confidence,
-    estimated,
-    guess,
-    hundred,
-    sides,
-    texts,
-    unit_one,
-    units,
-    who,
-)
-from secure_fed.report.formatting import at_most, counted, listed, percent
-from secure_fed.report.formatting import number as shown
-from secure_fed.report.membership import WIDE
+from attacks.evidence import tradeoff
+from attacks.evidence.attempts import grade
+from attacks.record import Allowed, AttackAt, Audit, Cell, Tail
 
 Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
-LEVELS: tuple[Level, ...] = ("none_found", "within", "leak", "violation", "unsupported")
 Standing = Literal["void", "leak", "beyond", "within", "none_found", "unsupported"]
-SERVERS = ("secure_server", "server")
-ONE_IN = SHUFFLES + 1  # one in so many audits with fair coins has a baseline that fails by chance
-
-
-def verdict(audit: Mapping[str, Any]) -> dict[str, str]:
-    """`{"level", "text", "summary"}` of a parsed audit.json, whichever fields it lacks; the text begins with the summary."""
-    parsed = read(audit)
-    level = level_of(parsed)
-    opening = _opening(parsed, level)
-    closing = "leak" if level == "none_found" and significance.partly(parsed) else level
-    summary = " ".join(filter(None, opening))
-    text = " ".join(filter(None, [*opening, *_common(parsed, level), _CLOSING[closing]]))
-    return {"level": level, "text": text, "summary": summary}
-
-
-def recorded(audit: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Level, text and summary of the verdict stored in a parsed audit.json; without one, of a newly made verdict."""
-    carried = read(audit).verdict
-    found = carried if words(carried.get("level")) in LEVELS and words(carried.get("text")) else verdict(audit)
-    return words(found.get("level")), words(found.get("text")), words(found.get("summary"))
-
-
-def in_short(audit: Audit, level: str) -> str:
-    """The level; "part" if only parts of texts were found, and "texts" if recovered texts are the only leak."""
-    if level == "none_found" and significance.partly(audit):
-        return "part"
-    return "texts" if level == "leak" and standing(audit) != "leak" else level
+Mark = Literal["leak", "within", "beyond", "part", "sign", "inverted", "chance", "none"]
+ORDER = ("canary_likelihood", "canary_cosine", "one_run", "lira", "loss")
+SHARE = 0.8
+CHANCE = 0.5  # the rate at which a coin is right
+FEWEST = 5  # units on either side: with fewer, no order is unlikely enough to be significant
+ENOUGH = 10  # units on either side: with fewer, finding nothing means nothing
+_MOST_EPSILON = 500.0  # above it, the curve equals that of no guarantee
 
 
 def level_of(audit: Audit) -> Level:
     """The verdict's level."""
-    if any(significance.contradicts(cell, audit) for cell in audit.cells):
+    if any(contradicts(cell, audit) for cell in audit.cells):
         return "violation"
-    if any(cell.grade == "leak" for cell in audit.cells):
+    if any(grade(cell) == "leak" for cell in audit.cells):
         return "leak"
     found = standing(audit)
     return "unsupported" if found == "void" or found == "beyond" else found
 
 
-def _opening(audit: Audit, level: Level) -> list[str]:
-    """The findings: on the guarantee, on texts, on membership."""
-    if level == "violation":
-        return [contradicted(audit), texts(audit)]
-    if level == "leak" and standing(audit) != "leak":
-        return ["A leak was found.", texts(audit), found_out(audit)]
-    return [found_out(audit), texts(audit)]
-
-
-def _common(audit: Audit, level: Level) -> list[str]:
-    """The remarks after the findings: canaries, weak signs, the guarantee, and untested claims."""
-    of_membership = standing(audit)
-    if of_membership == "void":
-        return [_in_plain_sight(audit)]
-    planted = some = ""
-    if audit.results and (audit.canaries != "none" or audit.phantoms):  # conspicuous units
-        planted = _PHANTOMS if audit.phantoms else _CANARIES.format(units=units(audit))
-    if audit.asked_for:
-        some = (
-            f"Only the requested attacks were made: {listed([audit.attack_title(name) for name in audit.asked_for])}."
-        )
-    return [
-        tried(audit) if level != "violation" else "",
-        planted,
-        signs(audit) if of_membership in ("none_found", "unsupported") and level != "violation" else "",
-        inverted(audit),
-        "" if level == "violation" else guarantee(audit),
-        estimated(audit),
-        missed(audit) if of_membership == "none_found" and level != "violation" else "",
-        _in_plain_sight(audit),
-        _UNCHECKED if audit.baseline.at_chance is None and not audit.phantoms else "",
-        _PERSONAL if audit.personal else "",
-        some,
-    ]
-
-
-def _in_plain_sight(audit: Audit) -> str:
-    """A remark that servers know without an attack which clients took part."""
-    if audit.audited != "client" or audit.phantoms:
-        return ""
-    is_counted = any(cell.vantage in SERVERS for cell in audit.of_membership)
-    return _PLAIN_SIGHT + ("." if is_counted else ", and no attack on it is counted.")
-
-
-_CLOSING = {
-    "violation": "Treat the model as if it had no guarantee until the mistake is found.",
-    "leak": "This is a lower bound on the leak: a better attack may find more.",
-    "within": "A guarantee limits the loss of privacy; it does not rule it out.",
-    "none_found": "Finding nothing is not proof of privacy: other attacks may find more.",
-    "unsupported": "The lack of a verdict is not a sign of privacy.",
-}
-_UNCHECKED = "Whether members and non-members differ without any model was not checked."
-_CANARIES = (
-    "The audited {units} are canaries, made conspicuous on purpose; ordinary {units} were not audited and are expected to"
-    " give away less."
-)
-_PHANTOMS = (
-    "The audited units are phantoms, which are nobody's data. Each phantom that a coin chose contributed a random direction"
-    " whenever it was drawn, as long as one unit may. Units of the data were not audited and are expected to give away less."
-)
-_PERSONAL = (
-    "Parts of the model stay with the clients. Outsiders and other clients had only the shared part, and the rest as it was"
-    " before training, so finding nothing there says little."
-)
-_PLAIN_SIGHT = (
-    "A server, with secure aggregation or without, sees by name which clients take part, so their membership is no secret from"
-    " it"
-)
-# Of each level in short (`in_short`): the headline of a page, and that of a terminal.
-_HEADLINES = {
-    "none_found": ("Nothing was found", "nothing found"),
-    "within": ("The finding is within the guarantee", "within the guarantee"),
-    "leak": ("A leak was found, and {uncovered}", "LEAK, {uncovered}"),
-    "violation": ("The privacy guarantee is contradicted", "GUARANTEE CONTRADICTED"),
-    "unsupported": ("This audit cannot tell", "cannot tell"),
-    "texts": ("A leak was found: texts were read back", "LEAK (texts)"),
-    "part": (
-        "Nothing of membership was found, and part of the texts was read back",
-        "nothing of membership found; part of the texts read back",
-    ),
-}
-# Of each mark of a cell (`significance.mark`): its name on a terminal, and on a page, where texts have their own words.
-MARKS = {
-    "leak": ("LEAK", "leak"),
-    "within": ("as guaranteed", "within the guarantee"),
-    "beyond": ("MORE THAN ALLOWED", "more than the guarantee allows"),
-    "part": ("in part", ""),
-    "sign": ("weak sign", "weak sign"),
-    "inverted": ("below .5", "below chance"),
-    "chance": ("", "not above chance"),
-    "none": ("", ""),
-}
-
-
-def finding(audit: Audit, level: str) -> str:
-    """The finding, as a sentence without its full stop."""
-    return _HEADLINES[in_short(audit, level)][0].format(uncovered=uncovered(audit))
-
-
-def headline(audit: Audit, level: str) -> str:
-    """The finding, with the number of attacks behind it if not all were made."""
-    found, made = finding(audit, level), tried_by_name(audit)
-    if audit.asked_for:
-        return f"{made}: {found[:1].lower()}{found[1:]}" if made else found
-    return found + (able(audit) if in_short(audit, level) == "none_found" else "")
-
-
-def headline_in_capitals(audit: Audit, level: str) -> str:
-    """The headline of a terminal, with the number of attacks behind it if not all were made."""
-    short, made = in_short(audit, level), tried_by_name(audit)
-    found = _HEADLINES[short][1].format(uncovered=uncovered(audit))
-    return f"{f'{made}: ' if made else ''}{found}{able(audit) if short == 'none_found' else ''}"
-
-
-def able(audit: Audit) -> str:
-    """The number of attacks that found nothing, if not all were made: " by 4 of 13 attacks ..."."""
-    applied, total = len(_made(audit)), len(audit.attacks)
-    if audit.asked_for or applied == total:
-        return ""
-    these = f"one attack of {total}" if applied == 1 else f"{applied} of {total} attacks"
-    return f" by {these} that {'was' if applied == 1 else 'were'} possible"
-
-
-def tried_by_name(audit: Audit) -> str:
-    """The number of attacks made, if only some were requested: "1 of 13 attacks tried"."""
-    made = _made(audit)
-    own = sum(name not in ATTACKS for name in made)
-    if not audit.asked_for or len(made) - own == len(ATTACKS):
-        return ""
-    beside = f" and {own} of your own" if own else ""
-    return f"{len(made) - own} of {len(ATTACKS)} attacks{beside} tried"
-
-
-def untried(audit: Audit) -> str:
-    """The attacks that were not requested, in a sentence; empty if all were."""
-    left = [one.title for name, one in ATTACKS.items() if name not in audit.asked_for]
-    return f"Not tried: {'; '.join(left)}." if audit.asked_for and left else ""
-
-
-def how_to_read(audit: Audit) -> str:
-    """The meaning of an AUC, and a note if the main one is below 1/2 or too uncertain."""
-    cell = audit.main_cell or significance.strongest(audit.results)
-    if cell is None:
-        return ""
-    member, non_member = sides(audit)
-    meaning = (
-        f"An AUC says how often an attack picks the right one of two {units(audit)}, one {member} and one {non_member}: 1 is"
-        " always, 0.5 is a coin. An AUC below 0.5 does not show privacy: it is chance, or the score has the wrong sign."
-    )
-    if cell.interval is None or not cell.interval[0] <= significance.CHANCE <= cell.interval[1]:
-        return meaning
-    low, high = cell.interval
-    sizes = f"{shown(cell.members)} and {shown(cell.non_members)}"
-    wide = f" Here the interval, {shown(low)} to {shown(high)}, is wide: {sizes} are too few to show whether there is a leak."
-    return meaning + (wide if high - low > WIDE else "")
-
-
-def _made(audit: Audit) -> set[str]:
-    return {cell.attack for cell in audit.cells if cell.applicable}
+def in_short(audit: Audit) -> str:
+    """The verdict's level; "part" if only parts of texts were found, and "texts" if recovered texts are the only leak."""
+    level = audit.verdict.level
+    if level == "none_found" and partly(audit):
+        return "part"
+    return "texts" if level == "leak" and standing(audit) != "leak" else level
 
 
 def standing(audit: Audit) -> Standing:
     """The finding on membership: the first that applies, from a failed baseline to none."""
     if audit.baseline.at_chance is False:
         return "void"
-    marks = {significance.mark(cell, audit) for cell in audit.of_membership}
+    marks = {mark(cell, audit) for cell in audit.of_membership}
     ordered: tuple[Standing, ...] = ("leak", "beyond", "within")
     for found in ordered:
         if found in marks:
             return found
-    return "none_found" if significance.enough(audit) else "unsupported"
+    return "none_found" if enough(audit) else "unsupported"
 
 
-def found_out(audit: Audit) -> str:
-    """The sentences for that finding."""
-    found = standing(audit)
-    if found == "leak":
-        return _leak(audit)
-    if found == "unsupported":
-        return _unsupported(audit)
-    if found == "void":
-        rate = "" if audit.baseline.auc is None else f" (right in {hundred(audit.baseline.auc)} of 100 cases)"
-        return (
-            "This audit of membership is void. A classifier of texts alone, without any model, tells members from non-members"
-            f"{rate}. So no AUC here, high or low, says anything about the model. Fair coins cause this by luck in"
-            f" one audit in {ONE_IN}: repeat run and audit with another seed. If it happens again, the members were not chosen"
-            " by fair coins."
-        )
-    if found == "none_found":
-        best = significance.strongest(audit.results)
-        of = " of membership" if significance.named(audit) else ""
-        return "" if best is None else f"Nothing{of} was found. {capital(_found(audit, best))}"
-    best = _marked(
-        audit, found
-    )  # the strongest, because the guarantee is the same against all adversaries that it covers
-    if found == "within":
-        return "" if best is None else f"{_WITHIN} {capital(_found(audit, best))}{_allows(audit, best)}"
-    return (
-        "This audit cannot tell whether the guarantee holds. "
-        f"{_found_by(audit, 'beyond')}{_allows(audit, best)} {_MORE}"
+def main_of(scored: Iterable[AttackAt], vantages: Sequence[str]) -> AttackAt | None:
+    """The main attack among these, which all gave scores; None if there are none. vantages: all vantages, the weakest first."""
+    names = [*ORDER, *(name for name in ATTACKS if name not in ORDER)]
+    rank = {name: number for number, name in enumerate(names)}  # a user's attack comes last
+    return min(
+        scored,
+        key=lambda at: (rank.get(at.attack, len(rank)), at.attack, vantages.index(at.vantage)),
+        default=None,
     )
 
 
-def _leak(audit: Audit) -> str:
-    covered = _marked(audit, "within") or _marked(audit, "beyond")
-    most = None if covered is None else significance.allows(covered, audit)
-    limit = ""
-    if covered is not None and most is not None:
-        limit = f", which allows up to {at_most_hundred(most.auc)} of 100; it is {_rate(covered)}"
-    beside = f" The finding of {who(audit, covered.vantage)} is covered by the guarantee{limit}." if covered else ""
-    return f"A leak was found, and {uncovered(audit)}. {_found_by(audit, 'leak')}{beside}"
+def level(significance: float, others: int, *, main: bool, main_found: bool = False) -> float:
+    """The significance of one number beside `others` more. Without others the main number gets all of it."""
+    if main:
+        return significance * SHARE if others else significance
+    return significance * (1 if main_found else 1 - SHARE) / max(others, 1)
 
 
-def _unsupported(audit: Audit) -> str:
-    if not audit.of_membership:
-        return "This audit says nothing about membership: no attack on it gave a result."
-    if _largest(audit) is None:
-        return "This audit cannot tell who was a member: it does not say how many units it compares."
-    return (
-        f"This audit cannot tell who was a member. It compares {_counts(audit)}; with fewer than"
-        f" {significance.ENOUGH} members or non-members a leak cannot be distinguished from luck."
-    )
+def levels(significance: float, scored: Sequence[AttackAt], vantages: Sequence[str]) -> dict[AttackAt, float]:
+    """The significance of the lower bound of each."""
+    main = main_of(scored, vantages)
+    return {where: level(significance, len(scored) - 1, main=where == main) for where in scored}
 
 
-def uncovered(audit: Audit) -> str:
-    """The reason why a leak is compared with no epsilon."""
-    other = audit.unit != NO_UNIT and not audit.comparable
-    return "the run's guarantee cannot be compared with it" if other else "no guarantee covers it"
-
-
-def tried(audit: Audit) -> str:
-    """The number of attacks and of significant results; "" if the audit can draw no conclusion on membership.
-
-    An attack with more than one distinct result over vantage points counts several times.
+def mark(cell: Cell, audit: Audit) -> Mark:
+    """The mark of a cell, such as "sign" if its interval is above chance without being significant, or "part" if a part of the
+    texts was recovered.
     """
-    of_membership = standing(audit)
-    if of_membership in ("void", "unsupported") or not audit.results:
-        return ""
-    results, attacks = len(audit.results), len({cell.attack for cell in audit.results})
-    if results < 2:
-        return f"This compares {_counts(audit)}."
-    made = (
-        f"{results} attacks on membership"
-        if attacks == results
-        else f"{results} different results of {counted(attacks, 'attack')} on membership"
-    )
-    main = audit.main_cell
-    named = (
-        ""
-        if main is None
-        else f", mildly for the main attack, {audit.attack_title(main.attack)}, which was chosen before any score was computed"
-    )
-    said = f"{made} compare {_counts(audit)}. Their significance is corrected for their number{named}."
-    if of_membership == "none_found":
-        return said
-    held = sum(significance.holds_up(cell, audit) for cell in audit.results)
-    return f"{said} {shown(held)} of them {'is' if held == 1 else 'are'} significant."
+    if not cell.of_membership:
+        found = grade(cell)
+        return found if found in ("leak", "part") else "none"
+    if holds_up(cell, audit):
+        return "leak" if not audit.covers(cell) else "beyond" if beyond(cell, audit) else "within"
+    low, high = cell.auc_interval or (CHANCE, CHANCE)
+    return "sign" if low > CHANCE else "inverted" if high < CHANCE else "chance"
 
 
-def signs(audit: Audit) -> str:
-    """A warning if the interval of an AUC lies above chance without being significant."""
-    best = significance.strongest([cell for cell in audit.results if significance.mark(cell, audit) == "sign"])
-    if best is None:
-        return ""
-    looks = significance.looks(audit)
-    among = "" if looks < 2 else f" among {looks:,} numbers tested"
+def holds_up(cell: Cell, audit: Audit) -> bool:
+    """Whether the cell has a significant AUC or true-positive rate."""
+    return ranks_hold_up(cell, audit) or any(tail_holds_up(tail, cell, audit) for tail in cell.tails)
+
+
+def ranks_hold_up(cell: Cell, audit: Audit) -> bool:
+    """Whether the AUC is significant and its own interval lies above 1/2."""
+    chance, main = _chance(cell), audit.main_cell
+    # a stronger adversary's cell may repeat the main attack's AUC
+    is_main = main is not None and (cell.attack, cell.auc, cell.tails) == (main.attack, main.auc, main.tails)
+    return chance is not None and chance <= _level(audit, main=is_main)
+
+
+def tail_holds_up(tail: Tail, cell: Cell, audit: Audit) -> bool:
+    """Whether this true-positive rate is significant."""
+    units = _units(cell)
+    if not cell.of_membership or units is None or tail.tpr is None or tail.fpr is None:
+        return False
+    members, non_members = units
+    return by_tail(tail.tpr, tail.fpr, members, None if cell.known else non_members) <= _level(audit, main=False)
+
+
+def _chance(cell: Cell) -> float | None:
+    """The p-value of its AUC; 1 if its interval, by itself, does not lie above 1/2."""
+    units = _units(cell)
+    if cell.auc is None or units is None:
+        return None
+    if cell.auc_interval is not None and cell.auc_interval[0] <= CHANCE:
+        return 1.0
+    return by_rank(cell.auc, units[0], None if cell.known else units[1])
+
+
+def _level(audit: Audit, *, main: bool) -> float:
+    """The level at which a number is tested; without a main attack all numbers share the"""
+    first = audit.main_cell
+    if first is None:
+        return audit.significance / max(looks(audit), 1)
+    others, chance = looks(audit) - 1, _chance(first)
+    found = not main and chance is not None and chance <= level(audit.significance, others, main=True)
+    return level(audit.significance, others, main=main, main_found=found)
+
+
+def looks(audit: Audit) -> int:
+    """The number of tests: every AUC, and every true-positive rate that was measured.
+
+    Equal numbers of the same attack for stronger adversaries are not further tests.
+    """
+    return sum(1 + sum(tail.tpr is not None for tail in cell.tails) for cell in audit.results)
+
+
+def by_rank(auc: float, members: int, non_members: int | None) -> float:
+    """The p-value of an AUC, under scores that reveal nothing. non_members: None for a known law."""
+    if non_members is None:
+        return NormalDist().cdf((CHANCE - auc) * math.sqrt(12 * members))
+    pairs = members * non_members
+    deviation = math.sqrt((members + non_members + 1) / (12 * pairs))
+    return NormalDist().cdf((CHANCE - auc + 0.5 / pairs) / deviation)
+
+
+def by_tail(tpr: float, fpr: float, members: int, non_members: int | None) -> float:
+    """The p-value of the number of members above the threshold; for a known law at exactly this rate."""
+    from scipy.stats import binom, hypergeom
+
+    if non_members is None:
+        return float(binom.sf(round(tpr * members) - 1, members, min(max(fpr, 0.0), 1.0)))
+    caught, accused = round(tpr * members), round(fpr * non_members)
+    return float(hypergeom.sf(caught - 1, members + non_members, members, caught + accused))
+
+
+def allows(cell: Cell, audit: Audit) -> Allowed | None:
+    """The AUC and rates that the guarantee allows the cell; if the audit lacks them, by (epsilon, delta) alone."""
+    if not audit.covers(cell) or cell.epsilon_accounted is None or cell.allowed is not None:
+        return cell.allowed if audit.covers(cell) else None
+    epsilon, delta = min(max(cell.epsilon_accounted, 0.0), _MOST_EPSILON), audit.delta or 0.0
+    rates = {tail.target: tradeoff.rate(tail.target, epsilon, delta) for tail in cell.tails}
+    return Allowed(tradeoff.area(epsilon, delta), rates, "epsilon")
+
+
+def beyond(cell: Cell, audit: Audit) -> bool:
+    """Whether the whole interval of a significant AUC, or of a significant rate if the AUC is not significant, is above the
+    figure that the guarantee allows. A canary that moves a sum as far as a unit may is expected to reach that figure, so about
+    one in 40 runs that keep their guarantee exactly comes out above.
+    """
+    most = allows(cell, audit)
+    if most is None:
+        return False
+    if ranks_hold_up(cell, audit):
+        return cell.auc_interval is not None and cell.auc_interval[0] > most.auc
+    held = [tail for tail in cell.tails if tail_holds_up(tail, cell, audit) and tail.tpr_interval is not None]
+    return any((tail.tpr_interval or (0.0, 0.0))[0] > most.tpr_at_fpr.get(tail.target, 1.0) for tail in held)
+
+
+def contradicts(cell: Cell, audit: Audit) -> bool:
+    """Whether the cell's lower bound is above the accounted epsilon for the same unit and adversary."""
     return (
-        f"There is a weak sign, no more: the 95 % interval of {audit.attack_title(best.attack)} lies above 50"
-        f" ({_rate(best)}). Luck alone may cause that{among}. Repeat run and audit with another seed before you rely on it."
+        audit.covers(cell)
+        and cell.epsilon_lower is not None
+        and cell.epsilon_accounted is not None
+        and cell.epsilon_lower > cell.epsilon_accounted
     )
 
 
-def inverted(audit: Audit) -> str:
-    """A warning if the interval of an AUC lies below chance, which is never evidence of privacy."""
-    below = [cell for cell in audit.results if significance.mark(cell, audit) == "inverted"]
-    if not below:
-        return ""
-    low = min(below, key=lambda cell: cell.auc or 0.0)
-    return (
-        f"The 95 % interval of {audit.attack_title(low.attack)} lies below 50 ({_rate(low)}). That is not privacy: an adversary"
-        " who reverses its answers is right more often than a coin, so its sign may be inverted."
-    )
+def unnoticed(audit: Audit) -> float | None:
+    """The AUC below which the main attack cannot be significant (without a main attack, any attack, with the most units of any
+    cell); None without units.
+    """
+    sizes = [units for units in map(_units, audit.of_membership) if units is not None]
+    if not sizes:
+        return None
+    quantile = NormalDist().inv_cdf(1 - _level(audit, main=True))
+    first = audit.main_cell
+    units = None if first is None else _units(first)
+    if first is not None and units is not None and first.known:
+        return min(1.0, CHANCE + quantile / math.sqrt(12 * units[0]))
+    members, non_members = units or max(sizes, key=lambda units: units[0] * units[1] / sum(units))
+    pairs = members * non_members
+    return min(1.0, CHANCE + 0.5 / pairs + quantile * math.sqrt((members + non_members + 1) / (12 * pairs)))
 
 
-def missed(audit: Audit) -> str:
-    """The AUC that an audit with this number of units misses half of the time."""
-    least = significance.unnoticed(audit)
-    if least is None:
-        return ""
-    return (
-        f"With this number of {units(audit)}, the audit overlooks an attack whose true rate is {hundred(least)} of 100 half of"
-        " the time."
-    )
+def partly(audit: Audit) -> bool:
+    """Whether some or all of the texts were recovered."""
+    return any(grade(cell) in ("leak", "part") for cell in audit.cells)
 
 
-def _marked(audit: Audit, mark: str) -> Cell | None:
-    return significance.strongest([cell for cell in audit.of_membership if significance.mark(cell, audit) == mark])
+def texts_named(audit: Audit) -> bool:
+    """Whether an attack on texts named a considerable part of them, whether it counts or not."""
+    return any(grade(cell) not in (None, "little") for cell in audit.cells)
 
 
-def _found_by(audit: Audit, mark: str) -> str:
-    """The finding of the weakest adversary with this mark, and the strongest finding."""
-    held = [cell for cell in audit.of_membership if significance.mark(cell, audit) == mark]
-    weakest = min((cell.vantage for cell in held), key=audit.rank)
-    first = significance.strongest([cell for cell in held if cell.vantage == weakest])
-    worst = significance.strongest(held)
-    if first is None or worst is None:
-        return ""
-    sentence = capital(_found(audit, first))
-    if worst.vantage != first.vantage and (worst.auc or 0.0) > (first.auc or 0.0):
-        sentence += f" {capital(who(audit, worst.vantage))} is {_rate(worst)}."
-    return sentence
+def enough(audit: Audit) -> bool:
+    """Whether some cell has enough units for finding nothing to mean something."""
+    return any(min(units) >= ENOUGH for units in map(_units, audit.of_membership) if units is not None)
 
 
-def _found(audit: Audit, cell: Cell) -> str:
-    """One cell in words: the adversary, its AUC, the interval, and a significant true-positive rate."""
-    sentence = f"{who(audit, cell.vantage)} {guess(audit)} is right in {hundred(cell.auc)} of 100 cases; a coin is"
-    sentence += " right in 50"
-    if cell.interval is not None:
-        low, high = cell.interval
-        side = "includes 50" if low <= significance.CHANCE <= high else "does not include 50"
-        sentence += f". The 95 % interval, {between(low, high)}, {side}"
-    tail = next((tail for tail in cell.tails if significance.tail_holds_up(tail, cell, audit)), None)
-    if tail is not None:
-        sentence += (
-            f". At a false-positive rate of {percent(tail.fpr)} it identifies {percent(tail.tpr)} of the members"
-        )
-    return f"{sentence}."
+def strongest(cells: Sequence[Cell]) -> Cell | None:
+    """The cell with the largest AUC; among equals, the first."""
+    return max(cells, key=lambda cell: cell.auc or 0.0, default=None)
 
 
-def _rate(cell: Cell) -> str:
-    interval = "" if cell.interval is None else f" (interval {between(*cell.interval)})"
-    return f"right in {hundred(cell.auc)} of 100 cases{interval}"
-
-
-def _allows(audit: Audit, cell: Cell | None) -> str:
-    """The AUC that the guarantee allows there, in words."""
-    most = None if cell is None else significance.allows(cell, audit)
-    if cell is None or most is None:
-        return ""
-    run = "whose noise is exactly as accounted" if most.by == "mechanism" else "with this epsilon and delta"
-    above = significance.mark(cell, audit) == "within" and (cell.auc or 0.0) > most.auc
-    included = ", which the interval includes" if above else ""
-    return f" A run {run} allows up to {at_most_hundred(most.auc)} of 100{included}."
-
-
-def _counts(audit: Audit) -> str:
-    members, non_members = _largest(audit) or (None, None)
-    member, non_member = sides(audit)
-    return f"{shown(members)} {units(audit)} {member} with {shown(non_members)} {non_member}"
-
-
-def _largest(audit: Audit) -> tuple[int, int] | None:
-    """Members and non-members of the cell with the most units on its smaller side."""
-    sizes: Sequence[tuple[int, int]] = [
-        (cell.members, cell.non_members)
-        for cell in audit.of_membership
-        if cell.members is not None and cell.non_members is not None
-    ]
-    return max(sizes, key=lambda one: (min(one), sum(one)), default=None)
-
-
-_WITHIN = "The finding is within the guarantee."
-_MORE = (
-    "The finding is more than that, but no lower bound contradicts the guarantee, and only a lower bound can. Luck causes this"
-    " in about one audit in 40: repeat run and audit with another seed and more units."
-)
-
-
-def contradicted(audit: Audit) -> str:
-    """The largest lower bound above the accounted epsilon, and the doubt about it, if any."""
-    broken = [cell for cell in audit.cells if significance.contradicts(cell, audit)]
-    worst = max(broken, key=lambda cell: cell.lower or 0.0)
-    bounds, doubt = sum(cell.lower is not None for cell in audit.results), ""
-    if audit.baseline.at_chance is False:  # only a doubt, since the bound depends on fair coins alone
-        doubt = (
-            f" Members and non-members also differ without any model. Fair coins cause that in one audit in {ONE_IN}; then the"
-            " contradiction stands, since it rests on the coins alone. If they were not divided by fair coins, nothing is"
-            " shown."
-        )
-    promise, lower = apart(worst.accounted or 0.0, worst.lower or 0.0)
-    return (
-        f"THE GUARANTEE IS CONTRADICTED. The run claims epsilon {promise} for {unit_one(audit.audited)}, but"
-        f" {who(audit, worst.vantage)} learned so much that epsilon is at least {lower}, with a"
-        f" confidence of {confidence(audit)} ({audit.attack_title(worst.attack)}; {counted(bounds, 'such bound')} computed)."
-        f"{doubt} Either the noise, the accounting or the program is wrong; do not rely on the claimed epsilon."
-    )
-
-
-def guarantee(audit: Audit) -> str:
-    """The sentences on a guarantee that nothing contradicts."""
-    if audit.unit == NO_UNIT:
-        return "The run has no privacy guarantee, so there is nothing to contradict."
-    if not audit.protected:
-        promise = "" if audit.promised is None else f" of epsilon {at_most(audit.promised)} ({audit.adjacency})"
-        return f"{_COULD_NOT}{promise}: {_NO_EPSILON}"
-    if not audit.comparable:
-        return (
-            f"{_COULD_NOT}: the guarantee is for {unit_one(audit.unit)} and the audit is about {unit_one(audit.audited)}, so"
-            " the two are not compared."
-        )
-    covered = [cell for cell in audit.bounded if audit.covers(cell)]
-    if not covered:
-        return f"{_COULD_NOT}: {_BOUNDS_OF_OTHERS if audit.bounded else _NO_BOUND}"
-    most, limit = covered[0], f"{best_possible(audit)}{blunt(audit)}"
-    if not most.lower:
-        return f"The guarantee, epsilon {at_most(most.accounted)}, is not contradicted: the largest lower bound is 0.{limit}"
-    return (
-        f"The guarantee is not contradicted: it allows epsilon {at_most(most.accounted)}, and the largest lower bound is"
-        f" {at_least(most.lower)}, with a confidence of {confidence(audit)}.{limit}"
-    )
-
-
-def best_possible(audit: Audit) -> str:
-    """The lower bound expected from the best possible attack, which distinguishes a weak attack from a strong guarantee."""
-    if audit.expected is None:
-        return ""
-    return (
-        f" The best possible attack on a mechanism of this epsilon, with as many units that each move the model as far as one "
-        f"may, is expected to show {at_least(audit.expected)}."
-    )
-
-
-def blunt(audit: Audit) -> str:
-    """A warning if there were too few units to contradict the guarantee, whatever an attack found."""
-    covered = [cell for cell in audit.bounded if audit.comparable and audit.covers(cell)]
-    pairs = [(cell.showable, cell.accounted) for cell in covered]
-    if not pairs or any(most is None or promised is None or most > promised for most, promised in pairs):
-        return ""
-    most = max(cell.showable or 0.0 for cell in covered)
-    return f" No attack on so few units could have shown more than {at_most(most)} or contradicted the guarantee."
-
-
-_COULD_NOT = "This audit could not have contradicted the run's guarantee"
-_NO_EPSILON = (
-    "an audit leaves units out altogether, and no epsilon is accounted for that. There is none if every client adds a share"
-    " of the noise and stays to send it, if the guarantee is about replacing a unit by another, or if the noise was seeded,"
-    " which voids the guarantee. So this audit neither supports nor contradicts the guarantee."
-)
-_BOUNDS_OF_OTHERS = (
-    "the only lower bounds are for adversaries that the guarantee does not cover, such as a server that adds the noise"
-    " itself."
-)
-_NO_BOUND = (
-    "no attack gave a lower bound on epsilon, because no attack on membership gave a result, or because delta is too large for"
-    " the number of units."
-)
+def _units(cell: Cell) -> tuple[int, int] | None:
+    if cell.members is None or cell.non_members is None or min(cell.members, cell.non_members) < FEWEST:
+        return None
+    return cell.members, cell.non_members

@@ -27,13 +27,12 @@ from attacks.evidence import attempts
 from attacks.texts.factor_changes import Sent, families
 from attacks.texts.span import Family, FirstLayer, Found, Key, NoFirstLayerError, first_layer, search
 from secure_fed.learning.models.adapters.lora import scaling_of
-from secure_fed.learning.tasks.chat_template import template_tokens
-from secure_fed.learning.training.private_steps import batch_sampler
-from secure_fed.learning.training.schedule import Falling, planned_steps
+from secure_fed.learning.tasks.chat import template_tokens
+from secure_fed.learning.training.local import Falling, batch_sampler, planned_steps
 from secure_fed.rounds.masked.encoding import Rounded
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.recording import Summed, Update
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 
 NO_FACTORS = "the update holds no change of the first layer's A, B or product"
 VACUOUS = "every candidate would pass: the batch has at least as many inputs as {room} dimensions"

@@ -13,9 +13,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from over_flower.clock import STAGES, note
 
-from secure_fed.deployment import seal
 from secure_fed.deployment.coordinator import conduct
-from secure_fed.deployment.envelope import Envelope
+from secure_fed.deployment.envelope import Envelope, unsealed
 from secure_fed.flower.carrier import GridCarrier
 from secure_fed.flower.coordinator_app import of_run_config
 
@@ -27,7 +26,7 @@ class Timed(GridCarrier):
     file: Path
 
     def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
-        header = json.loads(seal.unsealed(next(iter(envelopes.values()))).header)
+        header = json.loads(unsealed(next(iter(envelopes.values()))).header)
         began, ends = time.time(), {}
         for node, answer in super().exchange(envelopes, seconds):
             ends[node] = time.time()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 TESTS, LENGTH = 256, 64  # test examples; the most tokens of a text
-TINY = "secure_fed/models/tiny"
+TINY = "secure_fed/learning/models/tiny"
 
 
 def texts(folder: Path | None, split: str, count: int) -> list[tuple[str, int]]:

@@ -10,11 +10,18 @@ close    the end of a run that made no release, which gives its reservation back
 from __future__ import annotations
 
 import argparse
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from secure_fed.commands import ledgers as ledger_commands
-from secure_fed.commands import plan
+from secure_fed.commands import budget_plan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from privacy.ledger import Ledger
 
 
 def add_parsers(parser: argparse.ArgumentParser) -> None:
@@ -26,31 +33,164 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
         made.set_defaults(run=run)
         return made
 
-    plan.add_to(action("plan", plan.run, "the noise that a target epsilon needs, or the epsilon of a given noise"))
-    made = action("create", ledger_commands.create, "a new ledger for a data set")
-    _add_ledger(made)
+    def on_ledger(name: str, run: Callable[[argparse.Namespace], None], does: str) -> argparse.ArgumentParser:
+        made = action(name, run, does)
+        made.add_argument("ledger", type=Path, metavar="LEDGER")
+        heads = "as privacy.ledger_heads (default: in the user's folder)"
+        made.add_argument("--heads", default="", metavar="FILE", help=heads)
+        return made
+
+    planning = "the noise that a target epsilon needs, or the epsilon of a given noise"
+    budget_plan.add_to(action("plan", budget_plan.run, planning))
+    made = on_ledger("create", create, "a new ledger for a data set")
     made.add_argument("--data-set", required=True, metavar="NAME", help="data set whose privacy the ledger tracks")
     made.add_argument("--epsilon", required=True, type=float, help="budget of all runs together")
     made.add_argument("--delta", required=True, type=float, help="delta of all runs together")
-    made.add_argument(
-        "--composition", choices=("basic", "rdp"), default="basic", help="how runs add up (default: basic)"
-    )
-    same = action("same", ledger_commands.same, "declare that two unit names mean one unit, so that their costs add up")
-    _add_ledger(same)
-    same.add_argument(
-        "units", nargs=2, metavar="NAME", help="privacy.unit_name; the ledger must contain one of the two"
-    )
-    shown = action("show", ledger_commands.show, "the spent part of a ledger, the runs that spent it, and the rest")
-    _add_ledger(shown)
-    shown.add_argument("--json", action="store_true", help="print one JSON object")
-    closing = "close a run that made no release, for good, and give its reservation back"
-    closed = action("close", ledger_commands.close, closing)
-    _add_ledger(closed)
-    closed.add_argument("name", metavar="RUN", help="its name in the ledger, which `secure-fed budget show` prints")
+    composition = "how runs add up (default: basic)"
+    made.add_argument("--composition", choices=("basic", "rdp"), default="basic", help=composition)
+    uniting = on_ledger("same", same, "declare that two unit names mean one unit, so that their costs add up")
+    named = "privacy.unit_name; the ledger must contain one of the two"
+    uniting.add_argument("units", nargs=2, metavar="NAME", help=named)
+    showing = on_ledger("show", show, "the spent part of a ledger, the runs that spent it, and the rest")
+    showing.add_argument("--json", action="store_true", help="print one JSON object")
+    closing = on_ledger("close", close, "close a run that made no release, for good, and give its reservation back")
+    closing.add_argument("name", metavar="RUN", help="its name in the ledger, which `secure-fed budget show` prints")
 
 
-def _add_ledger(made: argparse.ArgumentParser) -> None:
-    made.add_argument("ledger", type=Path, metavar="LEDGER")
-    made.add_argument(
-        "--heads", default="", metavar="FILE", help="as privacy.ledger_heads (default: in the user's folder)"
+def create(chosen: argparse.Namespace) -> None:
+    """Create a ledger and print its path."""
+    from privacy.ledger import Ledger
+
+    made = Ledger.create(
+        chosen.ledger,
+        data_set=chosen.data_set,
+        epsilon=chosen.epsilon,
+        delta=chosen.delta,
+        composition=chosen.composition,
     )
+    print(f"{chosen.ledger}: {made.data_set}, epsilon {chosen.epsilon:g}, delta {chosen.delta:g}, {made.composition}")
+
+
+def same(chosen: argparse.Namespace) -> None:
+    """Record in the ledger that two names are of one unit."""
+    one, other = chosen.units
+    _opened(chosen).declare_same(one, other)
+    print(f"{chosen.ledger}: {one} and {other} are one unit, as you say; costs of runs on either add up")
+
+
+def show(chosen: argparse.Namespace) -> None:
+    """Print the state of a ledger, after verifying every row."""
+    facts = _facts(_opened(chosen))
+    if chosen.json:
+        print(json.dumps(facts))
+        return
+    from secure_fed.report.terminal import PlainConsole
+
+    console = PlainConsole()
+    console.print(_amounts(facts))
+    if not facts["runs"]:
+        console.print("no run has reserved anything")
+        return
+    console.print(_runs(facts))
+    console.print(_units(facts))
+    for statement in facts["same"]:
+        one, other = statement["units"]
+        console.print(f"declared one unit: {one} and {other} ({statement['time']})", markup=False)
+
+
+def close(chosen: argparse.Namespace) -> None:
+    """Close a run that made no release, and print what is given back."""
+    from secure_fed.runs.budget import give_back
+
+    cost = give_back(_opened(chosen), chosen.name)
+    if cost is None:
+        print(f"{chosen.ledger}: run {chosen.name} was closed before, and its reservation was given back then")
+        return
+    print(
+        f"{chosen.ledger}: run {chosen.name} is closed for good, and epsilon {_number(cost.epsilon)} and delta "
+        f"{_number(cost.delta)} are given back"
+    )
+
+
+def _opened(chosen: argparse.Namespace) -> Ledger:
+    from privacy.ledger import Ledger
+    from secure_fed.runs.budget import heads_at
+
+    return Ledger.open(chosen.ledger, heads=heads_at(chosen.heads))
+
+
+def _amounts(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    title = f"data set {facts['data_set']} ({facts['composition']})"
+    table = Table("", "epsilon", "delta", title=title, title_style="bold")
+    for name in ("limit", "spent", "left"):
+        table.add_row(name, *(_number(facts[name][part]) for part in ("epsilon", "delta")))
+    return table
+
+
+def _runs(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    several = len(facts["units"]) > 1
+    table = Table("run", "epsilon", "delta", "releases", *(["unit"] if several else []), "since")
+    for run in facts["runs"]:
+        cost = ("given back", "") if run["closed"] else (_number(run["epsilon"]), _number(run["delta"]))
+        spent = (*cost, f"{run['releases']:,}")
+        table.add_row(run["run"], *spent, *([run["unit"]] if several else []), str(run["time"] or ""))
+    return table
+
+
+def _units(facts: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table("unit", "is", "neighbours", "keyed digest")
+    for unit in facts["units"]:
+        table.add_row(unit["name"], unit["kind"], unit["neighbours"], unit["members"][:12])
+    return table
+
+
+def _facts(ledger: Ledger) -> dict[str, Any]:
+    """The state of a ledger. A reserved cost counts as spent: a run may release that much at any time.
+
+    A closed run has made no release; it has the cost that it had reserved, and the time at which it was closed.
+    """
+    rows = ledger.rows()
+    spent, limit = ledger.spent(), {"epsilon": ledger.epsilon, "delta": ledger.delta}
+    taken = {"epsilon": spent.epsilon, "delta": spent.delta}
+    left = {part: None if most is None else max(0.0, most - taken[part]) for part, most in limit.items()}
+    return {
+        "data_set": ledger.data_set,
+        "composition": ledger.composition,
+        "limit": limit,
+        "spent": taken,
+        "left": left,
+        "units": [unit.to_dict() for unit, _ in ledger.units.used.values()],
+        "same": [{"units": row.body["units"], "time": row.body["time"]} for row in rows if row.kind == "same"],
+        "runs": _holders(ledger),
+    }
+
+
+def _holders(ledger: Ledger) -> list[dict[str, Any]]:
+    runs: dict[str, dict[str, Any]] = {}
+    for row in ledger.rows():
+        if row.kind == "reserve":
+            first = runs.get(row.run, {"time": row.body.get("time")})
+            held = {part: row.body["cost"][part] for part in ("epsilon", "delta")}
+            charged = ledger.charged(row.run)
+            runs[row.run] = {
+                "run": row.run,
+                **held,
+                "releases": sum(charged.values()),
+                "by": charged,
+                "unit": row.body["unit"]["name"],
+                "time": first["time"],
+                "closed": None,
+            }
+        elif row.kind == "close":
+            runs[row.run]["closed"] = row.body["time"]
+    return list(runs.values())
+
+
+def _number(value: float | None) -> str:
+    return "no limit" if value is None else f"{value:.4g}" if math.isfinite(value) else "infinite"

@@ -29,14 +29,14 @@ from secure_fed.config import commented_toml
 from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly, reported
 from secure_fed.learning.tasks import TASKS
 
-PREPARING = "audit prepare"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    from attacks.cli import with_subcommand
+
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:2] == PREPARING.split():  # `audit` takes a RUN_DIR, so argparse cannot have a command below it
-        given[:2] = [PREPARING]
+    if given[:1] == ["audit"]:
+        given[1:] = with_subcommand(given[1:])
 
     def run() -> int | None:
         chosen = _parser().parse_args(given)
@@ -48,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from attacks import cli as audits
+
     parser = argparse.ArgumentParser(prog="secure-fed", description="Federated fine-tuning of language models.")
     parser.add_argument("--version", action="version", version=f"secure-fed {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -64,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     init = actions.add_parser("init", help="a commented TOML with every key")
     init.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: standard output")
     init.set_defaults(run=_config_init)
+    audit = "attack a run or a model, and report what it gives away"
+    audits.add_parsers(commands.add_parser("audit", help=audit, description=audit))
     budget = "privacy: plan what it costs, and keep its ledgers"
     budget_commands.add_parsers(commands.add_parser("budget", help=budget, description=budget))
     node = "many machines: a node, which holds one member's data"
@@ -105,13 +109,6 @@ def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _add_reading(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Commands that use a run's directory."""
-    from attacks import cli as audits
-    from attacks.prepared import command as prepared
-
-    audit = command("audit", audits.run, "attack a run, and report what it gives away")
-    audits.add_arguments(audit)
-    preparing = "divide data by coins, to audit a training with any tool, and write its training file"
-    prepared.add_preparing(command(PREPARING, prepared.prepare, preparing))
     report = command("report", _report, "write the HTML report of a run again")
     export = command("export", export_command.run, "write the trained adapter as a folder")
     answer = "label texts with a trained run, or continue them: one JSON object a line"

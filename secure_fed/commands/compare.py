@@ -21,7 +21,7 @@ from secure_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from secure_fed.commands.comparison import Row
-    from secure_fed.commands.comparison.plan import Job
+    from secure_fed.commands.comparison.runs import Job
     from secure_fed.federation import Federation
 
 _INTERRUPTED = 130
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Compare, print, and return the exit status."""
-    from secure_fed.commands import ahead
+    from secure_fed.commands import train
 
     if any(one.replace(" ", "").startswith("federation.seed=") for one in chosen.set):
         raise ConfigError("--set federation.seed has no effect, since --seeds replaces it: leave it out").about(
@@ -60,20 +60,20 @@ def run(chosen: argparse.Namespace) -> int:
         )
     seeds, configs = _seeds(chosen.seeds), _configs(chosen.configs, chosen.set)
     for config in configs.values():
-        ahead.check(config)
-    from secure_fed.commands.comparison import compare, cost_notes
+        train.check_ahead(config)
+    from secure_fed.commands.comparison import compare, tables
 
     out = Path(chosen.out or f"runs/{datetime.now():%Y%m%d-%H%M%S}-compare")
     try:
         rows = compare(
-            configs, seeds, out, chosen.target, partial(_shown, iter(cost_notes.before(configs, len(seeds))))
+            configs, seeds, out, chosen.target, partial(_shown, iter(tables.cost_ahead(configs, len(seeds))))
         )
     except KeyboardInterrupt:
         print(f"secure-fed: interrupted; the same command with --out {out} goes on", file=sys.stderr)
         return _INTERRUPTED
     if chosen.json:
+        from secure_fed.commands.comparison.rows import totals
         from secure_fed.commands.comparison.tables import numbers
-        from secure_fed.commands.comparison.totals import totals
 
         together = [total.to_dict() for total in totals(charge for row in rows for charge in row.charges)]
         print(json.dumps({"out": str(out), "rows": [numbers(row) for row in rows], "together": together}))
@@ -102,17 +102,11 @@ def _seeds(text: str) -> list[int]:
         ) from error
 
 
-def _warn(federation: Federation) -> None:
-    if warning := federation.assembly.problem.warning:
-        print(f"secure-fed: warning: {warning}", file=sys.stderr)
-
-
 @contextmanager
 def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     """Print a line for the run, and its rounds as they end. first: lines to print before the first run that is made."""
     from secure_fed.report.progress import ConsoleProgress
-    from secure_fed.runs.checkpoint import read_checkpoint
-    from secure_fed.runs.store import read_records
+    from secure_fed.runs.store import read_checkpoint, read_records
 
     for line in first:
         print(f"secure-fed: {line}", file=sys.stderr)
@@ -123,7 +117,8 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     with ConsoleProgress(job.config.federation.rounds, done, job.config.data.task, job.config.data.metric) as progress:
 
         def on_begin(federation: Federation) -> None:
-            _warn(federation)
+            if warning := federation.assembly.problem.warning:
+                print(f"secure-fed: warning: {warning}", file=sys.stderr)
             progress.begin(federation.assembly.protection.plan, federation.assembly.charges)
 
         yield SimpleNamespace(

@@ -28,20 +28,20 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
 
 
 def _init(chosen: argparse.Namespace) -> None:
-    from secure_fed.deployment import home, home_files
+    from secure_fed.deployment import home
     from secure_fed.deployment.charter import fingerprint
 
-    home_files.new_folder(chosen.folder, "secure-fed coordinator init")
-    key = home_files.write_key(chosen.folder / home.COORDINATOR_KEY)
+    home.new_folder(chosen.folder, "secure-fed coordinator init")
+    key = home.write_key(chosen.folder / home.COORDINATOR_KEY)
     print(fingerprint(key.public))
     print("secure-fed: give this fingerprint to the owners of nodes, by another way than this network", file=sys.stderr)
 
 
 def _found(chosen: argparse.Namespace) -> None:
     from secure_fed.config import RunConfig
-    from secure_fed.deployment.founding import found
+    from secure_fed.deployment.charter import MEMBERS
+    from secure_fed.deployment.coordinator import found
     from secure_fed.deployment.home import CHARTER, read_card
-    from secure_fed.deployment.own_settings import MEMBERS
     from secure_fed.report.terminal import doing
 
     members = [read_card(card) for card in chosen.cards]

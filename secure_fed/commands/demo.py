@@ -1,7 +1,7 @@
 """The runs of `secure-fed demo`: one with client-level privacy, and the same run without any protection.
 
 There are many clients with five notes each, since the number of clients hides each of them. Step lengths are not set, and
-chosen as in every run with client-level privacy (`rounds/step_lengths.py`). Only B trains, so noise reaches the model linearly
+chosen as in every run with client-level privacy (`rounds/open_settings.py`). Only B trains, so noise reaches the model linearly
 (`ffa_lora`). A consists of the largest singular vectors of the model's own weights (`federa`): a random A represents less of
 the change that clients have to make.
 

@@ -46,15 +46,15 @@ def run(chosen: argparse.Namespace) -> None:
     _require_writable(chosen.out)
     read_facts(chosen.run_dir)
     config = read_config(chosen.run_dir)
-    from secure_fed.export import harness, trained
+    from secure_fed.export import lm_eval_tasks, trained
     from secure_fed.export.adapter_folder import base_model
 
     trained.require_trained(chosen.run_dir, best=chosen.best)
     _require_language_model(config)
-    harness.require_installed()
+    lm_eval_tasks.require_installed()
     names, fewshot = list(dict.fromkeys(chosen.tasks)), chosen.num_fewshot
     chat = config.data.task == "chat" if chosen.apply_chat_template is None else chosen.apply_chat_template
-    with harness.loaded(names, chosen.include_path, fewshot) as found:
+    with lm_eval_tasks.loaded(names, chosen.include_path, fewshot) as found:
         loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
         if chat and not loaded.tokenizer.chat_template:
             raise UsageError(
@@ -65,19 +65,19 @@ def run(chosen: argparse.Namespace) -> None:
         tokenizer, labels, finished = loaded.tokenizer, loaded.label_names, loaded.state.round
         model = loaded.merged() if chosen.merged else loaded.model
         del loaded  # only one model stays in memory
-        figures = harness.measured(found, model, tokenizer, **how)
+        figures = lm_eval_tasks.measured(found, model, tokenizer, **how)
         del model
         rows = [dict(row) for row in figures.rows]
         if chosen.base:  # loaded anew: with some methods even the initial tensors change its outputs
             base = base_model(config.model, config.data, labels, config.federation.seed)
-            beside = harness.measured(found, base, tokenizer, **how)
+            beside = lm_eval_tasks.measured(found, base, tokenizer, **how)
             for row, other in zip(rows, beside.rows, strict=True):
                 row |= {"base": other["value"], "base_stderr": other["stderr"]}
     result = {
         "run": str(chosen.run_dir),
         "model": "merged" if chosen.merged else "adapter",
         "round": finished,
-        "lm_eval": harness.version(),
+        "lm_eval": lm_eval_tasks.version(),
         "chat_template": chat,
         "limit": chosen.limit,
         "batch_size": chosen.batch_size,

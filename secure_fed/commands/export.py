@@ -20,17 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Export, and push with --push-to-hub."""
-    from secure_fed.export import hub, trained
+    from secure_fed.export.export import push, require_pushable
+    from secure_fed.export.trained import load_run
 
     if chosen.public and not chosen.push_to_hub:
         raise UsageError("--public has no effect without --push-to-hub USER/NAME")
-    loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
+    loaded = load_run(chosen.run_dir, chosen.client, best=chosen.best)
     if chosen.push_to_hub:
-        hub.require_possible(chosen.push_to_hub, loaded.config.model.name, merged=chosen.merged)
+        require_pushable(chosen.push_to_hub, loaded.config.model.name, merged=chosen.merged)
     with activity(f"writing {chosen.out_dir}"):
         written = loaded.export(chosen.out_dir, merged=chosen.merged)
     print(written)
     if chosen.push_to_hub:
         with activity(f"uploading to {chosen.push_to_hub}"):
-            pushed = hub.push(chosen.out_dir, chosen.push_to_hub, public=chosen.public)
+            pushed = push(chosen.out_dir, chosen.push_to_hub, public=chosen.public)
         print(pushed)

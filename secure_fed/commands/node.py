@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privacy.ledger import Ledger
-    from secure_fed.deployment.policy import Policy
     from secure_fed.flower.supernode import Link
 
 
@@ -110,8 +107,7 @@ def _replace_key(chosen: argparse.Namespace) -> None:
 
 
 def _agent(chosen: argparse.Namespace) -> None:
-    from secure_fed.deployment.agent import Shared
-    from secure_fed.deployment.attended import run
+    from secure_fed.deployment.agent import Shared, run
 
     run(chosen.folder, Shared.of(chosen.socket, chosen.group))
 
@@ -136,7 +132,7 @@ def _link(chosen: argparse.Namespace) -> Link:
 
 def _release(chosen: argparse.Namespace) -> None:
     from secure_fed.deployment.home import Home
-    from secure_fed.deployment.releasing import release
+    from secure_fed.deployment.memberships import release
 
     print(release(Home.load(chosen.folder), chosen.federation))
 
@@ -181,31 +177,24 @@ def _state(found: dict[str, Any]) -> str:
     )
 
 
-def _spent(ledger: Ledger, policy: Policy) -> dict[str, float]:
-    """The cost of all federations, and its limits: the policy's now or the ledger's own, whichever is lower."""
-    cost = ledger.spent()
-    limits = {
-        "most_epsilon": min(policy.most_epsilon, math.inf if ledger.epsilon is None else ledger.epsilon),
-        "most_delta": min(policy.most_delta, math.inf if ledger.delta is None else ledger.delta),
-    }
-    return {"epsilon": cost.epsilon, "delta": cost.delta, **limits}
-
-
 def _found(folder: Path) -> dict[str, Any]:
     from privacy.ledger import Ledger
     from secure_fed.deployment import relay
     from secure_fed.deployment.charter import fingerprint
-    from secure_fed.deployment.home import LEDGER, Home
-    from secure_fed.deployment.journal import Journal
-    from secure_fed.deployment.memberships import memberships
+    from secure_fed.deployment.home import LEDGER, Home, Journal
+    from secure_fed.deployment.memberships import NodeLedger, memberships
 
     home, journal = Home.load(folder), Journal(folder)
-    ledger = Ledger.open(folder / LEDGER) if (folder / LEDGER).exists() else None
+    ledger, spent = None, None
+    if (folder / LEDGER).exists():
+        ledger = Ledger.open(folder / LEDGER)
+        cost, limits = ledger.spent(), NodeLedger.of(home).limits(ledger)
+        spent = {"epsilon": cost.epsilon, "delta": cost.delta, "most_epsilon": limits[0], "most_delta": limits[1]}
     return {
         "name": home.name,
         "fingerprint": fingerprint(home.identity.public),
         "running": relay.running(folder),
-        "spent": _spent(ledger, home.policy) if ledger else None,
+        "spent": spent,
         "federations": [one.facts(ledger) for one in memberships(home)],
         "last": journal.last(10),
         "refused": journal.last(10, refused=True),

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
-from secure_fed.config.data import WRITE
+from secure_fed.config.settings import WRITE
 from secure_fed.errors import ConfigError, DataError, StorageError, UsageError, plainly
 
 if TYPE_CHECKING:
     from secure_fed.export.trained import Trained
-    from secure_fed.learning.data.rows import Columns
-    from secure_fed.learning.data.table import Table
+    from secure_fed.learning.data.rows import Columns, Table
 
 _IDS = ("id", "idx", "guid", "uid")
 _SHOWN = 80  # characters of a text
@@ -43,15 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> None:
     """A file is read before the run and torch are loaded, so that its errors are reported early; standard input after."""
     from secure_fed.learning.data.chats import QUESTION
-    from secure_fed.learning.data.texts import of_lines
-    from secure_fed.learning.tasks.columns import columns
+    from secure_fed.learning.data.files import read_stream
+    from secure_fed.learning.data.rows import columns_of
     from secure_fed.runs.directory import read_config, read_facts
 
     read_facts(chosen.run_dir)
     config = read_config(chosen.run_dir)
     _require_writable(chosen.out)
     new_tokens = _new_tokens(chosen, config)
-    read = columns(config.data)
+    read = columns_of(config.data)
     table = None if chosen.file is None else _of_file(chosen.file, read, config.data.task, prompts=new_tokens > 0)
     if table is None and read.text_b and not new_tokens:
         raise ConfigError("this run labels pairs of texts, which lines of standard input cannot hold; name a FILE")
@@ -60,7 +59,7 @@ def run(chosen: argparse.Namespace) -> None:
     loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
     if table is None:
         with activity("", hushed=True):  # a person may be typing
-            table = of_lines(
+            table = read_stream(
                 sys.stdin.buffer if sys.stdin else (),
                 "standard input",
                 QUESTION if config.data.task == "chat" else read.text,
@@ -97,18 +96,19 @@ def _new_tokens(chosen: argparse.Namespace, config: RunConfig) -> int:
 
 def _of_file(file: Path, columns: Columns, task: str, *, prompts: bool) -> Table:
     """The columns of the task, and the columns that identify a row. prompts: whether a first text alone is enough."""
-    from secure_fed.learning.data import chats, files, texts
+    from secure_fed.learning.data import chats, files
+    from secure_fed.learning.data.files import read_lines
 
     if task == "chat":
         if files.kind(file) == ".txt":
-            return texts.of_file(file, chats.QUESTION)
+            return read_lines(file, chats.QUESTION)
         return files.read(file, [*chats.COLUMNS, columns.text, *_IDS], "FILE")
     pairs = columns.text_b and not prompts
     if files.kind(file) == ".txt":
         if pairs:
             names = f"{columns.text!r} and {columns.text_b!r}"
             raise UsageError(f"{file} has one text a line, but this run labels pairs; give columns {names}")
-        return texts.of_file(file, columns.text)
+        return read_lines(file, columns.text)
     wanted = dict.fromkeys(name for name in (columns.text, columns.text_b, *_IDS) if name)
     table = files.read(file, wanted, "FILE")
     for name in (columns.text, columns.text_b)[: 2 if pairs else 1]:
@@ -123,11 +123,11 @@ def _answers(
 ) -> Iterator[dict[str, Any]]:
     """The answers of the task, and with `new_tokens` a language model's continuation of each text."""
     from secure_fed.learning import tasks
-    from secure_fed.learning.data.texts import column
+    from secure_fed.learning.data.rows import text_column
 
     task, judged = tasks.build(run.config.data), iter([dict[str, Any]()] * len(table))
     pairs = not columns.text_b or columns.text_b in table.columns
-    texts = task.texts([table]) if pairs else (column(table, columns.text, "data.text"), None)
+    texts = task.texts([table]) if pairs else (text_column(table, columns.text, "data.text"), None)
     if pairs:
         judged = run.predict(*texts)
     if not new_tokens:

@@ -6,17 +6,19 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
-    from secure_fed.federation import Federation
     from secure_fed.report.result import Result
+
+_LARGE = 10  # classes that a dry run prints, of those with the most rows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,21 +46,17 @@ def train(chosen: argparse.Namespace) -> None:
             require_begun(Path(chosen.out))
         config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
         _require_from_files(Path(chosen.out))
-    if chosen.dry_run:
-        return _dry(config, chosen)
-    run(config, chosen, config.method.name, resume=chosen.resume)
-
-
-def _dry(config: RunConfig, chosen: argparse.Namespace) -> None:
-    from secure_fed.commands import dry_run
+    if not chosen.dry_run:
+        run(config, chosen, config.method.name, resume=chosen.resume)
+        return
     from secure_fed.runs.dry_run import foreseen
 
     _check(config, chosen.out)
-    found = foreseen(config)
+    facts = foreseen(config)
     if chosen.json:
-        print(json.dumps(found))
+        print(json.dumps(facts))
     else:
-        dry_run.show(found)
+        _show_dry(facts)
 
 
 def _require_from_files(out: Path) -> None:
@@ -88,13 +86,31 @@ def run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: boo
 
 
 def _check(config: RunConfig, out: str | None) -> None:
-    """Refuse what can be refused before the slow imports."""
-    from secure_fed.commands import ahead
     from secure_fed.runs.directory import require_unused
 
     if out:
         require_unused(Path(out))
-    ahead.check(config)
+    check_ahead(config)
+
+
+def check_ahead(config: RunConfig) -> None:
+    """Refuse an unknown method, and missing files, columns, model folders or ledgers, before anything heavy is loaded.
+
+    torch and transformers take seconds, these checks do not. Building the run checks the same again, and much else, such as
+    labels and sizes.
+    """
+    from secure_fed import methods
+    from secure_fed.learning.data import sources
+    from secure_fed.learning.data.rows import columns_of
+    from secure_fed.learning.models.locate import found
+    from secure_fed.runs.budget import require_made
+
+    methods.require_known(config.method.name)
+    found(config.model)
+    read, others = columns_of(config.data), config.evaluation.non_members
+    sources.require_columns(config.data, read, config.privacy.group_column, others)
+    if config.privacy.ledger:
+        require_made(config.privacy.ledger)
 
 
 def _ran(config: RunConfig, asked: str | None, name: str, *, resume: bool) -> tuple[Path, Result]:
@@ -102,9 +118,8 @@ def _ran(config: RunConfig, asked: str | None, name: str, *, resume: bool) -> tu
     from secure_fed.federation import Federation
     from secure_fed.report.progress import ConsoleProgress
     from secure_fed.report.trackers import asked_for
-    from secure_fed.runs.checkpoint import read_checkpoint
     from secure_fed.runs.directory import claimed
-    from secure_fed.runs.store import read_records, resumable
+    from secure_fed.runs.store import read_checkpoint, read_records, resumable
 
     out = Path(asked or f"runs/{datetime.now():%Y%m%d-%H%M%S}-{name}")
     with ExitStack() as stack:
@@ -117,17 +132,11 @@ def _ran(config: RunConfig, asked: str | None, name: str, *, resume: bool) -> tu
             ConsoleProgress(config.federation.rounds, done, config.data.task, config.data.metric)
         )
         federation = Federation(config)
-        _tell(federation)
+        for note in (*federation.notes, *(f"warning: {warning}" for warning in federation.warnings)):
+            print(f"secure-fed: {note}", file=sys.stderr)
         federation.callbacks += [*asked_for(config, out, len(done)), progress]
         progress.begin(federation.assembly.protection.plan, federation.assembly.charges)
         return out, federation.run(out, resume=resume)
-
-
-def _tell(federation: Federation) -> None:
-    for note in federation.notes:
-        print(f"secure-fed: {note}", file=sys.stderr)
-    for warning in federation.warnings:
-        print(f"secure-fed: warning: {warning}", file=sys.stderr)
 
 
 def _show(result: Result, out: Path, page: Path) -> None:
@@ -137,3 +146,93 @@ def _show(result: Result, out: Path, page: Path) -> None:
     show_result(result.whole)
     own = f", and for you alone {private_part(out) / page.name}" if result.withheld else ""
     print(f"report: {page}{own}\nadapter: secure-fed export {shlex.quote(str(out))} OUT_DIR")
+
+
+def _show_dry(found: Mapping[str, Any]) -> None:
+    """What a run would read, guarantee, send and need, as a table."""
+    from rich.table import Table
+
+    from secure_fed.report.terminal import PlainConsole
+
+    table = Table(
+        show_header=False,
+        title=f"{found['method']}: {found['model']}, a dry run: nothing was trained, written or reserved",
+        title_style="bold",
+    )
+    for row in (*_data(found["data"]), *_privacy(found["privacy"]), *_traffic(found), *_memory(found["memory"])):
+        table.add_row(*row)
+    console = PlainConsole()
+    console.print(table)
+    console.print(
+        "Counts of rows have no noise: they are for the owner of the data. Memory follows from shapes; gaps in an allocator's "
+        "memory and scratch space within an operation come on top. Trials of the model, which a private run makes before it "
+        "reserves its budget, were not made."
+    )
+
+
+def _data(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    units = sorted(data["units"])
+    middle = f", {units[0]:,} to {units[-1]:,} each, {units[len(units) // 2]:,} in the middle" if len(units) > 1 else ""
+    yield "clients", f"{data['clients']:,}; {data['clients_without_rows']:,} without rows"
+    unit = {"none": "rows", "client": "rows", "example": "rows", "group": "persons"}[data["unit"]]
+    yield unit, f"{sum(units):,}{middle}"
+    if labels := data["labels"]:
+        most = sorted(labels.items(), key=lambda entry: -entry[1])
+        listed = ", ".join(f"{name} {count:,}" for name, count in most[:_LARGE])
+        yield "labels", listed + (f", and {len(most) - _LARGE} more" if len(most) > _LARGE else "")
+    if tokens := data["tokens"]:
+        yield "tokens a row", f"{tokens['mean']:.1f} in the mean, {tokens['longest']:,} at most"
+    cut = "lose turns to" if data["task"] == "chat" else "reach"
+    yield "test rows", f"{data['test_rows']:,} ({data['test_from']}); {data['empty_test_rows']:,} of them empty"
+    yield (
+        "cut or not learned",
+        (
+            f"{data['rows_at_the_limit']:,} rows {cut} model.max_length, {data['rows_left_out']:,} are left out for want of "
+            f"room, {data['rows_with_nothing_to_learn']:,} have no token to learn, {data['held_out_for_an_audit']:,} units are "
+            "held out for an audit"
+        ),
+    )
+    if data["warning"]:
+        yield "warning", data["warning"]
+
+
+def _privacy(privacy: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if privacy is None:
+        yield "guarantee", "none: privacy.unit is 'none'"
+        return
+    for sentence in privacy["words"]:
+        name, _, rest = sentence.partition(": ")
+        yield name, rest
+    if privacy["releases"] < privacy["releases_planned"]:
+        yield "shortened", f"the ledger has room for {privacy['releases']} of {privacy['releases_planned']} releases"
+
+
+def _traffic(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from secure_fed.report.formatting import size
+
+    sent = found["traffic"]
+    up, down = size(sent["bytes_up"]), size(sent["bytes_down"])
+    yield "a round", f"{sent['cohort']:g} clients expected; {up} up, {down} down, all of them together"
+    yield "rounds", f"{sent['rounds']:,}"
+    least = found["seconds_a_round_at_least"]
+    yield (
+        "time of a round",
+        "not known" if least is None else f"at least {least:.3g} s: the products alone, at this speed",
+    )
+    yield "checkpoint on disk", size(found["checkpoint_bytes"])
+
+
+def _memory(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    from secure_fed.report.formatting import size
+
+    yield f"memory ({memory['device']})", f"{size(memory['peak'])} at the peak, of {size(memory['of_device'])}"
+    for name, part in memory["parts"].items():
+        if part:
+            yield f"  {name}", size(part)
+    if memory["evaluation"] > memory["training"]:
+        yield "  evaluation needs more", f"{size(memory['evaluation'])}: lower evaluation.batch_size"
+    pass_ = memory["pass"]
+    at_once = f", {memory['passes_at_once']} at the same time" if memory["passes_at_once"] > 1 else ""
+    again = "; layers are computed again (training.checkpointing)" if memory["checkpointing"] else ""
+    yield "  largest pass", f"{pass_['examples']:,} rows, {pass_['tokens']:,} tokens{at_once}{again}"
+    yield "  clients trained at once", f"{memory['clients_at_once']:,}"

@@ -1,25 +1,22 @@
 """Every setting of a run: frozen, typed, checked on entry, read from TOML and `section.key=value`.
 
-setting    the description of one setting: its default, its type, its limits, and their words
-data       the settings of [model] and [data]; `federation`, `method`, `training`, `evaluation`: those of one section each;
-           `protection`: those of [privacy] and [secure_aggregation]
-sections   all sections together, and the TOML file with every key that `secure-fed config init` writes
-effects    when a setting has an effect
-checks     which settings exclude or require each other; `privacy_checks`: those that would void a guarantee
-refusals   errors about a setting
-run        the whole configuration: read, changed, and compared
-
-An unknown key is an error that offers the nearest one; a setting without effect beside the others is an error too.
+setting      one setting: its default, its type, its limits, and their words
+settings     the settings, section by section
+checks       when a setting has an effect, and which settings exclude or require each other
+run_config   the whole configuration: read, changed, compared, and the commented file of `secure-fed config init`
 """
 
-from secure_fed.config.data import DataConfig, ModelConfig
-from secure_fed.config.evaluation import EvaluationConfig
-from secure_fed.config.federation import FederationConfig
-from secure_fed.config.method import MethodConfig
-from secure_fed.config.protection import PrivacyConfig, SecureAggregationConfig
-from secure_fed.config.run import RunConfig, with_absolute_paths
-from secure_fed.config.sections import commented_toml
-from secure_fed.config.training import TrainingConfig
+from secure_fed.config.run_config import RunConfig, commented_toml, with_absolute_paths
+from secure_fed.config.settings import (
+    DataConfig,
+    EvaluationConfig,
+    FederationConfig,
+    MethodConfig,
+    ModelConfig,
+    PrivacyConfig,
+    SecureAggregationConfig,
+    TrainingConfig,
+)
 
 __all__ = [
     "DataConfig",

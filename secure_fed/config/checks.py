@@ -1,28 +1,40 @@
-"""Settings that require or exclude others, outside privacy: federation, partition of the data, answers, diagnostics,
-phantoms."""
+"""Rules between settings: when a setting has an effect, and which settings require or exclude each other.
+
+Changing a setting that has no effect is an error. Settings that contradict each other, or would void a privacy guarantee, are
+refused before anything is read. The limits of a single setting are in `setting`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-from secure_fed.config import privacy_checks
-from secure_fed.config.evaluation import DIAGNOSTICS, LOCAL_DIAGNOSTICS
-from secure_fed.config.refusals import refuse, wrong
-from secure_fed.config.sections import Sections
+from secure_fed.config.settings import DIAGNOSTICS, LOCAL_DIAGNOSTICS, WRITE, Sections
 from secure_fed.errors import ConfigError
 
 
-def together(config: Sections) -> None:
-    """Refuse settings that contradict each other."""
+def check(config: Sections) -> None:
+    """ConfigError for a changed setting without effect, and for settings that contradict each other."""
+    defaults = Sections()
+    for name, effective, needs in EFFECTS:
+        value = value_of(config, name)
+        if value != value_of(defaults, name) and not effective(config):
+            wrong(config, name, needs, f"{name} = {value!r} has no effect here: it needs {needs}")
     _federation(config)
-    privacy_checks.check(config)
+    _privacy(config)
     if config.evaluation.phantoms and config.federation.weighting == "examples":
         why = "a phantom has no examples to be weighted by; set federation.weighting = 'uniform'"
         refuse(config, "evaluation.phantoms", "federation.weighting = 'examples'", why)
     _partition(config)
     _answers(config)
     _diagnostics(config)
-    _device_map(config)
+    if config.model.memory is not None and config.model.device_map and config.privacy.unit in ("example", "group"):
+        why = (
+            "that an example's gradient depends on no other is compared on one device with all of the model; use "
+            "model.quantization, or protect clients"
+        )
+        refuse(config, "model.device_map", f"privacy.unit = {config.privacy.unit!r}", why)
     _ranks(config)
     if config.training.lr_warmup >= config.federation.rounds:
         message = (
@@ -30,6 +42,185 @@ def together(config: Sections) -> None:
             "lower it, or raise federation.rounds"
         )
         wrong(config, "training.lr_warmup", "below federation.rounds", message)
+
+
+def _generated(config: Sections) -> bool:
+    return config.data.name == "builtin/notes" and not config.data.train
+
+
+def _own_data(config: Sections) -> bool:
+    return not _generated(config)
+
+
+def _dirichlet(config: Sections) -> bool:
+    keyed = bool(config.data.client) or isinstance(config.data.train, tuple)
+    drawn = config.data.partition in ("dirichlet", "label_dirichlet", "language")
+    return drawn or (config.data.partition == "auto" and not keyed)
+
+
+def _divided(kind: str) -> Callable[[Sections], bool]:
+    return lambda config: config.data.partition == kind
+
+
+def _task(name: str) -> Callable[[Sections], bool]:
+    return lambda config: config.data.task == name
+
+
+def _private(*units: str) -> Callable[[Sections], bool]:
+    return lambda config: config.privacy.unit in units
+
+
+def _counted_by_client(config: Sections) -> bool:
+    return config.privacy.unit in ("example", "group") or (
+        config.privacy.unit == "client" and config.privacy.noise == "local"
+    )
+
+
+def _may_be_banded(config: Sections) -> bool:
+    """Whether noise is to be correlated over rounds, or may be: the server's, over clients in turn."""
+    privacy, sampling = config.privacy, config.federation.sampling
+    in_turn = privacy.unit == "client" and privacy.noise in ("auto", "central") and sampling in ("auto", "schedule")
+    return privacy.correlation == "banded" or (privacy.correlation == "auto" and in_turn)
+
+
+# A setting, the condition under which it has an effect, and this condition in words.
+EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
+    ("data.name", lambda c: not c.data.train, "no data.train"),
+    *(
+        (f"data.{name}", lambda c: _own_data(c) and not c.data.train, "a data.name of your own and no data.train")
+        for name in ("revision", "split", "test_split")
+    ),
+    ("data.task", _own_data, "data of your own"),
+    ("data.text", _own_data, "data of your own"),
+    (
+        "data.text_b",
+        lambda c: _own_data(c) and c.data.task not in ("tokens", "chat"),
+        "data of your own and another data.task than 'tokens' and 'chat'",
+    ),
+    ("data.label", lambda c: _own_data(c) and c.data.task not in ("causal_lm", "chat"), "data of your own with labels"),
+    *(
+        (f"data.{name}", _task(task), f"data.task = {task!r}")
+        for name, task in (
+            ("class_priors", "classification"),
+            ("label_centre", "regression"),
+            ("label_scale", "regression"),
+            ("stride", "question_answering"),
+            ("unanswerable", "question_answering"),
+            ("likelihood", "multiple_choice"),
+            ("learn", "chat"),
+            ("chat_template", "chat"),
+        )
+    ),
+    (
+        "data.learn_prompt",
+        lambda c: c.data.task == "causal_lm" and bool(c.data.text_b),
+        "data.task = 'causal_lm' and data.text_b",
+    ),
+    ("model.device", lambda c: not c.model.device_map, "no model.device_map, which chooses the devices"),
+    ("model.max_memory", lambda c: bool(c.model.device_map), "model.device_map"),
+    (
+        "model.pooling",
+        lambda c: c.data.task in ("classification", "multi_label", "regression"),
+        "data.task = 'classification', 'multi_label' or 'regression'",
+    ),
+    (
+        "model.descriptions",
+        lambda c: c.data.task == "classification" and c.model.pooling == "mean",
+        "data.task = 'classification' and model.pooling = 'mean'",
+    ),
+    ("model.train_head", lambda c: bool(c.model.descriptions), "model.descriptions"),
+    ("evaluation.per_client", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
+    ("evaluation.target_accuracy", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
+    ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),
+    ("data.client", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
+    (
+        "evaluation.audit_unit",
+        lambda c: (c.audit_fraction > 0 or bool(c.evaluation.phantoms)) and c.privacy.unit == "none",
+        "evaluation.audit_fraction above 0 or evaluation.phantoms, and privacy.unit = 'none': with privacy, the protected unit "
+        "is audited",
+    ),
+    (
+        "evaluation.phantoms",
+        lambda c: c.privacy.unit != "none" or c.evaluation.audit_unit == "client",
+        "privacy.unit to be set, or evaluation.audit_unit = 'client': without privacy there are no per-example gradients",
+    ),
+    (
+        "evaluation.generate",
+        lambda c: c.data.task in WRITE and (c.data.task != "causal_lm" or bool(c.data.text_b)),
+        "data.task = 'chat', or 'causal_lm' and data.text_b, the column of the right answers",
+    ),
+    ("evaluation.max_new_tokens", lambda c: c.evaluation.generate > 0, "evaluation.generate above 0"),
+    ("data.metric", lambda c: c.evaluation.generate > 0, "evaluation.generate above 0"),
+    ("data.answer_pattern", lambda c: c.data.metric == "exact_match", "data.metric = 'exact_match'"),
+    ("evaluation.non_members", _own_data, "data of your own: the built-in notes have test rows of the same kind"),
+    ("evaluation.canaries", lambda c: c.audit_fraction > 0, "evaluation.audit_fraction above 0"),
+    ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
+    ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),
+    ("data.alpha", _dirichlet, "data.partition = 'dirichlet', 'label_dirichlet' or 'language'"),
+    ("data.language", _divided("language"), "data.partition = 'language'"),
+    ("data.labels_per_client", _divided("pathological"), "data.partition = 'pathological'"),
+    ("data.matrix", _divided("matrix"), "data.partition = 'matrix'"),
+    ("federation.trim", lambda c: c.federation.aggregate == "trimmed_mean", "federation.aggregate = 'trimmed_mean'"),
+    (
+        "federation.server_momentum",
+        lambda c: (
+            c.federation.optimizer != "mean" or (c.federation.server_optimizer == "auto" and c.privacy.unit == "client")
+        ),
+        "federation.server_optimizer = 'momentum' or 'adam'",
+    ),
+    ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
+    ("method.denoise", _private("client"), "privacy.unit = 'client'"),
+    (
+        "method.denoise_over",
+        lambda c: c.method.denoise == "shrink" and c.privacy.unit == "client",
+        "method.denoise = 'shrink' and privacy.unit = 'client'",
+    ),
+    ("training.epochs", lambda c: c.training.steps is None, "training.steps to be unset"),
+    *(
+        (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
+        for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted", "even_if_hopeless")
+    ),
+    ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
+    (
+        "privacy.clip_quantile",
+        lambda c: c.privacy.unit == "client" and c.privacy.noise in ("auto", "central"),
+        "privacy.unit = 'client' and privacy.noise = 'central'",
+    ),
+    ("privacy.correlation", _private("client"), "privacy.unit = 'client'"),
+    ("privacy.band", _may_be_banded, "privacy.unit = 'client' and privacy.correlation = 'banded'"),
+    (
+        "privacy.hidden_cohort",
+        lambda c: c.privacy.unit == "client" and c.privacy.noise == "distributed",
+        "privacy.unit = 'client' and privacy.noise = 'distributed'",
+    ),
+    *(
+        (f"secure_aggregation.{name}", lambda c: c.secure_aggregation.enabled, "secure_aggregation.enabled = true")
+        for name in ("corrupt", "dropout", "active", "neighbours", "threshold", "bits")
+    ),
+    (
+        "secure_aggregation.range",
+        lambda c: c.secure_aggregation.enabled and c.privacy.unit != "client",
+        "secure_aggregation.enabled = true, and no clip norm on contributions (privacy.unit = 'client')",
+    ),
+    (
+        "secure_aggregation.most_examples",
+        lambda c: c.secure_aggregation.enabled and c.federation.weighting == "examples",
+        "secure_aggregation.enabled = true and federation.weighting = 'examples'",
+    ),
+    ("privacy.group_column", _private("group"), "privacy.unit = 'group'"),
+    ("privacy.group_examples", _private("group"), "privacy.unit = 'group'"),
+    ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'group', or privacy.noise = 'local'"),
+    *(
+        (f"privacy.{name}", lambda c: bool(c.privacy.ledger), "privacy.ledger")
+        for name in ("data_set", "unit_name", "ledger_heads")
+    ),
+    (
+        "training.max_grad_norm",
+        lambda c: c.privacy.unit not in ("example", "group"),
+        "privacy.unit = 'none' or 'client': otherwise privacy.clip_norm bounds the gradient of every unit",
+    ),
+    ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
+)
 
 
 def _federation(config: Sections) -> None:
@@ -138,16 +329,6 @@ def _answers(config: Sections) -> None:
         wrong(config, "data.answer_pattern", "a regular expression", message)
 
 
-def _device_map(config: Sections) -> None:
-    """Refuse a divided model under privacy of examples, and a memory that cannot be read."""
-    if config.model.memory is not None and config.model.device_map and config.privacy.unit in ("example", "group"):
-        why = (
-            "that an example's gradient depends on no other is compared on one device with all of the model; use "
-            "model.quantization, or protect clients"
-        )
-        refuse(config, "model.device_map", f"privacy.unit = {config.privacy.unit!r}", why)
-
-
 def _ranks(config: Sections) -> None:
     """Refuse ranks of clients that cannot be read, or that the global adapter does not have."""
     method, limit = (
@@ -185,3 +366,133 @@ def _diagnostics(config: Sections) -> None:
         else:
             continue
         raise ConfigError(message, setting="evaluation.diagnostics", value=name, limit=limit)
+
+
+def _privacy(config: Sections) -> None:
+    """Refuse settings that would void a guarantee, or leave it undefined."""
+    privacy, federation = config.privacy, config.federation
+    if privacy.unit == "none":
+        return
+    if privacy.epsilon is None and privacy.noise_multiplier is None:
+        message = (
+            f"privacy.unit is {privacy.unit!r} without a guarantee: set privacy.epsilon, or privacy.noise_multiplier"
+        )
+        wrong(config, "privacy.epsilon", "set, or privacy.noise_multiplier", message)
+    if privacy.unit == "group" and not privacy.group_column:
+        message = "privacy.unit is 'group', but privacy.group_column names no column with the person of each example"
+        wrong(config, "privacy.group_column", "the name of a column with privacy.unit = 'group'", message)
+    for name, refused, revealed in (
+        ("federation.weighting", federation.weighting == "examples", "the number of a client's examples is private"),
+        ("federation.nonfinite", federation.nonfinite == "fail", "a failed run reveals something about one client"),
+        (
+            "evaluation.per_client",
+            config.evaluation.per_client,
+            "accuracy on private data would be published without noise",
+        ),
+    ):
+        if refused:
+            refuse(config, name, f"privacy.unit = {privacy.unit!r}", revealed)
+    if privacy.noise == "distributed":
+        _distributed(config)
+    if privacy.correlation == "banded":
+        _correlated(config)
+    if privacy.unit == "client":
+        require_small_delta(config, config.federation.clients or 1)  # before data are read, if their number is known
+        _denoising(config)
+
+
+def require_small_delta(config: Sections, units: int) -> None:
+    """Refuse a delta of one over the number of units: it allows revealing one unit completely."""
+    delta = config.privacy.delta
+    if delta * units >= 1:
+        message = (
+            f"privacy.delta is {delta:g}, no less than one over {units} units, so that it would allow publishing one of them: "
+            f"set it well below {1 / units:.2g}"
+        )
+        wrong(config, "privacy.delta", f"below {1 / units:.2g}", message)
+
+
+def _denoising(config: Sections) -> None:
+    """Refuse shrinkage where the noise does not have one known level on every entry."""
+    method, optimizer = config.method, config.federation.server_optimizer
+    fra = method.name in ("fra_lora", "fra_then_ffa") or (method.name, method.rule) == ("federa", "fra_lora")
+    if fra and method.denoise == "shrink" and optimizer == "adam":
+        wrong(
+            config,
+            "federation.server_optimizer",
+            "'mean' or 'momentum' with method.denoise = 'shrink'",
+            "method.denoise = 'shrink' needs one noise level, but federation.server_optimizer = 'adam' scales each entry "
+            "differently: use 'mean' or 'momentum', or method.denoise = 'tangent'",
+        )
+    if method.denoise_over == "sum" and method.transport_form == "sketch":
+        why = "the sketches of different rounds span different columns, so their sum has no single noise level"
+        refuse(config, "method.denoise_over", "method.transport_form = 'sketch'", why + "; use 'mean', or 'dense'")
+
+
+def _distributed(config: Sections) -> None:
+    hidden, sampling = config.privacy.hidden_cohort, config.federation.sampling
+    if not config.secure_aggregation.enabled:
+        wrong(
+            config,
+            "secure_aggregation.enabled",
+            "true with privacy.noise = 'distributed'",
+            "privacy.noise = 'distributed' adds a share of the noise at each client, which protects only their sum: set "
+            "secure_aggregation.enabled = true, or privacy.noise = 'local'",
+        )
+    if sampling == "poisson" and not hidden:
+        why = (
+            "the server sees who takes part, so the coins protect nobody; set privacy.hidden_cohort = true, with which each "
+            "client tosses its own coin"
+        )
+        refuse(config, "federation.sampling", "privacy.noise = 'distributed'", why)
+    if sampling in ("fixed", "schedule") and hidden:
+        contradicts = "contradicts privacy.hidden_cohort = true, with which each client tosses its own coin"
+        message = f"federation.sampling = {sampling!r} {contradicts}"
+        wrong(config, "federation.sampling", "privacy.hidden_cohort = true", message)
+
+
+def _correlated(config: Sections) -> None:
+    """Refuse correlated noise where the run is not a single Gaussian mechanism, or where no party can cancel earlier noise."""
+    privacy = config.privacy
+    for name, refused, why in (
+        (
+            "federation.sampling",
+            config.federation.sampling not in ("auto", "schedule"),
+            "its bound needs a known distance between a client's rounds; set federation.sampling = 'schedule'",
+        ),
+        (
+            "privacy.noise",
+            privacy.noise not in ("auto", "central"),
+            "the clients of a round do not know the noise of earlier rounds, so cannot cancel it; set privacy.noise = "
+            "'central'",
+        ),
+        (
+            "privacy.clip_quantile",
+            privacy.clip_quantile is not None,
+            "noise that follows a changing clip norm does not cancel in sums, and the bound is for one norm; leave it out",
+        ),
+        (
+            "method.transport_form",
+            config.method.transport_form == "sketch",
+            "the sketches of two rounds span different columns, so the noise of one does not cancel in the other; set "
+            "method.transport_form = 'dense'",
+        ),
+    ):
+        if refused:
+            refuse(config, name, f"privacy.correlation = {privacy.correlation!r}", why)
+
+
+def value_of(config: Sections, name: str) -> Any:
+    """The value of `section.key`."""
+    section, _, setting = name.partition(".")
+    return getattr(getattr(config, section), setting)
+
+
+def wrong(config: Sections, name: str, limit: str, message: str) -> NoReturn:
+    """Raise `message` as an error about the setting `name`, whose value is beyond `limit`."""
+    raise ConfigError(message, setting=name, value=value_of(config, name), limit=limit)
+
+
+def refuse(config: Sections, name: str, beside: str, why: str) -> NoReturn:
+    """Refuse a setting's value that another setting excludes."""
+    wrong(config, name, beside, f"{name} = {value_of(config, name)!r} is refused with {beside}: {why}")

@@ -14,7 +14,6 @@ from typing import Any
 from secure_fed.errors import ConfigError
 
 Setting = Field[Any]
-
 TEXTS, NUMBERS = "tuple[str, ...]", "tuple[float, ...]"
 _SPOKEN = {
     "str": "text",
@@ -30,6 +29,7 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
     "below": lambda value, limit: value < limit,
     "at_most": lambda value, limit: value <= limit,
 }
+_LARGEST = 10**9  # of a whole number without a limit of its own
 
 
 def key(default: Any, doc: str, **limits: Any) -> Any:
@@ -38,9 +38,6 @@ def key(default: Any, doc: str, **limits: Any) -> Any:
     A default of None leaves the choice to the run; `optional` is the value that the commented TOML file shows.
     """
     return field(default=default, metadata={"doc": doc, **limits})
-
-
-_LARGEST = 10**9  # of a whole number without a limit of its own
 
 
 class Typed(str):
@@ -71,23 +68,6 @@ def coerced(name: str, setting: Setting, value: Any) -> Any:
     return fits
 
 
-def _refused(name: str, value: Any, shown: str, limit: str) -> ConfigError:
-    return ConfigError(f"{name} is {shown}, but it must be {limit}", setting=name, value=value, limit=limit)
-
-
-def limits_in_words(setting: Setting) -> str:
-    """The suffix of the explanation: "(at least 1)", "(mean | adam)" or nothing."""
-    if "choices" in setting.metadata:
-        return f" ({' | '.join(map(_shown, setting.metadata['choices']))})"
-    words = [f"{word.replace('_', ' ')} {setting.metadata[word]}" for word in _HOLDS if word in setting.metadata]
-    return f" ({', '.join(words)})" if words else ""
-
-
-def _shown(choice: Any) -> str:
-    """A choice as TOML has it."""
-    return str(choice).lower() if isinstance(choice, bool) else str(choice)
-
-
 def _of_type(name: str, setting: Setting, value: Any) -> Any:
     kinds = [kind.strip() for kind in str(setting.type).split("|")]
     typed = value.toml() if isinstance(value, Typed) else value
@@ -115,3 +95,20 @@ def _float(name: str, value: float) -> float:
     except OverflowError as error:
         message = f"{name} has hundreds of digits, but it must be a finite number"
         raise ConfigError(message, setting=name, value=value, limit="a finite number") from error
+
+
+def _refused(name: str, value: Any, shown: str, limit: str) -> ConfigError:
+    return ConfigError(f"{name} is {shown}, but it must be {limit}", setting=name, value=value, limit=limit)
+
+
+def limits_in_words(setting: Setting) -> str:
+    """The suffix of the explanation: "(at least 1)", "(mean | adam)" or nothing."""
+    if "choices" in setting.metadata:
+        return f" ({' | '.join(map(_shown, setting.metadata['choices']))})"
+    words = [f"{word.replace('_', ' ')} {setting.metadata[word]}" for word in _HOLDS if word in setting.metadata]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _shown(choice: Any) -> str:
+    """A choice as TOML has it."""
+    return str(choice).lower() if isinstance(choice, bool) else str(choice)

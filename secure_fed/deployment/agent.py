@@ -9,21 +9,23 @@ Without --socket the socket is in the node's folder, and processes of the agent'
 is elsewhere, and processes of *other* users alone, whose primary group is GROUP. That is the way of a node in operation: the
 processes that run a SuperLink's code then have a user of their own, who can read neither key, ledger nor data.
 
---attended: the agent ends with the process that started it, which has the other end of its standard input.
+--attended: the agent ends with the process that started it, which has the other end of its standard input. `attended` starts
+such an agent. Its output goes to agent.log in the node's folder, which the owner alone can read: errors may quote the data.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import grp
 import logging
 import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,18 +33,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from secure_fed.activity import activity
+from secure_fed.deployment import relay
 from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read, refusal
-from secure_fed.deployment.relay import LOCK, SOCKET, place
-from secure_fed.errors import UsageError, plainly, reported
+from secure_fed.deployment.home import Home, require_apart
+from secure_fed.deployment.relay import SOCKET, AgentError, held, place
+from secure_fed.errors import SecureFedError, plainly, reported
 
 Answer = Callable[[Envelope], Envelope]
+LOG = "agent.log"
+AGENT = (sys.executable, "-m", "secure_fed.deployment.agent")  # the command of an agent, before its folder
 _KNOWS_PEERS = hasattr(socket, "SO_PEERCRED")
 _log = logging.getLogger(__name__)
 _SILENCE = 300.0  # seconds in which a connected peer neither sends nor reads
 
 
-class AgentError(UsageError):
-    """The agent cannot start."""
+class AgentEnded(SecureFedError):  # noqa: N818 - a state
+    """The agent cannot start, or ended on its own."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +80,19 @@ def serve(folder: Path, answer: Answer, shared: Shared | None = None) -> None:
             connection, _ = server.accept()
             with connection:
                 user, group = _peer(connection)
-                if _admits(shared, user, group):
+                mine = user == os.getuid()
+                if mine if shared is None else not mine and group == shared.group:
                     _answered(connection, answer)
-                elif user != os.getuid() and (user, group) not in refused:
+                elif not mine and (user, group) not in refused:
                     refused.add((user, group))
                     _log.warning("refused: a process of the user %d whose primary group is %d", user, group)
 
 
 def _answered(connection: socket.socket, answer: Answer) -> None:
-    """Answer one envelope. A peer that disconnects or sends none is ignored."""
+    """Answer one envelope. A peer that disconnects or sends none is ignored.
+
+    An unexpected error is described only in this process's log; the answer says only that one occurred.
+    """
     connection.settimeout(_SILENCE)
     with suppress(OSError), connection.makefile("rb") as stream:
         try:
@@ -90,35 +100,13 @@ def _answered(connection: socket.socket, answer: Answer) -> None:
         except EnvelopeError as error:
             found = refusal(type(error).__name__, str(error))
         else:
-            found = _judged(asked, answer)
+            try:
+                found = answer(asked)
+            except Exception:
+                traceback.print_exc()
+                found = refusal("AgentFailed", "the node's agent failed; its owner finds the reason in agent.log")
         for part in frames(found):
             connection.sendall(part)
-
-
-def _judged(asked: Envelope, answer: Answer) -> Envelope:
-    """The answer. An unexpected error is described only in this process's log; the answer says only that one occurred."""
-    try:
-        return answer(asked)
-    except Exception:
-        traceback.print_exc()
-        return refusal("AgentFailed", "the node's agent failed; its owner finds the reason in agent.log")
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """The folder's lock, held until the block or this process ends."""
-    with plainly(AgentError, f"{folder} cannot be used", "give the folder of `secure-fed node init`"):
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise AgentError(
-                f"another agent holds {folder}, or `secure-fed node release` does: end it first"
-            ) from error
-        yield
-    finally:
-        os.close(lock)
 
 
 @contextmanager
@@ -165,11 +153,6 @@ def _own_folder(folder: Path, group: int) -> None:
     folder.chmod(0o710)
 
 
-def _admits(shared: Shared | None, user: int, group: int) -> bool:
-    """Whether a process of this user, whose primary group is this one, may send envelopes."""
-    return user == os.getuid() if shared is None else user != os.getuid() and group == shared.group
-
-
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """User and primary group of the process at the other end, from the system. Where it cannot report them, only this user can
     have opened the socket, by its mode.
@@ -179,13 +162,6 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, group = struct.unpack("3i", found)
     return user, group
-
-
-def _end_with_input() -> None:
-    """Terminate when the standard input ends."""
-    while os.read(0, 1000):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> int:
@@ -212,6 +188,76 @@ def main() -> int:
             node.close()
 
     return reported(begin)
+
+
+def _end_with_input() -> None:
+    """Terminate when the standard input ends."""
+    while os.read(0, 1000):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def attended(folder: Path, shared: Shared | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """The agent of a node's folder, from when it listens until the block ends. AgentEnded gives the reason if it cannot start;
+    HomeError, if the users for whom the socket is shared could read the folder or the data.
+    """
+    home, folder = Home.load(folder), folder.absolute()
+    if relay.running(folder):
+        raise AgentEnded(f"an agent runs in {folder} already: end that node first")
+    if shared:
+        require_apart([folder, *home.train], shared.group)
+    print(f"secure-fed: node {home.name}, agent starts", file=sys.stderr, flush=True)
+    apart = ["--socket", str(shared.at), "--group", str(shared.group)] if shared else []
+    log = folder / LOG
+    with open(log, "ab", opener=private) as output:
+        command = [*AGENT, str(folder), *apart, "--attended"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+    try:
+        while not relay.listens(shared.at if shared else folder / relay.SOCKET):
+            require_alive(process, log)
+            time.sleep(0.05)
+        yield process
+    finally:
+        ended(process)
+
+
+def require_alive(process: subprocess.Popen[bytes], log: Path) -> None:
+    """AgentEnded, with the agent's last line, if it ended; the exit status is the agent's."""
+    if process.poll() is not None:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        error = AgentEnded((lines[-1] if lines else "the agent ended").removeprefix("secure-fed: "))
+        error.exit_code = 2 if process.returncode == 2 else 1
+        raise error
+
+
+def run(folder: Path, shared: Shared) -> None:
+    """Run the agent, for a SuperNode under another user, until this process is asked to terminate."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with attended(folder, shared) as process:
+        print(f"secure-fed: the agent listens at {shared.at}", file=sys.stderr, flush=True)
+        process.wait()
+        raise AgentEnded(f"the node's agent ended with status {process.returncode}; {folder / LOG} says why")
+
+
+def ended(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
+    """End a process, or its whole group: first by a request, then by force."""
+    for how, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+        try:
+            (os.killpg if group else os.kill)(process.pid, how)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(patience)
+            if not group:
+                return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def private(name: str, flags: int) -> int:
+    """An opener of files that their owner alone can read."""
+    return os.open(name, flags, 0o600)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,12 @@ The coordinator signs it with its Ed25519 key, and a node takes part only in fed
 (`policy`). So neither a carrier of the messages nor another coordinator can add a member, replace a key, lower a threshold or
 change a setting. The digest of the charter names the federation in everything that the parties sign later.
 
-The charter names nobody's files (`own_settings`): each member's own folder names the files with its examples.
+A charter may come from a coordinator that lies, so every node refuses what founding refuses:
+
+- settings with which a federation cannot run on separate machines (`faults`);
+- the settings of each machine alone (`LOCAL`): paths, and names of local files. Each party keeps its own in `node.toml` or
+  `coordinator.toml`. A charter that sets one could name a file on the node's machine, which the node would read or write. The
+  base model's name may be a folder; the owner's policy lists the admitted names.
 """
 
 from __future__ import annotations
@@ -14,22 +19,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest, verify
 from secure_fed import __version__
 from secure_fed.config import RunConfig
-from secure_fed.deployment.charter_fields import LONGEST_CLASS, key_of, label_of, list_of, shown_name, text_of
-from secure_fed.deployment.deployable import faults
-from secure_fed.deployment.own_settings import fault
 from secure_fed.errors import SecureFedError, UsageError
+from secure_fed.learning.data.chats import is_template
 
 MOST_BYTES = 16_000_000  # some 100,000 members
 SCHEMA = 1
+LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can contain a forged one
+LONGEST_CLASS = 1000  # characters of the name of a class
+MEMBERS = "the files of each member"  # data.train of a charter, which contains no path
+_PURPOSE = "charter"
 _FIELDS = (
     "schema",
     "name",
@@ -61,7 +68,7 @@ class Member:
 class Charter:
     """The terms of one run of a federation.
 
-    run: a unique identifier of the run. config: its settings, without those of one machine alone (`own_settings`).
+    run: a unique identifier of the run. config: its settings, without those of one machine alone (`LOCAL`).
     labels, label_names: the classes as written in the data, and their names. model_digest: of the base model before a method
     changes it. members: in the order of their numbers. coordinator: its public key.
     """
@@ -90,7 +97,7 @@ class Charter:
                     f"{called!r:.60} has {len(called):,} characters, and the name of a class has 1 to {LONGEST_CLASS:,}: "
                     "rename it in the members' data and in data.test, or set data.label to another column"
                 )
-        if sets := fault(self.config):
+        if sets := local_fault(self.config):
             raise CharterError(f"the charter of {self.name!r} cannot be used: {sets}")
         for one in faults(self.config):
             raise CharterError(
@@ -187,15 +194,15 @@ class Charter:
             raise CharterError("the charter is damaged: its fields are not those of this version")
         try:
             return cls(
-                name=text_of(fields["name"]),
-                run=text_of(fields["run"]),
-                version=text_of(fields["version"]),
+                name=_text(fields["name"]),
+                run=_text(fields["run"]),
+                version=_text(fields["version"]),
                 config=RunConfig.from_dict(fields["config"]),
-                labels=tuple(label_of(value) for value in list_of(fields["labels"])),
-                label_names=tuple(text_of(name) for name in list_of(fields["label_names"])),
-                model_digest=text_of(fields["model_digest"]),
-                members=tuple(map(_member, list_of(fields["members"]))),
-                coordinator=key_of(fields["coordinator"]),
+                labels=tuple(_label(value) for value in _list(fields["labels"])),
+                label_names=tuple(_text(name) for name in _list(fields["label_names"])),
+                model_digest=_text(fields["model_digest"]),
+                members=tuple(map(_member, _list(fields["members"]))),
+                coordinator=_key(fields["coordinator"]),
             )
         except SecureFedError as error:
             raise CharterError(f"the charter cannot be used: {error}") from error
@@ -227,7 +234,114 @@ def _member(fields: Any) -> Member:
     count = fields["examples"]
     if count is not None and (type(count) is not int or count < 1):
         raise ValueError(f"a member has {count!r:.40} examples")
-    return Member(text_of(fields["name"]), key_of(fields["identity"]), count)
+    return Member(_text(fields["name"]), _key(fields["identity"]), count)
 
 
-_PURPOSE = "charter"
+def shown_name(value: Any) -> str:
+    """A name that people read beside a fingerprint. ValueError if it could be mistaken for other lines or another name."""
+    fits = isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+    if not fits or value != " ".join(value.split()):
+        raise ValueError(
+            f"{value!r:.60} is no name of one printable line of 1 to {LONGEST_NAME} characters with single spaces between words"
+        )
+    return str(value)
+
+
+def _text(value: Any) -> str:
+    """A text of the charter. Like `_label`, `_list` and `_key` it raises ValueError for anything else."""
+    if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_CLASS:
+        raise ValueError(f"{value!r:.40} is no name")
+    return value
+
+
+def _label(value: Any) -> int | str:
+    if type(value) not in (int, str):
+        raise ValueError(f"{value!r:.40} is no label")
+    return value  # type: ignore[no-any-return]
+
+
+def _list(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.40} is no list")
+    return value
+
+
+def _key(value: Any) -> bytes:
+    key = bytes.fromhex(value)
+    if len(key) != 32:
+        raise ValueError(f"a public key has 32 bytes, and this one {len(key)}")
+    return key
+
+
+_ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
+    "federation.sampling": (
+        ("schedule", "fixed", "auto"),
+        "draws clients by secret coins, and everybody who runs or watches the machines sees the draw",
+    ),
+    "federation.vanishing": ((0.0,), "makes clients of a simulation vanish"),
+    "evaluation.per_client": ((False,), "needs the members' examples in one place"),
+    "evaluation.non_members": (("",), "needs the members' examples in one place"),
+    "evaluation.canaries": (("none",), "needs the members' examples in one place"),
+    "evaluation.diagnostics": (((), ("variation",)), "needs the members' tensors in one place"),
+    "method.personal": (((),), "is not kept by nodes yet"),
+    "evaluation.audit_fraction": ((0.0,), "needs the members' examples in one place"),
+    "privacy.on_exhausted": (
+        ("refuse",),
+        "plans fewer rounds than federation.rounds, and a member pays for the planned ones",
+    ),
+}
+
+
+class Fault(NamedTuple):
+    """A setting with a value that is not admitted, the admitted values in words, and the reason."""
+
+    setting: str
+    value: Any
+    limit: str
+    why: str
+
+
+def faults(config: RunConfig) -> Iterator[Fault]:
+    """The settings with which a federation cannot run on separate machines."""
+    for setting, (admitted, why) in _ADMITTED.items():
+        section, name = setting.split(".")
+        value = getattr(getattr(config, section), name)
+        if value not in admitted:
+            yield Fault(setting, value, " or ".join(map(repr, admitted)), why)
+
+
+# The settings of each machine alone, with the values that a charter may have.
+LOCAL: dict[tuple[str, str], tuple[object, ...]] = {
+    ("data", "train"): (MEMBERS, ""),
+    ("data", "test"): ("",),
+    ("data", "name"): ("builtin/notes",),  # the default, which names no data where data.train is set
+    ("model", "device"): ("cpu",),
+    ("model", "trust_remote_code"): (False,),  # or a charter could run code on every node
+    ("model", "device_map"): ("",),
+    ("model", "max_memory"): ((),),
+    ("privacy", "ledger"): ("",),
+    ("privacy", "data_set"): ("",),
+    ("privacy", "unit_name"): ("",),
+    ("privacy", "ledger_heads"): ("",),
+}
+
+
+def neutral() -> dict[tuple[str, str], object]:
+    """The values by which founding replaces those of the coordinator's machine."""
+    return {setting: admitted[0] for setting, admitted in LOCAL.items() if setting != ("data", "name")}
+
+
+def local_fault(config: RunConfig) -> str:
+    """A sentence about the first setting of one machine alone that these settings contain; "" if they contain none."""
+    for (section, name), admitted in LOCAL.items():
+        value = getattr(getattr(config, section), name)
+        if value not in admitted:
+            return (
+                f"it sets {section}.{name} = {value!r:.80}, and a charter leaves this setting to each machine: found the "
+                "federation again, with `secure-fed coordinator found`"
+            )
+    if config.data.chat_template and not is_template(config.data.chat_template):
+        return (
+            "it names a file in data.chat_template, and a charter holds the template itself: found the federation again"
+        )
+    return ""

@@ -1,37 +1,175 @@
-"""The coordinator: a run without anybody's data, whose rounds are sent to the nodes.
+"""The coordinator: it founds a federation, reaches its members, and conducts the run, without anybody's data.
 
-It is the same run as in a simulation, with the same engine, directory, budget and report. Differences:
+`found` puts a configuration and the members' cards into one charter, and signs it. `conduct` runs the charter. It is the same
+run as in a simulation, with the same engine, directory, budget and report. Differences:
 
-- its transport is `links.Links`;
+- its transport is `Links`, which matches nodes with members and checks their answers;
 - before a round begins it waits until enough members can be reached (`Settings.wait`);
 - a round that was begun and not finished is lost, whatever interrupted it, and never repeated: its members have trained for it
-  and refuse a second time. So a killed coordinator resumes with the next round.
+  and refuse a second time (`Gate`). So a killed coordinator resumes with the next round.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from privacy.errors import TurnPassed
 from protocols.client import Here
-from secure_fed.deployment.home import BEGUN, RUN, CoordinatorHome
-from secure_fed.deployment.links import Carrier, Links
+from protocols.keys import Identity
+from secure_fed.config import PrivacyConfig, RunConfig
+from secure_fed.deployment import messages
+from secure_fed.deployment.charter import Charter, Member, faults, neutral
+from secure_fed.deployment.envelope import ANSWER, REQUEST, SIGNATURE, Envelope, digest, opened, sealed, unsealed
+from secure_fed.deployment.home import (
+    BEGUN,
+    CHARTER,
+    COORDINATOR,
+    COORDINATOR_KEY,
+    RUN,
+    CoordinatorHome,
+    HomeError,
+    budget_of,
+    placed,
+    read_key,
+)
+from secure_fed.deployment.messages import Accepted, End, Left, Offer, Refusal
 from secure_fed.deployment.problem import of_coordinator
-from secure_fed.errors import ModelError, TrainingError
+from secure_fed.errors import ConfigError, ModelError, SecureFedError, TrainingError
+from secure_fed.learning import tasks
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.chats import template_of
+from secure_fed.learning.models.loading import digest_of, head_of, load
 from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods import build
 from secure_fed.report.page import write_report
-from secure_fed.rounds.charges import TurnPassed
+from secure_fed.rounds.client_models import require_ranks
+from secure_fed.rounds.cohort import counts_on_secrecy
 from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
+from secure_fed.rounds.transport import Reply, Request, Staged
 from secure_fed.runs.assembly import Assembly, assemble
+from secure_fed.runs.budget import require_made
 from secure_fed.runs.directory import CONFIG
 from secure_fed.runs.durable import atomic_write
+from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.run import Result, run
+from secure_fed.tensors.tensors import Layout
+
+_AGAIN = 60.0  # seconds until a node that refused the charter gets it again: its owner may have changed the policy
+_MOST_EXAMPLES = 1e9  # of a member whose card declares no number; a far larger weight would overflow the sum
+_PAUSE = 1.0  # seconds between two checks for reachable members
+_GOODBYE = 30.0  # seconds
+
+
+def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
+    """Write and sign the charter of a new federation in the coordinator's folder. An earlier run there is refused.
+
+    config: as for a simulation. The coordinator has the test set, which also determines the classes; each member has its own
+    training data.
+    """
+    identity = read_key(folder / COORDINATOR_KEY)
+    if (folder / RUN).exists():
+        raise HomeError(
+            f"{folder} holds the run of a federation: found a new one in another folder, or move {folder / RUN}"
+        )
+    task = tasks.build(config.data)
+    test = [config.data.test] if isinstance(config.data.test, str) else list(config.data.test)
+    if not any(test):
+        raise ConfigError("data.test is not set: the coordinator has no other data, so name its test set").about(
+            "data.test", "", "a file of the coordinator"
+        )
+    paths = [placed(Path(), one, "data.test") for one in test]
+    own_toml = _own_toml(paths, config.privacy)
+    classes = task.classes(sources.of_one_party(task, paths, "data.test"))
+    terms = agreed(config, members)
+    loaded = load(terms.model, task, classes.names, terms.federation.seed)
+    head = head_of(loaded.model, loaded.head, terms.method.modules_to_save)
+    charter = Charter(
+        name=name,
+        run=uuid.uuid4().hex,
+        config=terms,
+        labels=classes.values,
+        label_names=classes.names,
+        model_digest=digest_of(loaded.model, (*head, *loaded.fixed)),
+        members=tuple(members),
+        coordinator=identity.public,
+    )
+    _require_worth(charter, paths)
+    atomic_write(folder / COORDINATOR, own_toml, private=True)
+    (folder / BEGUN).unlink(missing_ok=True)
+    atomic_write(folder / CHARTER, charter.signed(identity))
+    return charter
+
+
+def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
+    """The settings that all parties share, without those of one machine. Refuses settings that need all data together."""
+    audited = config.evaluation.audit_fraction or 0.0  # by default nothing is held out here, as with privacy
+    config = config.replace({("evaluation", "audit_fraction"): audited})
+    _require_deployable(config, members)
+    own = {
+        **neutral(),
+        ("federation", "clients"): None,
+        ("data", "chat_template"): template_of(config.data),  # its text, since a charter names no file
+        ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
+        **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
+    }
+    return config.replace(own)
+
+
+def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
+    for one in faults(config):
+        raise ConfigError(f"{one.setting} = {one.value!r} {one.why}: set it to {one.limit}").about(
+            one.setting, one.value, one.limit
+        )
+    require_ranks(config, [member.name for member in members])
+    unit, clients = config.privacy.unit, config.federation.clients
+    if clients not in (None, len(members)):
+        message = f"federation.clients = {clients} differs from the number of cards, {len(members)}: leave it out"
+        raise ConfigError(message).about("federation.clients", clients, "not set")
+    if counts_on_secrecy(config, len(members)):
+        raise ConfigError(
+            "federation.sampling = 'fixed' with noise by the server assumes that nobody sees who takes part, but everybody who "
+            "runs or watches the machines does: set it to 'schedule'"
+        ).about("federation.sampling", "fixed", "'schedule' or 'auto'")
+    if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
+        raise ConfigError(
+            f"privacy.unit = {unit!r} counts each member's units, and the card of {silent[0]!r} declares none: set units in "
+            "its node.toml, and write its card anew"
+        ).about("privacy.unit", unit, "cards that declare their units")
+
+
+def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
+    """The text of coordinator.toml: the settings that stay on the coordinator's machine, with absolute paths.
+
+    A ledger that does not exist is refused.
+    """
+    budget = budget_of(privacy, Path(), "[privacy]")
+    if budget["ledger"]:
+        require_made(budget["ledger"])
+    own = {"test": list(map(str, test)), **budget}
+    return "\n".join(["[coordinator]", *(f"{name} = {json.dumps(value)}" for name, value in own.items())]) + "\n"
+
+
+def _require_worth(charter: Charter, test: Sequence[Path]) -> None:
+    """Refuse a federation whose noise alone takes the model to chance: each node would pay for it with its data's budget.
+
+    The coordinator decides, on its test set. A charter with `privacy.even_if_hopeless` shows the nodes that it was asked to.
+    """
+    terms = charter.config
+    if terms.privacy.unit == "none" or terms.privacy.even_if_hopeless:
+        return
+    harm = probe(assemble(terms, build(terms), of_coordinator(charter, terms, test), elsewhere=_elsewhere(charter)))
+    if harm is not None:
+        require_worth(harm.to_dict(), terms, paid=True)
 
 
 @dataclass(frozen=True)
@@ -44,21 +182,6 @@ class Settings:
     deadline: float = 600.0
     wait: float = 3600.0
     too_few: str = "wait"
-
-
-def assembled(home: CoordinatorHome) -> Assembly:
-    """The federation of the coordinator's charter, with its test set and nobody's examples."""
-    charter = home.charter
-    config = home.configured(charter.config)
-    registry = Registry(len(charter.members), charter.identities)
-    problem = of_coordinator(charter, config, home.test)
-    assembly = assemble(config, build(config), problem, elsewhere=Elsewhere(charter.run, registry, Here()))
-    if assembly.base_digest != charter.model_digest:
-        raise ModelError(
-            f"the base model {config.model.name} is not the one that the federation was founded with: found it again, with "
-            "`secure-fed coordinator found`"
-        )
-    return assembly
 
 
 def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[str], None]) -> Result:
@@ -84,6 +207,37 @@ def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[s
     links.end()
     say(f"report: {write_report(place)}")
     return result
+
+
+def assembled(home: CoordinatorHome) -> Assembly:
+    """The federation of the coordinator's charter, with its test set and nobody's examples."""
+    charter = home.charter
+    config = home.configured(charter.config)
+    problem = of_coordinator(charter, config, home.test)
+    assembly = assemble(config, build(config), problem, elsewhere=_elsewhere(charter))
+    if assembly.base_digest != charter.model_digest:
+        raise ModelError(
+            f"the base model {config.model.name} is not the one that the federation was founded with: found it again, with "
+            "`secure-fed coordinator found`"
+        )
+    return assembly
+
+
+def _elsewhere(charter: Charter) -> Elsewhere:
+    return Elsewhere(charter.run, Registry(len(charter.members), charter.identities), Here())
+
+
+def line_of(record: Record, rounds: int, task: str) -> str:
+    """A finished round in one line, with the task's headline metric."""
+    found = [f"round {record['round']}/{rounds}"]
+    if record.get("lost"):
+        return f"{found[0]}: lost, {record['lost']}"
+    metric = headline(task)
+    found += [shown(metric, record[metric])] if record.get(metric) is not None else []
+    found += [f"loss {record['loss']:.3f}"] if record.get("loss") is not None else []
+    if "masked" in record and record["masked"].get("survivors") is not None:
+        found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")
+    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB up", f"{record['seconds']:.0f} s"])
 
 
 @dataclass
@@ -129,14 +283,163 @@ class Gate:
         )
 
 
-def line_of(record: Record, rounds: int, task: str) -> str:
-    """A finished round in one line, with the task's headline metric."""
-    found = [f"round {record['round']}/{rounds}"]
-    if record.get("lost"):
-        return f"{found[0]}: lost, {record['lost']}"
-    metric = headline(task)
-    found += [shown(metric, record[metric])] if record.get(metric) is not None else []
-    found += [f"loss {record['loss']:.3f}"] if record.get("loss") is not None else []
-    if "masked" in record and record["masked"].get("survivors") is not None:
-        found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")
-    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB up", f"{record['seconds']:.0f} s"])
+class Carrier(Protocol):
+    """Carries envelopes to nodes, which it identifies by numbers, and their answers back."""
+
+    def nodes(self) -> set[int]:
+        """The nodes that can be reached now."""
+
+    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
+        """The answers as they arrive, until all have arrived or the time is over."""
+
+
+@dataclass
+class Links:
+    """`Transport` over a carrier: the members that can be reached.
+
+    Before a round's first stage the coordinator offers its charter to every new node, and again to every member whose last
+    request got no usable answer: its node may have been started anew, under the same number. A node that accepts proves by a
+    signature over a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node
+    number, and a node that returns takes part from the next round on.
+
+    A node's signature proves that the answer is from that member, to this very request; nothing more is assumed. Anything else
+    (no answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
+
+    deadline: the seconds that a stage may take. say: gets each problem in one line.
+    """
+
+    carrier: Carrier
+    charter: Charter
+    identity: Identity
+    deadline: float
+    say: Callable[[str], None]
+    _node: dict[int, int] = field(default_factory=dict)
+    _refused: dict[int, float] = field(default_factory=dict)  # the time until which a node gets no new offer
+    _unsure: set[int] = field(default_factory=set)  # members whose last request got no usable answer
+
+    @property
+    def present(self) -> frozenset[int]:
+        """The members that can be reached, after `greet`."""
+        return frozenset(self._node)
+
+    def greet(self) -> None:
+        """Offer the charter to new nodes, and to members that gave no usable answer, to find out which members are there."""
+        there = self.carrier.nodes()
+        known = {member: node for member, node in self._node.items() if member not in self._unsure}
+        self._node = {member: node for member, node in known.items() if node in there}
+        self._unsure.clear()
+        refused = {node for node, until in self._refused.items() if time.monotonic() < until}
+        new = there - set(self._node.values()) - refused
+        if not new:
+            return
+        text = self.charter.signed(self.identity)
+        offers = {node: Offer(text, node, secrets.token_bytes(32)) for node in new}
+        asked = {node: self._sealed(messages.encode(offer)) for node, offer in offers.items()}
+        for node, envelope in self.carrier.exchange(asked, self.deadline):
+            self._welcome(node, offers[node], envelope)
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        """The answers that members give before the deadline."""
+        member_of = {self._node[member]: member for member in requests if member in self._node}
+        self._unsure.update(member_of.values())
+        asked = {node: self._sealed(messages.encode(requests[member])) for node, member in member_of.items()}
+        for node, envelope in self.carrier.exchange(asked, self.deadline):
+            member = member_of.pop(node, None) if node in asked else None
+            if member is not None:
+                answer = self._answer(member, asked[node], envelope)
+                if fits(answer, requests[member]) and may_count(self.charter, member, answer):
+                    self._unsure.discard(member)
+                    yield answer
+                elif answer is not None:
+                    self.say(f"{self._name(member)} refuses: its answer does not fit the request")
+        for node, member in member_of.items():
+            self.say(f"{self._name(member)} did not answer in {self.deadline:g} s")
+            if node not in self.carrier.nodes():
+                self._node.pop(member, None)
+
+    def end(self) -> None:
+        """Announce the end of the run to all nodes; a node that misses it forgets the run when its process ends."""
+        goodbye = {node: self._sealed(messages.encode(End())) for node in self._node.values()}
+        for _ in self.carrier.exchange(goodbye, min(self.deadline, _GOODBYE)):
+            pass
+
+    def await_members(self, members: Iterable[int], least: int, seconds: float) -> bool:
+        """Wait at most `seconds` until `least` of these members can be reached. Returns whether they can."""
+        wanted, until = set(members), time.monotonic() + seconds
+        said = False
+        while True:
+            self.greet()
+            if len(wanted & self.present) >= least:
+                return True
+            if time.monotonic() >= until:
+                return False
+            if not said:
+                missing = ", ".join(sorted(self._name(one) for one in wanted - self.present)[:8])
+                self.say(f"waiting for {least - len(wanted & self.present)} more of {missing}")
+                said = True
+            time.sleep(_PAUSE)
+
+    def _sealed(self, envelope: Envelope) -> Envelope:
+        return sealed(envelope, self.identity, REQUEST, self.charter.digest)
+
+    def _welcome(self, node: int, offer: Offer, envelope: Envelope) -> None:
+        """Note which member a node is, if its answer proves it."""
+        try:
+            found = messages.decode(unsealed(envelope))
+        except SecureFedError as error:
+            found = Refusal(type(error).__name__, str(error))
+        if isinstance(found, Accepted) and 0 <= found.member < len(self.charter.members):
+            if offer.accepted_by(self.charter.members[found.member].identity, self.charter.digest, found):
+                if found.member not in self._node:
+                    self.say(f"{self._name(found.member)} is connected")
+                self._node[found.member] = node
+                return
+            found = Refusal(
+                "Forged", f"it says that it is {self._name(found.member)}, and does not have that member's key"
+            )
+        self._refused[node] = time.monotonic() + _AGAIN
+        sentence = found.sentence if isinstance(found, Refusal) else "its message does not answer the charter"
+        self.say(f"node {node} does not take part: {sentence}")
+
+    def _answer(self, member: int, asked: Envelope, envelope: Envelope) -> Any:
+        """The member's answer; None if there is no readable answer."""
+        public = self.charter.members[member].identity
+        try:
+            if SIGNATURE in envelope.arrays:
+                envelope = opened(envelope, public, ANSWER, self.charter.digest, digest(asked))
+                found = messages.decode(envelope, member)
+            else:  # from an intermediary, such as the node's relay: it can only report an error
+                found = messages.decode(envelope)
+                found = found if isinstance(found, Refusal) else Refusal("Forged", "its answer is not signed")
+        except SecureFedError as error:
+            found = Refusal(type(error).__name__, str(error))
+        if isinstance(found, Staged | Reply):
+            return found
+        if isinstance(found, Left):
+            self.say(f"{self._name(member)} left the round: too few other members were left to hide its contribution")
+        else:
+            why = found.sentence if isinstance(found, Refusal) else "its answer does not fit the request"
+            self.say(f"{self._name(member)} refuses: {why}")
+        return None
+
+    def _name(self, member: int) -> str:
+        return self.charter.members[member].name
+
+
+def fits(answer: Any, asked: Any) -> bool:
+    """Whether an answer is of the requested kind; without masks, whether it can be added to the others."""
+    if not isinstance(asked, Request):
+        return isinstance(answer, Staged)
+    if not isinstance(answer, Reply):
+        return False
+    parts = answer.contribution.parts().values()
+    return all(part.is_floating_point() for part in parts) and Layout.of(answer.contribution).digest == asked.layout
+
+
+def may_count(charter: Charter, member: int, answer: Staged | Reply) -> bool:
+    """Whether a member's contribution may have its weight: none or one, or at most its declared number of examples."""
+    if not isinstance(answer, Reply):
+        return True
+    if charter.config.federation.weighting != "examples":
+        return answer.weight in (0.0, 1.0)
+    return 0 <= answer.weight <= (charter.members[member].examples or _MOST_EXAMPLES)

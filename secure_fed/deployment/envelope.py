@@ -1,14 +1,20 @@
-"""An envelope: the uninterpreted content of one message between the coordinator and a node.
+"""An envelope: the uninterpreted content of one message between the coordinator and a node, and its signature.
 
 Its bytes, on the socket between a node's relay and its agent, little-endian:
 
     header u32 | header | arrays u32 | for each: name u16 | name | dtype u8 | dimensions u8 | each u64 | numbers
 
 Every size is compared with its limit before anything of that size is read or allocated. Needs no torch.
+
+Signatures are independent of the transport. The coordinator signs every request with the key that the charter names, and a node
+signs every answer with its identity, together with the digest of the request. So a carrier of messages (a proxy, the owner of
+the relaying server) can drop and delay messages, but can neither make nor change one, nor pass off the answer to one request as
+the answer to another. Signatures hide nothing; masks and TLS do.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -18,17 +24,24 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from protocols.keys import Identity, verify
 from secure_fed.errors import SecureFedError
 
 MOST_HEADER = 16_000_000  # bytes
 MOST_ARRAYS = 10_000
 MOST_BYTES = 8 * 2**30  # of all arrays together
-_NAME, _DIMENSIONS = 1000, 8
+_NAME, _DIMENSIONS = 1000, 8  # bytes of an array's name, and dimensions of an array
 DTYPES = tuple(map(np.dtype, ("<f4", "<f8", "<f2", "|u1", "<u4", "<u8", "<i2", "<i4", "<i8", "|i1", "|b1", "<u2")))
+SIGNATURE = "signature"  # the name of its array
+REQUEST, ANSWER = "coordinator request", "node answer"  # the purposes of signatures
 
 
 class EnvelopeError(SecureFedError):
     """Bytes that are no envelope, or an envelope beyond the limits."""
+
+
+class Forged(SecureFedError):  # noqa: N818 - a finding, not a failure
+    """An envelope without the signature of its supposed sender."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,41 @@ class Envelope:
 def refusal(error: str, sentence: str) -> Envelope:
     """The envelope of a refusal by a carrier of envelopes."""
     return Envelope(json.dumps({"kind": "refused", "error": error, "sentence": sentence}).encode())
+
+
+def sealed(envelope: Envelope, identity: Identity, purpose: str, charter: bytes, answers: bytes = b"") -> Envelope:
+    """The envelope with a signature. charter: its digest. answers: digest of the request that this answers."""
+    signature = identity.sign(purpose, charter, answers + digest(envelope))
+    return Envelope(envelope.header, {**envelope.arrays, SIGNATURE: np.frombuffer(signature, np.uint8)})
+
+
+def opened(envelope: Envelope, public: bytes, purpose: str, charter: bytes, answers: bytes = b"") -> Envelope:
+    """The envelope without its signature. Forged unless the holder of the key signed it, for this purpose and charter."""
+    array = envelope.arrays.get(SIGNATURE)
+    signature = b"" if array is None else array.tobytes()
+    if len(signature) != 64 or not verify(public, signature, purpose, charter, answers + digest(envelope)):
+        raise Forged(
+            "an envelope is not signed by the party that it should be from: somebody on the way made or changed it"
+        )
+    return unsealed(envelope)
+
+
+def unsealed(envelope: Envelope) -> Envelope:
+    """The envelope without its signature, which is not checked."""
+    return Envelope(envelope.header, {name: array for name, array in envelope.arrays.items() if name != SIGNATURE})
+
+
+def digest(envelope: Envelope) -> bytes:
+    """(32,) SHA-256 over the header and every array: its name, dtype, shape and bytes; without the signature."""
+    found = hashlib.sha256(struct.pack("<Q", len(envelope.header)) + envelope.header)
+    for name in sorted(envelope.arrays):
+        if name == SIGNATURE:
+            continue
+        array = np.ascontiguousarray(envelope.arrays[name])
+        for part in (name.encode(), array.dtype.str.encode(), struct.pack(f"<{array.ndim}Q", *array.shape)):
+            found.update(struct.pack("<Q", len(part)) + part)
+        found.update(array.reshape(-1).view(np.uint8).data)
+    return found.digest()
 
 
 def require_bounded(envelope: Envelope, most: int = MOST_BYTES) -> None:

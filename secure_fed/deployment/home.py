@@ -18,39 +18,68 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import time
-from collections.abc import Sequence
+import tomllib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
-from protocols.keys import Identity
+from protocols.keys import Identity, Secret
 from secure_fed.config import PrivacyConfig, RunConfig
-from secure_fed.config.setting import key
-from secure_fed.deployment.charter import MOST_BYTES, Charter, Member
-from secure_fed.deployment.charter_fields import shown_name
-from secure_fed.deployment.home_files import (
-    HomeError,
-    new_folder,
-    placed,
-    read_key,
-    read_toml,
-    require_known,
-    section_of,
-    write_key,
-)
-from secure_fed.deployment.own_settings import ModelHere
+from secure_fed.config.run_config import nearest
+from secure_fed.config.setting import coerced, key
+from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, shown_name
 from secure_fed.deployment.policy import Policy
-from secure_fed.errors import plainly
+from secure_fed.errors import ConfigError, UsageError, plainly
 from secure_fed.learning.data.files import require_an_example
 from secure_fed.runs.durable import atomic_write
 
 NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "federations"
 LEDGER = "ledger.sqlite"
+JOURNAL, STRANGERS = "journal.jsonl", "strangers.jsonl"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
 _BUDGET_FILES = ("ledger", "ledger_heads")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")
+_MOST = 10_000_000  # bytes of a journal, before it is renamed: ".1" is appended to its name
+_SENTENCE = 4000  # characters of a line in it, above the longest sentences of errors
+_NAME = 100  # characters of a name in it, above the longest name of a federation or of a kind of message
+Section = TypeVar("Section")
+
+
+class HomeError(UsageError):
+    """A folder of a deployment that is missing, damaged, or open to others."""
+
+
+@dataclass(frozen=True)
+class ModelHere:
+    """The base model on one machine.
+
+    folder: of the model, "" for the charter's name of it. The rest as in [model].
+    """
+
+    folder: str = ""
+    device: str = "cpu"
+    trust_remote_code: bool = False
+    device_map: str = ""
+    max_memory: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, section: Any) -> ModelHere:
+        """As the section [node] or [coordinator] of a machine's own file has it."""
+        others = {one.name: getattr(section, one.name) for one in fields(cls) if one.name != "folder"}
+        return cls(section.model, **others)
+
+    @property
+    def settings(self) -> dict[tuple[str, str], Any]:
+        """The settings of [model] on this machine."""
+        place = {("model", "name"): self.folder, ("model", "revision"): ""} if self.folder else {}
+        return place | {("model", one.name): getattr(self, one.name) for one in fields(self) if one.name != "folder"}
 
 
 @dataclass(frozen=True)
@@ -86,15 +115,14 @@ class Home:
     @classmethod
     def load(cls, folder: Path) -> Home:
         """The folder of `secure-fed node init`. HomeError, in one sentence, for any other."""
-        tables = read_toml(folder / NODE, "secure-fed node init")
-        require_known(tables, ("node", "policy"), folder / NODE)
-        node = section_of(NodeSection, tables.get("node", {}), folder / NODE, "node")
+        tables = _read_toml(folder / NODE, "secure-fed node init", ("node", "policy"))
+        node = _section_of(NodeSection, tables["node"], folder / NODE, "node")
         require_name(node.name, f"name in {folder / NODE}")
         train = tuple(placed(folder, one, f"train in {folder / NODE}") for one in node.train)
         if not train or (missing := [path for path in train if not path.exists()]):
             what = f"{missing[0]}, which is not there" if train else "nothing"
             raise HomeError(f"train in {folder / NODE} names {what}: name the file of this node's examples")
-        policy = section_of(Policy, tables.get("policy", {}), folder / NODE, "policy")
+        policy = _section_of(Policy, tables["policy"], folder / NODE, "policy")
         identity = read_key(folder / IDENTITY)
         model = ModelHere.of(node)
         if node.model and not node.model.startswith("builtin/") and (folder / node.model).is_dir():
@@ -141,9 +169,8 @@ class CoordinatorHome:
     @classmethod
     def load(cls, folder: Path) -> CoordinatorHome:
         """The folder after `secure-fed coordinator found`. HomeError, in one sentence, for any other."""
-        tables = read_toml(folder / COORDINATOR, "secure-fed coordinator found")
-        require_known(tables, ("coordinator",), folder / COORDINATOR)
-        own = section_of(CoordinatorSection, tables.get("coordinator", {}), folder / COORDINATOR, "coordinator")
+        tables = _read_toml(folder / COORDINATOR, "secure-fed coordinator found", ("coordinator",))
+        own = _section_of(CoordinatorSection, tables["coordinator"], folder / COORDINATOR, "coordinator")
         identity = read_key(folder / COORDINATOR_KEY)
         unread = plainly(HomeError, f"{folder / CHARTER} cannot be read", "found the federation first")
         with unread, open(folder / CHARTER, "rb") as file:
@@ -248,6 +275,132 @@ def read_card(path: Path) -> Member:
         ) from error
 
 
-def load_coordinator_key(folder: Path) -> Identity:
-    """The key of the coordinator whose folder this is."""
-    return read_key(folder / COORDINATOR_KEY)
+def new_folder(folder: Path, command: str) -> None:
+    """Make a private folder; it must be new or empty."""
+    with plainly(HomeError, f"{folder} cannot be made", f"give `{command}` another folder"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise HomeError(f"{folder} is not empty: give `{command}` a new folder")
+        folder.chmod(0o700)
+
+
+def write_key(path: Path) -> Identity:
+    """A new key from the operating system's entropy, in a file that only its owner can read."""
+    identity = Identity.new()
+    atomic_write(path, identity.private.reveal().hex() + "\n", private=True)
+    return identity
+
+
+def read_key(path: Path) -> Identity:
+    """The private key in a file that nobody else can read."""
+    with plainly(HomeError, f"the key {path} cannot be read", "restore it, or make a new folder"):
+        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        with os.fdopen(opened) as file:
+            mode = stat.S_IMODE(os.fstat(opened).st_mode)
+            text = file.read(100).strip()
+    if mode & 0o077:
+        raise HomeError(f"the key {path} has mode {mode:o}, so that others can read it: `chmod 600` it, or replace it")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise HomeError(f"the key {path} is damaged: restore it, or make a new folder")
+    return Identity.from_secret(Secret(key))
+
+
+def require_apart(paths: Iterable[Path], group: int) -> None:
+    """HomeError if one of these files or folders can be read by the users of this group, or by all users.
+
+    A file is read by whom its mode admits, if the modes of all folders above let him in. (Access lists are not looked at.)
+    """
+    for path in paths:
+        with plainly(HomeError, f"{path} cannot be read", "restore it"):
+            first, *above = (one.stat() for one in (path.resolve(), *path.resolve().parents))
+        reads = 5 if stat.S_ISDIR(first.st_mode) else 4  # who may enter a folder reads the files whose names he knows
+        if _bits(first, group) & reads and all(_bits(one, group) & 1 for one in above):
+            error = f"{path} can be read by the group {group} or by all users, and the SuperNode, which runs the code that its "
+            error += "SuperLink sends, is one of them: `chmod go-rwx` it, or a folder above"
+            raise HomeError(error).about("--group", group, "a group that cannot read the node's folder and data")
+
+
+def _bits(found: os.stat_result, group: int) -> int:
+    """The permissions (4: read, 2: write, 1: enter) of a user of this group who does not own the file."""
+    return (found.st_mode >> 3 if found.st_gid == group else found.st_mode) & 7
+
+
+def placed(folder: Path, path: str, setting: str) -> Path:
+    """The absolute path that is meant: a relative one is in this folder, and ~ is the user's. HomeError for no user's ~."""
+    with plainly(HomeError, f"{setting} = {path!r:.200} names no place on this machine", f"correct {setting}"):
+        return (folder / Path(path).expanduser()).absolute()
+
+
+def _read_toml(path: Path, command: str, sections: Sequence[str]) -> dict[str, Any]:
+    """The tables of a file of these sections; a missing one is empty. command: it has made the file's folder."""
+    with plainly(HomeError, f"{path} cannot be read", f"give a folder that `{command}` has made"):
+        content = path.read_bytes()
+    try:
+        tables = tomllib.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise HomeError(f"{path} is not valid TOML: {error}") from error
+    _require_known(tables, sections, path)
+    return {section: {} for section in sections} | tables
+
+
+def _require_known(found: Iterable[str], known: Iterable[str], place: Path, section: str = "") -> None:
+    for name in found:
+        if name not in (words := list(known)):
+            raise HomeError(f"{place} has the unknown name {section}{name!r}: {nearest(name, words)}")
+
+
+def _section_of(kind: type[Section], table: Any, place: Path, section: str) -> Section:
+    """A section's values, each checked against its declared type."""
+    if not isinstance(table, Mapping):
+        raise HomeError(f"{place} has {section} = {table!r:.40}: write a section [{section}]")
+    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    _require_known(table, known, place, f"in [{section}] ")
+    try:
+        return kind(**{name: coerced(f"{section}.{name}", known[name], value) for name, value in table.items()})
+    except ConfigError as error:
+        raise HomeError(f"{place}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A node's journal for its owner: a line for every request that the node answers or refuses, with the outcome.
+
+    It contains no contribution and no key.
+
+    Anybody on the network can send a node as many envelopes as he likes. Those that no coordinator named by the owner signed
+    have a file of their own, so that they cannot push the lines about a federation out of the journal.
+    """
+
+    folder: Path
+
+    def note(self, asked: str, federation: str, sentence: str, *, refused: bool, known: bool = True) -> None:
+        """Add a line, of bounded length whatever was asked. Failure to write the journal stops nothing.
+
+        known: a coordinator that the owner named has signed the envelope.
+        """
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        names = {"federation": federation[:_NAME], "asked": asked[:_NAME]}
+        line = {"time": now, **names, "refused": refused, "what": sentence[:_SENTENCE]}
+        path = self.folder / (JOURNAL if known else STRANGERS)
+        with suppress(OSError):
+            if path.exists() and path.stat().st_size > _MOST:
+                os.replace(path, path.with_name(f"{path.name}.1"))
+            with open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(json.dumps(line) + "\n")
+
+    def last(self, count: int, *, refused: bool = False, known: bool = True) -> list[dict[str, Any]]:
+        """The newest lines, the oldest of them first; only refusals if `refused`. known: as in `note`."""
+        name = JOURNAL if known else STRANGERS
+        kept: deque[dict[str, Any]] = deque(maxlen=count)
+        for path in (self.folder / f"{name}.1", self.folder / name):
+            with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+                for text in file:
+                    with suppress(ValueError):
+                        line = json.loads(text)
+                        if isinstance(line, dict) and (line.get("refused") or not refused):
+                            kept.append(line)
+        return list(kept)

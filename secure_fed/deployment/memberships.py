@@ -1,32 +1,48 @@
-"""The federations of a node: those that it accepted, and those that its owner has closed. Each has a folder:
+"""The federations of a node, their place in its owner's ledger, and their end.
+
+Each federation that a node accepted has a folder:
 
     accepted.json   the federation's name, its coordinator and its cost, noted when the node accepted it
     closed.json     the node answers no request of this federation any more
 
-An owner closes a federation with `secure-fed node release` (`releasing`).
+The owner's ledger is one budget for the data of this node, over all federations (`NodeLedger`). An owner closes a federation
+with `secure-fed node release` (`release`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from privacy.filters import Cost
+from privacy.book import SAME_UNITS
+from privacy.errors import BudgetExhausted, LedgerError
+from privacy.filters import Budget, Cost
 from privacy.ledger import Ledger
+from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, fingerprint
-from secure_fed.deployment.home import FEDERATIONS, Home
-from secure_fed.deployment.home_files import HomeError
-from secure_fed.errors import plainly
-from secure_fed.runs.budget import name_in_ledger
-from secure_fed.runs.directory import ATTENDANCE
+from secure_fed.deployment.home import FEDERATIONS, LEDGER, Home, HomeError
+from secure_fed.deployment.relay import held
+from secure_fed.errors import UsageError, plainly
+from secure_fed.runs.budget import BUDGET, RunBudget, Subject, heads_at, name_in_ledger, opened, require_room
+from secure_fed.runs.directory import ATTENDANCE, PRIVATE
 from secure_fed.runs.durable import atomic_write
+
+if TYPE_CHECKING:
+    from privacy.plan import Plan  # it loads an accountant
+    from secure_fed.learning.problem import Problem
 
 ACCEPTED, CLOSED = "accepted.json", "closed.json"
 _SHORT = 12  # digits of a charter's digest, enough to tell federations apart
+
+
+class NotGivenBackError(UsageError):
+    """A reservation stays, since the node made a private step for it, or may have."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +107,18 @@ class Membership:
         }
 
 
+def memberships(home: Home) -> list[Membership]:
+    """All federations of the node, in the order of their folders' names."""
+    folders = sorted((home.folder / FEDERATIONS).glob("*"))
+    return [Membership.of(one) for one in folders if (one / ACCEPTED).exists() or name_in_ledger(one)]
+
+
 def note_accepted(folder: Path, charter: Charter, cost: Cost | None) -> None:
     """Note the federation that the node accepts. cost: None without a guarantee."""
     if not (folder / ACCEPTED).exists():
         spent = None if cost is None else {"epsilon": cost.epsilon, "delta": cost.delta}
         noted = {"name": charter.name, "coordinator": fingerprint(charter.coordinator), "cost": spent, "time": _now()}
         atomic_write(folder / ACCEPTED, json.dumps(noted, indent=1) + "\n", private=True)
-
-
-def memberships(home: Home) -> list[Membership]:
-    """All federations of the node, in the order of their folders' names."""
-    folders = sorted((home.folder / FEDERATIONS).glob("*"))
-    return [Membership.of(one) for one in folders if (one / ACCEPTED).exists() or name_in_ledger(one)]
 
 
 def closed(folder: Path) -> bool:
@@ -112,3 +128,197 @@ def closed(folder: Path) -> bool:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@dataclass(frozen=True)
+class FederationCost:
+    """The cost of a federation, and the budget left before it. reserved: this cost is reserved already."""
+
+    total: Cost  # of its whole plan
+    left: Cost
+    reserved: bool
+
+    def __str__(self) -> str:
+        if self.reserved:
+            return f"{words(self.total)} are reserved for it"
+        return f"it would cost {words(self.total)}, of {words(self.left)} left; its first round reserves them"
+
+
+@dataclass(frozen=True)
+class NodeLedger:
+    """The owner's ledger, which no server can reset, and the present limits of the owner's policy.
+
+    - A charter determines only the cost. The ledger's file, its data set, and the file with its newest head are the owner's.
+    - A federation that the node accepts reserves nothing. Its whole plan is reserved in one transaction before the node's first
+      answer to a round, and so before any private step; a plan that does not fit by then is refused.
+    - The ledger is about the same people, whatever their rows. So federations before and after a change of the data add up.
+    - All federations together cost at most the limits of the ledger, fixed when it was created, before the first answer of all;
+      and at most the policy's present limits, which the owner may lower at any time. The ledger's limits hold for any number of
+      processes; the policy's are compared just before, by the one agent that has the node's folder.
+    """
+
+    path: Path
+    epsilon: float
+    delta: float
+
+    @classmethod
+    def of(cls, home: Home) -> NodeLedger:
+        return cls(home.folder / LEDGER, home.policy.most_epsilon, home.policy.most_delta)
+
+    def require_room(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> FederationCost:
+        """The cost of the federation whose state is in `folder`. BudgetExhausted if it does not fit now. Writes nothing."""
+        if self.path.exists():
+            return self._checked(self.opened(), config, plan, problem, folder)[0]
+        self._require_unused()
+        return self._require_within(None, plan, "")
+
+    @contextmanager
+    def reserved(self, config: RunConfig, plan: Plan, problem: Problem, folder: Path) -> Iterator[RunBudget]:
+        """The reserved budget of the federation whose state is in `folder`. BudgetExhausted if it does not fit.
+
+        The ledger is made for the node's first reservation.
+        """
+        if not self.path.exists():
+            self._require_unused()
+            Ledger.create(self.path, data_set="this node", epsilon=self.epsilon, delta=self.delta)
+            self.path.chmod(0o600)
+        _, privacy, subject = self._checked(self.opened(), config, plan, problem, folder)
+        with opened(privacy, plan, folder, subject) as budget:
+            yield budget
+
+    def opened(self) -> Ledger:
+        """The ledger. LedgerError if it is missing, damaged, or an older copy."""
+        return Ledger.open(self.path, heads=heads_at(""))
+
+    def limits(self, ledger: Ledger | None) -> tuple[float, float]:
+        """The most epsilon and delta of all federations: the policy's or the ledger's own, whichever is lower."""
+        own = (None, None) if ledger is None else (ledger.epsilon, ledger.delta)
+        epsilon, delta = (math.inf if fixed is None else fixed for fixed in own)
+        return min(self.epsilon, epsilon), min(self.delta, delta)
+
+    def _require_unused(self) -> None:
+        for record in self.path.parent.glob(f"{FEDERATIONS}/*/{PRIVATE}/{BUDGET}"):
+            raise LedgerError(
+                f"{self.path} is missing, and {record} has reserved in it: restore {self.path.name} from a backup, or make a "
+                "new node, with most_epsilon lowered by what its data have spent"
+            )
+
+    def _checked(
+        self, ledger: Ledger, config: RunConfig, plan: Plan, problem: Problem, folder: Path
+    ) -> tuple[FederationCost, PrivacyConfig, Subject]:
+        """The cost, and the settings and the subject with which the federation reserves there."""
+        privacy = replace(
+            config.privacy,
+            ledger=str(self.path),
+            data_set=ledger.data_set,
+            unit_name="",
+            ledger_heads="",
+            on_exhausted="refuse",
+        )
+        subject = replace(Subject.of(config, problem), members=SAME_UNITS)
+        cost = self._require_within(ledger, plan, name_in_ledger(folder))
+        require_room(privacy, plan, folder, subject)
+        return cost, privacy, subject
+
+    def _require_within(self, ledger: Ledger | None, plan: Plan, run: str) -> FederationCost:
+        """Refuse a federation that would bring the total above a limit. run: its name if it has reserved."""
+        before = ledger.reserved(run) if ledger and run else None
+        cost = before or plan.cost(orders=ledger.orders if ledger else ())
+        spent = ledger.spent() if ledger else Cost(0.0, 0.0)
+        fixed = ledger.budget if ledger else Budget(self.epsilon, self.delta)
+        policy = replace(fixed, epsilon=self.epsilon, delta=self.delta)
+
+        def above(limits: Budget) -> list[str]:
+            names = ledger.exceeded(run, cost, limits) if ledger else limits.exceeded([cost])
+            return [_limit(name, limits) for name in names]
+
+        beyond_ledger = above(fixed) if ledger else []
+        if beyond := beyond_ledger or above(policy):
+            remedy = (
+                f"limit of {self.path.name}, which a higher one in node.toml does not raise: take no part, or give back with "
+                "`secure-fed node release` what another federation has reserved and not used"
+                if beyond_ledger
+                else "limit of the policy in node.toml: raise it there, or take no part"
+            )
+            raise BudgetExhausted(
+                f"this federation costs {words(cost)}, {words(spent)} are reserved in {self.path}, and all together may not "
+                f"exceed {' and '.join(beyond)}, the {remedy}"
+            )
+        epsilon, delta = self.limits(ledger)
+        left = Cost(max(0.0, epsilon - spent.epsilon), max(0.0, delta - spent.delta))
+        return FederationCost(cost, left, reserved=before is not None)
+
+
+def words(cost: Cost) -> str:
+    """A cost in words."""
+    return f"epsilon {cost.epsilon:.4g} and delta {cost.delta:.3g}"
+
+
+def _limit(name: str, limits: Budget) -> str:
+    """A limit in words; an RDP filter has one limit, for epsilon at a given delta."""
+    if name == "delta":
+        return f"delta {limits.delta}"
+    return f"epsilon {limits.epsilon}" + (f" at delta {limits.delta}" if name == "RDP" else "")
+
+
+@dataclass(frozen=True)
+class Released:
+    """A federation that is closed. cost: of the reservation that was given back, None if it had none."""
+
+    membership: Membership
+    cost: Cost | None
+
+    def __str__(self) -> str:
+        named = f"{self.membership.name or 'the federation'} ({self.membership.digest}) is closed at this node"
+        if self.cost is None:
+            return f"{named}, and nothing is reserved for it"
+        return f"{named}, and {words(self.cost)} are given back"
+
+
+def release(home: Home, which: str) -> Released:
+    """Close the federation with this name or digest, and give back a reservation for which the node made no private step.
+
+    NotGivenBackError, and nothing is changed, if the node may have made one. In this order:
+
+    1. No agent runs for the node, and none can start (the folder's lock), so no request is answered meanwhile.
+    2. The node's two records of its steps are empty: the charges in its ledger, and the rounds in `attendance`. Each is on disk
+       before the step that it records. A record that a kill left without a step counts as a step, and so does a missing record.
+    3. closed.json is on disk. From here on a request of this federation is refused, however late or often it arrives.
+    4. The ledger gets a row that closes the run (`privacy.ledger.Ledger.close`), which it refuses for a run with any charge.
+
+    A kill between two of them leaves the reservation in place, or a closed federation; the same command finishes its work.
+    Where closed.json is lost with an older copy of the folder, the ledger's row still refuses every reservation and charge of
+    that run.
+    """
+    with held(home.folder):
+        membership = _chosen(home, which)
+        run = name_in_ledger(membership.folder)
+        ledger = NodeLedger.of(home).opened() if run else None
+        cost = ledger.reserved(run) if ledger else None
+        if ledger and cost and (why := membership.step(ledger, run)):
+            raise NotGivenBackError(
+                f"{words(cost)} of {membership.name or 'the federation'} ({membership.digest}) stay spent, since {why}; "
+                "nothing was changed, and to take no further part, remove its coordinator from coordinators in node.toml"
+            )
+        membership.close()
+        if ledger and cost:
+            ledger.close(run)
+        return Released(membership, cost)
+
+
+def _chosen(home: Home, which: str) -> Membership:
+    every = memberships(home)
+    digits = which.lower()
+    found = [one for one in every if which and which == one.name]
+    found = found or [one for one in every if len(digits) >= 4 and one.folder.name.startswith(digits[:32])]
+    if not found:
+        raise HomeError(
+            f"{home.folder} has no federation {which!r:.80}: give a name, or at least 4 digits of a digest, that "
+            "`secure-fed node status` prints"
+        )
+    if len(found) > 1:
+        digests = ", ".join(one.digest for one in found)
+        raise HomeError(
+            f"{len(found)} federations of {home.folder} are called {which!r:.80}: give one's digest, {digests}"
+        )
+    return found[0]

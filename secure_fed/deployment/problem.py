@@ -17,17 +17,12 @@ from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter
 from secure_fed.errors import DataError
 from secure_fed.learning import tasks
-from secure_fed.learning.answers import asked
 from secure_fed.learning.data import fingerprint, sources
-from secure_fed.learning.data.dealing import places_of
-from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.hints import warnings
+from secure_fed.learning.data.rows import Rows, Vocabulary, places_of
+from secure_fed.learning.evaluation import asked, confidence
 from secure_fed.learning.models.loading import head_of, last_layer, load
-from secure_fed.learning.problem import Problem
-from secure_fed.learning.tasks.commonest import Commonest
-from secure_fed.learning.tasks.confidence import confidence
-from secure_fed.learning.tokenised import encoded, with_room
+from secure_fed.learning.problem import Problem, encoded, warnings, with_room
+from secure_fed.learning.tasks.headline import Commonest
 
 _log = logging.getLogger(__name__)
 _UNKNOWN = 1  # units of a member that declares none; not counted where units are clients

@@ -24,7 +24,7 @@ from secure_fed.errors import ConfigError, ModelError, plainly
 from secure_fed.export.model_card import ModelCard
 from secure_fed.learning import tasks
 from secure_fed.learning.models.architecture import class_names
-from secure_fed.learning.models.device_map import adopt, device_of
+from secure_fed.learning.models.devices import adopt, device_of
 from secure_fed.learning.models.loading import digest_of, load
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.objective import Objective

@@ -3,34 +3,52 @@
 A LoRA adapter, however it was trained, is written as PEFT's folder, and any other adapter as a folder of our own format, which
 `secure_fed.load_adapter` reads. Each is written beside its destination and renamed into place, so that an export which fails or
 is killed leaves no incomplete folder there. Unlike a checkpoint, it is not synced to the disk: after a power cut, export again.
+
+    write_adapter, write_merged   a run read back from its directory (`export/trained.py`)
+    write_federation              a federation that is still in memory, with a model that may be the user's own
+    push                          the folder, to a repository of the Hugging Face Hub
+
+A regression model learns its labels on a scale: it gives (label - centre) / scale. An adapter states the scale in a file beside
+the weights (`LABEL_SCALE`), a whole model in its config.json.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from secure_fed.config import RunConfig
-from secure_fed.errors import MethodError, ModelError, UsageError
-from secure_fed.export import adapter_folder, label_scale, peft_folder
-from secure_fed.export.model_card import LABELS, Kind, ModelCard
+from secure_fed.config import DataConfig, RunConfig
+from secure_fed.errors import MethodError, ModelError, SecureFedError, UsageError
+from secure_fed.export import adapter_folder, peft_folder
+from secure_fed.export.model_card import LABELS, Kind, ModelCard, run_facts
+from secure_fed.learning import tasks
+from secure_fed.learning.data.encode import pad_id
 from secure_fed.learning.models import quantised
 from secure_fed.learning.models.adapters.lora import LoraForm
+from secure_fed.learning.models.architecture import class_names, is_pooled
 from secure_fed.learning.models.loading import quiet
-from secure_fed.learning.tasks.chat_template import ChatTemplate
+from secure_fed.learning.tasks.chat import ChatTemplate
 from secure_fed.methods.method import LoraShaped, Method, State
+from secure_fed.rounds.client import existing
+from secure_fed.rounds.client_models import completed
+from secure_fed.runs import membership
+from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
+
+LABEL_SCALE = "label_scale.json"
+_NAMES = ("label_centre", "label_scale")
 
 
 class Tokenizer(Protocol):
@@ -76,8 +94,9 @@ def write_adapter(out_dir: Path, adapted: Adapted) -> None:
             given = adapted.tokenizer is None
             adapter_folder.fill(folder, adapted.config, model, head, adapted.state, card, given=given)
             kind = "own"
-        if adapted.tokenizer is not None:  # else a program made the labels of its own
-            label_scale.write(folder, adapted.config.data)
+        scale = label_scale_of(adapted.config.data)
+        if scale is not None and adapted.tokenizer is not None:  # else a program made the labels of its own
+            (folder / LABEL_SCALE).write_text(json.dumps(scale.to_dict(), indent=2) + "\n", encoding="utf-8")
         _finish(folder, card.text(kind), adapted.tokenizer)
 
 
@@ -90,13 +109,63 @@ def write_merged(out_dir: Path, adapted: Adapted, base: nn.Module) -> None:
             "export the adapter"
         )
     merge(adapted, base)
-    if (scale := label_scale.of(adapted.config.data)) is not None:
+    if (scale := label_scale_of(adapted.config.data)) is not None:
         base.config.update(scale.to_dict())  # type: ignore[union-attr, operator]
     if adapted.config.data.task == "chat" and adapted.tokenizer is not None:
         _end_with_turns(base, adapted.tokenizer)
     with _appearing(out_dir) as folder, quiet():
         save(folder)
         _finish(folder, adapted.card.text("merged"), adapted.tokenizer)
+
+
+def write_federation(
+    assembly: Assembly,
+    state: State,
+    out: Path,
+    *,
+    base_model: str,
+    client: str | None,
+    statement: str,
+    noise_alone: Mapping[str, Any] | None,
+) -> None:
+    """Write the adapter and the head of this state; refuses a folder that is not empty.
+
+    base_model: the name from which others load a user's own base model, if they can. client: the client whose personal tensors
+    are written, if there are any. statement: the guarantee of this state in words, empty if there is none. noise_alone: the
+    figures of the run's probe, if it made one.
+    """
+    config, problem = assembly.config, assembly.problem
+    kept = {one.index: one.kept for one in existing(assembly.clients) if one.kept is not None}
+    tensors = completed(state.tensors, config.method.personal, client, problem.names, kept)
+    assembly.objective.load(tensors)
+    task, configured = tasks.build(config.data), problem.tokenizer is not None
+    # A private run's figure is a function of releases; others measure it on their data when they end.
+    figure = None if assembly.protection.plan is None else membership.public_figure(assembly, state)
+    classifies = type(problem.model).__name__.endswith("ForSequenceClassification")
+    labels = tuple(problem.facts["label_names"]) or (class_names(problem.model) if classifies else ())
+    card = ModelCard(
+        config.method.name,
+        base_model or (config.model.name if configured else ""),
+        labels,
+        run_facts(config, assembly.method.card, state.round, {}, client, statement, noise_alone, figure),
+        pad_token_id=pad_id(problem.tokenizer) if configured else None,
+        auto=task.auto,
+        settings=task.model_settings(labels) if configured else None,
+        conversion=task.conversion,
+        pooled=is_pooled(getattr(problem.model, "config", None)),
+        revision=config.model.revision,
+    )
+    adapted = Adapted(
+        config=config,
+        method=assembly.method,
+        model=problem.model,
+        head=(*problem.head, *problem.fixed),
+        initial=assembly.initial.tensors,
+        state=replace(state, tensors=tensors),
+        card=card,
+        tokenizer=problem.tokenizer,
+    )
+    write_adapter(out, adapted)
 
 
 def merge(adapted: Adapted, base: nn.Module) -> None:
@@ -174,3 +243,105 @@ def _appearing(out_dir: Path) -> Iterator[Path]:
         raise UsageError(f"cannot export to {out_dir}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class LabelScale(NamedTuple):
+    """The label that the model learned as 0, and the difference from it that the model learned as 1."""
+
+    centre: float
+    scale: float
+
+    def to_dict(self) -> dict[str, float]:
+        return dict(zip(_NAMES, self, strict=True))
+
+
+def label_scale_of(data: DataConfig) -> LabelScale | None:
+    """The scale of a run's labels; None for a task without numbers as labels."""
+    return LabelScale(data.label_centre, data.label_scale) if data.task == "regression" else None
+
+
+def read_label_scale(folder: Path) -> LabelScale | None:
+    """The scale in an adapter's folder; None without the file. ModelError for a damaged one."""
+    place = folder / LABEL_SCALE
+    if not place.exists():
+        return None
+    try:
+        fields = json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{place} cannot be read ({error}): export the run again") from error
+    return label_scale_in(fields if isinstance(fields, dict) else dict.fromkeys(_NAMES), str(place))
+
+
+def label_scale_in(fields: Mapping[str, Any], place: str) -> LabelScale | None:
+    """The scale among the fields of a model's configuration; None if they have none. place: of the fields, for errors."""
+    if not any(name in fields for name in _NAMES):
+        return None
+    centre, scale = (fields.get(name, math.nan) for name in _NAMES)
+    if not (_is_number(centre) and _is_number(scale) and scale > 0):
+        raise ModelError(
+            f"{place} has a label_centre of {centre!r:.40} and a label_scale of {scale!r:.40}; both must be finite numbers, "
+            "and the scale above 0: export the run again"
+        )
+    return LabelScale(float(centre), float(scale))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class Api(Protocol):
+    """The part of `huggingface_hub.HfApi` that a push uses."""
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
+    def model_info(self, repo_id: str) -> Any: ...
+    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> Any: ...
+
+
+def require_pushable(repository: str, base_model: str, *, merged: bool) -> None:
+    """Refuse, before anything is written, a push that must fail or that nobody else could load."""
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UsageError(f"--push-to-hub is {repository!r}, which is no name on the Hub: give USER/NAME") from error
+    if not merged and (base_model.startswith("builtin/") or Path(base_model).is_absolute()):
+        raise UsageError(
+            f"the adapter's base model is {base_model!r}, which is not on the Hub, so others could not load it: push the whole "
+            "model with --merged, or train with the Hub id of a base model as model.name"
+        )
+    if constants.HF_HUB_OFFLINE:
+        raise UsageError("--push-to-hub needs the network, and HF_HUB_OFFLINE switches it off: unset HF_HUB_OFFLINE")
+    if huggingface_hub.get_token() is None:
+        raise UsageError("--push-to-hub needs a token that may write: run `hf auth login`, or set HF_TOKEN")
+
+
+def push(folder: Path, repository: str, *, public: bool = False, api: Api | None = None) -> str:
+    """Upload the folder, its README as the model card, and return the repository's address.
+
+    A new repository is private, or public with `public`; without `public`, an existing public repository is refused.
+    """
+    try:
+        import huggingface_hub
+
+        hub: Api = api or huggingface_hub.HfApi()
+        hub.create_repo(repository, private=not public, exist_ok=True)
+        if not public and not hub.model_info(repository).private:
+            raise UsageError(
+                f"{repository} is a public repository: add --public to publish there, or name another; {folder} is written"
+            )
+        uploaded = hub.upload_folder(
+            repo_id=repository, folder_path=str(folder), commit_message="Exported by secure-fed"
+        )
+    except UsageError:
+        raise
+    except Exception as error:  # of any kind: the user can only check the name, the token and the network
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise SecureFedError(
+            f"{folder} is written, but it could not be pushed to {repository} ({reason}): check the name, the token "
+            f"(`hf auth whoami`) and the network, then run `hf upload {repository} {folder}`"
+        ) from error
+    return str(getattr(uploaded, "repo_url", f"https://huggingface.co/{repository}"))

@@ -11,8 +11,7 @@ from secure_fed.config import DataConfig, RunConfig
 from secure_fed.export.peft_folder import POOLED
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.methods.method import Card
-from secure_fed.runs import noise_words
-from secure_fed.runs.result import unprotected
+from secure_fed.runs import guarantee
 
 LABELS = "labels.json"
 _NAMES = ("id2label", "label2id")
@@ -81,12 +80,11 @@ class ModelCard:
         task = [f"pipeline_tag: {_PIPELINES[self.auto]}"] if known and self.auto in _PIPELINES else []
         library = {"peft": "peft", "own": "secure-fed", "merged": "transformers"}[kind]
         tags = (*_TAGS, "lora") if kind == "peft" else _TAGS
-        named = self.base_model and (kind != "merged" or self._on_hub())  # model hubs refuse unknown names
-        base = [f"base_model: {_quoted(self.base_model)}"] if named else []
+        on_hub = not (self.base_model.startswith("builtin/") or Path(self.base_model).is_absolute())
+        named = self.base_model and (kind != "merged" or on_hub)  # model hubs refuse unknown names
+        quoted = self.base_model.replace("'", "''")  # YAML's single quotes leave Windows paths and colons unchanged
+        base = [f"base_model: '{quoted}'"] if named else []
         return ["---", *base, f"library_name: {library}", *task, "tags:", *(f"- {tag}" for tag in tags), "---", ""]
-
-    def _on_hub(self) -> bool:
-        return not (self.base_model.startswith("builtin/") or Path(self.base_model).is_absolute())
 
     def _rows(self, kind: Kind) -> dict[str, str]:
         labels = {"labels": ", ".join(self.label_names)} if self.label_names else {}
@@ -174,14 +172,14 @@ def run_facts(
     }
     if noise_alone:
         hopeless = "; HOPELESS: the noise takes the model to chance" if noise_alone["hopeless"] else ""
-        facts["noise alone"] = f"{noise_words.beside(noise_alone)}{hopeless}"
+        facts["noise alone"] = f"{guarantee.noise_in_short(noise_alone)}{hopeless}"
     if config.method.personal:
         facts["personal tensors"] = f"{', '.join(config.method.personal)}: here those of client {client!r} alone"
         if config.privacy.unit == "client":  # noise is added to sent tensors only
             facts["personal tensors"] += ", WITHOUT NOISE: no guarantee covers them"
     if config.model.dtype == "bfloat16":
         facts["precision"] = _BFLOAT16
-    return facts | {_PRIVACY: statement or unprotected(config)}
+    return facts | {_PRIVACY: statement or guarantee.unprotected(config)}
 
 
 def _averaged(config: RunConfig, rounds: int) -> str:
@@ -241,8 +239,3 @@ _TAGS = ("federated-learning", "secure-fed")
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", r"\|")
-
-
-def _quoted(text: str) -> str:
-    """A YAML string: single quotes leave Windows paths and colons unchanged."""
-    return "'" + text.replace("'", "''") + "'"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm
+from secure_fed.learning.models.adapters.lora import LoraForm
 from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.locate import locate
 from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
@@ -44,18 +44,15 @@ def fill(
     module; `form` may have left some out. base_model, revision: `model.name` and
     `model.revision` of the base model, or empty.
     """
-    form, places = form if form.factors else _of_nothing(start), set(start.factors)
+    places = set(start.factors)
+    if not form.factors:  # an adapter that changes nothing, since PEFT refuses one without matrices
+        name, (a, b) = min(start.factors.items())
+        form = LoraForm(start.adapter, {name: (a, torch.zeros_like(b))})
     config = _config(model, head, form, places, locate(base_model) if base_model else None)
     config.revision = revision or None
     stored = safetensors.torch.save(_tensors(model, head, form, places, config), {"format": "pt"})
     (folder / "adapter_model.safetensors").write_bytes(stored)
     config.save_pretrained(str(folder))
-
-
-def _of_nothing(start: LoraForm) -> LoraForm:
-    """An adapter that changes nothing, since PEFT refuses an adapter without matrices."""
-    name, (a, b) = min(start.factors.items())
-    return LoraForm(start.adapter, {name: (a, torch.zeros_like(b))})
 
 
 def _config(
@@ -98,18 +95,14 @@ def on_mean_pooled(folder: Path) -> bool:
 
 def _patterns(form: LoraForm) -> tuple[dict[str, int], dict[str, float]]:
     """The rank, and the alpha that keeps the scale, of every matrix whose rank is not the adapter's."""
-    ranks = {name: a.shape[0] for name, (a, _) in sorted(form.factors.items()) if a.shape[0] != form.adapter.rank}
-    alphas = {_whole(name): _alpha(form.adapter, rank) for name, rank in ranks.items()}
-    return {_whole(name): rank for name, rank in ranks.items()}, alphas
-
-
-def _alpha(adapter: LoraAdapter, rank: int) -> float:
-    return adapter.scaling * (math.sqrt(rank) if adapter.rslora else rank)
-
-
-def _whole(name: str) -> str:
-    """A PEFT pattern that matches this name alone, and not other names with the same ending."""
-    return f"^{re.escape(name)}"
+    adapter = form.adapter
+    # ^: a pattern of PEFT that matches this name alone, and not other names with the same ending
+    ranks = {
+        f"^{re.escape(name)}": a.shape[0] for name, (a, _) in sorted(form.factors.items()) if a.shape[0] != adapter.rank
+    }
+    return ranks, {
+        name: adapter.scaling * (math.sqrt(rank) if adapter.rslora else rank) for name, rank in ranks.items()
+    }
 
 
 def _is_transposed(model: nn.Module, adapted: Set[str]) -> bool:

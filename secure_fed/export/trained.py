@@ -14,32 +14,31 @@ from torch import nn
 
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
-from secure_fed.config.data import WRITE
+from secure_fed.config.settings import WRITE
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.export.adapter_folder import base_model
 from secure_fed.export.export import Adapted, merge, write_adapter, write_merged
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.learning import tasks
-from secure_fed.learning.answers import answers
 from secure_fed.learning.data.encode import batches, pad_id
 from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.rows import Rows
+from secure_fed.learning.evaluation import answers
 from secure_fed.learning.generation import prompt_room
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.architecture import is_pooled
-from secure_fed.learning.models.device_map import device_of
+from secure_fed.learning.models.devices import device_of
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.tasks.chat_template import ChatTemplate
+from secure_fed.learning.tasks.chat import ChatTemplate
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Answer, Writes
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.methods import build
 from secure_fed.methods.method import Method, State, fits
-from secure_fed.rounds.personal import completed
-from secure_fed.runs.checkpoint import Checkpoint, read_best, read_checkpoint, read_personal
+from secure_fed.rounds.client_models import completed
 from secure_fed.runs.directory import METRICS, Published, is_deployed, withholds_test
-from secure_fed.runs.store import read_lines
+from secure_fed.runs.store import Checkpoint, read_best, read_checkpoint, read_lines, read_personal
 from secure_fed.tensors.tensors import Tensors
 
 

@@ -1,4 +1,9 @@
-"""Envelopes over Flower's Grid: to nodes, and their answers back as they arrive.
+"""Envelopes over Flower: as the content of messages, to nodes through the Grid, and their answers back as they arrive.
+
+A message has one record with one uint8 array: the bytes of `envelope.frames`. Flower makes a separate request for every array
+at each of its six hops, so in one array a hundred adapted layers cost as much as one; Flower cuts the array into chunks of 5
+MB. `Array.numpy()` is never called: `envelope.read` bounds every size by the available bytes. So no numpy format and no pickle
+is ever parsed.
 
 Flower's own `send_and_receive` polls every three seconds and returns when the last answer has arrived; `GridCarrier` polls
 three times a second. Every message is sent and fetched separately, so one node's message can neither enlarge the request that
@@ -8,19 +13,24 @@ whatever sender the answer states.
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flwr.app import Message
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from secure_fed.deployment.envelope import Envelope, refusal
+from secure_fed.deployment.envelope import MOST_BYTES, MOST_HEADER, Envelope, EnvelopeError, frames, read, refusal
 from secure_fed.errors import SecureFedError
-from secure_fed.flower.content import packed, unpacked
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid  # a node, which starts a process for every message, needs none
 
 MESSAGE_TYPE = "query.secure_fed"
 PAUSE = 0.3  # seconds between two polls for answers
+_RECORD, _ARRAY = "envelope", "bytes"
+_RAW = "secure-fed.envelope"  # Flower's serialisation type: not numpy's, so that nothing reads it as numpy's
 _SENTENCES = {  # by Flower's codes; other texts came from the node, and are not repeated
     1: "the node could not load the app: it lacks secure-fed, or has another version of it",
     2: "the node's app raised an exception, which its own log has",
@@ -39,7 +49,7 @@ class CarrierError(SecureFedError):
 
 @dataclass(frozen=True)
 class GridCarrier:
-    """`deployment.links.Carrier` over Flower."""
+    """`deployment.coordinator.Carrier` over Flower."""
 
     grid: Grid
 
@@ -96,6 +106,27 @@ class GridCarrier:
             return refusal(type(error).__name__, str(error))
         except Exception as error:  # a node can send messages that Flower cannot read
             return refusal("Unreadable", f"its answer cannot be read: {_plain(error)}")
+
+
+def packed(envelope: Envelope) -> RecordDict:
+    """The content of a message with this envelope. EnvelopeError if it is beyond an envelope's limits."""
+    whole = b"".join(frames(envelope))
+    return RecordDict({_RECORD: ArrayRecord({_ARRAY: Array("uint8", (len(whole),), _RAW, whole)})})
+
+
+def unpacked(content: RecordDict) -> Envelope:
+    """The envelope in a message. EnvelopeError for anything else."""
+    record = content.get(_RECORD)
+    array = record.get(_ARRAY) if isinstance(record, ArrayRecord) else None
+    if array is None or array.stype != _RAW or len(content) != 1 or len(content.array_records[_RECORD]) != 1:
+        raise EnvelopeError("a message is not one of secure-fed's: it has other records than that of an envelope")
+    if len(array.data) > 2 * MOST_HEADER + MOST_BYTES:
+        raise EnvelopeError(f"a message has {len(array.data):,} bytes, more than any envelope")
+    stream = io.BytesIO(array.data)
+    found = read(stream, len(array.data))
+    if stream.tell() != len(array.data):
+        raise EnvelopeError("a message goes on after its envelope")
+    return found
 
 
 def _plain(error: Exception) -> str:

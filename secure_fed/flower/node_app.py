@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from secure_fed.deployment import relay
 from secure_fed.deployment.envelope import EnvelopeError, refusal
 from secure_fed.errors import UsageError
-from secure_fed.flower.content import packed, unpacked
+from secure_fed.flower.carrier import packed, unpacked
 
 AGENT = "secure-fed-agent"  # the path of the agent's socket, in the SuperNode's --node-config: set only by the owner
 app = ClientApp()

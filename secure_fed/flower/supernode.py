@@ -1,7 +1,7 @@
 """Flower's SuperNode, for a node's agent: under a user of its own, or beside the agent.
 
 A SuperNode runs whatever app its SuperLink sends, as the SuperNode's user. So a node in operation has two users, and an app
-reads neither key, ledger nor data: `connect` here is one half, `deployment.attended.run` the other. `run` is both halves under
+reads neither key, ledger nor data: `connect` here is one half, `deployment.agent.run` the other. `run` is both halves under
 one user, for trials. The SuperNode's output goes to flower.log; a failure to connect is reported in one sentence.
 """
 
@@ -21,8 +21,8 @@ from typing import NoReturn
 
 from secure_fed.activity import activity
 from secure_fed.deployment import relay
-from secure_fed.deployment.attended import LOG as AGENT_LOG
-from secure_fed.deployment.attended import attended, ended, private
+from secure_fed.deployment.agent import LOG as AGENT_LOG
+from secure_fed.deployment.agent import attended, ended, private
 from secure_fed.errors import SecureFedError, UsageError, plainly
 
 LOG = "flower.log"
@@ -77,7 +77,7 @@ def run(folder: Path, link: Link) -> None:
     """Run agent and SuperNode under this user until interrupted or asked to terminate. LinkError if it never connects."""
     folder = folder.absolute()
     link.command(folder, 0)
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with attended(folder) as agent:
         print(_ONE_USER, file=sys.stderr, flush=True)
 
@@ -97,7 +97,7 @@ def connect(folder: Path, agent: Path, link: Link) -> None:
     """
     folder, agent = folder.absolute(), agent.absolute()
     link.command(agent, 0)
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with plainly(LinkError, f"{folder} cannot be used", "give a folder of this user"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ.setdefault("FLWR_HOME", str(folder / "flwr"))
@@ -131,8 +131,8 @@ def _connected_always(folder: Path, agent: Path, link: Link, check: Callable[[],
     """Run the SuperNode, again and again. check: called all the while; its exceptions end it."""
     while True:
         with activity("this node answers requests; Ctrl-C ends it"):
-            ended = _connected(folder, agent, link, check)
-        print(f"secure-fed: {ended}; connecting again", file=sys.stderr, flush=True)
+            reason = _connected(folder, agent, link, check)
+        print(f"secure-fed: {reason}; connecting again", file=sys.stderr, flush=True)
         time.sleep(_AGAIN)
 
 
@@ -218,7 +218,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _ended(*_: object) -> None:
-    sys.exit(0)

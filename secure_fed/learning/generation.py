@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secure_fed.activity import Activity, activity
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.virtual_tokens import positions_left
-from secure_fed.learning.models.device_map import device_of
+from secure_fed.learning.models.devices import device_of
 from secure_fed.learning.tasks.next_tokens import last_scores
 from secure_fed.learning.tasks.task import finite, logits
 
@@ -101,7 +101,9 @@ def _with_cache(
     """By transformers' `generate`, without the settings for generation that the model's folder may have."""
     from transformers import GenerationConfig, LogitsProcessorList
 
-    causal, batch = _unwrapped(model), _padded(prompts, device_of(model), width=width, left=True)
+    # Without PEFT's wrapper, whose adapters are inside the model.
+    causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    batch = _padded(prompts, device_of(model), width=width, left=True)
     begun = batch["input_ids"].shape[1]
 
     def only(before: Tensor, scores: Tensor) -> Tensor:
@@ -155,11 +157,6 @@ def keeps_cache(model: nn.Module) -> bool:
     types = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
     rounding = max(torch.finfo(dtype).eps for dtype in types) ** 0.5 * float(plain.abs().max())
     return bool((torch.stack(seen, 1) - plain).abs().max() <= rounding)
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model without PEFT's wrapper, whose adapters are inside it."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _padded(texts: Sequence[Ids], device: torch.device, *, width: int = 0, left: bool = False) -> dict[str, Tensor]:

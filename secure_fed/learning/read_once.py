@@ -8,8 +8,8 @@ the mean m of a text is the same in every step. So it is computed when the text 
 memory; from then on the text costs a product with W. The encoder has no dropout then.
 
 Guarantee: m is bit for bit a function of the text, the model and the number of torch's threads, whatever texts are read before
-it or with it. A text is padded to a public width that its own length determines (`kinds`), in a pass of a size for which a
-trial on made-up texts found every text's m bit-identical beside other texts and in other rows. If no two texts can share a
+it or with it. A text is padded to a public width that its own length determines (`pass_shapes`), in a pass of a size for which
+a trial on made-up texts found every text's m bit-identical beside other texts and in other rows. If no two texts can share a
 pass in this way, each has its own.
 
 The kept means belong to the objective, and the model uses them only while the objective computes (`Objective.reading`): the
@@ -30,15 +30,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from secure_fed.learning.data.dealing import places_of
-from secure_fed.learning.models.architecture import is_pooled, of_text
-from secure_fed.learning.models.device_map import device_of
-from secure_fed.learning.models.supported import couples_examples
-from secure_fed.learning.training.cohort.division import Room, next_size
-from secure_fed.learning.training.comparison import agreeing_sizes
-from secure_fed.learning.training.kinds import Kinds, Padded
-from secure_fed.learning.training.made_up import made_up
+from secure_fed.learning.data.rows import places_of
+from secure_fed.learning.models.architecture import couples_examples, is_pooled, of_text
+from secure_fed.learning.models.devices import device_of
+from secure_fed.learning.training.cohort.packing import Room, next_size
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes
+from secure_fed.learning.training.trials import made_up
 
 Numbers = NDArray[np.int64]
 Key = tuple[int, int, bytes]

@@ -1,13 +1,23 @@
-"""The methods by name. To add one, write its file with a `CARD` and a `build`, and add its line here.
+"""The methods by name. To add one, write a file with a `CARD` and a `build`, or a row in `averaged.py`, and add its line here.
 
 Importing this package imports no method and no torch; a method's file is imported on first use.
+
+A method may also stay in a file of the user's own project, whose path is then its name: `method.name = "my_method.py"`. A run
+notes the path with a digest of the content (`pinned`), so that an edited file does not resume it. Such a file is executed only
+where the user of this process named it (`require_known`, `pinned`), and not because a charter or an exported folder names it.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
+import sys
+from collections.abc import Callable
+from hashlib import sha256
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
@@ -16,24 +26,24 @@ if TYPE_CHECKING:
     from secure_fed.methods.method import Card, Method
 
 METHODS: dict[str, str] = {
-    "fedft": "secure_fed.methods.fedft",
-    "head": "secure_fed.methods.head",
-    "bitfit": "secure_fed.methods.bitfit",
-    "adapter_houlsby": "secure_fed.methods.adapter_houlsby",
-    "adapter_pfeiffer": "secure_fed.methods.adapter_pfeiffer",
-    "prompt_tuning": "secure_fed.methods.prompt_tuning",
-    "prefix_tuning": "secure_fed.methods.prefix_tuning",
-    "p_tuning": "secure_fed.methods.p_tuning",
-    "ia3": "secure_fed.methods.ia3",
-    "compacter": "secure_fed.methods.compacter",
+    "fedft": "secure_fed.methods.averaged",
+    "head": "secure_fed.methods.averaged",
+    "bitfit": "secure_fed.methods.averaged",
+    "adapter_houlsby": "secure_fed.methods.averaged",
+    "adapter_pfeiffer": "secure_fed.methods.averaged",
+    "prompt_tuning": "secure_fed.methods.averaged",
+    "prefix_tuning": "secure_fed.methods.averaged",
+    "p_tuning": "secure_fed.methods.averaged",
+    "ia3": "secure_fed.methods.averaged",
+    "compacter": "secure_fed.methods.averaged",
     "adamix": "secure_fed.methods.adamix",
-    "fedlora": "secure_fed.methods.fedlora",
+    "fedlora": "secure_fed.methods.averaged",
     "ffa_lora": "secure_fed.methods.ffa_lora",
     "rolora": "secure_fed.methods.rolora",
     "fra_lora": "secure_fed.methods.fra_lora",
     "fra_then_ffa": "secure_fed.methods.fra_then_ffa",
     "federa": "secure_fed.methods.federa",
-    "svd_adaptation": "secure_fed.methods.svd_adaptation",
+    "svd_adaptation": "secure_fed.methods.averaged",
     "fedara": "secure_fed.methods.fedara",
     "fedtt": "secure_fed.methods.fedtt",
     "fedtt_plus": "secure_fed.methods.fedtt_plus",
@@ -74,7 +84,7 @@ def build(config: RunConfig | MethodConfig) -> Method:
             f"federation.aggregate = {run.federation.aggregate!r} cannot be used with method.name = {chosen.name!r}: "
             f"{chosen.needs_means}; use 'mean'"
         )
-    return cast("Method", import_module(METHODS[chosen.name]).build(run))
+    return _described(run.method.name)[1](run)
 
 
 def _require_read(config: MethodConfig, chosen: Card) -> None:
@@ -90,20 +100,98 @@ def _require_read(config: MethodConfig, chosen: Card) -> None:
 
 
 def require_known(name: str) -> None:
-    """Refuse a name that no method has."""
-    if name not in METHODS:
+    """Refuse a name that no method has, and a file that is not there or has another content than the name says."""
+    if file := _OWN_FILE.fullmatch(name):
+        path = Path(file["path"]).expanduser().absolute()
+        if not path.is_file():
+            raise _refused(name, "is no file: give the path of a .py file, or the name of a listed method")
+        if file["digest"] not in (None, _digest(path.read_bytes())):
+            raise _refused(name, "has another content now than the run began with: restore it, or start a new run")
+        _named.add(path)
+    elif name not in METHODS:
         plain = name.lower().replace("-", "_")
         near = [_ELSEWHERE[plain]] if plain in _ELSEWHERE else difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
         offer = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}"
         raise ConfigError(f"method.name = {name!r} is not a method: {offer}")
 
 
+def pinned(run: RunConfig) -> RunConfig:
+    """The configuration of a user, in which the name of a method's own file is its absolute path with its digest."""
+    if not (file := _OWN_FILE.fullmatch(run.method.name)):
+        return run
+    require_known(run.method.name)
+    path = Path(file["path"]).expanduser().absolute()
+    return run.replace({("method", "name"): f"{path}@{_digest(path.read_bytes())}"})
+
+
 def card(name: str) -> Card:
     """The card of the method called `name`."""
-    require_known(name)
-    return cast("Card", import_module(METHODS[name]).CARD)
+    return _described(name)[0]
 
 
 def cards() -> list[Card]:
     """Every method's card, in the order of the table."""
     return [card(name) for name in METHODS]
+
+
+def _described(name: str) -> tuple[Card, Callable[[RunConfig], Method]]:
+    """The card of a method and its `build`: a row's in `averaged.TABLE`, else those of its file."""
+    if file := _OWN_FILE.fullmatch(name):
+        path = Path(file["path"]).expanduser().absolute()
+        if path not in _named:
+            raise _refused(
+                name, "is a file of a user's own: it is executed only where a configuration of yours names it"
+            )
+        module = _executed(path, name, file["digest"])
+    else:
+        require_known(name)
+        module = import_module(METHODS[name])
+    if row := getattr(module, "TABLE", {}).get(name):
+        return row.card, row.build
+    return module.CARD, module.build
+
+
+_OWN_FILE = re.compile(r"(?P<path>.+\.py)(?:@(?P<digest>[0-9a-f]{16}))?")
+_named: set[Path] = set()  # the files that the user of this process named
+
+
+def _digest(content: bytes) -> str:
+    return sha256(content).hexdigest()[:16]
+
+
+def _executed(path: Path, named: str, digest: str | None) -> ModuleType:
+    """The module in a user's file, executed once a process for each content. ConfigError if it is no method."""
+    if done := sys.modules.get(f"method_of_{path.stem}_{digest}"):  # a run goes on with what it began with
+        return done
+    from secure_fed.methods.method import Card
+
+    require_known(named)
+    content = path.read_bytes()
+    name = f"method_of_{path.stem}_{_digest(content)}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = sys.modules[name] = ModuleType(name)  # among the modules, where dataclasses look their annotations up
+    module.__file__ = str(path)
+    try:
+        exec(compile(content, str(path), "exec"), module.__dict__)
+        found = getattr(module, "CARD", None)
+        if not isinstance(found, Card):
+            raise _refused(str(path), "has no CARD: set CARD = Card(name, paper, ...), from secure_fed.methods.method")
+        if not callable(getattr(module, "build", None)):
+            raise _refused(str(path), "has no function build(run) that returns a method")
+        if not found.name.isidentifier() or found.name in METHODS:
+            raise _refused(
+                str(path), f"names its method {found.name!r}: take a Python identifier that no listed method has"
+            )
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, ConfigError):
+            raise
+        raise _refused(str(path), f"cannot be executed ({type(error).__name__}: {error})") from error
+    return module
+
+
+def _refused(name: str, why: str) -> ConfigError:
+    return ConfigError(f"method.name = {name!r} {why}").about(
+        "method.name", name, "a listed method, or a file that is one"
+    )

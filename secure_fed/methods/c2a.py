@@ -33,7 +33,7 @@ from typing import Any
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.hypernetwork import SHARES, Hypernetworks, shares
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Card, State
 from secure_fed.tensors.tensors import Tensors
 

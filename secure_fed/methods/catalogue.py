@@ -31,8 +31,7 @@ from secure_fed.learning.models.loading import (
 from secure_fed.learning.models.locate import found as located
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import Method, RoundPlan, State
-from secure_fed.tensors.tensors import Tensors
-from secure_fed.tensors.wire_size import wire_size
+from secure_fed.tensors.tensors import Tensors, wire_size
 
 COUNTED = ("pooling", "quantization", "revision", "trust_remote_code")  # settings of [model] that may change a count
 _EVERYWHERE = ("modules_to_save", "personal")  # settings of [method] that every method reads

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.errors import ConfigError
-from secure_fed.learning.data.notes_words import LABELS
+from secure_fed.learning.data.notes import LABELS
 from secure_fed.methods import METHODS
 
 BUILTIN = "builtin/tiny"

@@ -36,11 +36,9 @@ from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
 from secure_fed.learning.models.adapters.triplet import TripletAdapter, importance, kept, triplets
-from secure_fed.methods.averaging import Averaged, change, moved, next_state
+from secure_fed.methods.averaged import TABLE, Averaged, change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.methods.svd_adaptation import REACH
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fedara",
@@ -50,7 +48,7 @@ CARD = Card(
     options=(*LORA_OPTIONS, "final_rank", "warmup_rounds", "final_rounds", "vote_threshold", "masks"),
     memoryless="its tensors shrink, so the means of two rounds are of other ranks",
     needs_means="it counts the clients' votes",
-    reach=REACH,
+    reach=TABLE["svd_adaptation"].card.reach,
 )
 
 # A client gets the name of a pass and not the round, and needs the number of ranks to vote for: the pass's name ends in it.

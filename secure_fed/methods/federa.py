@@ -24,8 +24,8 @@ from dataclasses import replace
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LoraAdapter
-from secure_fed.methods import fedlora, ffa_lora, fra_lora, rolora
-from secure_fed.methods.averaging import AveragedLora
+from secure_fed.methods import ffa_lora, fra_lora, rolora
+from secure_fed.methods.averaged import TABLE, AveragedLora
 from secure_fed.methods.method import Card
 
 _OF_FRA = ("denoise", "denoise_over", "transport_form", "sketch")
@@ -40,7 +40,7 @@ CARD = Card(
 )
 
 _RULES: dict[str, tuple[Card, type[AveragedLora]]] = {
-    "fedlora": (fedlora.CARD, AveragedLora),
+    "fedlora": (TABLE["fedlora"].card, AveragedLora),
     "ffa_lora": (ffa_lora.CARD, ffa_lora.FfaLora),
     "rolora": (rolora.CARD, rolora.RoLora),
     "fra_lora": (fra_lora.CARD, fra_lora.FraLora),

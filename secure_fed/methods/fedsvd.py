@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
-from secure_fed.methods.averaging import AveragedLora, factored, moved, next_state
+from secure_fed.methods.averaged import AveragedLora, factored, moved, next_state
 from secure_fed.methods.ffa_lora import orthonormal, without_a
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors.low_rank import Svd, right_orthonormal

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.tensor_train import TensorTrains, frozen
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Card, State
 from secure_fed.tensors.tensors import Tensors
 

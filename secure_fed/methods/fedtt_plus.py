@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.tensor_train import CORE, NAME, TensorTrains, frozen
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Card, RoundPlan, State
 from secure_fed.tensors.tensors import Tensors
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
-from secure_fed.methods.averaging import AveragedLora
+from secure_fed.methods.averaged import AveragedLora
 from secure_fed.methods.method import Card, State
 from secure_fed.tensors.tensors import Tensors
 

@@ -67,12 +67,11 @@ from torch import Tensor, nn
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, Pair, pairs
-from secure_fed.methods.averaging import AveragedLora, change, factored, moved, next_state
+from secure_fed.methods.averaged import AveragedLora, change, factored, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors import sketch as sketches
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import Svd, balanced, denoised, tangent
-from secure_fed.tensors.tensors import LowRank, Member, Tensors
+from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
 CARD = Card(
     name="fra_lora",

@@ -27,13 +27,12 @@ from torch import Tensor, nn
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
-from secure_fed.methods.averaging import AveragedLora, change, moved, next_state
+from secure_fed.methods.averaged import AveragedLora, change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, over_sum, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import Svd, balanced, right_orthonormal
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CARD = Card(
     name="fra_then_ffa",
@@ -48,18 +47,14 @@ def build(run: RunConfig) -> FraThenFfa:
     method, rounds = run.method, run.federation.rounds
     adapter, sketch = LoraAdapter.of(method), sketch_of(method)
     built = FraThenFfa(adapter, CARD, _switch(run), method.denoise, sketch, over_sum(method))
-    if method.switch_round != _FORMERLY:  # an earlier version's default, accepted for any number of rounds
-        built.settings(rounds)
+    built.settings(rounds)
     return built
 
 
 def _switch(run: RunConfig) -> int:
     """The number of FRA rounds: as set, or five, or half of fewer than ten rounds. A run of one round is FRA."""
-    usual = min(_FORMERLY, max(1, run.federation.rounds // 2))
+    usual = min(5, max(1, run.federation.rounds // 2))
     return usual if run.method.switch_round is None else run.method.switch_round
-
-
-_FORMERLY = 5  # the default of `switch_round` in an earlier version
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from torch import nn
 
 from secure_fed.learning.models.adapters.lora import LoraForm
 from secure_fed.learning.tasks.task import Loss
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 CHANGE = "change"
 

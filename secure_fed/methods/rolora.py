@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
-from secure_fed.methods.averaging import AveragedLora
+from secure_fed.methods.averaged import AveragedLora
 from secure_fed.methods.method import Card, RoundPlan, State
 from secure_fed.tensors.tensors import Tensors
 

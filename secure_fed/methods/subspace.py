@@ -28,14 +28,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from secure_fed.learning.models.adapters.lora import Pair, pairs
-from secure_fed.methods.averaging import AveragedLora, next_state
+from secure_fed.methods.averaged import AveragedLora, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, Split, delta
 from secure_fed.methods.method import CHANGE, RoundPlan, State
 from secure_fed.tensors import sketch
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.low_rank import Svd
-from secure_fed.tensors.tensors import LowRank, Member, Tensors
+from secure_fed.tensors.tensors import Layout, LowRank, Member, Tensors
 
 
 def start(rows: int, columns: int, seed: int) -> Tensor:

@@ -7,44 +7,39 @@ the sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from privacy.entropy import Stream
 from secure_fed.errors import DataError
-from secure_fed.own_loop.parts import Parts
-from secure_fed.own_loop.repeats import require_no_repeats
-from secure_fed.own_loop.terms import Terms
-from secure_fed.own_loop.turn import Turn
+from secure_fed.own_loop.account import Terms
+from secure_fed.own_loop.rehearsal import Part, Parts
 
 
-def require_samplable(loader: DataLoader[Any]) -> None:
-    """DataError for a loader whose examples cannot be drawn by independent coins."""
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
-        raise DataError(
-            "the loader's data set has no numbered examples to toss coins for; give one with len() and indices"
-        )
-    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
-        raise DataError(
-            f"the loader draws by {type(loader.sampler).__name__} with batch_size = {loader.batch_size}, and a private loop "
-            "draws every example with the same probability; give a loader with a batch_size and no sampler of its own"
-        )
-    drawn, examples = len(loader.sampler), len(loader.dataset)  # type: ignore[arg-type]
-    if drawn != examples or getattr(loader.sampler, "replacement", False):
-        raise DataError(
-            f"the loader's sampler draws {drawn} examples of {examples}, or some twice, and a private "
-            "loop draws from all of them; give a loader over a torch.utils.data.Subset of those that may train"
-        )
-    require_no_repeats(loader.dataset)
+@dataclass
+class Batch:
+    """One batch of the loader.
+
+    rows: its number of examples. counted: whether they enter the step's sum; False for the placeholder of an empty draw.
+    rehearsal: which batch of a rehearsal it is; it trains nothing. None for a batch of a step. forward: whether the
+    model has seen the batch.
+    """
+
+    rows: int
+    counted: bool = True
+    rehearsal: Part | None = None
+    forward: bool = False
 
 
 class PoissonLoader:
     """Iterates over one epoch's batches: those of its rehearsal, and those of its steps.
 
-    begin: called with each batch's `Turn` before the loop gets the batch. end: called after each batch of a
+    begin: called with each batch's `Batch` before the loop gets the batch. end: called after each batch of a
     rehearsal, also if the loop leaves it there. left: the number of steps left.
     """
 
@@ -53,8 +48,8 @@ class PoissonLoader:
         loader: DataLoader[Any],
         terms: Terms,
         coins: Stream,
-        begin: Callable[[Turn], None],
-        end: Callable[[Turn], None],
+        begin: Callable[[Batch], None],
+        end: Callable[[Batch], None],
         left: Callable[[], int],
     ) -> None:
         self._loader, self._terms, self._coins = loader, terms, coins
@@ -87,15 +82,15 @@ class PoissonLoader:
     def __iter__(self) -> Iterator[Any]:
         if self._left():
             for part in self._parts.of_epoch(next(self._epochs)):
-                turn = Turn(len(part.indices), rehearsal=part)
-                self._begin(turn)
+                tried = Batch(len(part.indices), rehearsal=part)
+                self._begin(tried)
                 try:
                     yield self._loader.collate_fn([self.dataset[index] for index in part.indices])
                 finally:
-                    self._end(turn)
+                    self._end(tried)
         draws = [self._terms.sampler.draw(self._coins.uniform) for _ in range(min(len(self), max(1, self._left())))]
         for drawn, batch in zip(draws, self._fetched([drawn or [0] for drawn in draws]), strict=True):
-            self._begin(Turn(max(1, len(drawn)), counted=bool(drawn)))
+            self._begin(Batch(max(1, len(drawn)), counted=bool(drawn)))
             yield batch
 
     def _fetched(self, batches: list[list[int]]) -> DataLoader[Any]:
@@ -113,3 +108,65 @@ class PoissonLoader:
             generator=own.generator,
             prefetch_factor=own.prefetch_factor,
         )
+
+
+def require_samplable(loader: DataLoader[Any]) -> None:
+    """DataError for a loader whose examples cannot be drawn by independent coins."""
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        raise DataError(
+            "the loader's data set has no numbered examples to toss coins for; give one with len() and indices"
+        )
+    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise DataError(
+            f"the loader draws by {type(loader.sampler).__name__} with batch_size = {loader.batch_size}, and a private loop "
+            "draws every example with the same probability; give a loader with a batch_size and no sampler of its own"
+        )
+    drawn, examples = len(loader.sampler), len(loader.dataset)  # type: ignore[arg-type]
+    if drawn != examples or getattr(loader.sampler, "replacement", False):
+        raise DataError(
+            f"the loader's sampler draws {drawn} examples of {examples}, or some twice, and a private "
+            "loop draws from all of them; give a loader over a torch.utils.data.Subset of those that may train"
+        )
+    _require_no_repeats(loader.dataset)
+
+
+def _require_no_repeats(data: Any) -> None:
+    """DataError if Subset or ConcatDataset put an example of the data set inside them into it more than once.
+
+    Oversampling of a rare class makes such data sets. Removing an example would remove all its copies, and so move a step's sum
+    by as many clip norms. Copies that are rows of their own, or that another kind of data set makes, are not seen.
+    """
+    if not isinstance(data, Subset | ConcatDataset):
+        return
+    seen: set[Hashable] = set()
+    for example in _inside(data, range(len(data))):
+        if example in seen:
+            raise DataError(
+                f"the loader's {type(data).__name__} has example {example[1]} of a data set more than once, and removing that "
+                "example would move a step by more than clip_norm; leave out repeated indices, and multiply the loss of rare "
+                "examples by a weight instead"
+            )
+        seen.add(example)
+
+
+def _inside(data: Any, indices: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """(data set, index) of the examples at these indices, by the data set inside Subset and ConcatDataset."""
+    if isinstance(data, Subset):
+        own = data.indices.tolist() if hasattr(data.indices, "tolist") else data.indices
+        yield from _inside(data.dataset, (own[index] for index in indices))
+    elif isinstance(data, ConcatDataset):
+        for index in indices:
+            place = _from_the_start(index, data)
+            part = bisect_right(data.cumulative_sizes, place)
+            before = data.cumulative_sizes[part - 1] if part else 0
+            yield from _inside(data.datasets[part], [place - before])
+    else:
+        for index in indices:
+            yield id(data), _from_the_start(index, data)
+
+
+def _from_the_start(index: Any, data: Any) -> Any:
+    """The index as a whole number from 0, if it is a number: numbers below 0 count from the end."""
+    if not hasattr(index, "__index__"):
+        return index
+    return int(index) + len(data) if index < 0 else int(index)

@@ -18,10 +18,10 @@ from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods.method import State
 from secure_fed.report.formatting import at_most, size
 from secure_fed.report.terminal import PlainConsole
-from secure_fed.rounds.charges import Charges
-from secure_fed.rounds.progress import Progress as Within
-from secure_fed.rounds.record import Record
-from secure_fed.runs import noise_words
+from secure_fed.rounds.engine import Charges
+from secure_fed.rounds.sums import Record
+from secure_fed.rounds.transport import Progress as Within
+from secure_fed.runs import guarantee
 
 if TYPE_CHECKING:
     from privacy.plan import Plan
@@ -98,9 +98,9 @@ class ConsoleProgress:
 
     def on_probe(self, figures: Mapping[str, Any]) -> None:
         with suppress(Exception):
-            said = (noise_words.figures(figures), noise_words.shortened(figures))
+            said = (guarantee.noise_in_words(figures), guarantee.shortened_steps(figures))
             self._console.print(f"secure-fed: {'. '.join(filter(None, said))}", soft_wrap=True)
-            if why := noise_words.verdict(figures):
+            if why := guarantee.hopeless_noise(figures):
                 self._console.print(f"secure-fed: warning: {why}", soft_wrap=True)
 
     def on_progress(self, progress: Within) -> None:

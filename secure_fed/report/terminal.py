@@ -13,12 +13,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from secure_fed.activity import activity
-from secure_fed.learning.tasks.commonest import Commonest, no_better
-from secure_fed.learning.tasks.headline import leads
+from secure_fed.learning.tasks.headline import Commonest, leads, no_better
 from secure_fed.report.formatting import at_most, percent, size, time
-from secure_fed.report.membership import FOR_THE_OWNER, auc, meaning, of_rows, rates
-from secure_fed.report.whose import measured_model
-from secure_fed.runs import noise_words
+from secure_fed.report.measured import FOR_THE_OWNER, auc, meaning, measured_model, of_rows, rates
+from secure_fed.runs import guarantee
 
 _ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
 NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # of a table
@@ -104,8 +102,8 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     if summary["personal"] and rows:
         rows.append(("  measured", measured_model(True, summary["unit"])))
     if found := summary.get("noise_alone"):
-        rows.append(("  noise alone", noise_words.beside(found)))
-        rows += [("  HOPELESS", noise_words.verdict(found))] if found["hopeless"] else []
+        rows.append(("  noise alone", guarantee.noise_in_short(found)))
+        rows += [("  HOPELESS", guarantee.hopeless_noise(found))] if found["hopeless"] else []
     return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])
 
 

@@ -1,28 +1,80 @@
-"""A client: it holds its examples, trains on them, and sends a bounded change."""
+"""A client: it holds its examples, trains on them, and sends a bounded change.
+
+`ClientSetup` is what all clients of one process share. `clipped` is the bound on what one client can change, before any noise.
+`Registered` makes the clients of a large federation when they are drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from typing import Any, overload
 
 import numpy as np
 import torch
 
+from privacy.sampling import Attendance
+from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.learning.training.cohort.trainings import train_together
-from secure_fed.learning.training.local import Job, Trained, train
-from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import planned_steps
-from secure_fed.learning.training.trial import parameters_stay
-from secure_fed.methods.method import Contextual, RoundPlan, State
-from secure_fed.rounds.client_setup import ClientSetup
-from secure_fed.rounds.clipped import clipped
-from secure_fed.rounds.ranks import whole
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.local import Falling, Job, PrivateSteps, Train, Trained, planned_steps, train
+from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.trials import parameters_stay
+from secure_fed.methods.method import Contextual, Method, RoundPlan, State
+from secure_fed.rounds.client_models import part, whole
+from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Reply, Request
-from secure_fed.tensors.layout import Layout, LayoutError
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
+
+
+@dataclass(frozen=True)
+class ClientSetup:
+    """The part of a client that all clients of one process share: the frozen base inside the objective, and the settings.
+
+    initial: the state that `method.prepare` made, which every party can compute.
+    personal: names of trained tensors that never leave their client. allowance: called with a client's name, a number of
+    releases and the round; charges up to this number, as many as the client has left, durably, and returns the charged number.
+    watch: receives the tensors before and after every training, and the client's weight; None where a guarantee forbids that.
+    train: local training without noise in its steps, `local.train` or an equivalent. ways: the measured facts about common
+    passes. attendance: the rounds that clients took part in, where a public order fixes their turns. acceptable: the bounds on
+    requests. last: the names of the head's last layer. rounds: of the run. ranks: by the name of a client, the number of ranks
+    that it trains, if it may not be all.
+    """
+
+    objective: Objective
+    method: Method
+    protection: Protection
+    training: TrainingConfig
+    collate: Collate
+    initial: Tensors
+    rounds: int
+    personal: tuple[str, ...]
+    by_examples: bool
+    seed: int
+    group_examples: int
+    allowance: Callable[[str, int, int], int]
+    watch: Callable[[Tensors, Tensors, float], None] | None = None
+    train: Train = train
+    ways: Ways = field(default_factory=Ways)
+    attendance: Attendance | None = None
+    acceptable: Acceptable | None = None
+    last: tuple[str, ...] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
+
+    def job(
+        self, before: Tensors, request: Request, examples: Sequence[Any], rng: np.random.Generator, name: str = ""
+    ) -> Job:
+        """The local training that a request asks for. name: of a client, which may train a part of the ranks."""
+        falling = Falling(self.training, request.round, self.rounds)
+        trainable, round_ = request.plan.trainable, request.round
+        made = Job(before, trainable, examples, self.collate, self.training, request.lr, rng, round=round_)
+        job = replace(made, last=self.last, falling=falling)
+        if name not in self.ranks:
+            return job
+        return replace(job, before=part(before, self.ranks[name]), whole=Layout.of(before.select(trainable)))
 
 
 class Client:
@@ -111,17 +163,13 @@ class Client:
             self._before = self._after = Tensors()
         sent = self._bounded(contribution, request)
         if Layout.of(sent).digest != request.layout:
-            odd = self._odd(sent, request)
+            state = State(setup.initial | request.tensors, round=request.round)
+            own = setup.protection.layout(setup.method, state, request.pass_name, setup.personal)
+            odd = Layout.of(sent).differing(own) or "their layouts of it differ"
             raise LayoutError(
                 f"client {self.name} and the server disagree on the content of pass {request.pass_name!r}: {odd}"
             )
         return Reply(self.index, sent, self._counts, self._loss)
-
-    def _odd(self, sent: Tensors, request: Request) -> str:
-        """The fault of a contribution whose layout is not the request's, by the method's layout here."""
-        setup, state = self._setup, State(self._setup.initial | request.tensors, round=request.round)
-        agreed = setup.protection.layout(setup.method, state, request.pass_name, setup.personal)
-        return Layout.of(sent).differing(agreed) or "their layouts of it differ"
 
     @property
     def _counts(self) -> float:
@@ -149,15 +197,11 @@ class Client:
         if self._setup.acceptable is not None:
             self._setup.acceptable.require(request, self.name)
         if request.pass_name == plan.passes[0]:
-            self._take_turn(request.round)
+            if self._setup.attendance is not None:  # refuses a round out of turn, and records the turn
+                self._setup.attendance.enter(self.index, request.round)
             self._due = [(request.round, name) for name in plan.passes]
         if not self._due or self._due.pop(0) != (request.round, request.pass_name):
             raise MethodError(f"the request to client {self.name} for pass {request.pass_name!r:.40} is out of turn")
-
-    def _take_turn(self, round_: int) -> None:
-        """Refuse a round that is not this client's turn. Records the turn before the answer."""
-        if self._setup.attendance is not None:
-            self._setup.attendance.enter(self.index, round_)
 
     def _bounded(self, contribution: Tensors, request: Request) -> Tensors:
         """The clipped contribution with the mechanism's counters, and with noise if the client adds it.
@@ -252,6 +296,99 @@ class Client:
             return np.random.default_rng([self._setup.seed, round_, self.index])
         secret = protection.entropy.stream("training", round_, self.index)
         return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
+
+
+def clipped(contribution: Tensors, clip_norm: float, protection: Protection, *, nothing: bool) -> Tensors:
+    """The contribution clipped in its mechanism's norm, with the mechanism's counters.
+
+    nothing: send zeros, because no budget is left. Where contributions are clipped, one that is not finite becomes zeros, too.
+    ConfigError for a mechanism whose `scale` does not keep to the clip norm.
+    """
+    mechanism = protection.contribution_mechanism
+    if protection.placement.bounds_contribution:
+        contribution = protection.measurable(contribution)
+    norm = cache(partial(_norm, contribution, mechanism.order))
+    factor = mechanism.scale(norm, clip_norm)
+    if protection.given and factor != 0.0 and not abs(factor) * norm() <= clip_norm:  # a NaN fails too
+        raise ConfigError(
+            f"{type(mechanism).__name__}.scale makes contributions longer than the clip norm, which bounds what one client can "
+            "change: return privacy.mechanisms.clip_factor(norm(), clip_norm), or less"
+        ).about("mechanism", type(mechanism).__name__, "a scale that keeps contributions below the clip norm")
+    if factor == 0.0 or nothing:
+        contribution = Tensors((name, torch.zeros(shape)) for name, shape in Layout.of(contribution).entries)
+    elif factor != 1.0:
+        contribution = contribution * factor
+    return contribution | mechanism.counted(norm, clip_norm)
+
+
+def _norm(contribution: Tensors, order: float) -> float:
+    """The norm over all tensors together, in float64."""
+    if order == 2:
+        return contribution.norm()
+    flat = Layout.of(contribution).flatten(contribution, torch.float64)
+    return float(torch.linalg.vector_norm(flat, order))
+
+
+class Registered(Sequence[Client]):
+    """The registered clients, of which only the needed ones exist as objects.
+
+    A client is made by `make(index)` at its first access. It stays the same object until `let_go`, which keeps only clients
+    with personal tensors: nothing else of a client outlives its round.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], Client]) -> None:
+        self._count = count
+        self._make = make
+        self._made: dict[int, Client] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Client: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Client]: ...
+    def __getitem__(self, index: int | slice) -> Client | list[Client]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        number = range(self._count)[index]
+        if number not in self._made:
+            self._made[number] = self._make(number)
+        return self._made[number]
+
+    @property
+    def made(self) -> list[Client]:
+        """The clients that exist, by their index."""
+        return [self._made[index] for index in sorted(self._made)]
+
+    def let_go(self) -> None:
+        """Forget the clients that keep nothing between rounds."""
+        self._made = {index: client for index, client in self._made.items() if client.kept}
+
+
+class Joined(Sequence[Client]):
+    """Two sequences of clients, one after the other, without copies."""
+
+    def __init__(self, first: Sequence[Client], second: Sequence[Client]) -> None:
+        self._first, self._second = first, second
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+    @overload
+    def __getitem__(self, index: int) -> Client: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Client]: ...
+    def __getitem__(self, index: int | slice) -> Client | list[Client]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        return self._first[number] if number < len(self._first) else self._second[number - len(self._first)]
+
+
+def existing(clients: Sequence[Client]) -> Iterable[Client]:
+    """The clients that may keep anything: all that exist."""
+    return clients.made if isinstance(clients, Registered) else clients
 
 
 def _terms(request: Request) -> tuple[object, ...]:

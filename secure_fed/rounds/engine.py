@@ -21,14 +21,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from privacy.errors import PrivacyError, TurnPassed
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
-from secure_fed.rounds.charges import TurnPassed
-from secure_fed.rounds.record import Record, Spent
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.summing import Intake, RoundLost
+from secure_fed.rounds.sums import Intake, Record, RoundLost, Spent
 from secure_fed.rounds.transport import Transport
 from secure_fed.tensors.tensors import Tensors
+
+_MISDEALT = "dealt wrong shares"
 
 
 class Keeper(Protocol):
@@ -61,6 +62,55 @@ class Schedule:
 
     def evaluates(self, finished: int) -> bool:
         return finished % self.every == 0 or finished == self.rounds
+
+
+def run(
+    state: State,
+    server: Server,
+    transport: Transport,
+    schedule: Schedule,
+    evaluate: Callable[[State], Record],
+    keeper: Keeper = KeepsNothing(),  # noqa: B008 - it has no state
+) -> Iterator[tuple[State, Record]]:
+    """The remaining rounds, each as its state and its record."""
+    while state.round < schedule.rounds:
+        started = time.perf_counter()
+        kept = keeper.kept(state.round + 1)
+        state, record = kept or run_round(state, server, transport, schedule.lr(state.round))
+        if kept is None:
+            keeper.keep(state, record)
+        if schedule.evaluates(state.round):
+            record = _with_metrics(record, evaluate(state))
+        yield state, _plain(record | {"seconds": time.perf_counter() - started})
+
+
+def run_round(state: State, server: Server, transport: Transport, lr: float) -> tuple[State, Record]:
+    """One round of the federation: the next state and the round's record.
+
+    Every later pass is over the participants whose contribution is in the sum of the pass before, and its request carries the
+    digest of the round's first request.
+    """
+    plan, tally, means = server.plan(state), _Tally(), dict[str, Tensors]()
+    participants, first = list[int](), ""
+    try:
+        for pass_name in plan.passes:
+            server.charge(state.round, pass_name)
+            if not means:
+                participants = server.draw(state.round)
+                tally.cohort = len(server.without_phantoms(participants))
+            request = server.request(state, plan, pass_name, lr, means, first)
+            if not first and pass_name != plan.passes[-1]:  # computing a digest reads every number of the request
+                first = request.digest
+            intake = server.gather(participants, request, server.layout(state, pass_name), transport)
+            tally.add(intake)
+            means[pass_name] = server.release(intake, state, pass_name)
+            participants = sorted(intake.received)
+    except (RoundLost, TurnPassed) as error:
+        tally.lose(error)
+        return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
+    following = server.scored(state, server.apply(state, means), plan, lr, means)
+    record = tally.record(state, server.names, lr) | server.reported(means, following)
+    return following, server.publishable(record, state, plan)
 
 
 @dataclass
@@ -119,58 +169,6 @@ def dealt_wrong(records: Sequence[Record], names: Sequence[str]) -> list[int]:
     return [client for client, name in enumerate(names) if name in caught]
 
 
-def run_round(state: State, server: Server, transport: Transport, lr: float) -> tuple[State, Record]:
-    """One round of the federation: the next state and the round's record.
-
-    Every later pass is over the participants whose contribution is in the sum of the pass before, and its request carries the
-    digest of the round's first request.
-    """
-    plan, tally, means = server.plan(state), _Tally(), dict[str, Tensors]()
-    participants, first = list[int](), ""
-    try:
-        for pass_name in plan.passes:
-            server.charge(state.round, pass_name)
-            if not means:
-                participants = server.draw(state.round)
-                tally.cohort = len(server.without_phantoms(participants))
-            request = server.request(state, plan, pass_name, lr, means, first)
-            if not first and pass_name != plan.passes[-1]:  # computing a digest reads every number of the request
-                first = request.digest
-            intake = server.gather(participants, request, server.layout(state, pass_name), transport)
-            tally.add(intake)
-            means[pass_name] = server.release(intake, state, pass_name)
-            participants = sorted(intake.received)
-    except (RoundLost, TurnPassed) as error:
-        tally.lose(error)
-        return server.unmoved(state, plan), server.publishable(tally.record(state, server.names, lr), state, plan)
-    following = server.scored(state, server.apply(state, means), plan, lr, means)
-    record = tally.record(state, server.names, lr) | server.reported(means, following)
-    return following, server.publishable(record, state, plan)
-
-
-def run(
-    state: State,
-    server: Server,
-    transport: Transport,
-    schedule: Schedule,
-    evaluate: Callable[[State], Record],
-    keeper: Keeper = KeepsNothing(),  # noqa: B008 - it has no state
-) -> Iterator[tuple[State, Record]]:
-    """The remaining rounds, each as its state and its record."""
-    while state.round < schedule.rounds:
-        started = time.perf_counter()
-        kept = keeper.kept(state.round + 1)
-        state, record = kept or run_round(state, server, transport, schedule.lr(state.round))
-        if kept is None:
-            keeper.keep(state, record)
-        if schedule.evaluates(state.round):
-            record = _with_metrics(record, evaluate(state))
-        yield state, _plain(record | {"seconds": time.perf_counter() - started})
-
-
-_MISDEALT = "dealt wrong shares"
-
-
 def _with_metrics(record: Record, measured: Record) -> Record:
     if clash := sorted({*record, "seconds"} & set(measured)):
         message = f"metrics gives {clash[0]!r}, a name that every round's record has already; call it something else"
@@ -183,3 +181,54 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Budget(Protocol):
+    """A run's budget: every call that returns has made its charge durable, before any part of the release is computed.
+
+    Noise on a sum, also in shares of its clients, is charged by the server: once for each pass, or in a public order for all
+    passes of a round at its first. Noise that a client adds to its own steps or contribution is charged to that client, by the
+    number of releases that it requests.
+    """
+
+    @property
+    def made(self) -> int | None:
+        """The releases charged to the federation so far; None before this process has charged any."""
+
+    def charge(self, round_: int, pass_name: str) -> None:
+        """Charge one release of the whole federation. BudgetExhausted if none is left; TurnPassed in a round of a public order
+        that a run charged before it was interrupted.
+        """
+
+    def allowance(self, who: str, wanted: int, round_: int) -> int:
+        """Charge up to `wanted` releases to this client, as many as it has left, and return that number."""
+
+
+@dataclass
+class Charges:
+    """Charges to the budget of the run in progress. Clients and server outlive a run; its budget is open as long as it runs."""
+
+    budget: Budget | None = None
+
+    def charge(self, round_: int, pass_name: str) -> None:
+        self._open().charge(round_, pass_name)
+
+    def allowance(self, who: str, wanted: int, round_: int) -> int:
+        return self._open().allowance(who, wanted, round_)
+
+    @property
+    def made(self) -> int | None:
+        """The releases charged to the federation so far, if this run's process has charged any."""
+        return self.budget.made if self.budget else None
+
+    def close(self) -> None:
+        self.budget = None
+
+    def _open(self) -> Budget:
+        if self.budget is None:
+            raise PrivacyError("nothing may be released outside a run: Federation.run opens the budget")
+        return self.budget
+
+
+def charges_nothing(round_: int, pass_name: str) -> None:
+    """`Budget.charge` where the federation releases nothing: without privacy, or where every client accounts for itself."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import ConfigError, MethodError
-from secure_fed.learning.models.device_map import is_divided
+from secure_fed.learning.models.devices import is_divided
 from secure_fed.methods.method import Method, OwnObjective
 
 

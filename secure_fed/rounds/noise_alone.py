@@ -31,13 +31,11 @@ import torch
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import perturbed
 from secure_fed.config import TrainingConfig
-from secure_fed.learning.training.private_steps import batch_sampler
-from secure_fed.learning.training.schedule import optimizer_of, planned_steps, scheduled_lr
+from secure_fed.learning.training.local import batch_sampler, optimizer_of, planned_steps, scheduled_lr
 from secure_fed.methods.method import State
-from secure_fed.rounds.noise.correlated import CorrelatedNoise
-from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.protection import CorrelatedNoise, Protection
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.tail import Tail
+from secure_fed.rounds.server_optimizer import Tail
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Tensors
 

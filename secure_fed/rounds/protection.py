@@ -1,5 +1,9 @@
 """The protection of a run: its mechanism, the place of its noise, and the plan with its guarantee.
 
+`protect` makes the protection that a configuration requests, or refuses what it cannot protect. The `require_...` functions
+refuse what only the method, the model or trials show. A user's own mechanism is checked too; that its `noised` adds the noise
+of its event cannot be checked.
+
 With noise on the sum (`placement.SUM`) nothing may reveal who took part or how many: a reply has no loss and the weight one,
 and records contain expected sizes. With shares of noise everybody sees who took part, and no amplification is used; or, with a
 hidden cohort, everybody takes part, and each client tosses its own coin for whether to train.
@@ -8,27 +12,41 @@ hidden cohort, everybody takes part, and each client tosses its own coin for whe
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from torch import Tensor
 
-from privacy.correlation import INDEPENDENT
+from privacy.correlation import INDEPENDENT, CorrelatedRows, Correlation
 from privacy.entropy import Entropy, Floats, SystemEntropy
+from privacy.errors import PrivacyError
 from privacy.mechanisms import Mechanism, Named, NoMechanism
-from secure_fed.learning.audit_pool.phantoms import Count
-from secure_fed.methods.method import Method, State
-from secure_fed.rounds.noise.correlated import CorrelatedNoise
-from secure_fed.rounds.noise.own_mechanism import require_whole
-from secure_fed.rounds.noise.placement import NOWHERE, Placement
-from secure_fed.tensors.layout import Layout
+from privacy.sampling import FixedSize, PublicOrder, Sampler
+from secure_fed.activity import activity
+from secure_fed.config import RunConfig
+from secure_fed.config.checks import require_small_delta
+from secure_fed.errors import ConfigError
+from secure_fed.learning.audit_pool.phantoms import Count, Room, count
+from secure_fed.learning.audit_pool.pool import kind_of
+from secure_fed.learning.data.audit_unit import Plain
+from secure_fed.learning.models.architecture import require_data_free_start, require_supported
+from secure_fed.learning.tasks.task import Collate
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.trials import require_constant, require_uncoupled, short
+from secure_fed.methods.method import Card, Method, RoundPlan, State
+from secure_fed.rounds.cohort import beside_cohort, expected_phantoms, invited, with_phantoms
+from secure_fed.rounds.open_settings import unsteady
+from secure_fed.rounds.placement import NOWHERE, Placement, Population, placement_of
 from secure_fed.tensors.low_rank import in_own_factors
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 if TYPE_CHECKING:
     from privacy.distributed import DistributedGaussian
-    from privacy.plan import Plan
+    from privacy.plan import Made, Plan
 
 
 @dataclass(frozen=True)
@@ -114,3 +132,281 @@ class Protection:
         # The part of a round's independent noise that remains in the end: the sum of its weights up to then.
         left = self.noise_weights(rounds).cumsum()
         return std * math.sqrt(dim * float(left @ left)) / (rounds * self.clip_norm)
+
+
+@dataclass
+class CorrelatedNoise:
+    """The noise of a run's sums where it is correlated over rounds, once the run has opened its source.
+
+    It comes from secret keys, so that earlier noise can be made again. Each pass of a round has its own rows.
+    """
+
+    correlation: Correlation
+    rounds: int
+    _source: Entropy | None = field(default=None, init=False, repr=False)
+    _rows: dict[str, CorrelatedRows] = field(default_factory=dict, init=False, repr=False)
+
+    def open(self, source: Entropy) -> CorrelatedNoise:
+        """Begin or resume a run. source: reproducible streams, from keys that nobody else has."""
+        self.close()
+        self._source = source
+        return self
+
+    def close(self) -> None:
+        """Forget the source and all noise made from it."""
+        self._source = None
+        self._rows.clear()
+
+    def spread(self, round_: int) -> float:
+        """The standard deviation of a round's noise, relative to the independent noise that it is made from."""
+        return float(np.linalg.norm(self._weights[: round_ + 1]))
+
+    def noised(self, total: Named, std: float, round_: int, pass_name: str) -> dict[str, Tensor]:
+        """The total of a pass with its noise. std: of the independent noise."""
+        if self._source is None:
+            raise PrivacyError("nothing may be released outside a run: Federation.run opens the noise")
+        if pass_name not in self._rows:
+            source = self._source
+            self._rows[pass_name] = CorrelatedRows(
+                self.correlation, lambda round_: source.stream("sum", round_, pass_name)
+            )
+        return self._rows[pass_name].noised(total, std, round_)
+
+    @cached_property
+    def _weights(self) -> Floats:
+        return self.correlation.weights(self.rounds)
+
+
+def protect(
+    config: RunConfig,
+    card: Card,
+    names: Sequence[str],
+    units: Sequence[int],
+    cohorts: Sampler,
+    passes: int,
+    entropy: Entropy | None = None,
+    numbers: int = 0,
+    mechanism: Made | None = None,
+    allows: Callable[[int], bool] = lambda phantoms: True,
+) -> Protection:
+    """The protection that a configuration requests; without a unit none, beside the phantoms that it requests.
+
+    names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: the number
+    of trained coordinates; 0 where it is unknown, and then there are only the phantoms that the configuration requests.
+    mechanism: makes the user's own mechanism from a noise multiplier. allows: whether the masked sums of the configuration are
+    possible with a number of phantom clients.
+    """
+    privacy, placement = config.privacy, placement_of(config)
+    if mechanism is not None:
+        require_made(mechanism)
+        require_open_sums(config, passes)
+    if placement.plan is None:
+        chosen = config.evaluation.phantoms or 0
+        among_clients = chosen if kind_of(config) == "client" else 0
+        return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
+    if privacy.unit not in card.units:
+        message = f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}"
+        raise ConfigError(message).about("privacy.unit", privacy.unit, f"one of {', '.join(card.units)}")
+    require_small_delta(config, len(names) if privacy.unit == "client" else sum(units))
+    population = Population(names, units, cohorts, passes, mechanism)
+    with activity("calibrating the noise"):
+        plan = placement.plan(config, population)
+    room = _room(config, placement, population, numbers, plan.noise_multiplier, allows)
+    phantoms = count(config, room)
+    _require_as_seldom(phantoms, room, cohorts)
+    everybody, beside = _of_a_sum(config, placement, population, phantoms.phantoms)
+    shares = _shares(config, plan.noise_multiplier, everybody, beside) if placement.share_noise else None
+    return Protection(
+        unit=privacy.unit,
+        placement=placement,
+        mechanism=plan.mechanism,
+        given=mechanism is not None,
+        shares=shares,
+        clip_norm=privacy.clip,
+        entropy=entropy or SystemEntropy(),
+        plan=plan,
+        hidden=privacy.hidden_cohort,
+        audited=config.audit_fraction > 0,
+        phantoms=phantoms,
+        beside=beside,
+        correlated=CorrelatedNoise(plan.correlation, config.federation.rounds) if plan.correlation.band > 1 else None,
+    )
+
+
+def _require_as_seldom(phantoms: Count, room: Room, cohorts: Sampler) -> None:
+    """Refuse a number of phantoms that would take part more often than a client: an audit would find more than is promised."""
+    if isinstance(cohorts, FixedSize) and 0 < phantoms.phantoms < room.fewest:
+        raise ConfigError(
+            f"evaluation.phantoms is {phantoms.phantoms}: cohorts of fixed size have one phantom at least, so each would take "
+            f"part more often than a client; set it to {room.fewest} or more, or to 0"
+        ).about("evaluation.phantoms", phantoms.phantoms, f"at least {room.fewest}, or 0")
+
+
+def _of_a_sum(config: RunConfig, placement: Placement, population: Population, phantoms: int) -> tuple[int, int]:
+    """The participants invited to a sum of clients, and the phantoms among them, if a run has so many phantoms."""
+    among, hidden, cohorts = 0 if placement.step_noise else phantoms, config.privacy.hidden_cohort, population.cohorts
+    beside = beside_cohort(cohorts, among, hidden=hidden)
+    return invited(with_phantoms(cohorts, among), len(population.names) + among, hidden=hidden), beside
+
+
+def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: int) -> DistributedGaussian:
+    """The mechanism of the shares: enough noise without the clients that may vanish or collude, and without phantoms.
+
+    everybody: the participants of a sum. silent: the phantoms among them. They add no noise, so the noise is the same as
+    without them and comes from real clients.
+    """
+    from privacy.distributed import DistributedGaussian
+
+    counted = _counted(config, everybody, silent)
+    bits: Literal[32, 64] = 32 if config.secure_aggregation.bits == 32 else 64
+    if silent and counted < 1:
+        raise ConfigError(
+            f"evaluation.phantoms puts {silent} phantoms beside {everybody - silent} clients of a sum; after the assumed "
+            "dropouts and colluding clients no share of noise is certain to remain: lower it, or secure_aggregation.dropout "
+            "and corrupt"
+        ).about("evaluation.phantoms", silent, "fewer, so that a share of noise is left to count on")
+    return DistributedGaussian(noise_multiplier, everybody, counted, bits)
+
+
+def _counted(config: RunConfig, everybody: int, silent: int) -> int:
+    """The noise shares that a sum has at least, if all who vanish or collude are clients and none is a phantom."""
+    from protocols.thresholds import counted_shares
+
+    settings = config.secure_aggregation
+    return counted_shares(everybody, settings.corrupt, settings.dropout) - silent
+
+
+def _room(
+    config: RunConfig,
+    placement: Placement,
+    population: Population,
+    numbers: int,
+    z: float,
+    allows: Callable[[int], bool],
+) -> Room:
+    """The public numbers that determine how many phantoms a run can have."""
+    if placement.step_noise:
+        return Room(sum(population.units), config.training.batch, numbers, z)
+    cohorts, masked = population.cohorts, config.secure_aggregation.enabled
+    in_turn = masked and isinstance(cohorts, PublicOrder)
+    # A whole number of phantoms is in every sum of a cohort of fixed size.
+    whole = isinstance(cohorts, FixedSize) and not config.privacy.hidden_cohort
+
+    def counted(phantoms: int) -> int:
+        return _counted(config, *_of_a_sum(config, placement, population, phantoms))
+
+    return Room(
+        len(population.names),
+        cohorts.expected,
+        numbers,
+        z,
+        own_noise=placement.own_noise,
+        shares=counted if placement.share_noise else None,
+        allows=allows,
+        fewest=math.ceil(1 / cohorts.rate - 1e-9) if in_turn or whole else 0,
+    )
+
+
+def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:
+    """Refuse correlated noise over rounds whose sums have different coordinates: noise cancels coordinate by coordinate.
+
+    A method declares whether the means of several rounds can be added up. Where the tensors themselves differ, streams of noise
+    would not line up either.
+    """
+    if protection.correlated is None:
+        return
+    if why := unsteady(method, initial, rounds):
+        raise ConfigError(
+            f"privacy.correlation = 'banded' is refused with {method.card.name}: {why}; set privacy.correlation = 'none'"
+        ).about("privacy.correlation", "banded", f"'none' with method.name = {method.card.name!r}")
+
+
+def require_protectable(protection: Protection, objective: Objective, plan: RoundPlan) -> None:
+    """Refuse layers and tensors for which the guarantee would not hold, by their names. Nothing is computed."""
+    if not protection.placement.private:
+        return
+    require_data_free_start(objective.model)
+    if protection.placement.step_noise:
+        require_supported(objective.model, plan.trainable)
+
+
+def require_by_trials(
+    protection: Protection,
+    objective: Objective,
+    train: Sequence[Sequence[Any]],
+    collate: Collate,
+    plan: RoundPlan,
+    initial: Tensors,
+) -> None:
+    """Refuse what only trials show, which take time: passes that change a parameter, and where units are parts of a client,
+    a loss that couples the examples of a batch.
+    """
+    if not protection.placement.private:
+        return
+    placed = Placed.of(initial, plan.trainable, objective.device)
+    if protection.placement.step_noise:
+        require_uncoupled(objective, collate, placed, max(map(Plain, train), key=len))
+    else:
+        objective.note_parameters()  # before the first pass of all: a layer may write once
+        for item in short(objective, collate, placed, train[0][0], 1)[:1]:
+            require_constant(objective, collate, placed, item)
+
+
+def require_made(mechanism: Callable[[float], Mechanism]) -> None:
+    """Refuse a function that makes no mechanism from a noise multiplier, or one that bounds too small a norm for its event.
+
+    |x|_p falls as p grows: a bound on the L1 norm bounds the L2 norm too, and not the reverse.
+    """
+    name = getattr(mechanism, "__name__", repr(mechanism))
+    try:
+        made: Any = mechanism(1.0)
+    except TypeError as error:
+        why = f"cannot be made of a noise multiplier ({error}): give the class, as in mechanism=Laplace"
+        raise _wrong(name, why) from error
+    if not isinstance(made, Mechanism):
+        raise _wrong(name, f"makes {type(made).__name__}, which is no privacy.mechanisms.Mechanism")
+    event, order = type(made.event).__name__, made.order
+    if not (isinstance(order, int | float) and order >= 1):
+        raise _wrong(name, f"has order {order!r}, but it is p of a norm, so a number of at least 1")
+    if order > _ORDER_OF.get(event, math.inf):
+        raise _wrong(
+            name,
+            f"bounds contributions in the L{order:g} norm, and its event, {event}, is about a shift of bounded "
+            f"L{_ORDER_OF[event]:g} norm: set order = {_ORDER_OF[event]:.1f} in the class",
+        )
+
+
+def require_open_sums(config: RunConfig, passes: int) -> None:
+    """Refuse a user's own mechanism where its event does not determine the cost of a release."""
+    privacy, sampling = config.privacy, config.federation.sampling
+    for setting, value, refused, limit in (
+        ("privacy.unit", privacy.unit, privacy.unit != "client", "'client'"),
+        ("privacy.noise", privacy.noise, privacy.noise != "central", "'central'"),
+        ("privacy.clip_quantile", privacy.clip_quantile, privacy.clip_quantile is not None, "not set"),
+        ("federation.sampling", sampling, sampling in ("fixed", "schedule"), "'poisson'"),
+        ("secure_aggregation.enabled", True, config.secure_aggregation.enabled, "false"),
+        ("method.name", config.method.name, passes > 1, "a method of one pass a round"),
+    ):
+        if refused:
+            raise ConfigError(
+                f"{setting} = {value!r} is refused with a mechanism of your own, which can noise only one unmasked sum a "
+                f"round, over clients drawn by coins: set it to {limit}"
+            ).about(setting, value, f"{limit} with a mechanism of your own")
+
+
+def require_whole(mechanism: Mechanism, total: Mapping[str, Tensor], noised: Any) -> None:
+    """Refuse a noised sum that lacks a tensor of the sum, has an additional one, or one of another shape."""
+    name = f"{type(mechanism).__name__}.noised"
+    if not isinstance(noised, Mapping):
+        raise _wrong(name, f"returns {type(noised).__name__}, and not the tensors of the sum by name")
+    if odd := Layout.of(Tensors(noised)).differing(Layout.of(Tensors(total))):
+        raise _wrong(name, f"does not return the tensors of the sum: {odd}")
+
+
+def _wrong(name: str, why: str) -> ConfigError:
+    return ConfigError(f"the mechanism {name} {why}").about(
+        "mechanism", name, "as docs/adding_a_mechanism.md describes"
+    )
+
+
+_ORDER_OF = {"LaplaceDpEvent": 1.0, "GaussianDpEvent": 2.0}  # the order of the norm between an event's two sums

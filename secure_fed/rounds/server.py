@@ -1,32 +1,34 @@
 """The server: it draws the cohort, requests the sums of a round, and turns their means into the next state.
 
-It keeps no contribution beyond its round, and with masked sums it never receives one.
+It keeps no contribution beyond its round, and with masked sums it never receives one. `Turns` are the rounds in which clients,
+or their units, take part, as far as the server's draws are public.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privacy.sampling import Sampler, Uniform
 from secure_fed.errors import MethodError, TrainingError
 from secure_fed.methods.method import FromSums, Method, Reporting, RoundPlan, Shrinking, State
-from secure_fed.rounds import running_sum
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.record import Record
-from secure_fed.rounds.server_optimizer import ServerOptimizer
-from secure_fed.rounds.summing import Intake, Summing
-from secure_fed.rounds.tail import Tail
+from secure_fed.rounds.server_optimizer import ServerOptimizer, Tail, added_up, noise_so_far
+from secure_fed.rounds.sums import Intake, Record, Summing
 from secure_fed.rounds.transport import Request, Transport
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
+
+_COHORT_STREAM = 2**32 - 1  # no client has this index, so no client draws the same numbers
+_PHANTOM_STREAM = 2**32 - 3
+Floats = NDArray[np.float64]
 
 
 class Scoring(Protocol):
@@ -208,10 +210,12 @@ class Server:
         clip_norm = mechanism.adapted(state.clip_norm, first.select(mechanism.counters).parts())
         means = {name: mean.without(mechanism.counters) for name, mean in means.items()}
         steps, memory = self.optimizer.step(means, state.memory)
-        noise, noted = self._noise(state, Layout.of(next(reversed(means.values()))).size)
+        size = Layout.of(next(reversed(means.values()))).size
+        std = self.protection.mean_noise_std(state.clip_norm, self.sampler.expected, size)
+        noise, noted = noise_so_far(state, std, self.protection.noise_weights(state.round + 1), self.optimizer)
         memory, before, noise_std = memory | noted, state, noise.step
         if noise.total and isinstance(self.method, FromSums) and self.method.from_sums(state):
-            start, steps, kept = running_sum.added_up(state, steps)
+            start, steps, kept = added_up(state, steps)
             memory, before, noise_std = memory | kept, replace(state, tensors=start), noise.total
         applied = self.method.apply(before, steps, noise_std)
         self._require_next(state, applied)
@@ -233,16 +237,41 @@ class Server:
         if not shrinks and (odd := Layout.of(following.tensors).differing(Layout.of(state.tensors))):
             raise MethodError(f"{name} returns other tensors than the state has: {odd}")
 
-    def _noise(self, state: State, dim: int) -> tuple[running_sum.NoiseLevels, dict[str, Tensor]]:
-        """The noise on each of `dim` coordinates of this round's step and of the sum of all steps; values for the memory."""
-        std = self.protection.mean_noise_std(state.clip_norm, self.sampler.expected, dim)
-        if not std:
-            return running_sum.NoiseLevels(0.0, 0.0), {}
-        deviations = running_sum.deviations(state.memory, state.round, std)
-        weights = self.protection.noise_weights(state.round + 1)
-        levels = running_sum.noise_levels(deviations.numpy(), weights, self.optimizer.lr, self.optimizer.momentum)
-        return levels, running_sum.noted(deviations)
+
+@dataclass
+class Turns:
+    """The public probability that a unit takes part in a round.
+
+    With cohorts from the public seed it is 0 or 1; with secret coins it is their rate. draw: the participants of a round, if
+    they are public. hosts: for each unit the index that must be drawn: its own, or its client's. most: the largest number of
+    rounds that any unit takes part in.
+    """
+
+    rate: float
+    hosts: Sequence[int]
+    draw: Callable[[int], Sequence[int]] | None = None
+    most: float = float("inf")
+    _drawn: list[NDArray[np.bool_]] = field(default_factory=list)
+
+    def rates(self, round_: int) -> Floats:
+        """(units,)"""
+        if self.draw is None:
+            return np.full(len(self.hosts), self.rate)
+        while len(self._drawn) <= round_:
+            self._drawn.append(np.isin(self.hosts, self.draw(len(self._drawn))))
+        before = np.sum(self._drawn[:round_], axis=0) if round_ else np.zeros(len(self.hosts))
+        return (self._drawn[round_] & (before < self.most)).astype(float)
+
+    def allowance(self, number: int, who: str, wanted: int, round_: int) -> int:
+        """The releases that a client unit may make, with the signature of `ClientSetup.allowance`. Charges no budget."""
+        return wanted if self.rates(round_)[number] > 0 else 0
 
 
-_COHORT_STREAM = 2**32 - 1  # no client has this index, so no client draws the same numbers
-_PHANTOM_STREAM = 2**32 - 3
+def turns_of(server: Server, hosts: Sequence[int], passes: int) -> Turns:
+    """hosts: an index for each unit. passes: of a round. For cohorts that the guarantee hides, only the rate is known."""
+    protection, plan = server.protection, server.protection.plan
+    secret = protection.hides_cohort or protection.hidden
+    most = math.inf if plan is None or plan.participations is None else plan.participations
+    if protection.placement.own_noise and plan is not None:
+        most = min(plan.limits.values()) // passes
+    return Turns(server.sampler.rate, hosts, None if secret else server.draw, most)

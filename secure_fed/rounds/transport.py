@@ -1,7 +1,7 @@
 """Requests, replies, and the transports that carry them.
 
-A transport has one method. `InProcess` calls client objects; the others wrap a transport: `Recording` keeps all messages,
-`Vanishing` loses clients, `progress.Told` reports the progress. Flower's is `secure_fed.flower.carrier`. Without masks a pass
+A transport has one method. `InProcess` calls client objects; the others wrap a transport: `Vanishing` loses clients,
+`Recording` keeps all messages, `Told` reports the progress. Flower's is `secure_fed.flower.carrier`. Without masks a pass
 is one exchange, of a `Request` for a `Reply`; with masks it is one exchange for each stage of the protocol, of a `Stage` for a
 `Staged`.
 """
@@ -10,20 +10,37 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from protocols.parameters import Parameters
+from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.local import Job, Trained
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import RoundPlan
 from secure_fed.tensors.tensors import Tensors
+
+TRAINING, TESTING = "training", "testing"
+PROBING = "measuring what the noise alone does"
+_STAGES = {
+    "advertise": "exchanging keys",
+    "share": "sharing secrets",
+    "mask": TRAINING,
+    "consistency": "comparing lists",
+    "unmask": "taking masks off",
+}
+_AFTER = (_STAGES["consistency"], _STAGES["unmask"])
+_VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client has this randomness
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -163,23 +180,41 @@ class InProcess:
                     yield answer
 
 
-@dataclass
-class Recording:
-    """Keeps every request and reply that passes through another transport, in order; or passes them to `note`.
+@runtime_checkable
+class Trainable(Protocol):
+    """A participant whose training may be done outside it."""
 
-    Without secure aggregation this is all that the server sees, including contributions of single clients. With it,
-    contributions are masked.
+    def job(self, request: Any) -> Job | None: ...
+
+    def train_ahead(self, request: Any, trained: Trained) -> None: ...
+
+
+@dataclass(frozen=True)
+class Together:
+    """`InProcess.prepare` that trains a round's clients of one process in common passes, before the clients answer.
+
+    Only the arithmetic is shared. Each client alone receives its result, and does all further steps (clipping, noise, masks)
+    itself. public: whether clients are protected; passes then have public shapes, so that one client's result does not depend
+    on who else was drawn.
     """
 
-    inner: Transport
-    exchanges: list[tuple[Any, Any]] = field(default_factory=list)
-    note: Callable[[Any, Any], None] | None = None
+    objective: Objective
+    public: bool
+    ways: Ways = field(default_factory=Ways)
 
-    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
-        note = self.note or (lambda *exchange: self.exchanges.append(exchange))
-        for reply in self.inner.exchange(requests):
-            note(requests[reply.client], reply)
-            yield reply
+    def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
+        trainable = [(one, request) for one, request in some if isinstance(one, Trainable)]
+        asked = [(participant, request, participant.job(request)) for participant, request in trainable]
+        theirs = [(participant, request, job) for participant, request, job in asked if job is not None]
+        tried = len(self.ways.trials)
+        found = train_together(self.objective, [job for _, _, job in theirs], self.ways, public=self.public)
+        for trial in list(self.ways.trials.values())[tried:]:  # those made now
+            if trial.why_not:
+                _log.warning("clients train one after the other: %s", trial.why_not)
+            else:
+                _log.info("clients train in shared passes")
+        for (participant, request, _), trained in zip(theirs, found, strict=True):
+            participant.train_ahead(request, trained)
 
 
 @dataclass
@@ -215,4 +250,94 @@ class Vanishing:
         return {client: int(rng.integers(self.stages)) for client in gone}
 
 
-_VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client has this randomness
+@dataclass
+class Recording:
+    """Keeps every request and reply that passes through another transport, in order; or passes them to `note`.
+
+    Without secure aggregation this is all that the server sees, including contributions of single clients. With it,
+    contributions are masked.
+    """
+
+    inner: Transport
+    exchanges: list[tuple[Any, Any]] = field(default_factory=list)
+    note: Callable[[Any, Any], None] | None = None
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        note = self.note or (lambda *exchange: self.exchanges.append(exchange))
+        for reply in self.inner.exchange(requests):
+            note(requests[reply.client], reply)
+            yield reply
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a run within a round, for displays: the stage, the number of finished clients, the bytes so far.
+
+    round: from 0. done: the number of finished clients out of `total`, possibly fractional; total 0: not reported. sent:
+    bytes of the round so far, in both directions.
+    """
+
+    round: int
+    stage: str
+    done: float = 0.0
+    total: int = 0
+    sent: int = 0
+
+    def __str__(self) -> str:
+        """The stage, and the number of finished clients, if it is reported."""
+        return self.stage + (f" {int(self.done)}/{self.total}" if self.total else "")
+
+    @property
+    def share(self) -> float:
+        """The finished share of the round. Training takes nearly all of it."""
+        if self.stage == TRAINING:
+            return self.done / self.total if self.total else 0.0
+        return float(self.stage in (TESTING, *_AFTER))
+
+
+@dataclass
+class Told:
+    """A transport that reports its exchanges. Observation changes nothing: requests and answers pass on unchanged.
+
+    counted: whether it reports numbers, false where the guarantee requires that nobody learns the cohort size.
+    """
+
+    inner: Transport
+    tell: Callable[[Progress], None]
+    counted: bool = True
+    _now: Progress = Progress(-1, "")
+    _answered: int = 0
+
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
+        asked = next(iter(requests.values()), None)
+        if asked is not None:
+            alike = isinstance(asked, Request)
+            sent = asked.bytes_down * len(requests) if alike else sum(one.bytes_down for one in requests.values())
+            self._begin(asked, len(requests), sent)
+        for reply in self.inner.exchange(requests):
+            self._answered += 1
+            sent = reply.contribution.wire_size if isinstance(reply, Reply) else len(reply.message)
+            self._say(max(self._now.done, self._answered), sent)
+            yield reply
+
+    def ahead(self, trained: float) -> None:
+        """`trained` clients beyond the clients that have answered are trained, in common passes."""
+        if self._now.stage == TRAINING:
+            self._say(self._answered + trained)
+
+    def testing(self, round_: int) -> None:
+        """The round's sums are complete, and its state is being evaluated."""
+        sent = self._now.sent if self.counted and self._now.round == round_ else 0
+        self.tell(Progress(round_, TESTING, sent=sent))
+
+    def _begin(self, asked: Any, total: int, sent: int) -> None:
+        before = self._now.sent if asked.round == self._now.round else 0
+        name = _STAGES.get(asked.name, asked.name) if isinstance(asked, Stage) else TRAINING
+        self._answered = 0
+        self._now = Progress(asked.round, name, 0.0, total, before)
+        self._say(0.0, sent)
+
+    def _say(self, done: float, sent: int = 0) -> None:
+        now = self._now
+        self._now = Progress(now.round, now.stage, done, now.total, now.sent + sent)
+        self.tell(self._now if self.counted else Progress(now.round, now.stage))

@@ -8,41 +8,78 @@ A ledger contains digests of the data and the times of its charges, which reveal
 A ledger that runs share is created only by `secure-fed budget create`: a missing one is an error, never a fresh budget.
 
 A run reserves its whole plan before its first round, or does not start. Each charge is followed by a new `budget.json`, so that
-a resumed run detects a ledger that was cut or rewritten since. For a run that starts anew, `ledger_heads` does this.
+a resumed run detects a ledger that was cut or rewritten since. For a run that starts anew, the second place of ledgers' newest
+heads does this (`heads_at`): one file per user, outside every ledger.
+
+    require_room   before anything is written: the plan, shortened or refused if it does not fit the ledger
+    opened         the reservation, and the account that the run charges
+    give_back      closes a run that has made no release
+
+Needs no torch.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from privacy.errors import BudgetExhausted
+from privacy.book import Unit
+from privacy.errors import BudgetExhausted, LedgerError, TurnPassed
 from privacy.filters import Cost
 from privacy.ledger import Account, Ledger
-from privacy.ledger_file import Head
+from privacy.ledger_file import Head, Heads
 from privacy.statement import rounded_up
-from secure_fed.config import PrivacyConfig
+from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.errors import RunDirectoryError, UsageError
-from secure_fed.rounds.charges import TurnPassed
-from secure_fed.runs.budget_terms import CHARGED_HERE, Subject, terms_of
 from secure_fed.runs.directory import CHECKPOINT, PRIVATE, RELEASED, made_private, private_part, read_object
 from secure_fed.runs.durable import atomic_write
-from secure_fed.runs.ledger_heads import heads_at, require_made
 
 if TYPE_CHECKING:
     from privacy.plan import Plan
+    from secure_fed.learning.problem import Problem
 
 BUDGET, OWN_LEDGER = "budget.json", "budget.sqlite"
+_CHARGED_HERE = "charged_here"  # a term of a reservation
 
 
 class NotClosedError(UsageError):
     """A reservation stays, since its run has made a release, or may have."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The subject of a run's costs: digests of the data and of which rows belong to which unit, and the unit's name and kind.
+
+    The digests are unkeyed, and only for the ledger, which stores them under its key.
+    """
+
+    data: str
+    members: str
+    name: str
+    kind: str
+
+    @classmethod
+    def of(cls, config: RunConfig, problem: Problem) -> Subject:
+        return cls(problem.data_digest, problem.unit_digest, unit_name(config), config.privacy.unit)
+
+    def unit(self, plan: Plan) -> Unit:
+        """The ledger's unit: its neighbours follow from the plan's sampling and the place of its noise."""
+        return Unit(self.name, self.kind, self.members, plan.release.adjacency)
+
+
+def unit_name(config: RunConfig) -> str:
+    """The name of the protected unit in a ledger: the user's, else from the column that identifies units."""
+    privacy, client = config.privacy, config.data.client
+    columns = {"client": client, "group": privacy.group_column}
+    return privacy.unit_name or columns.get(privacy.unit) or privacy.unit
 
 
 @dataclass
@@ -121,12 +158,6 @@ class RunBudget:
         return self.ledger.charged(self.run)
 
 
-def name_in_ledger(run_dir: Path) -> str:
-    """The name of the run in its ledger; "" before it has reserved."""
-    noted = _noted(run_dir)
-    return str(noted["run"]) if noted else ""
-
-
 def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subject: Subject) -> Plan:
     """The plan, shortened where `on_exhausted` allows it; refused, with nothing written, if it does not fit the ledger.
 
@@ -145,55 +176,6 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subje
         )
     ledger.require(subject.data, privacy.data_set or None, subject.unit(plan))
     return _fitted(plan, privacy, ledger)
-
-
-def give_back(ledger: Ledger, run: str) -> Cost | None:
-    """Close a run that has made no release, and give its reservation back. Returns its cost; None if it was closed before.
-
-    NotClosedError, and nothing is written, unless the ledger shows that the run made no release: it has no charge, and its
-    reservation says that each of its releases is charged in this ledger before it is made. That is so for runs on one machine,
-    also while they go on: the next charge is refused then, and with it the release. It is not so for nodes, whose owners have
-    `secure-fed node release`, for coordinators of nodes that charge their own releases, and for runs of earlier versions, which
-    did not say which they are.
-    """
-    reservations = [row for row in ledger.rows() if row.kind == "reserve" and row.run == run]
-    if not reservations:
-        raise NotClosedError(
-            f"{ledger.path} has no run {run!r:.80}: give a name that `secure-fed budget show` prints"
-        ).about("RUN", run, "a run of this ledger")
-    cost = ledger.reserved(run)
-    if cost is None:
-        return None
-    if charged := sum(ledger.charged(run).values()):
-        raise NotClosedError(
-            f"run {run!r} has charged {charged} releases in {ledger.path}, so its whole reservation stays spent: only a run "
-            "without any charge is closed"
-        ).about("RUN", run, "a run without any charge")
-    if not reservations[-1].body["terms"].get(CHARGED_HERE):
-        raise NotClosedError(
-            f"run {run!r} has no charge in {ledger.path}, and may have made releases all the same: it is a node's (`secure-fed "
-            "node release` closes it), its nodes charge their own releases, or an earlier version reserved it"
-        ).about("RUN", run, "a run whose every release is charged in this ledger")
-    ledger.close(run)
-    return cost
-
-
-def cost_in_words(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None) -> str:
-    """The cost of a run, and the state of the ledger that pays it."""
-    noted = _noted(run_dir) if run_dir else None
-    if not privacy.ledger:
-        return f"{_amount(plan.cost())}, from a budget of this run alone"
-    ledger = _shared(privacy, noted)
-    held, spent = ledger.reserved(noted["run"]) if noted else None, ledger.spent()
-    limit = "without a limit" if ledger.epsilon is None else f"of {ledger.epsilon:g}"
-    place = f"the ledger {ledger.path} of {ledger.data_set!r}, where epsilon {spent.epsilon:.4g} {limit} is spent"
-    if held is not None:
-        return f"{_amount(held)}, which this run has reserved in {place}"
-    return f"{_amount(plan.cost())}, to be reserved in {place} so far"
-
-
-def _amount(cost: Cost) -> str:
-    return f"epsilon {rounded_up(cost.epsilon, 4)} at delta {rounded_up(cost.delta, 3)}"
 
 
 def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
@@ -219,6 +201,24 @@ def _fitted(plan: Plan, privacy: PrivacyConfig, ledger: Ledger) -> Plan:
         f"{ledger.data_set!r} has spent epsilon {spent.epsilon:.4g} of {ledger.epsilon} at delta {delta}: too "
         f"little {' and '.join(exceeded)} is left; {ledger.remedy('a new run', cost)}"
     )
+
+
+def cost_in_words(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None) -> str:
+    """The cost of a run, and the state of the ledger that pays it."""
+    noted = _noted(run_dir) if run_dir else None
+    if not privacy.ledger:
+        return f"{_amount(plan.cost())}, from a budget of this run alone"
+    ledger = _shared(privacy, noted)
+    held, spent = ledger.reserved(noted["run"]) if noted else None, ledger.spent()
+    limit = "without a limit" if ledger.epsilon is None else f"of {ledger.epsilon:g}"
+    place = f"the ledger {ledger.path} of {ledger.data_set!r}, where epsilon {spent.epsilon:.4g} {limit} is spent"
+    if held is not None:
+        return f"{_amount(held)}, which this run has reserved in {place}"
+    return f"{_amount(plan.cost())}, to be reserved in {place} so far"
+
+
+def _amount(cost: Cost) -> str:
+    return f"epsilon {rounded_up(cost.epsilon, 4)} at delta {rounded_up(cost.delta, 3)}"
 
 
 @contextmanager
@@ -250,18 +250,26 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
 
     if ledger.reserved(run) is None:
         keep(ledger.head)
+        terms = {
+            "noise_multiplier": plan.noise_multiplier,
+            "sampling_rate": plan.sampling_rate,
+            "releases": plan.releases,
+            "event": repr(plan.release.event),
+            _CHARGED_HERE: charged_here,
+        }
         head = ledger.reserve(
             run,
             plan.cost(orders=ledger.orders),
             data_digest=subject.data,
             unit=subject.unit(plan),
-            terms=terms_of(plan, charged_here=charged_here),
+            terms=terms,
             data_set=privacy.data_set or None,
         )
         keep(head)
 
-    if not plan.limits:
-        plan = replace(plan, releases=_reserved_releases(ledger, run))
+    if not plan.limits:  # fewer than the settings plan if the ledger had room for fewer
+        reservations = [row for row in ledger.rows() if row.kind == "reserve" and row.run == run]
+        plan = replace(plan, releases=int(reservations[-1].body["terms"]["releases"]))
 
     def longer(count: int) -> Cost:
         cost = plan.cost(count, ledger.orders)
@@ -274,6 +282,37 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
 
     account = Account(ledger, run, plan.limit, None if plan.limits or plan.exposures else longer, keep)
     return RunBudget(run, ledger, account, plan)
+
+
+def give_back(ledger: Ledger, run: str) -> Cost | None:
+    """Close a run that has made no release, and give its reservation back. Returns its cost; None if it was closed before.
+
+    NotClosedError, and nothing is written, unless the ledger shows that the run made no release: it has no charge, and its
+    reservation says that each of its releases is charged in this ledger before it is made. That is so for runs on one machine,
+    also while they go on: the next charge is refused then, and with it the release. It is not so for nodes, whose owners have
+    `secure-fed node release`, for coordinators of nodes that charge their own releases, and for runs of earlier versions, which
+    did not say which they are.
+    """
+    reservations = [row for row in ledger.rows() if row.kind == "reserve" and row.run == run]
+    if not reservations:
+        raise NotClosedError(
+            f"{ledger.path} has no run {run!r:.80}: give a name that `secure-fed budget show` prints"
+        ).about("RUN", run, "a run of this ledger")
+    cost = ledger.reserved(run)
+    if cost is None:
+        return None
+    if charged := sum(ledger.charged(run).values()):
+        raise NotClosedError(
+            f"run {run!r} has charged {charged} releases in {ledger.path}, so its whole reservation stays spent: only a run "
+            "without any charge is closed"
+        ).about("RUN", run, "a run without any charge")
+    if not reservations[-1].body["terms"].get(_CHARGED_HERE):
+        raise NotClosedError(
+            f"run {run!r} has no charge in {ledger.path}, and may have made releases all the same: it is a node's (`secure-fed "
+            "node release` closes it), its nodes charge their own releases, or an earlier version reserved it"
+        ).about("RUN", run, "a run whose every release is charged in this ledger")
+    ledger.close(run)
+    return cost
 
 
 def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | None) -> Ledger:
@@ -298,10 +337,43 @@ def _head(noted: Mapping[str, Any] | None) -> Head | None:
     return None if noted is None else Head.from_dict(noted["head"])
 
 
-def _reserved_releases(ledger: Ledger, run: str) -> int:
-    """The number of releases that the run reserved: fewer than its settings plan if the ledger had room for fewer."""
-    reservations = [row for row in ledger.rows() if row.kind == "reserve" and row.run == run]
-    return int(reservations[-1].body["terms"]["releases"])
+def heads_at(chosen: str | Path) -> Heads:
+    """The chosen file; if none was chosen, secure-fed/ledgers.sqlite in the user's folder for state.
+
+    That folder is $XDG_STATE_HOME, or ~/.local/state; a relative path there is ignored, as its specification has it.
+    """
+    if str(chosen):
+        return Heads(_expanded(Path(chosen)))
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    folder = state if state.is_absolute() else _expanded(Path("~/.local/state"))
+    return Heads(folder / "secure-fed" / "ledgers.sqlite")
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:
+        raise LedgerError(
+            f"{path} names no place on this machine ({error}): set privacy.ledger_heads to a file that keeps the newest heads "
+            "of ledgers"
+        ) from error
+
+
+def require_made(ledger: str) -> None:
+    """Refuse a ledger that does not exist; if that cannot be determined, opening it reports the reason."""
+    with suppress(OSError):
+        if not Path(ledger).exists():
+            made = shlex.join(["secure-fed", "budget", "create", ledger])
+            raise LedgerError(
+                f"there is no ledger {ledger}: make it with `{made} --data-set NAME --epsilon E --delta D`, or correct "
+                "privacy.ledger"
+            )
+
+
+def name_in_ledger(run_dir: Path) -> str:
+    """The name of the run in its ledger; "" before it has reserved."""
+    noted = _noted(run_dir)
+    return str(noted["run"]) if noted else ""
 
 
 def _noted(folder: Path) -> dict[str, Any] | None:

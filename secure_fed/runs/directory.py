@@ -141,14 +141,9 @@ def _left_by_a_start(name: str) -> bool:
 
 
 def read_config(path: Path) -> RunConfig:
-    """The configuration of the run in `path`. Settings newer than the run get the values of its behaviour."""
-    tables = read_object(path, CONFIG)
-    if isinstance(training := tables.get("training"), dict):
-        training.setdefault("head_factor", 1.0)
-    if isinstance(method := tables.get("method"), dict) and method.get("name") == "c2a":
-        tables["method"] = {"context": "batch", "class_shares": "client", **method}
+    """The configuration of the run in `path`."""
     try:
-        return RunConfig.from_dict(tables)
+        return RunConfig.from_dict(read_object(path, CONFIG))
     except ConfigError as error:
         raise RunDirectoryError(f"{path / CONFIG} is damaged, or of another version of secure-fed: {error}") from error
 

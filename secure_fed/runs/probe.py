@@ -10,7 +10,7 @@ release and costs no privacy.
     noised     the loss after it
 
     full       the loss after it at the steps of a run without noise, where the server shortens its steps under this noise
-               (`rounds/step_lengths.py`): `noised` then shows little harm, and the model learns as much less
+               (`rounds/open_settings.py`): `noised` then shows little harm, and the model learns as much less
 
 A run is hopeless where its noise alone takes the model to chance (`AT_CHANCE`). A new classification head starts there, and
 training can lead away from it through much noise. So unless the start was far better (`KNOWING`), the noise must also be
@@ -37,12 +37,12 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data.encode import IGNORED, batches
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.tasks.next_tokens import rows_together
-from secure_fed.learning.training.kinds import Kinds, length
-from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import to_device
+from secure_fed.learning.training.pass_shapes import Kinds, length
+from secure_fed.learning.training.trials import made_up
 from secure_fed.methods.method import State
 from secure_fed.rounds.noise_alone import NoiseAlone, StepNoise
-from secure_fed.runs import noise_words
+from secure_fed.runs import guarantee
 from secure_fed.runs.assembly import Assembly
 
 AT_CHANCE, KNOWING = 0.9, 0.5  # of the loss of equal scores
@@ -101,7 +101,7 @@ def require_worth(figures: Mapping[str, Any], config: RunConfig, *, paid: bool) 
     if not paid or not figures["hopeless"] or config.privacy.even_if_hopeless:
         return
     message = (
-        f"{noise_words.figures(figures)}: {noise_words.verdict(figures)}; nothing was charged "
+        f"{guarantee.noise_in_words(figures)}: {guarantee.hopeless_noise(figures)}; nothing was charged "
         "(privacy.even_if_hopeless = true goes on)"
     )
     raise ConfigError(message).about("privacy.even_if_hopeless", False, "true, or less noise")

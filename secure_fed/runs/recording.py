@@ -27,7 +27,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError, plainly
 from secure_fed.methods.method import State
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.summing import Intake, RecordedSum
+from secure_fed.rounds.sums import Intake, RecordedSum
 from secure_fed.rounds.transport import Recording, Reply, Request, Transport
 from secure_fed.runs.directory import private_part
 from secure_fed.runs.durable import atomic_write, clear_parts

@@ -9,31 +9,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from secure_fed.config import RunConfig
-from secure_fed.config.evaluation import DIAGNOSTICS
+from secure_fed.config.settings import DIAGNOSTICS
 from secure_fed.methods.method import State
-from secure_fed.rounds.diagnostics import targets
-from secure_fed.rounds.record import Record
+from secure_fed.rounds import diagnostics
+from secure_fed.rounds.sums import Record
+from secure_fed.runs import membership
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.best import best
 from secure_fed.runs.budget import RunBudget
-from secure_fed.runs.guarantee import guarantee
-from secure_fed.runs.membership import reported
-from secure_fed.runs.trust_statement import only_masks
+from secure_fed.runs.evaluation import best
+from secure_fed.runs.guarantee import guarantee, unprotected
 
 SCHEMA = 1
 _METRICS = ("accuracy", "macro_f1", "loss")
-NO_PRIVACY = (
-    "No differential privacy and no secure aggregation: the server sees every client's contribution, "
-    "and nothing bounds what the model reveals of its training data."
-)
-
-
-def unprotected(config: RunConfig) -> str:
-    """The protection of clients in a run without privacy, in words."""
-    masks, coins = config.secure_aggregation, config.federation.sampling == "poisson"
-    return only_masks(masks, coins=coins) if masks.enabled else NO_PRIVACY
-
 
 _version = cache(version)  # read from disk; constant within a process
 
@@ -71,7 +58,7 @@ def summary(
         "commonest": None if (common := assembly.problem.commonest) is None else common.as_dict(),
         "test": assembly.problem.facts["test"],
         "noise_alone": noise_alone,
-        **reported.whole(assembly, state),
+        **membership.result_entries(assembly, state),
         "metrics": {name: value for name, value in last.items() if name not in _ALWAYS and name not in _METRICS},
         **(
             _unprotected(assembly, len(plan.passes) * state.round)
@@ -147,17 +134,18 @@ def _diagnosed(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any] 
     secret = protection.hides_cohort or protection.hidden
     found = {name: last.get(name) for name in settings.diagnostics}
     task = assembly.config.data.task
-    return found | targets.summary(records, settings, task, secret_cohort=secret) or None
+    return found | diagnostics.summary(records, settings, task, secret_cohort=secret) or None
 
 
 def _subject(assembly: Assembly) -> dict[str, Any]:
     """The method, model and data of the run."""
     config, problem = assembly.config, assembly.problem
-    own_model = problem.tokenizer is None
+    own_model, train = problem.tokenizer is None, config.data.train
+    files = train if isinstance(train, str) else ", ".join(train)
     return {
         "method": config.method.name,
         "model": type(problem.model).__name__ if own_model else config.model.name,
-        "data": "given in Python" if own_model else _data_name(config.data.train) or config.data.name,
+        "data": "given in Python" if own_model else files or config.data.name,
         "task": problem.facts["task"],
         "label_names": problem.facts["label_names"],
     }
@@ -167,7 +155,3 @@ _ALWAYS = (
     *("round", "train_loss", "cohort", "rejected", "bytes_up", "bytes_down", "lr", "seconds"),
     *("masked", "caught", "lost", *DIAGNOSTICS, "transfer_seconds"),
 )
-
-
-def _data_name(train: str | tuple[str, ...]) -> str:
-    return train if isinstance(train, str) else ", ".join(train)

@@ -13,29 +13,32 @@ from privacy.errors import BudgetExhausted
 from secure_fed.activity import Activity, activity
 from secure_fed.errors import RunDirectoryError
 from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.models.kept import PASS_SIZES
-from secure_fed.learning.training.schedule import scheduled_lr
+from secure_fed.learning.training.local import scheduled_lr
+from secure_fed.learning.training.trial_results import PASS_SIZES
 from secure_fed.methods.method import State, fits
 from secure_fed.rounds import engine
+from secure_fed.rounds.client import Registered, existing
 from secure_fed.rounds.engine import Keeper, KeepsNothing, Schedule
-from secure_fed.rounds.progress import PROBING, Progress, Told
-from secure_fed.rounds.record import Record
-from secure_fed.rounds.registered import Registered, existing
-from secure_fed.rounds.transport import Transport
+from secure_fed.rounds.sums import Record
+from secure_fed.rounds.transport import PROBING, Progress, Told, Transport
 from secure_fed.runs import guarantee, published
 from secure_fed.runs.assembly import Assembly
-from secure_fed.runs.best import best, require_measured, stalled
-from secure_fed.runs.budget import RunBudget, cost_in_words, opened, require_room
-from secure_fed.runs.budget_terms import Subject
-from secure_fed.runs.checkpoint import read_best, read_personal
+from secure_fed.runs.budget import RunBudget, Subject, cost_in_words, opened, require_room
 from secure_fed.runs.directory import ATTENDANCE, CONFIG, FACTS, made_private, private_part, read_facts, require_unused
-from secure_fed.runs.evaluation import evaluated
+from secure_fed.runs.evaluation import best, evaluated, require_measured, stalled
 from secure_fed.runs.noise_key import erase, opened_noise
 from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.recording import Recorder
-from secure_fed.runs.releases import Releases, kept_by
 from secure_fed.runs.result import summary, versions
-from secure_fed.runs.store import RunStore, read_records, require_same_start
+from secure_fed.runs.store import (
+    Releases,
+    RunStore,
+    kept_by,
+    read_best,
+    read_personal,
+    read_records,
+    require_same_start,
+)
 
 if TYPE_CHECKING:
     from privacy.plan import Plan
@@ -139,9 +142,11 @@ class _Run:
 
     def to_its_end(self) -> str:
         """Run the remaining rounds. Returns the reason if the run ended early, else ""."""
-        assembly, schedule = self.assembly, _schedule(self.assembly)
-        patience, task = assembly.config.evaluation.patience, assembly.config.data.task
-        if (why := stalled(self.records, patience, task)) and self.state.round < schedule.rounds:
+        assembly, config = self.assembly, self.assembly.config
+        rounds, training = config.federation.rounds, config.training
+        schedule = Schedule(rounds, lambda round_: scheduled_lr(training, round_, rounds), config.evaluation.every)
+        why = stalled(self.records, config.evaluation.patience, config.data.task)
+        if why and self.state.round < rounds:
             return why
         self._begin_masks()
         if assembly.watch:
@@ -324,8 +329,3 @@ def _name_of(local: object) -> str | None:
 def _admits(assembly: Assembly) -> Callable[[State], bool]:
     """Whether a state can be one of this run."""
     return partial(fits, assembly.method, assembly.initial.tensors)
-
-
-def _schedule(assembly: Assembly) -> Schedule:
-    rounds, training = assembly.config.federation.rounds, assembly.config.training
-    return Schedule(rounds, lambda round_: scheduled_lr(training, round_, rounds), assembly.config.evaluation.every)

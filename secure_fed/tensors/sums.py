@@ -1,6 +1,7 @@
 """The sum of a round's contributions.
 
-`PlainSum` adds in the clear. A secure sum has the same interface, and so has `trimmed`, which keeps single contributions.
+`Summation` is the interface. `PlainSum` adds in the clear, and `TrimmedSum` keeps single contributions for a trimmed mean or a
+median. A secure sum (`rounds.masked`) has the same interface.
 """
 
 from __future__ import annotations
@@ -11,9 +12,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from secure_fed.tensors.layout import Layout, LayoutError
 from secure_fed.tensors.low_rank import recompressed
-from secure_fed.tensors.tensors import LowRank, Member, Tensors, dense, is_finite
+from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Member, Tensors, dense, is_finite
+
+MEDIAN = 0.5
+"""The share that makes the trimmed mean a median."""
+_ROUNDING = 1e-9  # 0.07 * 100 is 7.000000000000001 in floats, and means 7
+_SMALL = 1 << 16  # entries; adding a larger tensor takes far longer than the overhead of the call
+_MOST_STACKED = 128
 
 
 class NotFiniteError(ValueError):
@@ -36,6 +42,17 @@ class Summation(Protocol):
 
     def total(self) -> Tensors:
         """The weighted sum; zeros of the layout if nothing was added."""
+
+
+def require_fits(layout: Layout, contribution: Tensors) -> None:
+    """LayoutError unless the contribution has the names and shapes of the sum."""
+    if layout.fits(contribution):
+        return
+    odd = sorted(set(layout.entries) ^ set(Layout.of(contribution).entries))[0]
+    name, shape = odd
+    if odd in layout.entries:
+        raise LayoutError(f"a contribution lacks {name} of shape {shape}, which the layout of the sum has")
+    raise LayoutError(f"a contribution has {name} of shape {shape}, which the layout of the sum lacks")
 
 
 class PlainSum:
@@ -176,19 +193,50 @@ def _is_small(member: Member) -> bool:
     return plain and torch.promote_types(member.dtype, torch.float32) == torch.float32
 
 
-_MOST_STACKED = 128
-_SMALL = 1 << 16  # entries; adding a larger tensor takes far longer than the overhead of the call
+class TrimmedSum:
+    """`Summation` whose total over its weight is the coordinate-wise trimmed mean, or the median, of the contributions.
 
+    Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning" (ICML 2018), definitions 1 and 2: of n values
+    of a coordinate the k = ceil(b n) largest and the k smallest are left out, and the others are averaged. At least one is
+    always left, so k is at most (n - 1) / 2, rounded down; with b = 1/2 the result is the median. As long as at most k
+    contributions are not honest, each coordinate of the result lies between two honest values.
 
-def require_fits(layout: Layout, contribution: Tensors) -> None:
-    """LayoutError unless the contribution has the names and shapes of the sum."""
-    if not layout.fits(contribution):
-        raise LayoutError(_difference(layout, Layout.of(contribution)))
+    All contributions have equal weight; `weight` is ignored. Every contribution of the round is kept. Products are formed one
+    tensor at a time.
+    """
 
+    def __init__(self, layout: Layout, share: float) -> None:
+        """share: b, the fraction of contributions that are left out at either end."""
+        self._layout, self._share = layout, share
+        self._kept: list[Tensors] = []
 
-def _difference(expected: Layout, given: Layout) -> str:
-    odd = sorted(set(expected.entries) ^ set(given.entries))[0]
-    name, shape = odd
-    if odd in expected.entries:
-        return f"a contribution lacks {name} of shape {shape}, which the layout of the sum has"
-    return f"a contribution has {name} of shape {shape}, which the layout of the sum lacks"
+    @property
+    def count(self) -> int:
+        return len(self._kept)
+
+    @property
+    def weight(self) -> float:
+        return float(len(self._kept))
+
+    def add(self, contribution: Tensors, weight: float = 1.0) -> None:
+        require_fits(self._layout, contribution)
+        if not contribution.is_finite():
+            raise NotFiniteError("a contribution is not finite")
+        self._kept.append(
+            Tensors(
+                (name, LowRank(one.left.clone(), one.right.clone()) if isinstance(one, LowRank) else one.clone())
+                for name, one in contribution.items()
+            )
+        )
+
+    def total(self) -> Tensors:
+        if not self._kept:
+            return Tensors((name, torch.zeros(shape)) for name, shape in self._layout.entries)
+        cut = min(math.ceil(self._share * self.count - _ROUNDING), (self.count - 1) // 2)
+        found = {}
+        for name, _ in self._layout.entries:
+            values = (
+                torch.stack([dense(one[name]) for one in self._kept]).to(torch.float32).sort(0).values
+            )  # (n, *shape)
+            found[name] = values[cut : self.count - cut].mean(0) * self.weight
+        return Tensors(found)

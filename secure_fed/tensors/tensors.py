@@ -1,21 +1,25 @@
-"""Named tensors as a vector space.
+"""Named tensors as a vector space; their layout as one flat vector, and their length in bytes.
 
 Messages and sums are `Tensors`: a read-only map from name to tensor, names sorted, with `+`, `-`, `* scalar`, `select`, `|` and
 `norm()`. A member may be a `LowRank` product, which stays a pair of factors until the dense matrix is needed; its norm never
-needs it.
+needs it. A `Layout` gives a flat vector its meaning: names and shapes, with a digest by which both ends of a wire check that
+they mean the same coordinates.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from secure_fed.tensors.wire_size import wire_size
+from secure_fed.errors import SecureFedError
 
 _LEFT, _RIGHT = "#left", "#right"
 
@@ -228,7 +232,9 @@ class Tensors(Mapping[str, Member]):
         each: Callable[[Member, Member], Member],
     ) -> Tensors:
         """Both combined name by name: plain tensors in one call (`at_once`), and with low-rank members one by one (`each`)."""
-        self._require_names(other)
+        if self._members.keys() != other._members.keys():
+            odd = sorted(self._members.keys() ^ other._members.keys())
+            raise ValueError(f"tensors of different names cannot be combined; only one side has {odd[:3]}")
         left, right = self._plain(), other._plain()
         if left is None or right is None:
             return Tensors((name, each(self[name], other[name])) for name in self)
@@ -239,7 +245,110 @@ class Tensors(Mapping[str, Member]):
         members = [member for member in self.values() if isinstance(member, Tensor)]
         return members if members and len(members) == len(self) else None
 
-    def _require_names(self, other: Tensors) -> None:
-        if self._members.keys() != other._members.keys():
-            odd = sorted(self._members.keys() ^ other._members.keys())
-            raise ValueError(f"tensors of different names cannot be combined; only one side has {odd[:3]}")
+
+class LayoutError(SecureFedError):
+    """The two ends of a wire do not mean the same coordinates."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The named tensors that a flat vector holds, in name order: (name, shape) of each."""
+
+    entries: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> Layout:
+        return cls(tuple([(name, tuple(member.shape)) for name, member in tensors.items()]))
+
+    @cached_property
+    def size(self) -> int:
+        return sum(math.prod(shape) for _, shape in self.entries)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the entries: equal exactly when both ends mean the same vector."""
+        return _digest(self.entries)
+
+    def fits(self, tensors: Tensors) -> bool:
+        """True if `tensors` have this layout: `Layout.of(tensors) == self`."""
+        names, shapes = self._columns
+        return list(tensors) == names and [member.shape for member in tensors.values()] == shapes
+
+    def differing(self, expected: Layout) -> str:
+        """The first tensor that differs from `expected`, in words; empty if there is none."""
+        own, other = dict(self.entries), dict(expected.entries)
+        for name in sorted(own.keys() | other.keys()):
+            if name not in own:
+                return f"{name!r} is missing"
+            if name not in other:
+                return f"{name!r} is one more"
+            if own[name] != other[name]:
+                return f"{name!r} has shape {own[name]} in place of {other[name]}"
+        return ""
+
+    @cached_property
+    def _columns(self) -> tuple[list[str], list[tuple[int, ...]]]:
+        return [name for name, _ in self.entries], [shape for _, shape in self.entries]
+
+    def flatten(self, tensors: Tensors, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One vector (size,) of type `dtype`, in which low-rank products are computed; refuses tensors of another layout."""
+        if not self.fits(tensors):
+            raise LayoutError(
+                f"expected the layout {self.digest[:12]}, got tensors laid out as {Layout.of(tensors).digest[:12]}"
+            )
+        if not self.entries:
+            return torch.zeros(0, dtype=dtype)
+        return torch.cat([dense(tensors[name], dtype).reshape(-1) for name, _ in self.entries])
+
+    def unflatten(self, vector: Tensor) -> Tensors:
+        """The inverse of `flatten`; the tensors are views of the vector."""
+        if vector.shape != (self.size,):
+            raise LayoutError(f"expected a vector of {self.size} numbers, got shape {tuple(vector.shape)}")
+        chunks = vector.split([math.prod(shape) for _, shape in self.entries])
+        return Tensors((name, chunk.view(shape)) for (name, shape), chunk in zip(self.entries, chunks, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _digest(entries: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+# The names of types in safetensors, in the order in which it puts them into a file.
+_TYPES = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_PLACES = {dtype: place for place, dtype in enumerate(_TYPES)}
+
+
+@lru_cache(maxsize=256)
+def wire_size(parts: tuple[tuple[str, tuple[int, ...], torch.dtype], ...]) -> int:
+    """The size in bytes of the safetensors file that the library writes for tensors of these (name, shape, type).
+
+    No weights are needed. The file is eight bytes, a JSON header padded to a multiple of eight, and the numbers. The header
+    gives each tensor's type, shape and offsets; tensors are ordered by type and then by name.
+    """
+    header: dict[str, dict[str, object]] = {}
+    end = 0
+    for name, shape, dtype in sorted(parts, key=lambda part: (_PLACES[part[2]], part[0])):
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    return 8 + -(-len(text) // 8) * 8 + end

@@ -19,7 +19,7 @@ from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
-from secure_fed.runs.membership import roc
+from secure_fed.runs import roc
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from attacks.adversary.case import Case, seen
 from attacks.adversary.shadows import SharedReferences
 from secure_fed.federation import Federation
-from secure_fed.runs import recording
-from secure_fed.runs.membership import roc
+from secure_fed.runs import recording, roc
 from secure_fed.runs.recording import Recorded
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import canaried

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from scipy import stats
+
+from attacks import record
+from attacks.report import words
 
 VANTAGES = (
     ("outsider", "Outsider", "the final adapter"),
@@ -195,7 +200,7 @@ def _sweep() -> list[dict[str, Any]]:
     ]
     return [
         {"run_dir": f"runs/{label}", "label": label, "epsilon": epsilon, "accuracy": accuracy, "auc": auc}
-        | {"auc_interval": [auc - 0.027, auc + 0.027], "tpr_at_1": tail, "tpr_at_01": None, "epsilon_lower": lower}
+        | {"auc_interval": [auc - 0.027, auc + 0.027], "tpr_at_1": {"tpr": tail}, "epsilon_lower": lower}
         for label, epsilon, accuracy, auc, tail, lower in rows
     ]
 
@@ -203,3 +208,57 @@ def _sweep() -> list[dict[str, Any]]:
 def copied(audit: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The audit with some keys changed."""
     return {**copy.deepcopy(audit), **changes}
+
+
+_NOTHING: dict[str, Any] = {
+    **{"schema": 1, "run_dir": None, "method": None, "model": None, "data": None, "unit": None, "delta": None},
+    **{"accuracy": None, "audited_unit": "example", "audited_of": "data", "canaries": "none", "recorded": "models"},
+    **{"rounds": 2, "references": 0, "epsilon_promised": None, "adjacency": None, "personal": []},
+    **{"epsilon_accounted": None, "members": 0, "non_members": 0, "significance": 0.05, "main": None},
+    **{"asked_for": [], "cells": [], "roc": {}, "baseline": {}, "clients": [], "exposed": [], "accusations": []},
+    **{"expected": None, "sweep": [], "verdict": {}},
+}
+_CELL = asdict(record.Cell("loss", "outsider", applicable=True, why=""))
+_TAIL = asdict(record.Tail(0.01))
+_BASELINE = {"auc": None, "auc_interval": None, "at_chance": None, "why": ""}
+_CLIENT = {"units": 1, "score": 0.5, "held_out": 0, "score_held_out": None}
+_EXPOSED = {"share_below": 0.5, "text": None}
+_RUN = {
+    **dict.fromkeys(("epsilon", "accuracy", "attack", "vantage", "auc", "auc_interval", "tpr_at_1", "tpr_at_01")),
+    **dict.fromkeys(("epsilon_lower", "epsilon_lower_attack", "epsilon_lower_vantage")),
+    **{"run_dir": "runs/a", "label": "a", "delta": 0.0, "of": {}},
+}
+
+
+def whole(told: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of an audit.json of which a test tells the parts that matter to it."""
+    audit = {**_NOTHING, **told}
+    known = {"epsilon_accounted": audit["epsilon_accounted"]}
+    known |= {name: told[name] for name in ("members", "non_members") if name in told}
+    audit["cells"] = [{**_CELL, **known, **cell} for cell in audit["cells"]]
+    for cell in audit["cells"]:
+        cell["estimates"] = [{"point": None, **one} for one in cell["estimates"]]
+    audit["baseline"] = {**_BASELINE, **audit["baseline"]}
+    audit["clients"] = [{**_CLIENT, **one} for one in audit["clients"]]
+    audit["exposed"] = [{**_EXPOSED, **one} for one in audit["exposed"]]
+    audit["sweep"] = [{**_RUN, **one} for one in audit["sweep"]]
+    for run in audit["sweep"]:
+        run |= {name: {**_TAIL, **run[name]} for name in ("tpr_at_1", "tpr_at_01") if run[name] is not None}
+    for several, one, about in (("vantages", "vantage", "sees"), ("attacks", "attack", "paper")):
+        listed: Iterable[dict[str, Any]] = told.get(several) or (
+            {"name": name} for name in dict.fromkeys(cell[one] for cell in audit["cells"])
+        )
+        audit[several] = [{"title": entry["name"], about: "", **entry} for entry in listed]
+    audit["verdict"] = {"level": "", "text": "", "summary": "", **audit["verdict"]}
+    return audit
+
+
+def audit(told: Mapping[str, Any]) -> record.Audit:
+    """The record of `whole`; with a verdict, unless the test tells one."""
+    found = record.read(whole(told))
+    return found if told.get("verdict") else replace(found, verdict=words.verdict(found))
+
+
+def verdict(told: Mapping[str, Any]) -> dict[str, str]:
+    """The verdict on it."""
+    return asdict(words.verdict(audit(told)))

@@ -30,7 +30,7 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import ModelError, UsageError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import notes
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.learning.models.locate import locate
 
 TEXTS, LENGTH = 40, 24
@@ -93,7 +93,7 @@ def audit(folder: Path, adapter: str, *more: str) -> list[str]:
     texts = ["--members", str(folder / "members.jsonl"), "--non-members", str(folder / "others.jsonl")]
     return [
         "audit",
-        "--model",
+        "model",
         "builtin/tiny",
         "--adapter",
         str(folder / f"adapter-{adapter}"),
@@ -179,24 +179,12 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
     twins = [str(tmp_path / name / "mine.py") for name in ("a", "b")]
     (linked := tmp_path / "linked.csv").symlink_to(few)
     for arguments, said in (
-        (["audit"], "name the RUN_DIR to audit, or a --model"),
-        (
-            ["audit", "run", "--members", "x"],
-            "--members goes with --attribute or a plain --model, and not with RUN_DIR",
-        ),
-        (["audit", "run", "--reference", "x"], "--reference goes with --extract or --prepared or a plain --model"),
-        (["audit", "run", "--stride", "8"], "--stride goes with --prepared or a plain --model, and not with RUN_DIR"),
-        (["audit", "run", "--label-centre", "0"], "--label-centre goes with --prepared or a plain --model"),
-        (audit(folder, "members", "--delta", "0.1"), "--delta goes with --prepared, and not with a plain --model"),
-        (audit(folder, "members", "--references", "4"), "--references goes with RUN_DIR, and not with a plain --model"),
         (audit(folder, "members", "--recall", "x"), "--recall is for language models, and the task is classification"),
         (audit(folder, "members", "--neighbour-model", "x"), "give their number with --neighbours"),
         (audit(folder, "members", "--scores", str(tmp_path)), "cannot be written: it is a folder; name another file"),
         (audit(folder, "members", "--scores", str(tmp_path / "no/scores.csv")), "cannot be written: No such file"),
         (audit(folder, "members", "--scores", str(linked)), "cannot be written: it is a link or a device"),
         (audit(folder, "members", "--neighbours", "0"), "--neighbours is 0: give a number"),
-        (["audit", "run", *audit(folder, "members")[1:]], "name either RUN_DIR"),
-        (audit(folder, "members")[:5], "--members is missing"),
         (audit(folder, "members", "--fail-above", "tpr=1"), "--fail-above is 'tpr=1'"),
         (audit(folder, "members", "--labels", "a,b,c"), "--labels leaves out 'kind 0'"),
         (audit(folder, "members", "--label", "kind"), "has no column 'kind': it has"),
@@ -277,7 +265,7 @@ def test_the_order_of_classes_is_never_guessed(monkeypatch: pytest.MonkeyPatch, 
     """Losses for other classes would hide a leak, and `--fail-above` would pass."""
     texts = Vocabulary(("happy", "sad"), ("happy", "sad"))
     monkeypatch.setattr(outputs, "_named", lambda name: ("LABEL_0", "LABEL_1"))
-    with pytest.raises(UsageError, match=r"the class 'happy', and --model m has no names .* with --labels"):
+    with pytest.raises(UsageError, match=r"the class 'happy', and MODEL m has no names .* with --labels"):
         _ask(texts, ())
     with pytest.raises(UsageError, match=r"the class 'happy', and --adapter .* has no names .* with --labels"):
         _ask(texts, (), adapter=tmp_path)
@@ -391,7 +379,7 @@ def test_a_reference_is_another_model_and_named_once(folder: Path, capsys: pytes
             [str(other)],
             "in-another-order names its outputs 'kind 2, kind 1, kind 0', and the model's are 'kind 0, kind 1,",
         ),
-        ([one, "builtin/tiny"], "--reference builtin/tiny is the --model itself"),
+        ([one, "builtin/tiny"], "--reference builtin/tiny is MODEL itself"),
     ):
         more = [part for name in named for part in ("--reference", name)]
         assert main(audit(folder, "members", *more)) == 2, named
@@ -441,7 +429,7 @@ def test_a_language_model_that_learned_texts_by_heart_is_found(
     learn(model, read["members"], 30)
     model.save_pretrained(tmp_path / "adapter")
     texts = ["--members", str(files[0]), "--non-members", str(files[1]), "--task", "causal_lm"]
-    run = ["audit", "--model", str(tmp_path / "base"), *texts, "--max-length", str(LENGTH), "--json"]
+    run = ["audit", "model", str(tmp_path / "base"), *texts, "--max-length", str(LENGTH), "--json"]
     assert main([*run, "--adapter", str(tmp_path / "adapter")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "leak", found
@@ -510,7 +498,7 @@ def _found_quickly(members: Any, others: Any) -> Any:
     """As `_found`, without intervals, which no verdict uses."""
     from unittest.mock import patch
 
-    from secure_fed.runs.membership import roc
+    from secure_fed.runs import roc
 
     ranking = roc.Ranking(0.5, (0.4, 0.6), len(members), len(others), {})
     with patch("attacks.any_model.report.rank", lambda *given: ranking):
@@ -589,9 +577,7 @@ def test_a_file_that_is_no_signal_is_one_sentence(
 
 def test_listed_attacks_are_no_choice_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(audit(folder, "members", "--attack", "lira")) == 2
-    assert "--attack is 'lira': with --model give a .py file" in capsys.readouterr().err
-    assert main(["audit", "--model", "x", "--extract", "y", "--attack", "z.py"]) == 2
-    assert "--attack goes with --lying or a plain --model or RUN_DIR, and not with --extract" in capsys.readouterr().err
+    assert "--attack is 'lira': give a .py file" in capsys.readouterr().err
 
 
 def test_the_base_names_the_classes_of_an_adapter_that_names_none(

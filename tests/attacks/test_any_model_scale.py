@@ -91,7 +91,7 @@ def test_losses_are_on_the_scale_that_the_export_states(place: Path) -> None:
 
 def test_an_audit_says_how_labels_were_read(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["--members", str(place / "members.jsonl"), "--non-members", str(place / "others.jsonl")]
-    audit = ["audit", "--task", "regression", *texts, "--json", "--model"]
+    audit = ["audit", "model", "--task", "regression", *texts, "--json"]
     for more, said in (
         (["whole"], "(label - 110.0) / 10.0"),
         (["whole", "--label-scale", "10"], "(label - 110.0) / 10.0"),
@@ -118,10 +118,10 @@ def test_a_prepared_audit_reads_the_scale_too(place: Path, tmp_path: Path, capsy
     data = ["audit", "prepare", str(place / "members.jsonl"), "--out", str(tmp_path / "out"), "--task", "regression"]
     assert main(data) == 0
     capsys.readouterr()
-    prepared = ["audit", "--prepared", str(tmp_path / "out"), "--json", "--model"]
-    assert main([*prepared, str(place / "whole")]) == 0
+    prepared, out = ["audit", "prepared", "--json"], str(tmp_path / "out")
+    assert main([*prepared, str(place / "whole"), out]) == 0
     assert "(label - 110.0) / 10.0" in json.loads(capsys.readouterr().out)["sentences"][-1]
-    assert main([*prepared, str(place / "silent"), "--label-centre", "110"]) == 0
+    assert main([*prepared, str(place / "silent"), out, "--label-centre", "110"]) == 0
     assert "(label - 110.0) / 1.0" in json.loads(capsys.readouterr().out)["sentences"][-1]
 
 

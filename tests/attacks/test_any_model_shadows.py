@@ -16,7 +16,7 @@ from attacks.any_model.subject import Asked
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.learning.data import notes
-from secure_fed.runs.membership.measured import confidences
+from secure_fed.runs.membership import confidences
 from tests.attacks.test_any_model import written
 from tests.attacks.test_lira import drawn, naive_pooled
 
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(folder: Path, *more: str) -> list[str]:
     files = ["--members", str(folder / "members.jsonl"), "--non-members", str(folder / "others.jsonl")]
-    model = ["--model", "builtin/tiny", "--adapter", str(folder / "adapter")]
+    model = ["model", "builtin/tiny", "--adapter", str(folder / "adapter")]
     return ["audit", *model, *files, "--shadows", str(COUNT), "--config", str(folder / "config.toml"), *more]
 
 

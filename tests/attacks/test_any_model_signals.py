@@ -48,7 +48,7 @@ def command(folder: Path, *more: str) -> list[str]:
     files = ["--members", str(folder / "members.jsonl"), "--non-members", str(folder / "others.jsonl")]
     return [
         "audit",
-        "--model",
+        "model",
         str(folder / "model"),
         *files,
         "--task",

@@ -71,7 +71,7 @@ def test_texts_learned_by_heart_are_found(kind: str, tmp_path: Path, capsys: pyt
     asked = ["--members", str(files[0]), "--non-members", str(files[1]), "--task", task]
     asked += ["--text-b", second] if second else []
     asked += ["--labels", ",".join(labels)] if labels else []
-    assert main(["audit", "--model", str(tmp_path / "model"), *asked, "--json"]) == 0
+    assert main(["audit", "model", str(tmp_path / "model"), *asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "leak", found["sentences"]
     assert found["signals"][0]["auc"] > 0.8
@@ -111,13 +111,13 @@ def written(place: Path, some: list[dict[str, Any]]) -> Path:
 
 def audit(folder: Path, model: str, task: str, *more: str) -> list[str]:
     files = ["--members", str(folder / f"{task}-members.jsonl"), "--non-members", str(folder / f"{task}-others.jsonl")]
-    return ["audit", "--model", str(folder / model), "--task", task, *files, *more]
+    return ["audit", "model", str(folder / model), "--task", task, *files, *more]
 
 
 def test_tags_without_names_ask_for_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(audit(folder, "unnamed", "tokens", "--fail-above", "auc=0.9")) == 2
     said = capsys.readouterr().err
-    assert "the texts have the class 'B-drug', and --model" in said
+    assert "the texts have the class 'B-drug', and MODEL" in said
     assert "has no names for its outputs: name all of its classes in the model's order with --labels" in said
     assert main(audit(folder, "named", "tokens", "--labels", "O,B-drug,I-drug,B-organ,I-organ")) == 2
     assert "the model names its outputs in the order 'O, B-organ, I-organ, B-drug, I-drug'" in capsys.readouterr().err
@@ -186,7 +186,7 @@ def test_a_training_on_questions_can_be_prepared(
 ) -> None:
     data, out = str(folder / "question_answering-members.jsonl"), str(tmp_path / "out")
     assert main(["audit", "prepare", data, "--out", out, "--task", "question_answering", "--count", "20"]) == 0
-    prepared = ["audit", "--model", str(folder / "answers"), "--prepared", out]
+    prepared = ["audit", "prepared", str(folder / "answers"), out]
     capsys.readouterr()
     assert main([*prepared, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

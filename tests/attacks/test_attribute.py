@@ -89,7 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def audit(place: Path, model: str, *more: str) -> list[str]:
     texts = ["--members", str(place / "members.jsonl"), "--non-members", str(place / "others.jsonl")]
-    return ["audit", "--model", str(place / model), *texts, "--task", "causal_lm", "--attribute", "town", *more]
+    return ["audit", "model", str(place / model), *texts, "--task", "causal_lm", "--attribute", "town", *more]
 
 
 def test_a_town_that_was_learned_by_heart_is_given_away(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,9 +159,8 @@ def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: 
             audit(place, "fresh", "--max-length", "3"),
             "in 60 of 60 texts, such as row 1 of --members, the town lies beyond the 3 tokens that are read: raise --max-l",
         ),
-        (audit(place, "fresh")[:5], "--non-members is missing"),
-        (["audit", "run", "--attribute", "town"], "--model is missing"),
-        (audit(place, "fresh", "--scores", "x"), "--scores goes with a plain --model, and not with --attribute"),
+        (audit(place, "fresh", "--scores", "x"), "--scores has no effect beside --attribute: leave it out"),
+        (audit(place, "fresh", "--label-centre", "0"), "--label-centre has no effect beside --attribute"),
     ):
         chosen = [*arguments, "--attribute", "town"] if "--attribute" not in arguments else arguments
         assert main(chosen) == 2, arguments

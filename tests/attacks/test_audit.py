@@ -22,6 +22,7 @@ from attacks.adversary.shadows import SharedReferences
 from attacks.audit import accounted, audited, chosen
 from attacks.catalogue import ATTACKS
 from attacks.evidence.judge import accusations, exposed
+from attacks.record import Accusation
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.errors import ConfigError
@@ -230,9 +231,9 @@ def test_a_false_accusation_is_shown_where_it_stands() -> None:
     )
     scores = -np.arange(25.0)
     told = exposed(SimpleNamespace(audit_pool=held), scores, show_texts=False)  # type: ignore[arg-type]
-    assert [one["unit"] for one in told] == names
-    assert [one["rank"] for one in told if not one["member"]] == [4, 8, *range(19, 26)]
-    assert accusations(held, scores) == [{"first": 10, "false": 2}, {"first": 20, "false": 4}]  # type: ignore[arg-type]
+    assert [one.unit for one in told] == names
+    assert [one.rank for one in told if not one.member] == [4, 8, *range(19, 26)]
+    assert accusations(held, scores) == [Accusation(10, 2), Accusation(20, 4)]  # type: ignore[arg-type]
 
 
 def test_an_attack_that_is_none_is_named() -> None:

@@ -17,8 +17,7 @@ from attacks.evidence.bounds import lower_bound
 from attacks.evidence.judge import independent
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.runs.recording import Update
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.attacks import canaried
 from tests.cells import chosen
 

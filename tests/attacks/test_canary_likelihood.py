@@ -16,7 +16,7 @@ from attacks.adversary.case import Inapplicable, Settings
 from attacks.adversary.null import refuted
 from attacks.canary_likelihood import likelihood
 from attacks.evidence import judge
-from secure_fed.runs.membership import roc
+from secure_fed.runs import roc
 from tests.attacks import canaried
 
 DRAWN = {**canaried.CLIENTS, "privacy.noise_multiplier": 0.3, "federation.cohort": 24, "federation.rounds": 6}

@@ -23,18 +23,14 @@ from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.learning import tasks
-from secure_fed.learning.audit_pool.canaries import planted
-from secure_fed.learning.audit_pool.canary_context import CanaryContext
-from secure_fed.learning.audit_pool.hold_out import pool
-from secure_fed.learning.audit_pool.pool import AuditPool
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.audit_pool.canaries import CanaryContext, planted
+from secure_fed.learning.audit_pool.pool import AuditPool, pool
+from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.data.chats import Chat, chat_of, rewritten
-from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.data.encode import ASIDE, IGNORED
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import Problem
-from secure_fed.learning.tasks.chat import Chats
-from secure_fed.learning.tasks.chat_template import ChatTemplate, template_tokens
-from secure_fed.learning.tasks.item_extras import ASIDE
+from secure_fed.learning.tasks.chat import Chats, ChatTemplate, template_tokens
 from tests.attacks.small_chat import TEMPLATE, chats, memorised, row, tokenizer_of_chats
 from tests.attacks.small_lm import saved, untrained
 from tests.cells import every
@@ -156,7 +152,7 @@ def test_a_system_turn_counts_unless_conversations_share_it(tokenizer: Any) -> N
 
 
 def test_memorised_conversations_come_back(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["audit", "--model", str(place / "tuned"), "--extract", str(place / "seen.jsonl"), "--task", "chat"]
+    asked = ["audit", "extract", str(place / "tuned"), str(place / "seen.jsonl"), "--task", "chat"]
     length, suffix = ["--max-length", "128"], ["--suffix", str(SUFFIX)]
     for beginning in (["--prefix", str(PREFIX)], ["--answers"]):
         reference = ["--reference", str(place / "template")]
@@ -182,7 +178,7 @@ def test_memorised_conversations_come_back(place: Path, capsys: pytest.CaptureFi
 
 def audit(place: Path, *more: str) -> list[str]:
     texts = ["--members", str(place / "seen.jsonl"), "--non-members", str(place / "unseen.jsonl")]
-    return ["audit", "--model", str(place / "tuned"), "--task", "chat", "--max-length", "128", *texts, *more]
+    return ["audit", "model", str(place / "tuned"), "--task", "chat", "--max-length", "128", *texts, *more]
 
 
 def test_members_of_any_form_are_told_by_every_signal(
@@ -398,7 +394,7 @@ def test_planted_secrets_are_exposed_by_a_training_of_chats(
     model = memorised(untrained(tokenizer), tokenizer, train, 100)
     saved(model, tokenizer, tmp_path / "tuned")
     capsys.readouterr()
-    prepared = ["audit", "--model", str(tmp_path / "tuned"), "--prepared", str(out), "--max-length", "128", "--json"]
+    prepared = ["audit", "prepared", str(tmp_path / "tuned"), str(out), "--max-length", "128", "--json"]
     assert main([*prepared, "--exposure"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["members"]["p_value"] < 1e-3 < facts["others"]["p_value"], facts
@@ -455,14 +451,17 @@ def test_the_template_beside_an_adapter_is_that_of_its_training(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--extract", "x", "--task", "causal_lm", "--answers"], "--answers is for --task chat"),
-        (["--extract", "x", "--task", "chat", "--answers", "--prefix", "3"], "--answers is for --task chat"),
-        (["--extract", "x", "--max-length", "9"], "--max-length is for --task chat"),
-        (["--extract", "x", "--task", "chat", "--text-b", "b"], "--text-b is 'b'"),
-        (["--members", "x", "--non-members", "y", "--task", "chat", "--label", "b"], "--label is 'b'"),
-        (["--members", "x", "--non-members", "y", "--chat-template", "b"], "--chat-template is for --task chat"),
+        (["extract", "m", "x", "--task", "causal_lm", "--answers"], "--answers is for --task chat"),
+        (["extract", "m", "x", "--task", "chat", "--answers", "--prefix", "3"], "--answers is for --task chat"),
+        (["extract", "m", "x", "--max-length", "9"], "--max-length is for --task chat"),
+        (["extract", "m", "x", "--task", "chat", "--text-b", "b"], "--text-b is 'b'"),
+        (["model", "m", "--members", "x", "--non-members", "y", "--task", "chat", "--label", "b"], "--label is 'b'"),
         (
-            ["--members", "x", "--non-members", "y", "--task", "chat", "--attribute", "b"],
+            ["model", "m", "--members", "x", "--non-members", "y", "--chat-template", "b"],
+            "--chat-template is for --task chat",
+        ),
+        (
+            ["model", "m", "--members", "x", "--non-members", "y", "--task", "chat", "--attribute", "b"],
             "without tags, answers or turns",
         ),
     ],
@@ -470,15 +469,15 @@ def test_the_template_beside_an_adapter_is_that_of_its_training(
 def test_what_a_conversation_has_not_is_refused(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["audit", "--model", "m", *arguments]) == 2
+    assert main(["audit", *arguments]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_candidate_without_room_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "out")]
     assert main(["audit", "prepare", str(place / "seen.jsonl"), "--task", "chat", "--count", "12", *out]) == 0
-    short = ["--prepared", str(tmp_path / "out"), "--max-length", "20"]
-    assert main(["audit", "--model", str(place / "tuned"), *short]) == 2
+    short = [str(tmp_path / "out"), "--max-length", "20"]
+    assert main(["audit", "prepared", str(place / "tuned"), *short]) == 2
     assert "12 of 12 candidates have no room in 20 tokens" in capsys.readouterr().err
     labels = ["audit", "prepare", str(place / "seen.jsonl"), "--task", "chat", "--canaries", "labels"]
     assert main([*labels, "--out", str(tmp_path / "labels")]) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import runpy
@@ -10,22 +9,24 @@ import shutil
 import stat
 import subprocess
 import sys
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attacks.catalogue import ATTACKS
-from attacks.cli import add_arguments
+from attacks.cli import SUBCOMMANDS, with_subcommand
 from attacks.command import REFERENCES, affordable, main, side_by_side, written
 from attacks.inference.share import CLIENTS
 from attacks.options import ABOVE_LIMIT, CANNOT_TELL
 from attacks.report import curves
+from attacks.report.display import Audited
 from attacks.report.sweep import sentence, swept
 from secure_fed.commands import cli
 from secure_fed.errors import UsageError
 from secure_fed.runs.store import locked
+from tests.attacks import samples
 
 SMALL = [
     *("federation.clients=4", "federation.rounds=2", "training.steps=2", "training.together=1"),
@@ -162,20 +163,17 @@ def test_an_audit_of_another_state_does_not_stand_beside(
     assert fault in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_damaged_audits_beside_are_read_as_far_as_they_can_be(
+def test_damaged_audits_beside_are_refused_in_one_sentence(
     run_dir: Path, audited_once: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told, result = (json.loads((audited_once / name).read_text()) for name in ("private/audit.json", "result.json"))
-    others = []
-    for cells in ("x", None, [1], [{"auc": "x"}], [{"attack": "loss", "auc": 0.5, "tpr_at_fpr": [1]}]):
-        other = shutil.copytree(audited_once, tmp_path / f"damaged-{len(others)}")
+    told = json.loads((audited_once / "private" / "audit.json").read_text())
+    other = shutil.copytree(audited_once, tmp_path / "damaged")
+    for cells in ("x", None, [1], [{"auc": "x"}]):
         (other / "private" / "audit.json").write_text(json.dumps({**told, "cells": cells}))
-        (other / "result.json").write_text(json.dumps({**result, "epsilon": "much"}))
-        others.append(str(other))
-    found = audit(run_dir, capsys, "--attack", "loss", "--beside", *others)
-    assert [row["epsilon"] for row in found["sweep"]] == [None] * (1 + len(others))
-    assert [row["auc"] for row in found["sweep"][1:]] == [None, None, None, None, 0.5]
+        assert cli.main(["audit", str(run_dir), "--attack", "loss", "--beside", str(other)]) == 2
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        assert f"{other / 'private' / 'audit.json'} is damaged, or of another version (cells" in said
+        assert said.endswith("): audit the run again")
 
 
 def test_an_audit_beside_one_that_writes_is_refused(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,8 +206,8 @@ def test_a_recording_of_another_run_is_refused(
 def kept(folder: Path, cells: list[dict[str, Any]], **result: Any) -> Path:
     """A run that was audited, as far as a row of a sweep reads it."""
     (folder / "private").mkdir(parents=True)
-    (folder / "private" / "audit.json").write_text(json.dumps({"cells": cells}))
-    (folder / "result.json").write_text(json.dumps({"accuracy": 0.8, **result}))
+    (folder / "private" / "audit.json").write_text(json.dumps(samples.whole({"cells": cells})))
+    (folder / "result.json").write_text(json.dumps({"accuracy": 0.8, "rounds": 2, **result}))
     return folder
 
 
@@ -231,13 +229,13 @@ def test_a_row_says_of_which_attack_and_adversary_each_number_is(tmp_path: Path)
     nothing = kept(
         tmp_path / "nothing", [{"attack": "loss", "vantage": "outsider", "applicable": False}], accuracy=None
     )
-    first, second, third = swept({"cells": cells}, private, [open_, nothing])
+    first, second, third = swept(samples.audit({"cells": cells}), private, [open_, nothing])
     names = ("attack", "vantage", "auc", "epsilon_lower", "epsilon_lower_attack", "epsilon_lower_vantage", "delta")
-    assert [first[name] for name in names] == [
+    assert [getattr(first, name) for name in names] == [
         *("canary_cosine", "server", 0.62, 0.809, "canary_likelihood", "fellow_client", 1e-5)
     ]
-    assert [second[name] for name in names] == ["loss", "outsider", 0.9, None, None, None, 0.0]
-    assert [third[name] for name in names] == [None] * 6 + [0.0]
+    assert [getattr(second, name) for name in names] == ["loss", "outsider", 0.9, None, None, None, 0.0]
+    assert [getattr(third, name) for name in names] == [None] * 6 + [0.0]
     titles = {name: ATTACKS[name].title for name in ("canary_cosine", "canary_likelihood")}
     assert sentence(first) == (
         "epsilon 8: accuracy 80.0%; AUC 0.62 on membership (.5 is a coin) by "
@@ -252,22 +250,14 @@ def test_a_row_says_of_which_attack_and_adversary_each_number_is(tmp_path: Path)
 
 def test_a_number_that_is_none_is_null_in_json(run_dir: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """A model that gives one class all probability has an infinite phi; standard JSON has no Infinity."""
-    audited = {
-        "exposed": [{"score": math.inf}, {"score": (1.0, -math.inf)}],
-        "auc": math.nan,
-        "n": 3,
-        "why": "",
-        "cells": [{"applicable": True}],
-    }
-    cells = [{"applicable": True}]
-    shown = {"exposed": [{"score": None}, {"score": [1.0, None]}], "auc": None, "n": 3, "why": "", "cells": cells}
+    odd = replace(samples.audit({"cells": [{"attack": "loss"}]}), accuracy=math.nan, delta=-math.inf)
+    odd = replace(odd, cells=(replace(odd.cells[0], measured={"phi": math.inf, "ends": (1.0, math.inf)}),))
     monkeypatch.setattr("attacks.report.page.write", lambda audit, path: path)
-    written(dict(audited), tmp_path, ())
-    assert json.loads((tmp_path / "private" / "audit.json").read_text(), parse_constant=pytest.fail) == {
-        **shown,
-        "sweep": [],
-    }
-    monkeypatch.setattr("attacks.audit.audited", lambda *args, **named: dict(audited))
+    written(odd, tmp_path, ())
+    shown = json.loads((tmp_path / "private" / "audit.json").read_text(), parse_constant=pytest.fail)
+    assert (shown["accuracy"], shown["delta"]) == (None, None)
+    assert shown["cells"][0]["measured"] == {"phi": None, "ends": [1.0, None]}
+    monkeypatch.setattr("attacks.audit.audited", lambda *args, **named: Audited(odd))
     capsys.readouterr()
     assert main("loss", [str(run_dir), "--json"]) == 0
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == shown
@@ -366,24 +356,95 @@ def test_an_attack_asked_for_twice_is_made_once(run_dir: Path, capsys: pytest.Ca
     assert len(found["cells"]) == 4
 
 
-def test_the_help_names_every_limit_and_default() -> None:
-    parser = argparse.ArgumentParser(
-        prog="secure-fed audit", formatter_class=partial(argparse.HelpFormatter, width=1000)
-    )
-    add_arguments(parser)
-    shown = parser.format_help()
-    assert "--fail-above NAME=X" in shown
-    limits = ("auc", "epsilon with --prepared", "exposure with --exposure", "extracted with --extract")
-    limits += ("advantage with --attribute", "gain with --share", "rate with --lying")
-    assert (
-        f"exit with status {ABOVE_LIMIT} if the audit's figure is above X: {'; '.join(limits)}. With {CANNOT_TELL} if"
-        in shown
-    )
-    assert f"each of at most {CLIENTS} clients of RUN_DIR makes from the final model" in shown
-    assert (
-        "at most 16, and 0 if these are fewer than 4; 16 where --attack names an attack with references; 0: none"
-        in shown
-    )
+def help_of(subcommand: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["audit", subcommand, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_the_help_of_a_subcommand_is_one_screen_and_names_its_limit(
+    subcommand: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(help_of(subcommand, 80, monkeypatch, capsys).splitlines()) <= 40
+    shown = help_of(subcommand, 1000, monkeypatch, capsys)
+    figures = {"model": "auc", "prepared": "epsilon", "extract": "extracted", "share": "gain", "lying": "rate"}
+    if subcommand in figures:
+        assert f"--fail-above {figures[subcommand]}=X" in shown
+        assert f"exit with status {ABOVE_LIMIT} above X" in shown
+    assert (f"{CANNOT_TELL} if " in shown) == (subcommand in ("model", "prepared", "lying"))
+
+
+def test_the_help_names_every_default(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"from an update of each of at most {CLIENTS} clients" in help_of("share", 1000, monkeypatch, capsys)
+    defaults = "at most 16, and 0 if these are fewer than 4; 16 where --attack names an attack with references; 0: none"
+    assert defaults in help_of("run", 1000, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("runs/b", "run runs/b"),
+        ("--attack loss runs/b --json", "run --attack loss runs/b --json"),
+        ("./model --json", "run ./model --json"),
+        ("run model", "run model"),
+        ("model m --members a", "model m --members a"),
+        ("prepare --help", "prepare --help"),
+        ("--help", "--help"),
+        ("", ""),
+    ],
+)
+def test_a_run_alone_is_the_short_form(given: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert with_subcommand(given.split()) == meant.split()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--model m --members a --non-members b", "model m --members a --non-members b"),
+        ("--members a --model=m --attribute town", "model m --members a --attribute town"),
+        ("--model m --prepared p --exposure", "prepared m p --exposure"),
+        ("--adapter d --model m --extract f --json", "extract m f --adapter d --json"),
+        ("runs/b --share fever --fail-above gain=0.2", "share runs/b --fail-above gain=0.2 fever"),
+        ("--lying run.toml --trials 8", "lying run.toml --trials 8"),
+    ],
+)
+def test_a_call_of_the_earlier_version_works_and_names_the_new_one(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert with_subcommand(given.split()) == meant.split()
+    said = capsys.readouterr().err
+    assert said.startswith("secure-fed: this call is from an earlier version")
+    assert said.endswith(f": secure-fed audit {meant}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--lying"],
+        ["model", "m", "--members", "x"],
+        ["model", "m", "--members", "x", "--non-members", "y", "--delta", "0.1"],
+        ["model", "m", "--members", "x", "--non-members", "y", "--references", "4"],
+        ["extract", "m"],
+        ["extract", "m", "x", "--task", "tokens"],
+        ["extract", "m", "x", "--members", "y"],
+        ["prepared", "m", "p", "--task", "tokens"],
+        ["share", "runs/b", "fever", "--adapter", "a"],
+        ["lying", "run.toml", "--references", "4"],
+        ["run", "runs/b", "--stride", "8"],
+    ],
+)
+def test_an_argument_that_a_subcommand_does_not_have_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["audit", *arguments])
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
 
 
 def test_references_are_trained_unasked_only_while_that_is_quick() -> None:

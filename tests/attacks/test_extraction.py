@@ -313,7 +313,7 @@ def written(folder: Path) -> Path:
 
 def extract(place: Path, name: str, *more: str) -> list[str]:
     lengths = ["--prefix", "8", "--suffix", "20"]
-    return ["audit", "--model", str(place / name), "--extract", str(place / "texts.jsonl"), *lengths, *more]
+    return ["audit", "extract", str(place / name), str(place / "texts.jsonl"), *lengths, *more]
 
 
 def test_what_came_back_stands_beside_what_comes_back_anyway(
@@ -357,15 +357,15 @@ def test_exposure_of_a_prepared_training(
     assert len(rows) == 10 + 2 * members
     saved(learned(untrained(tokenizer), tokenizer, rows, 120), tokenizer, tmp_path / "tuned")
     capsys.readouterr()
-    exposure = ["--prepared", str(tmp_path / "out"), "--exposure"]
-    assert main(["audit", "--model", str(tmp_path / "tuned"), *exposure, "--json"]) == 0
+    exposure = [str(tmp_path / "out"), "--exposure"]
+    assert main(["audit", "prepared", str(tmp_path / "tuned"), *exposure, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["members"]["count"], facts["others"]["count"]) == (members, 10 - members)
     assert sum(one["member"] for one in facts["secrets"]) == members
     assert facts["members"]["p_value"] < 1e-3 < facts["others"]["p_value"], facts
-    assert main(["audit", "--model", str(tmp_path / "tuned"), *exposure, "--fail-above", "exposure=3"]) == 4
+    assert main(["audit", "prepared", str(tmp_path / "tuned"), *exposure, "--fail-above", "exposure=3"]) == 4
     assert "The training gave them away" in capsys.readouterr().out
-    assert main(["audit", "--model", str(place / "fresh"), *exposure]) == 0
+    assert main(["audit", "prepared", str(place / "fresh"), *exposure]) == 0
     assert "The training did not detectably give them away" in capsys.readouterr().out
 
 
@@ -389,30 +389,18 @@ def test_the_base_of_an_adapter_is_a_control(
 
 def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved(untrained(tokenizer_of(["other words entirely"])), tokenizer_of(["other words entirely"]), tmp_path / "other")
-    exposure = ["audit", "--model", str(place / "tuned"), "--prepared", "x", "--exposure"]
+    exposure = ["audit", "prepared", str(place / "tuned"), "x", "--exposure"]
     for arguments, said in (
         (extract(place, "tuned", "--prefix", "0"), "--prefix is 0"),
         (extract(place, "tuned", "--suffix", "120"), "none of the 10 texts has 8 + 120 tokens"),
         (extract(place, "tuned", "--fail-above", "auc=1"), "give extracted= and a share"),
-        (extract(place, "tuned", "--task", "tokens"), "--extract is for language models"),
-        (
-            extract(place, "tuned", "--members", "x"),
-            "--members goes with --attribute or a plain --model, and not with --extract",
-        ),
         (extract(place, "tuned", "--reference", str(tmp_path / "other")), "has another tokenizer than"),
         (extract(place, "tuned", "--reference", "/no"), "--reference is '/no', but there is no such folder"),
-        ([*extract(place, "tuned")[:4], "/no"], "there is no file /no; set --extract to a file"),
+        ([*extract(place, "tuned")[:3], "/no"], "there is no file /no; set FILE to a file"),
         (extract(place, "nowhere"), "nowhere', but there is no such folder"),
-        (["audit", "run", "--extract", "x"], "not of a RUN_DIR"),
-        (["audit", "--model", str(place / "tuned"), "--exposure"], "name its folder with --prepared"),
-        (
-            [*exposure, "--reference", "gpt2"],
-            "--reference goes with --extract or --prepared or a plain --model, and not with --exp",
-        ),
-        (
-            [*exposure, "--labels", "a"],
-            "--labels goes with --attribute or --prepared or a plain --model, and not with --exposure",
-        ),
+        ([*exposure, "--reference", "gpt2"], "--reference has no effect beside --exposure"),
+        ([*exposure, "--labels", "a"], "--labels has no effect beside --exposure"),
+        ([*exposure[:-1], "--secrets-tried", "9"], "--secrets-tried goes with --exposure"),
     ):
         assert main(arguments) == 2, arguments
         told = capsys.readouterr().err

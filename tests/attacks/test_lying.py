@@ -229,14 +229,14 @@ def test_the_command_tries_a_configuration(tmp_path: Path, capsys: pytest.Captur
         name, _, value = rest.partition("=")
         tables.setdefault(section, []).append(f"{name} = {value if value[0].isdigit() else json.dumps(value)}")
     file.write_text("\n".join(f"[{section}]\n" + "\n".join(lines) for section, lines in tables.items()))
-    assert main(["audit", "--lying", str(file), "--attack", "traps", "--trials", "8", "--json"]) == 0
+    assert main(["audit", "lying", str(file), "--attack", "traps", "--trials", "8", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["round"], found["sees"], found["trials"]) == (2, "single updates", 8)
     (cell,) = found["cells"]
     assert cell["hits"] >= 4
     assert cell["works"]
     limited = ["--attack", "labels", "--trials", "8", "--fail-above", "rate=0.5"]
-    assert main(["audit", "--lying", str(file), *limited]) == 4
+    assert main(["audit", "lying", str(file), *limited]) == 4
     said = capsys.readouterr()
     assert "all counts are right in 100% of 8 trials" in " ".join(said.out.split())
     assert "a rate of 1.00 is above --fail-above rate=0.5" in said.err
@@ -245,18 +245,15 @@ def test_the_command_tries_a_configuration(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--attack", "lira"], "--attack is 'lira', but with --lying the attacks are traps, membership"),
+        (["--attack", "lira"], "--attack is 'lira', but the attacks of a lying server are traps, membership"),
         (["--trials", "1"], "--trials is 1; it must be at least 8"),
-        (["--fail-above", "auc=0.6"], "--fail-above is 'auc=0.6': with --lying give rate= and a number from 0 to 1"),
-        (["--members", "x"], "--members goes with --attribute or a plain --model, and not with --lying"),
-        (["--references", "4"], "--references goes with RUN_DIR, and not with --lying"),
-        (["--model", "builtin/tiny"], "a plain --model, and not with --lying: leave it out"),
+        (["--fail-above", "auc=0.6"], "--fail-above is 'auc=0.6': give rate= and a number from 0 to 1"),
     ],
 )
 def test_the_command_says_what_is_wrong(
     arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["audit", "--lying", str(tmp_path), *arguments]) == 2
+    assert main(["audit", "lying", str(tmp_path), *arguments]) == 2
     assert sentence in capsys.readouterr().err
 
 
@@ -270,7 +267,7 @@ def test_attacks_that_were_asked_for_and_do_not_apply_are_no_success(
 
     monkeypatch.setattr("attacks.lying.trials._label", unlabelled)
     monkeypatch.setattr("attacks.lying.command._server", lambda _: LyingServer(federation(*FIXED).assembly))
-    asked = ["audit", "--lying", "x", "--trials", "8", "--attack", "labels", "--attack", "labels"]
+    asked = ["audit", "lying", "x", "--trials", "8", "--attack", "labels", "--attack", "labels"]
     assert main(asked) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.endswith("--attack do not apply here. labels: the attack counts labels")

@@ -12,8 +12,8 @@ from attacks.adversary.case import Case, Inapplicable, Seen, Settings
 from attacks.evidence.bounds import lower_bound
 from privacy.entropy import SeededEntropy
 from secure_fed.config import RunConfig
-from secure_fed.runs.membership import roc
-from secure_fed.runs.membership.measured import of_data
+from secure_fed.runs import roc
+from secure_fed.runs.membership import of_data
 from tests.attacks import canaried
 from tests.cells import chosen
 from tests.secure_fed import toys

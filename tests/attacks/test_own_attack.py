@@ -13,7 +13,8 @@ import torch
 
 from attacks.adversary.case import Seen, Settings
 from attacks.catalogue import from_file
-from attacks.report.significance import main_of
+from attacks.record import AttackAt
+from attacks.report.verdict import main_of
 from secure_fed.commands import cli
 from secure_fed.errors import ConfigError
 from secure_fed.tensors.tensors import Tensors
@@ -129,6 +130,6 @@ def test_a_missing_file_is_refused_before_the_run_is_read(tmp_path: Path, capsys
 
 
 def test_an_attack_of_ones_own_is_never_the_main_one_beside_a_listed_one() -> None:
-    scored = [("aaa", "outsider"), ("label_counts", "server")]
-    assert main_of(scored, ["outsider", "server"]) == ("label_counts", "server")
-    assert main_of(scored[:1], ["outsider", "server"]) == ("aaa", "outsider")
+    scored = [AttackAt("aaa", "outsider"), AttackAt("label_counts", "server")]
+    assert main_of(scored, ["outsider", "server"]) == scored[1]
+    assert main_of(scored[:1], ["outsider", "server"]) == scored[0]

@@ -11,12 +11,11 @@ import pytest
 
 from attacks.adversary.case import Settings, Target
 from attacks.audit import audited
-from attacks.report.verdict import verdict
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.federation import Federation
-from secure_fed.runs.membership.measured import kept_scores
+from secure_fed.runs.membership import kept_scores
 from secure_fed.runs.recording import Recorded
 from tests.attacks import canaried
 from tests.cells import chosen
@@ -104,7 +103,7 @@ def test_the_audit_of_a_private_run_of_a_hundred_clients_says_something(noise: b
     audit = audited(target, ["canary_cosine"], Settings(references=0))
     assert audit["members"] + audit["non_members"] == federation.assembly.protection.phantoms.phantoms == 100
     assert target.result["membership"]["auc"] is not None
-    assert verdict(audit)["level"] == ("none_found" if noise else "violation")
+    assert audit["verdict"]["level"] == ("none_found" if noise else "violation")
 
 
 @pytest.mark.nightly

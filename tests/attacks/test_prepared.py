@@ -26,9 +26,9 @@ from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import notes
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.learning.models.locate import locate
-from secure_fed.runs.membership.roc import Ranking
+from secure_fed.runs.roc import Ranking
 from tests.attacks.small_lm import saved, tokenizer_of, untrained
 from tests.cells import every
 
@@ -159,7 +159,7 @@ def test_where_nothing_can_be_shown_a_pipeline_learns_it(tmp_path: Path, capsys:
         assert folder.truth_of(tmp_path / name, manifest).members.any() == (seed != none)
     tokenizer = tokenizer_of([row["text"] for row in rows(40)])
     saved(untrained(tokenizer), tokenizer, tmp_path / "model")
-    audits = ["audit", "--model", str(tmp_path / "model"), "--prepared"]
+    audits = ["audit", "prepared", str(tmp_path / "model")]
     for arguments, status, said in (
         (["few", "--fail-above", "epsilon=5"], 5, "10 candidates cannot show an epsilon above 1.05; prepare more"),
         (["few", "--fail-above", "epsilon=0.1", "--delta", "0.01"], 5, "cannot show an epsilon above 0.00; prepare"),
@@ -180,7 +180,7 @@ def test_the_exposure_of_targets_is_that_of_prompts_and_targets(
     tokenizer = tokenizer_of([row["text"] for row in rows(40)])
     model = untrained(tokenizer)
     saved(model, tokenizer, tmp_path / "model")
-    command = ["audit", "--model", str(tmp_path / "model"), "--prepared", str(tmp_path / "out"), "--exposure", "--json"]
+    command = ["audit", "prepared", str(tmp_path / "model"), str(tmp_path / "out"), "--exposure", "--json"]
     assert main(command) == 0
     found = [one["exposure"] for one in json.loads(capsys.readouterr().out)["secrets"]]
     _, planted = folder.planted_in(tmp_path / "out", manifest)
@@ -368,18 +368,18 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
         assert main([*arguments, "--count", "80"]) == 0
         printed = capsys.readouterr().out
         assert "which commits to 80 coins" in printed
-        assert shlex.split(printed.splitlines()[-1])[-2:] == ["--prepared", str(tmp_path / name)]
+        assert shlex.split(printed.splitlines()[-1])[-4:] == ["MODEL", str(tmp_path / name), "--adapter", "ADAPTER"]
     trained(tmp_path / "own/train.jsonl", tmp_path / "adapter")
-    model = ["audit", "--model", "builtin/tiny", "--adapter", str(tmp_path / "adapter"), "--max-length", str(LENGTH)]
+    model = ["audit", "prepared", "builtin/tiny", "--adapter", str(tmp_path / "adapter"), "--max-length", str(LENGTH)]
     model += ["--labels", "kind 0,kind 1,kind 2"]
     limit = ["--fail-above", "epsilon=1"]
-    assert main([*model, "--prepared", str(tmp_path / "own"), "--json", *limit]) == 4
+    assert main([*model, str(tmp_path / "own"), "--json", *limit]) == 4
     told, said = capsys.readouterr()
     found = json.loads(told)
     assert found["epsilon_lower"] > 1
     assert found["epsilon_lower"] <= found["epsilon_most"]
     assert "above --fail-above epsilon=1" in said
-    assert main([*model, "--prepared", str(tmp_path / "the others"), *limit]) == 0
+    assert main([*model, str(tmp_path / "the others"), *limit]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "epsilon is at least 0.00 at delta 1e-05" in shown
     assert "It assumes that" in shown
@@ -388,7 +388,7 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
 def test_what_does_not_fit_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(written(tmp_path / "data.jsonl", rows(40)))
     out = ["--out", str(tmp_path / "out")]
-    made = ["audit", "--model", "builtin/tiny", "--prepared", str(tmp_path)]
+    made = ["audit", "prepared", "builtin/tiny", str(tmp_path)]
     for arguments, said in (
         (["audit", "prepare", data, *out, "--count", "41"], "41 candidates cannot be drawn from the 40 rows"),
         (["audit", "prepare", data, *out, "--canaries", "secrets"], "--canaries secrets is for --task causal_lm"),
@@ -401,11 +401,8 @@ def test_what_does_not_fit_is_one_sentence(tmp_path: Path, capsys: pytest.Captur
         (["audit", "prepare", data, "--out", str(tmp_path)], "is not empty"),
         (["audit", "prepare", str(tmp_path / "no.jsonl"), *out], "set DATA to a file that exists"),
         (made, "was not made by `secure-fed audit prepare`"),
-        ([*made, "--task", "tokens"], "a plain --model, and not with --prepared"),
         ([*made, "--delta", "1"], "--delta is 1"),
-        ([*made, "--fail-above", "auc=1"], "with --prepared give epsilon="),
-        (["audit", "run", "--prepared", data], "not of a RUN_DIR"),
-        (["audit", "run", "--delta", "1e-5"], "--delta goes with --prepared, and not with RUN_DIR"),
+        ([*made, "--fail-above", "auc=1"], "give epsilon="),
     ):
         assert main(arguments) == 2, arguments
         assert said in capsys.readouterr().err, said

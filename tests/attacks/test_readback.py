@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from attacks.evidence.attempts import attempts
 from attacks.report import curves, display, page
-from attacks.report.reading import read
-from attacks.report.verdict import verdict
 from tests.attacks import samples
 from tests.attacks.outline import Outline
+from tests.attacks.samples import verdict
 from tests.attacks.test_verdict import audit_of, cell
 from tests.cells import every
 
@@ -204,8 +204,8 @@ def test_every_adversary_has_a_sentence_and_stronger_ones_do_not_repeat_it() -> 
 
 @every("odd", [None, float("nan"), -0.1, 1.1, "all", True, [0.9]])
 def test_what_is_no_share_is_no_number(odd: Any) -> None:
-    (found,) = read(audit_of({"auc": None, "measured": {"bag_recall": odd, "guessed_recall": odd}})).cells
-    assert found.attempts == ()
+    (found,) = samples.audit(audit_of({"auc": None, "measured": {"bag_recall": odd, "guessed_recall": odd}})).cells
+    assert attempts(found) == ()
     assert judged({"bag_recall": odd})[0] == "none_found"
 
 
@@ -228,7 +228,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outlined(audit: Audit) -> Outline:
-    return Outline(page.page(audit))
+    return Outline(page.page(samples.audit(audit)))
 
 
 def test_attacks_on_other_things_than_membership_show_their_own_numbers(unprotected: Audit) -> None:
@@ -236,7 +236,7 @@ def test_attacks_on_other_things_than_membership_show_their_own_numbers(unprotec
     turned = samples.copied(unprotected)
     for one in turned["cells"]:
         one["measured"] = dict(reversed(one["measured"].items()))
-    html = page.page(turned)
+    html = page.page(samples.audit(turned))
     shown = "<b>word recall 83.0 %</b><small>word precision 90.0 %</small><small>recall with position 80.0 %</small>"
     assert html.count(shown) == 2
     assert "<b>cosine 0.710</b><small>mean count error 1.800</small>" in html
@@ -274,7 +274,7 @@ def texts(audit: Audit, **measured: Any) -> Audit:
     ],
 )
 def test_a_cell_of_texts_is_marked_by_what_came_back(protected: Audit, measured: Audit, css: str, said: str) -> None:
-    html = page.page(texts(protected, **measured))
+    html = page.page(samples.audit(texts(protected, **measured)))
     assert (
         len(
             re.findall(
@@ -288,7 +288,7 @@ def test_a_cell_of_texts_is_marked_by_what_came_back(protected: Audit, measured:
 
 def test_the_numbers_of_the_most_exposed_are_among_all_numbers_and_no_name_is(protected: Audit) -> None:
     most = {"client": "St Mary", "round": 1, "bag_recall": 0.12, "bag_precision": 1.0}
-    html = page.page(texts(protected, bag_recall=0.1, bag_precision=1.0, most_exposed=most))
+    html = page.page(samples.audit(texts(protected, bag_recall=0.1, bag_precision=1.0, most_exposed=most)))
     assert "most exposed: word recall 12.0 %" in html
     assert "St Mary" not in html
 
@@ -299,7 +299,7 @@ def test_no_headline_says_that_there_is_no_leak_where_a_part_of_the_texts_is_rea
     part = texts(protected, bag_recall=0.3, bag_precision=1.0)
     assert "Nothing of membership was found, and part of the texts was read back" in outlined(part).text
     assert "Nothing was found" not in outlined(part).text
-    display.show(part)
+    display.show(samples.audit(part))
     printed = capsys.readouterr().out
     assert "verdict: nothing of membership found; part of the texts read back" in printed
     assert "in part" in printed
@@ -312,7 +312,7 @@ def test_a_guarantee_without_an_epsilon_that_coins_can_test_is_not_called_none(
     """Noise in shares, or neighbours that are replaced: the run is protected, and the audit has nothing to set against it."""
     shares = samples.copied(protected, epsilon_accounted=None)
     text = outlined(shares).text
-    display.show(shares)
+    display.show(samples.audit(shares))
     for said in (text, capsys.readouterr().out):
         assert "no guarantee" not in said
         assert "none that coins can test" in said
@@ -323,7 +323,7 @@ def test_a_guarantee_without_an_epsilon_that_coins_can_test_is_not_called_none(
 def test_what_such_a_run_promises_is_named(protected: Audit, capsys: pytest.CaptureFixture[str]) -> None:
     named = {"epsilon_accounted": None, "epsilon_promised": 7.08, "adjacency": "one client replaced by another"}
     replaced = samples.copied(protected, **named)
-    display.show(replaced)
+    display.show(samples.audit(replaced))
     assert "7.08, which coins cannot test" in capsys.readouterr().out
     assert "epsilon 7.08 for neighbours that differ by one client replaced by another" in outlined(replaced).text
     said = verdict(replaced)["text"]

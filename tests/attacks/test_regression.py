@@ -14,7 +14,7 @@ from attacks import regression, update_score
 from attacks.adversary.case import Case, Inapplicable, Seen, Settings
 from attacks.regression import RIDGE, Sketch, needed
 from secure_fed.federation import Federation
-from secure_fed.runs.membership import roc
+from secure_fed.runs import roc
 from secure_fed.runs.recording import Recorded
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import overfitted

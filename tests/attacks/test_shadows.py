@@ -20,10 +20,9 @@ from privacy.ledger import Ledger
 from secure_fed.errors import UsageError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
-from secure_fed.learning.training.local import Trained
-from secure_fed.learning.training.schedule import scheduled_lr
-from secure_fed.rounds.noise.placement import SUM
-from secure_fed.rounds.summing import OpenSum
+from secure_fed.learning.training.local import Trained, scheduled_lr
+from secure_fed.rounds.placement import SUM
+from secure_fed.rounds.sums import OpenSum
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.contracts import runs

@@ -1,6 +1,6 @@
 """Property inference from a client's update: closer to the true share than the guess without the update, or no finding.
 
-`secure-fed audit RUN --share WORD`: a finding if updates reveal the share, none for an unrelated word.
+`secure-fed audit share RUN_DIR WORD`: a finding if updates reveal the share, none for an unrelated word.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_word_that_goes_with_the_label_is_read_from_answers(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["audit", str(run_dir), "--share", "fever", "--json", "--fail-above", "gain=0.3"]) == 4
+    assert main(["audit", "share", str(run_dir), "fever", "--json", "--fail-above", "gain=0.3"]) == 4
     told = capsys.readouterr()
     found = json.loads(told.out)
     assert found["verdict"] == "leak", found
@@ -148,7 +148,7 @@ def test_a_word_that_goes_with_the_label_is_read_from_answers(
     assert found["p_value"] < 0.01
     assert found["clients"] == CLIENTS
     assert "is above --fail-above gain=0.3" in told.err
-    assert main(["audit", str(run_dir), "--share", "mother"]) == 0
+    assert main(["audit", "share", str(run_dir), "mother"]) == 0
     assert "nothing found" in capsys.readouterr().out
 
 
@@ -175,12 +175,10 @@ def test_what_does_not_fit_is_one_sentence(run_dir: Path, tmp_path: Path, capsys
     }
     Federation(RunConfig.from_dict(masked)).run(tmp_path / "masked")
     for arguments, said in (
-        (["audit", "--share", "fever"], "--share is for the audit of a run"),
-        (["audit", str(run_dir), "--share", "zebra"], "0 of 160 test texts contain 'zebra'"),
-        (["audit", str(run_dir), "--share", ""], "--share is ''"),
-        (["audit", str(run_dir), "--share", "fever", "--fail-above", "auc=1"], "with --share give gain="),
-        (["audit", str(run_dir), "--share", "fever", "--model", "x"], "--model goes with"),
-        (["audit", str(tmp_path / "masked"), "--share", "patient"], "reads sums behind masks"),
+        (["audit", "share", str(run_dir), "zebra"], "0 of 160 test texts contain 'zebra'"),
+        (["audit", "share", str(run_dir), ""], "WORD is ''"),
+        (["audit", "share", str(run_dir), "fever", "--fail-above", "auc=1"], "give gain="),
+        (["audit", "share", str(tmp_path / "masked"), "patient"], "reads sums behind masks"),
     ):
         assert main(arguments) == 2, arguments
         told = capsys.readouterr().err

@@ -10,8 +10,7 @@ from attacks import sum_inversion
 from attacks.adversary.case import Case, Inapplicable, Settings, Target
 from attacks.audit import audited
 from attacks.report import page
-from attacks.report.reading import read
-from attacks.report.wording import texts
+from attacks.report.words import texts
 from secure_fed.methods.method import State
 from secure_fed.runs.recording import Recorded
 from tests.attacks.federations import case
@@ -41,7 +40,7 @@ def test_an_audit_of_recorded_updates_shows_the_recall_by_cohort() -> None:
     html = page.page(audit)
     assert "recall with position, 1 client in a sum 100.0 %" in html
     assert "recall with position, 2 clients in a sum " in html
-    assert texts(read(audit)).count(" named ") == 1, "equal figures of two adversaries have one sentence"
+    assert texts(audit.record).count(" named ") == 1, "equal figures of two adversaries have one sentence"
 
 
 @pytest.mark.nightly

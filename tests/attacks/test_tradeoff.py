@@ -79,12 +79,12 @@ def test_the_area_of_epsilon_and_delta_is_the_integral_of_its_rates(epsilon: flo
 
 def test_the_mechanisms_curve_is_taken_only_if_the_accounted_epsilon_is_its_own() -> None:
     own = allowed(SAMPLED, 7.966)
-    assert own["by"] == "mechanism"
-    assert own["auc"] == pytest.approx(0.66, abs=0.005)
-    assert own["tpr_at_fpr"]["0.01"] == pytest.approx(0.088, abs=0.001)
+    assert own.by == "mechanism"
+    assert own.auc == pytest.approx(0.66, abs=0.005)
+    assert own.tpr_at_fpr[0.01] == pytest.approx(0.088, abs=0.001)
     for other in (allowed(SAMPLED, 5.0), allowed({**SAMPLED, "noise_multiplier": None}, 7.966)):
-        assert other["by"] == "epsilon"
-    assert allowed(SAMPLED, 65.0)["auc"] == pytest.approx(1.0)
+        assert other.by == "epsilon"
+    assert allowed(SAMPLED, 65.0).auc == pytest.approx(1.0)
 
 
 def test_one_gaussian_for_the_whole_run_allows_what_its_mu_says_and_not_what_coins_would() -> None:
@@ -93,11 +93,11 @@ def test_one_gaussian_for_the_whole_run_allows_what_its_mu_says_and_not_what_coi
     epsilon = accounting.epsilon(accounting.unamplified(0.6), 1, 1e-5)
     assert Gaussian(mu).epsilon(1e-5) == pytest.approx(epsilon)
     own = allowed(said, epsilon)
-    assert own["by"] == "mechanism"
-    assert own["auc"] == pytest.approx(stats.norm.cdf(mu / math.sqrt(2)))
-    assert own["tpr_at_fpr"]["0.01"] == pytest.approx(stats.norm.sf(stats.norm.isf(0.01) - mu))
-    assert own["auc"] == pytest.approx(sampled_gaussian(0.6, 1.0, 1).area, abs=1e-3)
-    assert allowed(said, 5.0)["by"] == "epsilon"
+    assert own.by == "mechanism"
+    assert own.auc == pytest.approx(stats.norm.cdf(mu / math.sqrt(2)))
+    assert own.tpr_at_fpr[0.01] == pytest.approx(stats.norm.sf(stats.norm.isf(0.01) - mu))
+    assert own.auc == pytest.approx(sampled_gaussian(0.6, 1.0, 1).area, abs=1e-3)
+    assert allowed(said, 5.0).by == "epsilon"
 
 
 MEMBERS = np.arange(500) < 250
@@ -118,8 +118,8 @@ def test_it_is_what_the_best_attack_shows_of_a_gaussian(mu: float) -> None:
         {"delta": 1e-5, "privacy": {"mechanism": "shares"}},
     ):
         found = expected(result, accounted, MEMBERS, 0.05)
-        assert found["epsilon_lower"] == pytest.approx(by_hand(mu, 1e-5), abs=0.25)
-        assert found["by"] == ("mechanism" if "gaussian_mu" in result["privacy"] else "Gaussian of the same epsilon")
+        assert found.epsilon_lower == pytest.approx(by_hand(mu, 1e-5), abs=0.25)
+        assert found.by == ("mechanism" if "gaussian_mu" in result["privacy"] else "Gaussian of the same epsilon")
 
 
 def test_members_have_the_rates_that_the_curve_allows() -> None:
@@ -138,4 +138,4 @@ def test_the_gaussian_of_an_epsilon_has_it() -> None:
 
 def test_a_mechanism_that_gives_nothing_away_is_expected_to_show_nothing() -> None:
     result = {"delta": 1e-5, "privacy": {"gaussian_mu": 0.01}}
-    assert expected(result, Gaussian(0.01).epsilon(1e-5), MEMBERS, 0.05)["epsilon_lower"] == 0.0
+    assert expected(result, Gaussian(0.01).epsilon(1e-5), MEMBERS, 0.05).epsilon_lower == 0.0

@@ -17,8 +17,7 @@ from secure_fed.learning.models.loading import digest_of
 from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import State
 from secure_fed.runs.run import Result
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen, every
 from tests.contracts import runs
 from tests.contracts.runs import CELLS, ROUNDS, SIZES, SUMS, Events, KilledAfter, KilledError, States

@@ -9,7 +9,7 @@ import pytest
 
 from privacy.mechanisms import Gaussian
 from secure_fed.methods import METHODS
-from secure_fed.runs.membership.measured import kept_scores
+from secure_fed.runs.membership import kept_scores
 from tests.attacks.canaried import _clean
 from tests.cells import chosen
 from tests.contracts import runs

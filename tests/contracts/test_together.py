@@ -6,7 +6,7 @@ import pytest
 
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
-from secure_fed.rounds.common_passes import Together
+from secure_fed.rounds.transport import Together
 from tests.cells import chosen
 from tests.contracts import runs
 

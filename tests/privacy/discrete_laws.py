@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from fractions import Fraction
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
@@ -36,48 +33,6 @@ def fit(samples: NDArray[np.int64], sigma: float) -> float:
         observed = np.append(counts[1:-1], counts[0] + counts[-1])
         wanted = np.append(expected, beyond)
     return float(stats.chisquare(observed, wanted * (len(samples) / wanted.sum())).pvalue)
-
-
-class Slow:
-    """The sampler of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020), in fractions."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
-
-    def coin(self, probability: Fraction) -> bool:
-        return self._random.randrange(probability.denominator) < probability.numerator
-
-    def exponential(self, gamma: Fraction) -> bool:
-        """True with probability exp(-gamma)."""
-        while gamma > 1:
-            if not self.exponential(Fraction(1)):
-                return False
-            gamma -= 1
-        step = 1
-        while self.coin(gamma / step):
-            step += 1
-        return step % 2 == 1
-
-    def laplace(self, scale: int) -> int:
-        """A sample x of probability proportional to exp(-|x| / scale)."""
-        while True:
-            rest = self._random.randrange(scale)
-            if not self.exponential(Fraction(rest, scale)):
-                continue
-            turns = 0
-            while self.exponential(Fraction(1)):
-                turns += 1
-            magnitude = rest + scale * turns
-            negative = self.coin(Fraction(1, 2))
-            if not (negative and magnitude == 0):
-                return -magnitude if negative else magnitude
-
-    def gaussian(self, sigma: int) -> int:
-        while True:
-            proposal = self.laplace(sigma + 1)
-            off = Fraction(abs(proposal)) - Fraction(sigma**2, sigma + 1)
-            if self.exponential(off**2 / (2 * sigma**2)):
-                return proposal
 
 
 def shares(sigma: float, count: int, reach: int) -> Floats:

@@ -41,7 +41,7 @@ def forked(*arguments: str | int | Path) -> int:
     child = os.fork()
     if child == 0:
         try:
-            with open(os.devnull, "w") as sys.stdout:
+            with open(os.devnull, "w") as sys.stdout, open(os.devnull) as sys.stdin:
                 main(*map(str, arguments))
             os._exit(0)
         except BaseException:

@@ -2,7 +2,8 @@
 
 The broken variants at the end of some tests are common mistakes; the test must notice each of them. Searches for noise and for
 the most releases never exceed their target, and come close. The loss distribution from array operations equals the library's,
-computed one loss at a time, to the bit.
+computed one loss at a time, to the bit. Releases of which only Renyi divergences are known are compared with exact discrete
+laws, and with Gaussians.
 """
 
 from __future__ import annotations
@@ -24,27 +25,29 @@ from scipy.stats import norm
 from privacy import accounting
 from privacy.accounting import (
     Release,
-    _rounded_up,
     calibrate,
     composed,
     delta,
+    discrete,
+    discrete_replaced,
+    discrete_sampled,
     epsilon,
     hockey_sticks,
     largest_count,
-    observations,
     poisson_sampled,
     rdp,
     replaced,
     sampled_without_replacement,
     unamplified,
 )
+from privacy.distributed import _tau
 from privacy.errors import PlanError
-from privacy.sampling import FixedSize, Poisson
 from tests.cells import chosen, every
+from tests.privacy.discrete_laws import divergence, shares, shifted
 
-NIGHT = pytest.mark.nightly
 ADD, REMOVE = AdjacencyType.ADD, AdjacencyType.REMOVE
 DELTA = 1e-5
+WHOLE = tuple(map(float, range(2, 17)))
 
 
 def poisson_replaced(rate: float, z: float) -> Release:
@@ -59,33 +62,19 @@ def test_known_epsilons() -> None:
     assert epsilon(unamplified(0.89), 5, DELTA) == pytest.approx(13.3, abs=0.05)
 
 
-@pytest.mark.nightly
-def test_a_known_epsilon_of_less_noise() -> None:
-    assert epsilon(poisson_sampled(0.01, 0.8), 1000, DELTA) == pytest.approx(3.141, abs=0.002)
-
-
-def test_the_samplers_say_what_they_draw() -> None:
-    assert Poisson(1000, 0.01).release(1.5) == poisson_sampled(0.01, 1.5)
-    assert FixedSize(1000, 10).release(1.5) == sampled_without_replacement(1000, 10, 1.5)
-    assert Poisson(10, 1.0).release(1.5) == unamplified(1.5)
-    assert FixedSize(10, 10).release(1.5) == replaced(1.5)
-
-
 def test_a_replaced_member_moves_a_sum_twice_as_far() -> None:
     assert epsilon(replaced(1.0), 1, DELTA) == pytest.approx(10.0, abs=0.01)
     assert epsilon(replaced(1.0), 7, DELTA) == epsilon(unamplified(0.5), 7, DELTA)
     ignored = RdpAccountant(neighboring_relation=accounting._RELATIONS["replace-one"]).compose(GaussianDpEvent(1.0))
     assert float(ignored.get_epsilon(DELTA)) == pytest.approx(4.73, abs=0.01)  # the adjacency ignored: not private
     assert rdp(replaced(1.0), 3, [2.0, 8.0]) == pytest.approx((3 * 2 / 0.5, 3 * 8 / 0.5))
+    assert discrete_replaced(2.0).adjacency == "replace-one"
+    assert rdp(discrete_replaced(2.0), 1, WHOLE) == rdp(discrete(1.0), 1, WHOLE)
+    assert discrete_replaced(2.0).multiplier == pytest.approx(replaced(2.0).multiplier)
 
 
 def test_samples_of_one_size_cost_no_less_than_their_worst_data() -> None:
-    """A lower bound from the worst data: all members send -C, and one of them is replaced by a member that sends +C.
-
-    In units of C, up to a constant, the noised sum of a sample is then (1 - q) N(0, z^2) + q N(2, z^2) against N(0, z^2). That
-    is Poisson sampling with one member more, at noise multiplier z / 2. These data reach this epsilon, so no valid accountant
-    gives less.
-    """
+    """All send -C and one sends +C instead: the sum is Poisson sampled at noise multiplier z / 2, and reaches this epsilon."""
     said = epsilon(sampled_without_replacement(1000, 10, 1.0), 1000, DELTA)
     reached = epsilon(poisson_sampled(0.01, 0.5), 1000, DELTA, discretization=accounting.COARSE)
     assert reached == pytest.approx(13.36, abs=0.01)
@@ -103,14 +92,10 @@ def test_samples_of_one_size_cost_at_most_what_everybody_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "z", "at"),
-    chosen(itertools.product([0.01, 0.3], [0.6, 2.0], [0.1, 1.0]), [(0.3, 2.0, 0.1)]),
+    ("rate", "z", "at"), chosen(itertools.product([0.01, 0.3], [0.6, 2.0], [0.1, 1.0]), [(0.3, 2.0, 0.1)])
 )
 def test_one_release_against_the_integral(rate: float, z: float, at: float) -> None:
-    """delta is the integral of (p - e^epsilon q)+, the larger one over both orders of P and Q.
-
-    Q = N(0, z^2) and P = (1 - rate) N(0, z^2) + rate N(1, z^2) have the densities q and p.
-    """
+    """delta is the integral of (p - e^epsilon q)+, the larger one over both orders of the two densities."""
     x = np.linspace(-12 * z, 12 * z + 1, 100_001)
     as_is = norm.pdf(x, 0, z)
     one_more = (1 - rate) * as_is + rate * norm.pdf(x, 1, z)
@@ -136,8 +121,7 @@ def test_two_releases_against_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "z", "count"),
-    chosen(itertools.product([0.002, 0.02, 0.1], [0.8, 2.0], [10, 500]), [(0.1, 2.0, 10)]),
+    ("rate", "z", "count"), chosen(itertools.product([0.002, 0.02, 0.1], [0.8, 2.0], [10, 500]), [(0.1, 2.0, 10)])
 )
 def test_another_library_agrees(rate: float, z: float, count: int) -> None:
     prv = pytest.importorskip("opacus.accountants").PRVAccountant()
@@ -220,92 +204,6 @@ def test_a_coarse_grid_says_more_never_less() -> None:
         assert fine <= coarse <= 1.5 * fine
 
 
-@every(
-    ("ask", "says"),
-    [
-        (lambda: poisson_sampled(0.0, 1.0), "sampling rate is 0"),
-        (lambda: poisson_sampled(1.1, 1.0), "at most 1"),
-        (lambda: poisson_sampled(0.1, 0.0), "noise multiplier is 0"),
-        (lambda: poisson_sampled(0.1, math.nan), "noise multiplier is nan"),
-        (lambda: unamplified(-1.0), "noise multiplier is -1"),
-        (lambda: replaced(math.inf), "a finite number of at least"),
-        (lambda: sampled_without_replacement(10, 11, 1.0), "between 1 and 10"),
-        (lambda: sampled_without_replacement(10, 0, 1.0), "between 1 and 10"),
-        (lambda: epsilon(unamplified(1.0), 1, 1.0), "delta is 1"),
-        (lambda: epsilon(unamplified(1.0), 1, 0.0), "delta is 0"),
-        (lambda: epsilon(unamplified(1.0), -1, DELTA), "choose at least 0"),
-        (lambda: delta(unamplified(1.0), 1, -1.0), "negative"),
-        (lambda: calibrate(unamplified, 1, 0.0, DELTA), "epsilon is 0; it must be a finite number above 0"),
-        (lambda: calibrate(unamplified, 0, 1.0, DELTA), "for 0 releases; there must be at least one"),
-        (lambda: calibrate(unamplified, 1, math.inf, DELTA), "epsilon is inf"),
-        (lambda: calibrate(lambda z: unamplified(1.0), 1, 0.1, DELTA), "choose a larger epsilon"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_sentence(ask: Callable[[], object], says: str) -> None:
-    with pytest.raises(PlanError, match=says):
-        ask()
-
-
-@pytest.mark.parametrize(
-    ("release_at", "count", "target"),
-    [
-        pytest.param(lambda z: poisson_sampled(0.01, z), 1000, 3.0, marks=NIGHT),
-        pytest.param(lambda z: poisson_sampled(0.01, z), 1000, 0.05, marks=NIGHT),
-        pytest.param(lambda z: poisson_sampled(0.01, z), 100, 1000.0, marks=NIGHT),
-        pytest.param(lambda z: poisson_sampled(0.3, z), 5, 8.0, marks=NIGHT),
-        (lambda z: poisson_sampled(0.3, z), 5, 0.3),
-        pytest.param(lambda z: sampled_without_replacement(1000, 10, z), 100, 2.0, marks=NIGHT),
-        (lambda z: sampled_without_replacement(10, 9, z), 5, 8.0),
-        (unamplified, 20, 0.5),
-        (replaced, 1, 100.0),
-    ],
-)
-def test_calibration_never_exceeds_and_wastes_little(
-    release_at: Callable[[float], Release], count: int, target: float
-) -> None:
-    z = calibrate(release_at, count, target, DELTA)
-    assert 0.99 * target < epsilon(release_at(z), count, DELTA) <= target
-    assert epsilon(release_at(0.98 * z), count, DELTA) > target
-    assert float(f"{z:.6g}") == z
-    coarse = calibrate(release_at, count, target, DELTA, coarse=True)
-    assert epsilon(release_at(coarse), count, DELTA) <= target
-    assert z * 0.98 < coarse < 1.3 * z
-
-
-def test_noise_is_no_less_than_the_exact_formula_asks_for() -> None:
-    z = calibrate(unamplified, 3, 1.0, DELTA)
-    assert 1.0 <= 1.0 / get_epsilon_gaussian(z / math.sqrt(3), DELTA) < 1.01
-
-
-@every("exact", [0.123456, 0.1234561, 0.8145339, 5.0, 99999.95, 1e-3, 123.4565000001])
-def test_noise_is_rounded_up_and_never_down(exact: float) -> None:
-    rounded = _rounded_up(exact)
-    assert exact * (1 - 1e-11) <= rounded <= exact * (1 + 1.1e-5)
-    assert float(f"{rounded:.6g}") == rounded == _rounded_up(rounded)
-
-
-@pytest.mark.parametrize(
-    ("release", "limit"),
-    [
-        (unamplified(10.0), 3.0),
-        pytest.param(sampled_without_replacement(1000, 10, 2.0), 3.0, marks=NIGHT),
-        pytest.param(poisson_sampled(0.2, 2.0), 4.0, marks=NIGHT),
-        (poisson_sampled(0.2, 4.0), 1.0),
-        pytest.param(poisson_sampled(0.5, 0.6), 1.0, marks=NIGHT),
-    ],
-)
-def test_as_many_as_fit_and_not_one_more(release: Release, limit: float) -> None:
-    count = largest_count(release, limit, DELTA)
-    assert epsilon(release, count, DELTA) <= limit < epsilon(release, count + 1, DELTA)
-
-
-@pytest.mark.nightly
-def test_of_thousands_all_but_one_in_a_thousand_fit() -> None:
-    release = poisson_sampled(0.01, 1.0)
-    count = largest_count(release, 3.0, DELTA)
-    assert epsilon(release, count, DELTA) <= 3.0 < epsilon(release, count + count // 500, DELTA)
-
-
 def library(z: float, rate: float, count: int, step: float) -> PLDAccountant:
     accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, step)
     return accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(z)), count)
@@ -336,17 +234,6 @@ def test_divergences_are_the_librarys_on_the_grid_and_at_its_edges(kind: Adjacen
     assert hockey_sticks(loss, epsilons).tolist() == [loss.get_delta_for_epsilon(float(one)) for one in epsilons]
 
 
-@every("kind", [ADD, REMOVE])
-def test_a_loss_lies_where_its_observation_is(kind: AdjacencyType) -> None:
-    loss = GaussianPrivacyLoss(0.7, sampling_prob=0.2, adjacency_type=kind)
-    losses = np.array([-0.15, -0.01, 0.0, 0.1, 0.2])
-    assert [loss.privacy_loss(x) for x in observations(loss, losses)] == pytest.approx(losses, abs=1e-12)
-    swapped = GaussianPrivacyLoss(0.7, sampling_prob=0.2, adjacency_type=ADD if kind == REMOVE else REMOVE)
-    assert swapped.privacy_loss(observations(loss, losses)[3]) != pytest.approx(
-        0.1, abs=1e-2
-    )  # the other adjacency is noticed
-
-
 def test_a_rate_that_rounding_hides_is_refused() -> None:
     loss = GaussianPrivacyLoss(1.0, sampling_prob=1e-9)
     with pytest.raises(PlanError, match="too close to 0 or 1"):
@@ -359,3 +246,176 @@ def test_the_accountant_of_record_is_that_of_the_library_where_a_member_is_repla
     release = accounting.Release(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), "replace-one")
     assert isinstance(accounting.distribution(release, 2, 5e-3), PLDAccountant)
     assert not isinstance(accounting.distribution(poisson_sampled(0.1, 1.0), 2, 5e-3), PLDAccountant)
+
+
+CALIBRATED: list[tuple[Callable[[float], Release], int, float]] = [
+    (lambda z: poisson_sampled(0.3, z), 5, 0.3),
+    (lambda z: sampled_without_replacement(10, 9, z), 5, 8.0),
+    (unamplified, 20, 0.5),
+    (replaced, 1, 100.0),
+    (discrete, 1, 0.02),
+    (discrete, 1000, 50.0),
+    (discrete_replaced, 5, 8.0),
+    (lambda z: discrete_sampled(0.1, z), 50, 3.0),
+    (lambda z: discrete_sampled(0.9, z), 5, 20.0),
+]
+SLOWLY: list[tuple[Callable[[float], Release], int, float]] = [
+    *((lambda z: poisson_sampled(0.01, z), count, target) for count, target in ((1000, 3.0), (1000, 0.05), (100, 1e3))),
+    (lambda z: poisson_sampled(0.3, z), 5, 8.0),
+    (lambda z: sampled_without_replacement(1000, 10, z), 100, 2.0),
+    (lambda z: discrete_sampled(0.01, z), 1000, 0.1),
+]
+
+
+@pytest.mark.parametrize(("release_at", "count", "target"), chosen([*CALIBRATED, *SLOWLY], CALIBRATED))
+def test_calibration_never_exceeds_and_wastes_little(
+    release_at: Callable[[float], Release], count: int, target: float
+) -> None:
+    z = calibrate(release_at, count, target, DELTA)
+    assert 0.99 * target < epsilon(release_at(z), count, DELTA) <= target < epsilon(release_at(0.97 * z), count, DELTA)
+    assert float(f"{z:.6g}") == z
+    coarse = calibrate(release_at, count, target, DELTA, coarse=True)
+    assert epsilon(release_at(coarse), count, DELTA) <= target
+    assert z * 0.97 < coarse < 1.3 * z
+
+
+FITTING = [
+    (unamplified(10.0), 3.0),
+    (poisson_sampled(0.2, 4.0), 1.0),
+    (discrete(5.0), 4.0),
+    (discrete_sampled(0.05, 1.0), 4.0),
+]
+MORE = [
+    (sampled_without_replacement(1000, 10, 2.0), 3.0),
+    (poisson_sampled(0.2, 2.0), 4.0),
+    (poisson_sampled(0.5, 0.6), 1.0),
+]
+MORE += [(poisson_sampled(0.01, 1.0), 3.0)]
+
+
+@pytest.mark.parametrize(("release", "limit"), chosen([*FITTING, *MORE], FITTING))
+def test_as_many_as_fit_and_not_one_more(release: Release, limit: float) -> None:
+    """Of thousands, all but one in five hundred."""
+    count = largest_count(release, limit, DELTA)
+    assert epsilon(release, count, DELTA) <= limit < epsilon(release, count + 1 + count // 500, DELTA)
+    assert epsilon(release, 0, DELTA) == 0.0
+    assert largest_count(release, 1e-9, DELTA) == 0
+
+
+@every(
+    "ask",
+    [
+        *(lambda rate=rate: poisson_sampled(rate, 1.0) for rate in (0.0, 1.1)),
+        *(lambda rate=rate: discrete_sampled(rate, 1.0) for rate in (0.0, 1.5)),
+        *(lambda z=z: poisson_sampled(0.1, z) for z in (0.0, math.nan)),
+        *(
+            lambda one=one, z=z: one(z)
+            for one in (unamplified, replaced, discrete, discrete_replaced)
+            for z in (0.0, -1.0)
+        ),
+        *(lambda z=z: discrete_replaced(z) for z in (math.nan, math.inf)),
+        *(lambda size=size: sampled_without_replacement(10, size, 1.0) for size in (0, 11)),
+        *(lambda one=one, at=at: epsilon(one(1.0), 1, at) for one in (unamplified, discrete) for at in (0.0, 1.0)),
+        lambda: epsilon(unamplified(1.0), -1, DELTA),
+        lambda: delta(unamplified(1.0), 1, -1.0),
+        *(lambda target=target: calibrate(unamplified, 1, target, DELTA) for target in (0.0, math.inf)),
+        lambda: calibrate(unamplified, 0, 1.0, DELTA),
+        lambda: calibrate(lambda z: unamplified(1.0), 1, 0.1, DELTA),
+    ],
+)
+def test_what_cannot_be_accounted_for_is_refused(ask: Callable[[], object]) -> None:
+    with pytest.raises(PlanError):
+        ask()
+
+
+@every("rate", [0.01, 0.2, 0.7])
+@every("count", [1, 2, 3])
+@every("shift", [1, 2])
+def test_sampled_divergences_bound_exact_sums_in_both_directions(rate: float, count: int, shift: int) -> None:
+    """One coordinate, shares of sigma 1: the exact laws with the member, without it, and with it at probability `rate`."""
+    law = shares(1, count, 36)
+    z = 1 / math.sqrt(shift**2 / count + _tau(count, 1))
+    orders = (1.3, *WHOLE[:7], 4.5)
+    said = rdp(discrete_sampled(rate, z), 1, orders)
+    for there, absent in (shifted(law, shift), shifted(law, shift)[::-1]):
+        perhaps = (1 - rate) * absent + rate * there
+        for order, bound in zip(orders, said, strict=True):
+            one_more, one_less = divergence(perhaps, absent, order), divergence(absent, perhaps, order)
+            assert one_less <= one_more * (1 + 1e-9) + 1e-14  # by the reflection argument of `concentrated_divergences`
+            assert one_more <= bound
+            if order.is_integer():
+                assert bound == pytest.approx(one_more, rel=0.02, abs=1e-9)
+    half = rdp(discrete_sampled(rate / 2, z), 1, orders)
+    there, absent = shifted(law, shift)
+    assert half[1] < divergence((1 - rate) * absent + rate * there, absent, 2.0)  # half the rate is noticed
+
+
+@every("rate", [0.001, 0.05, 0.5, 0.99])
+@every("z", [0.3, 1.0, 5.0, 100.0])
+def test_never_below_a_gaussian_and_equal_to_it(rate: float, z: float) -> None:
+    orders = (*WHOLE, 64.0, 200.0)
+    event = PoissonSampledDpEvent(rate, GaussianDpEvent(z))
+    exact = RdpAccountant(orders).compose(event).rdp
+    ours = rdp(discrete_sampled(rate, z), 1, orders)
+    for order, one, gaussian in zip(orders, ours, exact, strict=True):
+        least = min(gaussian, order / (2 * z**2))
+        assert least * (1 - 1e-12) <= one <= least * (1 + 1e-6) + 2e-14, order
+    between, above = rdp(discrete_sampled(rate, z), 1, (2.5, 6.2)), rdp(discrete_sampled(rate, z), 1, (3.0, 7.0))
+    for order, one, whole in zip((2.5, 6.2), between, above, strict=True):
+        assert one == min(whole, rdp(discrete(z), 1, (order,))[0])
+    for order, one, gaussian in zip(orders, rdp(discrete(z), 3, orders), rdp(unamplified(z), 3, orders), strict=True):
+        assert gaussian <= one <= gaussian * (1 + 1e-12), order
+
+
+@pytest.mark.parametrize(
+    ("release", "gaussian"),
+    [
+        (discrete(1.0), unamplified(1.0)),
+        (discrete(40.0), unamplified(40.0)),
+        (discrete_replaced(3.0), replaced(3.0)),
+        pytest.param(discrete_sampled(0.1, 0.89), poisson_sampled(0.1, 0.89), marks=pytest.mark.nightly),
+        (discrete_sampled(0.02, 2.0), poisson_sampled(0.02, 2.0)),
+        pytest.param(discrete_sampled(0.5, 0.4), poisson_sampled(0.5, 0.4), marks=pytest.mark.nightly),
+    ],
+)
+def test_epsilon_and_delta_are_those_of_renyi_privacy_and_never_below_a_gaussian(
+    release: Release, gaussian: Release
+) -> None:
+    count = 50
+    found = epsilon(release, count, DELTA)
+    assert epsilon(gaussian, count, DELTA) <= found < math.inf
+    plain = release.event if release.rate == 1 else None
+    dense = tuple(1 + 1.003**power for power in range(-1700, 4000)) if plain else WHOLE
+    assert found <= accounting.by_rdp(gaussian, count, DELTA, dense) * 1.001 + 1e-6
+    assert delta(release, count, found) == pytest.approx(DELTA, rel=1e-3) or found == 0
+    assert delta(release, count, found * 0.9) >= delta(gaussian, count, found * 0.9)
+    assert delta(release, count, 0.0) <= 1
+
+
+def test_exact_formulas_and_distributions_are_out_of_reach() -> None:
+    """Functions for Gaussians alone give infinity or None for such a release, or refuse it."""
+    for release in (discrete(1.0), discrete_sampled(0.1, 1.0), discrete_replaced(1.0)):
+        assert release.concentrated
+        assert not release.plain
+        assert release.accountant == "rdp"
+        assert accounting.without_sampling(release, 10, DELTA) == math.inf
+        assert accounting.by_participation(release, 10, DELTA) == math.inf
+        assert accounting.pld_step(release, 10, accounting.FINE) is None
+    assert not unamplified(1.0).concentrated
+    assert not poisson_sampled(0.1, 1.0).concentrated
+
+
+def test_sampling_helps_and_more_rounds_cost_more() -> None:
+    by_rate = [epsilon(discrete_sampled(rate, 1.0), 20, DELTA) for rate in (0.001, 0.01, 0.1, 0.5, 0.99, 1.0)]
+    by_count = [epsilon(discrete_sampled(0.1, 1.0), count, DELTA) for count in (1, 2, 10, 100, 10_000)]
+    assert (by_rate, by_count) == (sorted(by_rate), sorted(by_count))
+    assert np.isfinite(by_count).all()
+
+
+@every("z", [1e-6, 1e-3, 1e6])
+@every("rate", [1e-6, 0.5, 1.0])
+def test_extremes_are_answered(z: float, rate: float) -> None:
+    found = epsilon(discrete_sampled(rate, z), 100, DELTA)
+    assert 0 <= found < math.inf
+    assert found <= epsilon(discrete(z), 100, DELTA) * 1.2 + 1e-2
+    assert all(map(math.isfinite, accounting.concentrated_divergences(0.5 / z**2, rate, accounting.WHOLE_ORDERS)))

@@ -1,19 +1,26 @@
-"""A process that charges before it releases has charged for every release, at whatever instant it is killed."""
+"""Processes that are killed, or that use one ledger at the same time.
+
+A process that charges before it releases has charged for every release, at whatever instant it is killed; exactly one of the
+racing processes gets the rest of a budget, and no row is lost.
+"""
 
 from __future__ import annotations
 
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from privacy.errors import LedgerError
+from privacy.errors import BudgetExhausted, LedgerError
+from privacy.filters import Cost
 from privacy.ledger import Ledger
 from tests.cells import chosen
-from tests.privacy.ledger_child import ENOUGH, RECORD, RUN, forked, heads_beside, kept_head, start
+from tests.privacy.ledger_child import ENOUGH, RECORD, RUN, UNIT, forked, heads_beside, kept_head, start
 
 
 class UnderpaidError(AssertionError):
@@ -106,16 +113,14 @@ def test_creation_killed_at_any_instant_leaves_no_ledger_or_a_whole_one(tmp_path
     for deadly in range(1000):
         path = tmp_path / str(deadly) / "ledger.db"
         path.parent.mkdir()
-        child = start("create-and-die", path, deadly)
-        child.communicate("go\n")
+        ended = forked("create-and-die", path, deadly)
         seen.append(path.exists())
         if not path.exists():
             Ledger.create(path, data_set="ward", epsilon=8.0, delta=1e-5)
         assert Ledger.open(path).data_set == "ward"
-        if child.returncode == 0:
+        if ended == 0:
             break
-    assert seen[0] is False
-    assert seen[1] is True
+    assert seen[:2] == [False, True]
 
 
 def test_a_folder_without_hard_links_is_refused_with_the_reason(
@@ -125,6 +130,71 @@ def test_a_folder_without_hard_links_is_refused_with_the_reason(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("privacy.ledger_file.os.link", no_links)
-    with pytest.raises(LedgerError, match="hard links"):
+    with pytest.raises(LedgerError):
         Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=8.0, delta=1e-5)
     assert list(tmp_path.iterdir()) == []
+
+
+def race(*children: tuple[str | int | Path, ...]) -> Counter[int]:
+    """Start the children, release them once all are ready, and count their exit statuses."""
+    running = [start(*arguments) for arguments in children]
+    for child in running:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for child in running:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    for child in running:
+        child.communicate()
+    return Counter(child.returncode for child in running)
+
+
+def nearly_spent(path: Path) -> Ledger:
+    """A ledger with an epsilon of 1 left of 8."""
+    ledger = Ledger.create(path, data_set="ward", epsilon=8.0, delta=0.0)
+    ledger.reserve("earlier", Cost(7.0, 0.0), data_digest="d", unit=UNIT, terms={})
+    return ledger
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("racers", chosen([2, 8], [2]))
+def test_exactly_one_of_the_racers_gets_the_last_of_a_budget(tmp_path: Path, racers: int) -> None:
+    for heat in range(5):
+        ledger = nearly_spent(tmp_path / f"{heat}.db")
+        got = race(*(("reserve", ledger.path, f"run-{racer}") for racer in range(racers)))
+        assert got == {0: 1, BudgetExhausted.exit_code: racers - 1}
+        assert ledger.spent() == Cost(8.0, 0.0)
+
+
+@pytest.mark.slow
+def test_a_reservation_that_looks_too_early_is_caught(tmp_path: Path) -> None:
+    ledger = nearly_spent(tmp_path / "ledger.db")
+    got = race(*(("reserve-hastily", ledger.path, f"run-{racer}") for racer in range(2)))
+    assert got == {0: 2}
+    assert ledger.spent().epsilon > 8.0
+
+
+@pytest.mark.slow
+def test_no_charge_of_several_processes_is_lost(tmp_path: Path) -> None:
+    ledger = nearly_spent(tmp_path / "ledger.db")
+    assert race(*(("charge", ledger.path, "earlier", 25) for _ in range(4))) == {0: 4}
+    assert ledger.charged("earlier") == {"": 100}
+    heads = heads_beside(ledger.path)
+    assert Ledger.open(ledger.path, head=ledger.head, heads=heads).charged("earlier") == {"": 100}
+    assert heads.newest(ledger.head.ledger) == ledger.head
+
+
+@pytest.mark.slow
+def test_exactly_one_of_the_racers_creates_the_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    assert race(*(("create", path) for _ in range(8))) == {0: 1, 2: 7}
+    assert Ledger.open(path).data_set == "ward"
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger.db"]
+
+
+def test_threads_share_a_ledger(tmp_path: Path) -> None:
+    ledger = nearly_spent(tmp_path / "ledger.db")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ledger.charge("earlier", "", 1, {}), range(40)))
+    assert ledger.charged("earlier") == {"": 40}

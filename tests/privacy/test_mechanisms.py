@@ -1,19 +1,30 @@
-"""Clip factors against their definition, and the numbers that mechanisms state about themselves."""
+"""Mechanisms: clip factors against their definition, the law of the noise and its grid, and adaptive clipping.
+
+Nothing but the stream determines the noise. Of adaptive clipping: the cost of the count, the sensitivity of vector and count,
+and that the clip norm finds its quantile.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
 from torch import Tensor
 
 from privacy.entropy import SeededEntropy, Stream
-from privacy.mechanisms import Gaussian, NoMechanism, clip_factor
-from tests.cells import every
+from privacy.errors import PlanError
+from privacy.mechanisms import COUNTER, AdaptiveGaussian, Gaussian, NoMechanism, clip_factor, perturbed
+from tests.cells import chosen, every
 
+TOO_UNLIKELY = 1e-4  # a p-value below which a law is rejected; noise is seeded, so nothing here fails by chance
 NO_NUMBERS = (math.nan, math.inf, -math.inf, -1.0, -1e-300)
 
 
@@ -30,22 +41,12 @@ def exact_square_norm(*tensors: Tensor) -> Fraction:
     return sum((Fraction(value) ** 2 for tensor in tensors for value in tensor.flatten().tolist()), Fraction(0))
 
 
-@every("norm", [0.0, 1e-9, 7.0, 1e30, math.inf, math.nan])
-def test_no_mechanism_leaves_a_contribution_of_any_size(norm: float) -> None:
-    assert NoMechanism().scale(lambda: norm, 1.0) == 1.0
-
-
-def test_no_mechanism_does_not_even_measure() -> None:
+def test_no_mechanism_hands_out_the_very_total_and_does_not_even_measure() -> None:
     def norm() -> float:
         raise AssertionError("measuring takes time")
 
-    nothing = NoMechanism()
-    assert nothing.scale(norm, 1.0) == 1.0
-    assert nothing.counted(norm, 1.0) == {}
-
-
-def test_no_mechanism_hands_out_the_very_total_and_keeps_the_clip_norm() -> None:
     total, nothing = {"b": torch.ones(3), "a": torch.ones(())}, NoMechanism()
+    assert (nothing.scale(norm, 1.0), nothing.counted(norm, 1.0)) == (1.0, {})
     noised = nothing.noised(total, 1.0, stream())
     assert noised is not total
     assert all(noised[name] is total[name] for name in total)
@@ -62,8 +63,7 @@ def test_a_gaussian_says_what_it_does() -> None:
 
 
 @given(
-    st.floats(min_value=0, max_value=1e200) | st.sampled_from(NO_NUMBERS),
-    st.floats(min_value=1e-20, max_value=1e20),
+    st.floats(min_value=0, max_value=1e200) | st.sampled_from(NO_NUMBERS), st.floats(min_value=1e-20, max_value=1e20)
 )
 def test_clip_factors_are_those_of_the_definition(norm: float, clip_norm: float) -> None:
     """min(1, C / norm), to one part in a million and never above; 0 if the norm is negative or not finite."""
@@ -77,24 +77,10 @@ def test_clip_factors_are_those_of_the_definition(norm: float, clip_norm: float)
     assert factor >= naive * (1 - 1.01e-6) or (factor == 0 and naive < 1.2e-38)
 
 
-@every("norm", NO_NUMBERS)
-def test_what_has_no_norm_contributes_zeros(norm: float) -> None:
-    assert clip_factor(norm, 1.0) == 0
-    assert Gaussian(1.0).scale(lambda: norm, 1.0) == 0
-
-
-@every("clip_norm", [math.nan, -1.0])
-def test_no_clip_norm_bounds_nothing(clip_norm: float) -> None:
-    assert clip_factor(2.0, clip_norm) == 0
-
-
 def test_clip_factors_at_the_ends() -> None:
-    assert clip_factor(0.0, 1.0) == 1
-    assert clip_factor(0.0, 0.0) == 1
-    assert clip_factor(1.0, 0.0) == 0
-    assert clip_factor(1.0, math.inf) == 1
-    assert clip_factor(math.inf, math.inf) == 0
-    assert clip_factor(0.999, 1.0) == 1
+    ends = {(0.0, 1.0): 1, (0.0, 0.0): 1, (1.0, 0.0): 0, (1.0, math.inf): 1, (math.inf, math.inf): 0, (0.999, 1.0): 1}
+    for (norm, clip_norm), factor in (ends | {(2.0, math.nan): 0, (2.0, -1.0): 0}).items():
+        assert clip_factor(norm, clip_norm) == factor
     assert 1 - 2e-6 < clip_factor(1.0, 1.0) < 1
     assert 0 < clip_factor(1e30, 1.0) < 1e-30
 
@@ -132,3 +118,230 @@ def test_without_the_hair_rounding_makes_contributions_longer_than_the_clip_norm
     norms = [norm_of(contribution * (1 / norm_of(contribution))) for contribution in contributions]
     assert max(norms) > 1
     assert max(norm_of(one * clip_factor(norm_of(one), 1.0)) for one in contributions) <= 1
+
+
+def grid_of(std: float) -> float:
+    """The largest power of two up to 2^-20 std, found by halving and doubling."""
+    grid = 1.0
+    while grid > std * 2.0**-20:
+        grid /= 2
+    while 2 * grid <= std * 2.0**-20:
+        grid *= 2
+    return grid
+
+
+@every("std", [0.003, 1.0, 7.0])
+@every("at", [0.0, 1.0, -123.456])
+def test_released_noise_is_normal_and_other_scales_are_rejected(at: float, std: float) -> None:
+    total = torch.full((20_000,), at, dtype=torch.float64)
+    noise = (perturbed(total, std, stream(str(at), str(std))).double() - total).numpy() / std
+    assert stats.kstest(noise, "norm").pvalue > TOO_UNLIKELY
+    for scale in (2 / 3, 3 / 2):
+        assert stats.kstest(scale * noise, "norm").pvalue < TOO_UNLIKELY
+
+
+def test_every_coordinate_of_every_tensor_gets_noise_of_its_own() -> None:
+    """Over many releases, each coordinate is N(0, std^2) and uncorrelated with every other one."""
+    total = {"b": torch.tensor([[1.0, -2.0], [0.0, 5.0]]), "a": torch.tensor(3.0), "c": torch.zeros(2)}
+    gaussian, drawn, flat = Gaussian(2.0), stream("coordinates"), torch.tensor([3.0, 1.0, -2.0, 0.0, 5.0, 0.0, 0.0])
+    releases = [gaussian.noised(total, 0.5, drawn) for _ in range(1500)]
+    noise = np.array([torch.cat([one[name].flatten() for name in "abc"]).sub(flat).numpy() for one in releases])
+    for column in noise.T:
+        assert stats.kstest(column, "norm").pvalue > TOO_UNLIKELY
+    correlation = np.corrcoef(noise.T)[np.triu_indices(7, 1)]
+    squares = np.corrcoef(noise.T**2)[np.triu_indices(7, 1)]
+    assert max(np.abs(correlation).max(), np.abs(squares).max()) < 4.5 / math.sqrt(len(noise))
+
+
+@given(
+    st.floats(min_value=1e-25, max_value=1e25),
+    st.lists(st.floats(min_value=-1e30, max_value=1e30), min_size=1, max_size=20),
+)
+def test_what_is_released_lies_on_the_grid(std: float, values: list[float]) -> None:
+    """Releases are multiples of 2^(floor(log2 std) - 20), also where float32 then rounds them to a coarser grid."""
+    released = perturbed(torch.tensor(values, dtype=torch.float64), std, stream("grid"))
+    assert released.dtype == torch.float32
+    steps = [Fraction(value) / Fraction(grid_of(std)) for value in released.tolist()]
+    assert all(step.denominator == 1 for step in steps)
+
+
+def test_the_grid_hides_what_unrounded_noise_shows() -> None:
+    """A total below half a step releases the same bits as zero does; unrounded float64 noise would show the difference."""
+    std, tiny = 1.0, 2.0**-40
+    zeros = torch.zeros(1000, dtype=torch.float64)
+    assert torch.equal(perturbed(zeros, std, stream("bits")), perturbed(zeros + tiny, std, stream("bits")))
+    raw = torch.from_numpy(stream("bits").normal((1000,)))
+    assert not torch.equal(raw, raw + tiny)
+
+
+@every("ratio", [2.0**10, 2.0**24, 2.0**30, 2.0**45, 2.0**60])
+def test_rounding_a_large_total_to_float32_is_post_processing(ratio: float) -> None:
+    """The noise is added on the grid in float64, and then rounded to float32. The other order would lose small noise."""
+    std = 0.75
+    total = torch.full((2000,), ratio * std, dtype=torch.float64) + torch.arange(2000) * std
+    noise = stream("large").normal((2000,)) * std
+    before = np.round((noise + total.numpy()) / grid_of(std)) * grid_of(std)
+    assert perturbed(total, std, stream("large")).tolist() == before.astype(np.float32).tolist()
+
+
+def test_a_std_of_zero_copies() -> None:
+    total = torch.tensor([1.0, 1 / 3, 1e-30])
+    released = Gaussian(0.0).noised({"a": total}, 5.0, stream())["a"]
+    assert torch.equal(released, total)
+    assert released.data_ptr() != total.data_ptr()
+
+
+@every("std", [math.nan, math.inf, -1.0, 1e-310])
+def test_noise_that_cannot_be_drawn_is_refused(std: float) -> None:
+    with pytest.raises(PlanError, match="noise multiplier"):
+        perturbed(torch.zeros(3), std, stream())
+
+
+@every("shape", [(), (0,), (2, 0, 3), (1,), (5,), (2, 3, 4)])
+@every("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_shapes_and_types(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    total = torch.full(shape, 2.5, dtype=dtype)
+    released = perturbed(total, 1.0, stream("shapes"))
+    assert released.shape == shape
+    assert released.dtype == torch.float32
+    assert torch.equal(total, torch.full(shape, 2.5, dtype=dtype))  # the argument is unchanged
+    assert torch.equal(released, perturbed(total.double(), 1.0, stream("shapes")))
+    assert released.numel() == 0 or not torch.equal(released, total.float())
+
+
+def test_views_and_graphs_are_no_obstacle() -> None:
+    parameter = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    released = perturbed(parameter.T, 1.0, stream("views"))
+    assert not released.requires_grad
+    assert torch.equal(released, perturbed(parameter.detach().T.contiguous(), 1.0, stream("views")))
+
+
+def test_names_are_noised_in_their_order_whatever_the_order_of_the_total() -> None:
+    total = {name: torch.zeros(3) for name in ("b", "a", "B", "a.1")}
+    backwards = dict(reversed(total.items()))
+    once, again = (Gaussian(1.0).noised(one, 1.0, stream("order")) for one in (total, backwards))
+    assert list(once) == list(again) == ["B", "a", "a.1", "b"]
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    flat = stream("order")
+    assert all(torch.equal(once[name], perturbed(torch.zeros(3), 1.0, flat)) for name in sorted(once))
+
+
+def joint_multiplier(mechanism: AdaptiveGaussian) -> float:
+    """The multiplier of vector and count together: the inverse of one contribution's norm in units of the noise."""
+    z_v, s_b = mechanism.vector.noise_multiplier, mechanism.count_std
+    moved = np.array([1 / z_v, 0.5 / s_b])
+    return 1 / float(np.linalg.norm(moved))
+
+
+@given(st.floats(min_value=0.1, max_value=50), st.floats(min_value=1.01, max_value=1000))
+def test_vector_and_count_together_are_one_gaussian_of_the_multiplier_that_is_accounted_for(
+    z: float, ratio: float
+) -> None:
+    mechanism = AdaptiveGaussian(z, 0.5, ratio * z / 2)
+    assert joint_multiplier(mechanism) == pytest.approx(z, rel=1e-9)
+    z_v, s_b = mechanism.vector.noise_multiplier, mechanism.count_std
+    assert z**-2 == pytest.approx(z_v**-2 + (2 * s_b) ** -2, rel=1e-9)
+    assert z_v > z
+    assert mechanism.std(3.0) == pytest.approx(3 * z_v)
+
+
+@given(st.floats(min_value=0.1, max_value=50), st.floats(min_value=0.1, max_value=1e5))
+def test_the_usual_noise_on_the_count_costs_the_vector_no_more_than_seven_percent(z: float, expected: float) -> None:
+    mechanism = AdaptiveGaussian.of(z, 0.5, expected)
+    assert joint_multiplier(mechanism) == pytest.approx(z)
+    assert mechanism.count_std >= expected / 20
+    assert 1 < mechanism.vector.noise_multiplier / z < 1.07 or mechanism.count_std > 1e6 * z
+
+
+@every(
+    ("z", "count_std"),
+    [*((1.0, s) for s in (0.0, 0.1, 0.5, -1.0, math.nan)), *((z, 1.0) for z in (math.nan, 0.0, -1.0))],
+)
+def test_too_little_noise_on_vector_or_count_is_refused(z: float, count_std: float) -> None:
+    with pytest.raises(PlanError):
+        AdaptiveGaussian(z, 0.5, count_std)
+
+
+MECHANISM = AdaptiveGaussian(1.0, 0.5, 2.0)
+
+
+def message(contribution: Tensor, clip_norm: float) -> NDArray[np.float64]:
+    """One client's vector / C, followed by its count."""
+    norm = float(torch.linalg.vector_norm(contribution, dtype=torch.float64))
+    factor = MECHANISM.scale(lambda: norm, clip_norm)
+    vector = contribution * factor if factor else torch.zeros_like(contribution)
+    count = MECHANISM.counted(lambda: norm, clip_norm)[COUNTER]
+    return np.append(vector.double().numpy() / clip_norm, float(count))
+
+
+def test_one_contribution_moves_vector_and_count_by_no_more_than_is_accounted_for() -> None:
+    """By brute force over neighbouring cohorts: at most 1 (vector / C) and 1/2 (count); twice that if a member is replaced."""
+    generator = torch.Generator().manual_seed(0)
+    pool = [torch.randn(4, generator=generator) * scale for scale in (1e-20, 0.1, 0.5, 1, 2, 100, 1e20)]
+    pool += [torch.zeros(4), torch.tensor([0.5] * 4), torch.tensor([math.nan, 1, 1, 1]), torch.full((4,), math.inf)]
+    pool += [-one for one in pool]
+    for clip_norm in (1e-3, 0.5, 1.0, 30.0):
+        messages = [message(one, clip_norm) for one in pool]
+        whole = np.sum(messages, axis=0)
+        for left_out in range(len(pool)):
+            moved = whole - np.sum(messages[:left_out] + messages[left_out + 1 :], axis=0)
+            assert np.linalg.norm(moved[:-1]) <= 1 + 1e-12
+            assert abs(moved[-1]) == 0.5
+        for one, other in itertools.combinations(messages, 2):
+            assert np.linalg.norm((one - other)[:-1]) <= 2
+            assert abs((one - other)[-1]) <= 1
+
+
+@every(
+    ("norm", "count"), [(0.0, 0.5), (1.0, 0.5), *((norm, -0.5) for norm in (1.0 + 1e-12, 1e300, math.nan, math.inf))]
+)
+def test_the_count_is_of_contributions_no_longer_than_the_clip_norm(norm: float, count: float) -> None:
+    counted = MECHANISM.counted(lambda: norm, 1.0)
+    assert set(counted) == set(MECHANISM.counters) == {COUNTER}
+    assert counted[COUNTER].shape == ()
+    assert float(counted[COUNTER]) == count
+
+
+def test_the_noise_on_count_and_vector_follows_its_laws() -> None:
+    mechanism, clip_norm, size = AdaptiveGaussian(1.2, 0.5, 3.0), 0.01, 20_000
+    total = {"a": torch.full((size,), 2.0, dtype=torch.float64), COUNTER: torch.full((size,), -7.5)}
+    released = mechanism.noised(total, clip_norm, stream("laws"))
+    assert set(released) == {"a", COUNTER}
+    count = (released[COUNTER].numpy() + 7.5) / 3.0  # in units that do not depend on the clip norm
+    vector = (released["a"].double().numpy() - 2.0) / (mechanism.vector.noise_multiplier * clip_norm)
+    for noise in (count, vector):
+        assert stats.kstest(noise, "norm").pvalue > TOO_UNLIKELY
+        for scale in (2 / 3, 3 / 2):
+            assert stats.kstest(scale * noise, "norm").pvalue < TOO_UNLIKELY
+    assert stats.pearsonr(count, vector).pvalue > TOO_UNLIKELY
+
+
+def test_the_clip_norm_moves_by_the_formula() -> None:
+    mechanism = AdaptiveGaussian(1.0, 0.25, 2.0, rate=0.3)
+    for share in (-0.2, 0.0, 0.25, 0.5, 1.0, 1.3):  # noise can move the share out of [0, 1]
+        moved = mechanism.adapted(4.0, {COUNTER: torch.tensor(share - 0.5)})
+        assert moved == pytest.approx(4.0 * math.exp(-0.3 * (share - 0.25)), rel=1e-6)
+    assert mechanism.adapted(4.0, {COUNTER: torch.tensor(0.25 - 0.5), "a": torch.ones(3)}) == 4.0
+
+
+def followed(quantile: float, start: float, rounds: int = 250, cohort: int = 100) -> list[float]:
+    """The clip norms of all rounds, in a federation with Poisson cohorts and log-normal contribution norms of median 1."""
+    rng, entropy = np.random.default_rng(0), SeededEntropy(0)
+    mechanism = AdaptiveGaussian.of(1.0, quantile, cohort)
+    clip_norms = [start]
+    for round_ in range(rounds):
+        norms = rng.lognormal(0.0, 0.5, rng.poisson(cohort))
+        counts = [float(mechanism.counted(lambda n=n: n, clip_norms[-1])[COUNTER]) for n in norms]  # type: ignore[misc]
+        total = {"a": torch.zeros(2), COUNTER: torch.tensor(sum(counts))}
+        released = mechanism.noised(total, clip_norms[-1], entropy.stream("sum", round_))
+        clip_norms.append(mechanism.adapted(clip_norms[-1], {COUNTER: released[COUNTER] / cohort}))
+    return clip_norms
+
+
+@pytest.mark.parametrize("start", chosen([0.1, 1.0, 10.0], [0.1, 10.0]))
+@pytest.mark.parametrize("quantile", chosen([0.3, 0.5, 0.8], [0.3]))
+def test_the_clip_norm_finds_the_quantile_from_ten_times_too_small_or_too_large(quantile: float, start: float) -> None:
+    target = float(stats.lognorm(0.5).ppf(quantile))
+    clip_norms = followed(quantile, start * target)
+    assert np.exp(np.mean(np.log(clip_norms[100:]))) == pytest.approx(target, rel=0.05)
+    assert max(abs(math.log(norm / target)) for norm in clip_norms[100:]) < 0.25

@@ -29,17 +29,16 @@ STATEMENT = Statement(
 )
 
 
-@every("name", [field.name for field in fields(Statement) if field.name not in ("private", "holds_against")])
+@every(
+    "name", [field.name for field in fields(Statement) if field.name not in ("private", "holds_against", "not_covered")]
+)
 def test_every_field_is_in_the_text(name: str) -> None:
-    """Changing a field changes the text."""
     value = getattr(STATEMENT, name)
-    said = {"epsilon": "(2.5, ", "epsilon_participants": "epsilon is 13.25.", "delta": "1e-05"}.get(name)
-    for words in value if name == "not_covered" else [said or value]:
-        assert words in STATEMENT.text
-    other = 77.0 if isinstance(value, float) else ("something else",) if name == "not_covered" else "something else"
-    changed = replace(STATEMENT, **{name: other})
-    assert changed.text != STATEMENT.text
-    assert str(other if isinstance(other, str) else "something else" if name == "not_covered" else "77") in changed.text
+    assert {"epsilon": "(2.5, ", "epsilon_participants": "epsilon is 13.25.", "delta": "1e-05"}.get(
+        name, value
+    ) in STATEMENT.text
+    other = 77.0 if isinstance(value, float) else "something else"
+    assert str(other).removesuffix(".0") in replace(STATEMENT, **{name: other}).text
 
 
 def test_what_is_not_covered_is_there_without_being_asked_for() -> None:
@@ -50,13 +49,10 @@ def test_what_is_not_covered_is_there_without_being_asked_for() -> None:
     assert all(words in more.text for words in (*NOT_COVERED, "the weather"))
 
 
-def test_a_private_statement_is_one_paragraph_without_a_warning() -> None:
+def test_a_statement_is_one_paragraph_and_says_first_if_it_is_not_private() -> None:
     assert STATEMENT.private
     assert "NOT PRIVATE" not in STATEMENT.text
     assert "\n" not in STATEMENT.text
-
-
-def test_what_was_injected_says_so_first() -> None:
     assert replace(STATEMENT, private=False).text.startswith("NOT PRIVATE")
 
 
@@ -94,12 +90,6 @@ def test_what_is_printed_is_never_less_than_what_is_guaranteed(
         assert shown >= true
         assert shown <= true * (1 + 10.0 ** (1 - digits)) * (1 + 1e-12)
         assert len(Decimal(repr(shown)).normalize().as_tuple().digits) <= digits
-
-
-def test_rounding_to_the_nearest_would_promise_too_much() -> None:
-    """To four digits 1.83449 would be 1.834, less than what is guaranteed; the text has 1.835."""
-    assert float(f"{1.83449:.4g}") < 1.83449
-    assert printed(replace(STATEMENT, epsilon=1.83449).text)[0] == 1.835
 
 
 @every(("value", "shown"), [(0.1, "0.1"), (8.0, "8"), (0.0, "0"), (math.inf, "inf"), (9.9999, "10")])

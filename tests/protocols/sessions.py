@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,19 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.client import Client
+from protocols.client import Client, Keys
 from protocols.errors import ProtocolError
-from protocols.keys import Identity, registry_digest
+from protocols.keys import AgreementKey, Identity, Secret, registry_digest
 from protocols.parameters import Parameters, Policy, stages
 from protocols.server import Server
 
-METHODS = {
-    "advertise": "advertise",
-    "share": "share",
-    "mask": "mask",
-    "consistency": "confirm",
-    "unmask": "unmask",
-}
+METHODS = {"advertise": "advertise", "share": "share", "mask": "mask", "consistency": "confirm", "unmask": "unmask"}
 
 
 @dataclass(frozen=True)
@@ -114,6 +109,22 @@ def cast(**options: Any) -> Cast:
     """A cast, with identities if it is active."""
     made = Cast(**options)
     return replace(made, identities={me: Identity.new() for me in made.ids}) if made.active else made
+
+
+def secret(rng: random.Random) -> Secret:
+    return Secret(rng.randbytes(32))
+
+
+def drawn(rng: random.Random) -> Keys:
+    """A client's secrets, drawn from `rng` instead of the operating system."""
+
+    def agreement() -> AgreementKey:
+        scalar = bytearray(rng.randbytes(32))
+        scalar[0] &= 248
+        scalar[31] = scalar[31] & 127 | 64
+        return AgreementKey.from_secret(Secret(bytes(scalar)))
+
+    return Keys(agreement(), agreement(), secret(rng), secret(rng))
 
 
 Message = Callable[[str, int, bytes], bytes]

@@ -1,27 +1,37 @@
-"""On any bytes a decoder raises only `MessageError`, at a cost bounded by the number of bytes.
+"""Altered messages: on any bytes a decoder raises only `MessageError`, at a cost bounded by the number of bytes.
 
-The inputs are messages of real sessions, altered in all the ways of `tests.fuzz.mutations`. `tests/fuzz/decoders.py` does the
-same guided by coverage, without a limit on its time.
+A refused message harms no other party and leaves no secret behind. The inputs are messages of real sessions, altered in all the
+ways of `tests.fuzz.mutations`. `tests/fuzz/decoders.py` does the same guided by coverage, without a limit on its time.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import struct
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocols.errors import MessageError
-from protocols.parameters import SERVER, Parameters
+from protocols.client import Client, Keys
+from protocols.errors import Aborted, MessageError, ProtocolError, Tampering
+from protocols.keys import Identity
+from protocols.parameters import SERVER, Parameters, stages
+from protocols.server import Server
 from protocols.wire import (
     Advertise,
+    Buffer,
     Confirm,
     Confirmations,
     Delivery,
@@ -33,8 +43,148 @@ from protocols.wire import (
     Shares,
     Survivors,
 )
-from tests.fuzz.mutations import mutated
-from tests.protocols.fooling import CASTS, choices, messages, pool, recorded
+from tests.cells import chosen
+from tests.fuzz.mutations import Noise, Pick, mutated
+from tests.protocols.looking import contents, remains
+from tests.protocols.sessions import METHODS, Cast, Play, cast, drawn, play, secret
+
+CASTS: dict[str, dict[str, Any]] = {
+    "complete": {"count": 5, "threshold": 2},
+    "complete, active": {"count": 5, "threshold": 3, "active": True, "bound": 1000},
+    "ring, active, 64 bits": {"count": 7, "neighbours": 4, "threshold": 3, "active": True, "bits": 64, "length": 3},
+    "ring, one word": {"count": 7, "neighbours": 4, "threshold": 2, "length": 1},
+}
+Lie = Callable[[bytes], bytes]
+
+
+def cast_of(options: dict[str, Any]) -> Cast:
+    """The cast, with the same identities on every call, since hypothesis replays its examples."""
+    made, rng = Cast(**options), random.Random(1)
+    return replace(made, identities={me: Identity.from_secret(secret(rng)) for me in made.ids}) if made.active else made
+
+
+def clients_of(made: Cast) -> dict[int, Client]:
+    """The clients, with the same keys on every call, and so the same graph."""
+    rng = random.Random(made.parameters.session)
+    return {me: made.client(me, _keys=drawn(rng)) for me in made.ids}
+
+
+@cache
+def recorded(name: str) -> Play:
+    """A session in which one client drops out before it sends its masked vector."""
+    made = cast_of(CASTS[name])
+    return play(made, clients=clients_of(made), silent={"mask": made.ids[-1:]})
+
+
+def messages(scene: Play) -> list[bytes]:
+    return [message for message in (*scene.told.values(), *scene.said.values()) if message]
+
+
+@cache
+def pool() -> tuple[bytes, ...]:
+    """The messages of all sessions. `mutated` puts pieces of one into another."""
+    return tuple(dict.fromkeys(message for name in CASTS for message in messages(recorded(name))))
+
+
+def choices(data: st.DataObject) -> tuple[Pick, Noise]:
+    return (lambda least, most: data.draw(st.integers(least, most)), lambda most: data.draw(st.binary(max_size=most)))
+
+
+@dataclass
+class Outcome:
+    """A session with altered messages: whether any was accepted, and the clients whose altered message was refused."""
+
+    scene: Play
+    believed: bool = False
+    refused: set[int] = field(default_factory=set)
+    honestly: list[ProtocolError] = field(default_factory=list)  # errors that unaltered messages raised
+    finished: bool = True  # whether `finished` holds for every client that refused
+    done: bool = False
+
+
+def fooled_server(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
+    """Play a session. For each (stage, client) in `lies` the server first receives an altered message in the client's name."""
+    result = Outcome(Play(made, made.server(), clients_of(made), made.vectors()))
+    scene, inbox = result.scene, dict.fromkeys(made.ids, b"")
+    for stage in stages(made.parameters):
+        for client, message in inbox.items():
+            try:
+                answer = scene.act(stage, client, message)
+            except ProtocolError:
+                if not result.believed:
+                    raise
+                continue
+            if (stage, client) in lies:
+                try:
+                    scene.server.receive(client, lie(answer))
+                except ProtocolError:
+                    result.refused.add(client)
+                else:
+                    result.believed = True
+                    continue
+            try:
+                scene.server.receive(client, answer)
+            except ProtocolError:  # an accepted lie may already contain this client's keys
+                if not result.believed:
+                    raise
+        try:
+            inbox = scene.server.close()
+        except ProtocolError:
+            if not result.believed:
+                raise
+            return result
+    result.done = True
+    return result
+
+
+def fooled_clients(made: Cast, lies: set[tuple[str, int]], lie: Lie) -> Outcome:
+    """Play a session. Each (stage, client) in `lies` receives an altered message; a client that refuses it is finished."""
+    result, altered = (
+        Outcome(Play(made, made.server(), clients_of(made), made.vectors())),
+        dict[tuple[str, int], bytes](),
+    )
+    scene = result.scene
+
+    def tell(stage: str, client: int, message: bytes) -> bytes:
+        told = lie(message) if (stage, client) in lies and message else message
+        if told != message:
+            altered[stage, client] = message
+        return told
+
+    try:
+        play(made, after=scene, tell=tell)
+        result.done = True
+    except ProtocolError as error:
+        result.honestly.append(error)
+    keys = {me: client._keys for me, client in clients_of(made).items()}
+    for (stage, client), message in altered.items():
+        result.believed |= (stage, client) in scene.said
+        result.finished &= client not in scene.errors or finished(scene.clients[client], keys[client], stage, message)
+    result.refused = set(scene.errors)
+    result.honestly += [error for client, error in scene.errors.items() if client not in {me for _, me in altered}]
+    return result
+
+
+def finished(client: Client, keys: Keys | None, stage: str, message: bytes) -> bool:
+    """Whether the client refuses even the unaltered `message` and holds none of its secrets any more."""
+    vector = np.zeros(client.parameters.length, f"u{client.parameters.bits // 8}")
+    arguments = (message, vector) if stage == "mask" else (message,)
+    with pytest.raises(MessageError, match="out of turn: this client is finished"):
+        getattr(client, METHODS[stage])(*arguments)
+    assert keys is not None
+    held = contents(client)
+    secrets = (keys.seed, keys.mask.private, keys.channel.private)
+    return not any(secret.reveal() in held for secret in secrets)
+
+
+def changed(data: st.DataObject) -> Lie:
+    pick, noise = choices(data)
+    return lambda message: mutated(message, pool(), pick, noise)
+
+
+def noise_of(rng: random.Random) -> Noise:
+    return lambda most: rng.randbytes(rng.randint(0, most))
+
 
 DECODERS: dict[int, Any] = {
     **{Kind.ADVERTISE: Advertise, Kind.SHARES: Shares, Kind.MASKED: Masked, Kind.CONFIRM: Confirm},
@@ -142,17 +292,6 @@ def memory_peak(kind: int, data: bytes, parameters: Parameters, sender: int) -> 
     return peak
 
 
-def test_lines_are_counted() -> None:
-    survivors = [Survivors(tuple(range(count))) for count in (10, 1000)]
-    parameters, costs = recorded("complete").cast.parameters, []
-    for one in survivors:
-        data = one.to_bytes(parameters)
-        with counted() as lines:
-            Survivors.from_bytes(data, parameters)
-        costs.append(lines[0])
-    assert costs[0] < 200 < 2000 < costs[1]
-
-
 def believed(reader: Reader) -> int:
     """A broken `Reader.count` that allocates as many entries as the message claims."""
     number = int.from_bytes(reader.view(4), "little")
@@ -172,3 +311,178 @@ def test_a_decoder_that_believes_what_it_reads_is_caught(
     monkeypatch.setattr(Reader, name, broken)
     with pytest.raises((AssertionError, ValueError, struct.error)):
         test_the_cost_of_a_message_is_bounded_by_its_size("complete", 400)
+
+
+PRIME = 2**256 + 297
+some_casts = pytest.mark.parametrize("name", chosen(CASTS, ["complete, active", "ring, one word"]))
+
+LIES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=4, unique=True)
+
+
+def places(made: Cast, chosen: list[tuple[int, int]]) -> set[tuple[str, int]]:
+    names = stages(made.parameters)
+    return {(names[stage % len(names)], made.ids[client % made.count]) for stage, client in chosen}
+
+
+@some_casts
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(chosen=LIES, data=st.data())
+def test_a_server_goes_on_after_what_it_refused(name: str, chosen: list[tuple[int, int]], data: st.DataObject) -> None:
+    made = recorded(name).cast
+    result = fooled_server(made, places(made, chosen), changed(data))
+    if not result.believed:
+        assert result.scene.server.survivors == made.ids
+        assert result.scene.server.suspects == frozenset()
+        assert result.scene.server.total().tolist() == result.scene.expected().tolist()
+
+
+@some_casts
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(chosen=LIES, data=st.data())
+def test_a_client_is_finished_after_what_it_refused(
+    name: str, chosen: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    made = recorded(name).cast
+    result = fooled_clients(made, places(made, chosen), changed(data))
+    assert result.finished
+    if result.believed:
+        return
+    assert all(isinstance(error, Aborted) for error in result.honestly)  # only: too few clients are left
+    if result.done:
+        assert result.scene.server.total().tolist() == result.scene.expected().tolist()
+
+
+def fooled_often(name: str, fooled: Callable[..., Outcome]) -> Counter[str]:
+    """The counted outcomes of sixty sessions with one altered message each."""
+    made, rng, ends = recorded(name).cast, random.Random(5), Counter[str]()
+    for _ in range(60):
+        lies = {(rng.choice(stages(made.parameters)), rng.choice(made.ids))}
+        result = fooled(made, lies, lambda message: mutated(message, pool(), rng.randint, noise_of(rng)))
+        assert result.finished
+        ends.update({"refused": len(result.refused), "believed": result.believed, "done": result.done})
+    return ends
+
+
+@some_casts
+@pytest.mark.parametrize("fooled", chosen([fooled_server, fooled_clients], [fooled_server]))
+def test_lies_are_mostly_refused_and_sometimes_believed(name: str, fooled: Callable[..., Outcome]) -> None:
+    """So the two tests above cover refused and accepted messages."""
+    ends = fooled_often(name, fooled)
+    assert ends["refused"] > 20
+    assert ends["believed"] > 0 or recorded(name).cast.active  # active: signatures refuse nearly all random changes
+    assert ends["done"] > 20
+
+
+def hasty(server: Server, sender: int, message: Buffer) -> None:
+    """A broken `Server.receive` that stops waiting for a client before it has read the client's message."""
+    if sender not in server._waiting:
+        raise MessageError("has sent its message already")
+    server._waiting.discard(sender)
+    steps = server._stage_steps()
+    if steps is None:
+        raise KeyError(server.stage)
+    steps[0](sender, message)
+    server._heard.add(sender)
+
+
+def test_a_client_that_keeps_its_secrets_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "_forget", lambda client: None)
+    with pytest.raises(AssertionError):
+        fooled_often("complete", fooled_clients)
+
+
+def test_a_server_that_counts_before_it_reads_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Server, "receive", hasty)
+    with pytest.raises((ProtocolError, KeyError, AssertionError)):
+        fooled_often("complete", fooled_server)
+
+
+@some_casts
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_messages_and_closings_in_any_order(name: str, data: st.DataObject) -> None:
+    """A server receives the messages of a session from any client at any time; before the end it releases no sum."""
+    scene = recorded(name)
+    server, said = scene.cast.server(), list(scene.said.items())
+    for _ in range(data.draw(st.integers(1, 40))):
+        try:
+            if data.draw(st.integers(0, 7)) == 0:
+                server.close()
+            stage, client = data.draw(st.sampled_from([server.stage, *stages(scene.cast.parameters)])), 0
+            fitting = [(owner, message) for (at, owner), message in said if at == stage] or [(client, b"")]
+            for owner, message in fitting if data.draw(st.booleans()) else [data.draw(st.sampled_from(fitting))]:
+                server.receive(owner if data.draw(st.integers(0, 9)) else scene.cast.ids[0], message)
+        except ProtocolError:
+            pass
+        if server.stage != "done":
+            with pytest.raises(MessageError, match="there is no sum"):
+                server.total()
+
+
+@some_casts
+@given(order=st.lists(st.sampled_from(["advertise", "share", "mask", "confirm", "unmask"]), max_size=8))
+def test_the_steps_of_a_client_in_any_order(name: str, order: list[str]) -> None:
+    scene = recorded(name)
+    me = scene.cast.ids[0]
+    client, failed = clients_of(scene.cast)[me], False
+    told = {METHODS[stage]: message for (stage, owner), message in scene.told.items() if owner == me}
+    for step in order:
+        last = (scene.vectors[me],) if step == "mask" else ()
+        arguments = () if step == "advertise" else (told.get(step, b""), *last)
+        try:
+            getattr(client, step)(*arguments)
+            assert not failed
+        except ProtocolError:
+            failed = True
+
+
+def shifted(made: Cast, liar: int) -> Callable[[str, int, bytes], bytes]:
+    """The liar opens shares of mask keys that, with the shares of the next two holders, interpolate to the key plus one."""
+    basis = [me + 1 for me in made.ids[:3]]
+    weight = math.prod(place * pow(place - basis[0], -1, PRIME) for place in basis[1:])
+
+    def say(stage: str, client: int, message: bytes) -> bytes:
+        if (stage, client) != ("unmask", liar):
+            return message
+        opened = Opened.from_bytes(message, made.parameters, client)
+        lies = {
+            owner: ((int.from_bytes(share, "little") + pow(weight, -1, PRIME)) % PRIME).to_bytes(33, "little")
+            for owner, share in opened.keys.items()
+        }
+        return Opened(opened.seeds, lies).to_bytes(made.parameters, client)
+
+    return say
+
+
+def test_a_share_that_gives_an_equivalent_key_puts_the_blame_on_nobody_else() -> None:
+    """X25519 ignores the lowest bits of a private key, so the key plus one has the same public key."""
+    made = cast(count=7, threshold=3)
+    scene = play(made, silent={"mask": made.ids[-1:]}, say=shifted(made, made.ids[0]))
+    assert scene.server.suspects == {made.ids[0]}
+    assert scene.server.total().tolist() == scene.expected().tolist()
+
+
+def all_wrong(made: Cast, owner: int) -> Callable[[str, int, bytes], bytes]:
+    """All clients but the owner open a wrong share of the owner's seed."""
+
+    def say(stage: str, client: int, message: bytes) -> bytes:
+        if stage != "unmask" or client == owner:
+            return message
+        opened = Opened.from_bytes(message, made.parameters, client)
+        share = opened.seeds[owner]
+        seeds = {**opened.seeds, owner: bytes([share[0] ^ client]) + share[1:]}
+        return Opened(seeds, opened.keys).to_bytes(made.parameters, client)
+
+    return say
+
+
+def test_the_error_of_a_session_without_a_sum_keeps_no_seed_alive() -> None:
+    """An error keeps its frames' variables alive, and a log may print them: they must not contain rebuilt seeds."""
+    made = cast(count=7, threshold=3)
+    clients, server = clients_of(made), made.server()
+    seeds = [client._keys.seed.reveal() for client in clients.values() if client._keys is not None]
+    with pytest.raises(Tampering) as caught:
+        play(made, clients=clients, server=server, say=all_wrong(made, made.ids[-1]))
+    held = contents((server, remains(caught.value)))
+    assert len(seeds) == 7
+    assert [seed for seed in seeds if seed in held] == []

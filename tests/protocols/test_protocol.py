@@ -1,29 +1,35 @@
-"""Whole sessions: with any dropouts at any stage the result is the plain sum bit for bit or none, and no party learns more."""
+"""Whole sessions: with any dropouts at any stage the result is the survivors' plain sum bit for bit, or no sum.
+
+Random sessions are pure functions of their seeds, except for the Shamir shares, which do not affect the outcome. The expected
+outcome is computed by counting clients, from the definitions and not by the code under test.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
 
 import protocols
 import protocols.client
 from protocols.client import Client, Keys
-from protocols.errors import Aborted, MessageError, ParameterError, ProtocolError
-from protocols.graph import ChosenGraph, Graph, choices, complete, ring
-from protocols.keys import Secret, pair_mask
+from protocols.errors import Aborted, MessageError, ProtocolError
+from protocols.graph import ChosenGraph, Topology, complete, ring
+from protocols.keys import Identity, Secret
 from protocols.masking import add_masks
 from protocols.parameters import stages
-from protocols.server import Server, core
+from protocols.roster import chosen_by
+from protocols.server import Server, core, masks_left
 from protocols.wire import Masked, Opened, Shares
-from tests.protocols.randomness import CHANCE
-from tests.protocols.sessions import Cast, Play, cast, play
+from tests.protocols.looking import contents, everything, remains
+from tests.protocols.sessions import METHODS, Cast, Play, cast, drawn, play, secret
 
 CASTS = {
     "complete": {},
@@ -33,14 +39,13 @@ CASTS = {
     "64 bits": {"bits": 64, "bound": 2**40},
     "two clients": {"count": 2, "threshold": 1},
 }
-every_cast = pytest.mark.parametrize("options", CASTS.values(), ids=CASTS)
 
 
 def equal(scene: Play) -> bool:
     return scene.server.total().tolist() == scene.expected().tolist()
 
 
-@every_cast
+@pytest.mark.parametrize("options", CASTS.values(), ids=CASTS)
 def test_the_sum_is_the_plain_sum(options: Mapping[str, Any]) -> None:
     scene = play(cast(**options))
     assert scene.server.stage == "done"
@@ -59,272 +64,10 @@ def test_the_example_of_the_package_runs() -> None:
     assert names["total"].tolist() == sum(made.vectors().values()).tolist()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("stage", ["advertise", "share", "mask"])
-def test_who_drops_before_its_vector_is_out_is_left_out_of_the_sum(stage: str) -> None:
-    made = cast(count=6, threshold=3)
-    scene = play(made, silent={stage: made.ids[:2]})
-    assert scene.server.survivors == made.ids[2:]
-    assert equal(scene)
-
-
-@pytest.mark.parametrize(("stage", "active"), [("unmask", False), ("unmask", True), ("consistency", True)])
-def test_who_drops_after_its_vector_is_out_is_in_the_sum(stage: str, active: bool) -> None:
-    made = cast(count=7, threshold=4, active=active)
-    scene = play(made, silent={stage: made.ids[:2]})
-    assert scene.server.survivors == made.ids
-    assert equal(scene)
-
-
-def schedule(made: Cast, rng: random.Random) -> dict[str, set[int]]:
-    """The clients that drop out at each stage. Each drops out with a probability that differs between schedules."""
-    share = rng.choice([0.05, 0.15, 0.4])
-    silent: dict[str, set[int]] = {}
-    for client in made.ids:
-        if rng.random() < share:
-            silent.setdefault(rng.choice(stages(made.parameters)), set()).add(client)
-    return silent
-
-
-def finishes(made: Cast, silent: Mapping[str, set[int]]) -> set[int] | None:
-    """The survivors on a complete graph, by counting alone; None if the session must abort."""
-    left, survivors, least = set(made.ids), set[int](), max(made.survivors, made.parameters.threshold + 1)
-    for stage in stages(made.parameters):
-        left -= silent.get(stage, set())
-        if stage == "mask":
-            survivors = set(left)
-        if len(left) < least and stage not in ("consistency", "unmask"):
-            return None
-        spare = 1 if left & survivors else 0  # a client does not hold its own shares
-        if stage in ("consistency", "unmask") and len(left) - spare < made.parameters.threshold:
-            return None
-    return survivors
-
-
-def tried(made: Cast, silent: Mapping[str, set[int]], seed: int) -> Play | None:
-    """The finished session; None if it aborted, after a check that the server holds no sum."""
-    server = made.server()
-    try:
-        return play(made, silent=silent, seed=seed, server=server)
-    except Aborted as error:
-        protected = error.protected
-    assert protected
-    assert server.stage == "aborted"
-    assert not server._accumulator.any()
-    with pytest.raises(MessageError, match="there is no sum"):
-        server.total()
-    return None
-
-
-def dropouts(name: str, count: int, seed: int) -> tuple[int, int]:
-    """The numbers of random schedules that ended with a sum and without one. Each result is checked."""
-    made, rng = cast(**CASTS[name], length=3) if "bits" not in name else cast(**CASTS[name]), random.Random(seed)
-    done = aborted = 0
-    for turn in range(count):
-        silent = schedule(made, rng)
-        scene = tried(made, silent, turn)
-        if made.parameters.complete:
-            expected = finishes(made, silent)
-            assert (scene and set(scene.server.survivors)) == expected, silent
-        if scene is None:
-            aborted += 1
-            continue
-        done += 1
-        assert equal(scene), silent
-    return done, aborted
-
-
-@pytest.mark.parametrize("name", CASTS)
-def test_random_dropouts_at_every_stage(name: str) -> None:
-    done, aborted = dropouts(name, 25, seed=1)
-    assert done > 3
-    assert aborted > 3
-
-
-def test_a_client_whose_neighbours_are_gone_does_not_take_the_session_with_it() -> None:
-    """On a ring, so many of a client's neighbours drop out before they deal shares that too few are left to hold its own."""
-    made, rng = cast(count=40, neighbours=12, threshold=6), random.Random(4)
-    asked = play(made, until="share")
-    keys = {me: client._keys for me, client in asked.clients.items()}
-    graph = asked.server._graph  # it depends only on the roster: the same keys give the same graph
-    # Dropouts are drawn by place on the ring, not by id, so every run finds the same places, whatever the keys.
-    for _ in range(5000):
-        silent = {one for one in graph.order if rng.random() < 0.35}
-        left = core(graph, set(made.ids) - silent, 6)
-        if len(silent) + len(left) < 40 and left and graph.holds_together(left, 0):
-            break
-    scene = play(made, silent={"share": silent}, clients={me: made.client(me, _keys=keys[me]) for me in made.ids})
-    assert set(scene.server.survivors) == naive_core(graph, set(made.ids) - silent, 6)
-    assert len(left) < 40 - len(silent)
-    assert equal(scene)
-
-
-def naive_core(graph: Graph, members: set[int], threshold: int) -> set[int]:
-    """Remove one member at a time until each has at least `threshold` neighbours."""
-    left = set(members)
-    while short := [one for one in left if len(left & set(graph.neighbours(one))) < threshold]:
-        left.remove(short[0])
-    return left
-
-
-def test_the_core_is_what_is_left_when_the_lonely_are_taken_out_one_by_one() -> None:
-    rng = random.Random(3)
-    partial = 0
-    for turn in range(200):
-        graph = ring(range(24), 8, bytes([turn] * 32)) if turn % 5 else complete(range(8))
-        members = {one for one in graph.order if rng.random() < 0.75}
-        threshold = rng.choice([2, 4, 5])
-        found = core(graph, members, threshold)
-        assert found == naive_core(graph, members, threshold)
-        partial += 0 < len(found) < len(members)
-    assert partial > 10
-
-
-def uniform(data: bytes) -> bool:
-    """Whether the frequencies of bytes differ from uniform neither more nor less than chance allows."""
-    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
-    return bool(CHANCE < stats.chisquare(counts).pvalue < 1 - CHANCE)
-
-
-def masked(length: int = 20_000) -> tuple[Play, int, NDArray[Any]]:
-    """A session played until the masked vectors are sent, one client as the victim, and the victim's masked vector."""
-    made = cast(count=6, threshold=4, length=length)
-    scene = play(made, until="unmask")
-    victim = made.ids[2]
-    return scene, victim, Masked.from_bytes(scene.said["mask", victim], made.parameters, victim).vector.copy()
-
-
-def unmask_with(scene: Play, victim: int, keys: Mapping[int, Keys], vector: NDArray[Any]) -> NDArray[Any]:
-    """The victim's masked vector, from which the pair masks that these clients know are removed in place."""
-    session = scene.cast.parameters.session
-    public = scene.clients[victim]._advert.mask
-    masks = [pair_mask(known.mask, public, session, client, victim) for client, known in keys.items()]
-    add_masks(vector, masks)
-    return vector
-
-
-def colluders(scene: Play, victim: int) -> dict[int, Keys]:
-    known = {me: client._keys for me, client in scene.clients.items() if me != victim}
-    return {me: keys for me, keys in known.items() if keys is not None}
-
-
-def test_a_masked_vector_is_uniform() -> None:
-    scene, victim, vector = masked()
-    assert not uniform(scene.vectors[victim].tobytes())
-    assert not uniform(bytes(range(256)) * 300)
-    assert uniform(vector.tobytes())
-
-
-def test_a_masked_vector_is_uniform_to_a_server_with_the_secrets_of_fewer_than_the_threshold() -> None:
-    scene, victim, vector = masked()
-    everybody = colluders(scene, victim)
-    some = dict(list(everybody.items())[: scene.cast.parameters.threshold - 1])
-    assert uniform(unmask_with(scene, victim, some, vector).tobytes())
-
-
-def test_pair_masks_alone_do_not_hide_what_everybody_else_would_tell() -> None:
-    """The tests above can fail: without pair masks the self mask alone hides the vector, and without both nothing does."""
-    scene, victim, vector = masked()
-    naked = unmask_with(scene, victim, colluders(scene, victim), vector)
-    assert uniform(naked.tobytes())
-    keys = scene.clients[victim]._keys
-    assert keys is not None
-    add_masks(naked, [(keys.seed, -1)])
-    assert naked.tolist() == scene.vectors[victim].tolist()
-
-
-def reachable(thing: object, seen: set[int]) -> Iterator[object]:
-    """The object and all objects reachable from it through attributes and containers."""
-    if id(thing) in seen:
-        return
-    seen.add(id(thing))
-    yield thing
-    inside: list[object] = list(vars(thing).values()) if hasattr(thing, "__dict__") else []
-    if isinstance(thing, Mapping):
-        inside += [*thing.keys(), *thing.values()]
-    elif isinstance(thing, list | tuple | set | frozenset):
-        inside += list(thing)
-    for part in inside:
-        yield from reachable(part, seen)
-
-
-def large(server: Server, least: int) -> list[object]:
-    """All arrays and byte strings of at least `least` bytes that a server holds."""
-    held = reachable(server, set())
-    return [
-        part for part in held if isinstance(part, np.ndarray | bytes | bytearray | memoryview) and _size(part) >= least
-    ]
-
-
-def _size(part: object) -> int:
-    return int(getattr(part, "nbytes", 0)) or len(part)  # type: ignore[arg-type]
-
-
-def test_a_server_holds_one_vector_and_nobodys() -> None:
-    made = cast(count=5, length=5000)
-    server = made.server()
-    scene = play(made, server=server, until="unmask")
-    assert [id(part) for part in large(server, 4 * 5000)] == [id(server._accumulator)]
-    both = [server._accumulator.tobytes(), *(scene.said["mask", me][48:] for me in made.ids)]
-    assert len(set(both)) == 6
-
-
 def test_after_a_session_nobody_holds_secrets() -> None:
     scene = play(cast(active=True))
     for machine in (scene.server, *scene.clients.values()):
-        kept = [part for part in reachable(machine, set()) if isinstance(part, Secret)]
-        assert kept == []
-
-
-def test_fresh_keys_for_every_client_and_session() -> None:
-    first, second = play(cast()), play(cast())
-    adverts = [
-        message[48:112]
-        for scene in (first, second)
-        for (stage, _), message in scene.said.items()
-        if stage == "advertise"
-    ]
-    keys = {advert[:32] for advert in adverts} | {advert[32:] for advert in adverts}
-    assert len(keys) == 20
-
-
-def test_choices_are_uniform_and_depend_on_the_seed_alone() -> None:
-    """All ordered pairs of other clients are equally frequent, and a longer choice begins with the shorter one."""
-    clients, rng = (2, 5, 6, 9, 11), random.Random(5)
-    seen: Counter[tuple[int, ...]] = Counter()
-    for _ in range(3_000):
-        seed = rng.randbytes(32)
-        pair = choices(seed, clients, 6, 2)
-        assert choices(seed, clients, 6, 4)[:2] == pair
-        seen[pair] += 1
-    assert set(seen) == {(one, other) for one in clients for other in clients if one != other and 6 not in (one, other)}
-    assert sum((count - 250) ** 2 / 250 for count in seen.values()) < 35  # chi-square of 11, p < 1e-3
-    with pytest.raises(ParameterError, match="cannot be chosen"):
-        choices(bytes(31), clients, 6, 2)
-
-
-def test_the_relations_of_a_chosen_graph_are_each_others_inverses() -> None:
-    rng = random.Random(6)
-    clients = tuple(range(0, 60, 3))
-    chosen = {me: choices(rng.randbytes(32), clients, me, 6) for me in clients}
-    for members in (clients, clients[::2], clients[4:17]):
-        graph = ChosenGraph({member: chosen[member] for member in members}, 3)
-        assert graph.order == members
-        for me in members:
-            assert graph.holders(me) == tuple(sorted(set(chosen[me]) & set(members)))
-            assert graph.firsts(me) == tuple(sorted(set(chosen[me][:3]) & set(members)))
-            assert set(graph.owners(me)) == {one for one in members if me in chosen[one]}
-            assert set(graph.first_of(me)) == {one for one in members if me in chosen[one][:3]}
-            assert set(graph.partners(me)) == {*graph.firsts(me), *graph.first_of(me)}
-            assert all(me in graph.partners(other) for other in graph.partners(me))
-
-
-def test_messages_have_the_sizes_that_were_promised() -> None:
-    scene = play(cast(count=5, length=10))
-    sizes = {
-        stage: {len(message) for (at, _), message in scene.said.items() if at == stage}
-        for stage in stages(scene.cast.parameters)
-    }
-    assert sizes == {"advertise": {112}, "share": {48 + 36 + 4 * 86}, "mask": {48 + 40}, "unmask": {48 + 8 + 4 * 37}}
+        assert not [thing for thing in everything(machine) if isinstance(thing, Secret)]
 
 
 def test_both_secrets_of_a_client_are_dealt_at_the_threshold_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,38 +93,340 @@ def test_shares_hide_in_what_is_delivered_and_opened_ones_are_those_asked_for() 
         assert set(dealt.sealed) == set(made.ids) - {me}
 
 
-def test_an_exception_shows_no_secret_and_neither_does_a_machine() -> None:
-    scene = play(cast(), until="unmask")
-    keys = next(iter(scene.clients.values()))._keys
-    assert isinstance(keys, Keys)
-    assert repr(keys).count("redacted") == 2
-    assert keys.seed.reveal().hex() not in repr(vars(scene.clients[3]))
-    assert keys.seed.reveal() != scene.clients[5]._keys.seed.reveal()  # type: ignore[union-attr]
-
-
-def test_a_client_is_neither_copied_nor_stored() -> None:
-    import copy
-    import pickle
-
-    client = cast().client(3)
-    for attempt in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError):
-            attempt(client)  # type: ignore[operator]
-
-
 @pytest.mark.parametrize("count", [1, 4])
 def test_threads_do_not_change_a_bit(count: int) -> None:
-    made = cast(count=4, threshold=2, length=400_000)
+    made = cast(count=4, threshold=2, length=5000)
     keys = {me: Keys.new() for me in made.ids}
     clients = {me: Client(made.parameters, me, made.policy, threads=count, _keys=keys[me]) for me in made.ids}
     scene = play(made, clients=clients, silent={"mask": made.ids[:1]})
     assert equal(scene)
 
 
-def test_an_error_says_whose_it_is_and_what_is_protected() -> None:
-    made = cast(count=5, threshold=3)
-    scene = play(made, tell=lambda stage, client, message: message[:-1] if (stage, client) == ("mask", 3) else message)
-    assert set(scene.errors) == {3}
-    assert isinstance(scene.errors[3], ProtocolError)
-    assert str(scene.errors[3]).endswith("[the server, stage mask]: this client's vector was not sent")
-    assert equal(scene)
+@dataclass(frozen=True)
+class Crowd(Cast):
+    """A cast whose clients have the ids in `numbers`."""
+
+    numbers: tuple[int, ...] = ()
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        return self.numbers
+
+
+def sized(rng: random.Random) -> tuple[int, int]:
+    """The number of clients, seldom large since keys take time, and of neighbours: all others, or an even number."""
+    if rng.random() < 0.45:
+        count = 3 + int(14 * rng.random() ** 2) if rng.random() < 0.98 else rng.randint(17, 60)
+        return count, count - 1
+    count = 5 + int(56 * rng.random() ** 2)
+    return count, 2 * rng.randint(1, min((count - 2) // 2, 5))
+
+
+def crowd(rng: random.Random) -> Crowd:
+    count, neighbours = sized(rng)
+    active = rng.random() < 0.4
+    least = neighbours // 2 + 1 if active else 1
+    bits = rng.choice([32, 64])
+    window = rng.choice([0, 0, rng.randint(0, neighbours // 2 - 1)]) if neighbours < count - 1 else 0
+    made = Crowd(
+        count=count,
+        neighbours=neighbours,
+        threshold=rng.randint(least, max(least, 3 * neighbours // 4)),
+        survivors=rng.choice([2, rng.randint(2, count)]),
+        active=active,
+        bits=bits,
+        length=rng.randint(128 // bits, 7),  # the search for secrets needs vectors of 16 bytes or more
+        bound=rng.choice([0, 2 ** (bits - 8)]),
+        window=window,
+        partners=rng.randint(1, max(1, neighbours // 2)),
+        run=f"schedule {rng.random()}",
+        numbers=tuple(sorted(rng.sample(range(2**32 - 1), count))),
+    )
+    return replace(made, identities={me: Identity.from_secret(secret(rng)) for me in made.ids}) if active else made
+
+
+def vanishing(made: Cast, rng: random.Random) -> dict[str, set[int]]:
+    """The clients that drop out at each stage: each client independently, and in some sessions a random group at once."""
+    share = rng.choice([0.0, 0.03, 0.1, 0.2, 0.5])
+    when = {me: rng.choice(stages(made.parameters)) for me in made.ids if rng.random() < share}
+    if rng.random() < 0.4:
+        stage = rng.choice([*stages(made.parameters), "share"])
+        when.update(dict.fromkeys(rng.sample(made.ids, 1 + int(made.count * rng.random() ** 2)), stage))
+    return {stage: {me for me, at in when.items() if at == stage} for stage in stages(made.parameters)}
+
+
+class Session:
+    """The session of one seed. It keeps its clients' secrets, so that a test can search the server for them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.cast = crowd(self.rng)
+        self.silent = vanishing(self.cast, self.rng)
+        self.server: Server = self.cast.server()
+        rng = self.rng
+        self.keys = {me: drawn(rng) for me in self.cast.ids}
+        self.vectors = {me: self._vector() for me in self.cast.ids}
+        self.masked: dict[int, NDArray[Any]] = {}
+        self.opened: list[bytes] = []  # shares
+        self.stage = ""
+        self.error: Aborted | None = None
+
+    def _vector(self) -> NDArray[Any]:
+        bits, most = self.cast.bits, self.cast.bound or 2 ** (self.cast.bits - 1) - 1
+        drawn = [self.rng.randint(-most, most) for _ in range(self.cast.length)]
+        return np.array(drawn, dtype=f"i{bits // 8}").view(f"u{bits // 8}")
+
+    def run(self) -> bool:
+        """Play the session; returns whether it ends with a sum. Any error other than `Aborted` fails the test."""
+        clients = {me: self.cast.client(me, _keys=self.keys[me]) for me in self.cast.ids}
+        inbox, gone = dict.fromkeys(self.cast.ids, b""), set[int]()
+        for stage in stages(self.cast.parameters):
+            self.stage = stage
+            gone |= self.silent[stage]
+            for me in self.rng.sample(list(inbox), len(inbox)):
+                if me in gone:
+                    continue
+                try:
+                    answer = self._answer(clients[me], inbox[me])
+                except Aborted:
+                    gone.add(me)
+                    continue
+                self.server.receive(me, answer)
+            try:
+                inbox = self.server.close()
+            except Aborted as error:
+                self.error = error
+                return False
+        return True
+
+    def _answer(self, client: Client, message: bytes) -> bytes:
+        if self.stage == "advertise":
+            return client.advertise()
+        last = (self.vectors[client.me],) if self.stage == "mask" else ()
+        answer = bytes(getattr(client, METHODS[self.stage])(message, *last))
+        if self.stage == "mask":
+            self.masked[client.me] = Masked.from_bytes(answer, self.cast.parameters, client.me).vector
+        if self.stage == "unmask":
+            opened = Opened.from_bytes(answer, self.cast.parameters, client.me)
+            self.opened += [*opened.seeds.values(), *opened.keys.values()]
+        return answer
+
+    def secrets(self) -> Iterator[tuple[str, bytes]]:
+        """(name, bytes) of all data that the server must not hold after the session.
+
+        Vectors with all, some or none of their masks, running sums of these, the masks, private keys, seeds and opened shares.
+        """
+        total = np.zeros(self.cast.length, f"u{self.cast.bits // 8}")
+        sums = {form: total.copy() for form in ("plain", "masked", "with pair masks", "with its own mask")}
+        for me, masked in self.masked.items():
+            mask = np.zeros_like(total)
+            add_masks(mask, [(self.keys[me].seed, 1)])
+            vector = self.vectors[me]
+            forms = {"plain": vector, "with its own mask": vector + mask}
+            forms |= {"with pair masks": masked - mask, "masked": masked}
+            for form, words in {**forms, "own mask": mask, "pair masks": masked - mask - vector}.items():
+                yield f"{form} vector of {me}", words.tobytes()
+            for form, added in sums.items():
+                added += forms[form]
+                yield f"sum up to {me}, {form}", added.tobytes()
+        for me, keys in self.keys.items():
+            yield from ((f"vector of {me}", self.vectors[me].tobytes()), (f"seed of {me}", keys.seed.reveal()))
+            yield from ((f"key of {me}", key.private.reveal()) for key in (keys.mask, keys.channel))
+        yield from (("a share", share) for share in self.opened)
+
+
+def foretold(session: Session) -> set[int] | None:
+    """The survivors that the session must have, by counting on the server's graph; None if it must abort."""
+    parameters, silent = session.cast.parameters, session.silent
+    least = max(parameters.survivors, parameters.threshold + 1)
+    left = set(parameters.clients) - silent["advertise"]
+    if len(left) < least:
+        return None
+    graph = session.server._graph
+    if parameters.chosen:
+        chosen = {me: chosen_by(me, session.keys[me].choice.reveal(), parameters) for me in left}
+        graph = ChosenGraph(chosen, parameters.masked)
+    left = dealt = naive_core(graph, left - silent["share"], parameters.threshold, parameters.partners)
+    survivors = dealt - silent["mask"]
+    if min(len(dealt), len(survivors)) < least or short(graph, dealt, survivors, survivors, parameters.threshold):
+        return None
+    if not together(graph, survivors, session.cast.window, parameters.partners):
+        return None
+    left = set(survivors)
+    if parameters.active:
+        left -= silent["consistency"]
+        if len(left) < (parameters.survivors if parameters.chosen else parameters.threshold + 1):
+            return None
+        if short(graph, dealt, survivors, left, parameters.threshold):
+            return None
+    left -= silent["unmask"]
+    return None if short(graph, dealt, survivors, left, parameters.threshold) else survivors
+
+
+def naive_core(graph: Topology, members: set[int], threshold: int, partners: int = 0) -> set[int]:
+    """Remove one client at a time until each has enough holders and, where clients choose, enough of its first choices."""
+    left = set(members)
+
+    def lonely(me: int) -> bool:
+        alone = isinstance(graph, ChosenGraph) and len(left.intersection(graph.firsts(me))) < partners
+        return alone or len(left.intersection(graph.holders(me))) < threshold
+
+    while found := [me for me in left if lonely(me)]:
+        left.remove(found[0])
+    return left
+
+
+def short(graph: Topology, dealt: set[int], survivors: set[int], present: set[int], threshold: int) -> bool:
+    """Whether too few holders are present for a needed secret: of a survivor, or of a client whose masks are in the sum."""
+    needed = {me for me in dealt if me in survivors or survivors.intersection(graph.partners(me))}
+    return any(len(present.intersection(graph.holders(me))) < threshold for me in needed)
+
+
+def together(graph: Topology, survivors: set[int], window: int, partners: int) -> bool:
+    """Whether every k / 2 consecutive ring places have more than `window` survivors; True on a complete graph.
+
+    Where clients choose: whether each survivor has at least `partners` survivors among its first choices.
+    """
+    if isinstance(graph, ChosenGraph):
+        return all(len(survivors.intersection(graph.firsts(me))) >= partners for me in survivors)
+    if graph.complete:
+        return True
+    around, half = [*graph.order, *graph.order], graph.k // 2
+    return all(len(survivors.intersection(around[at : at + half])) > window for at in range(len(graph.order)))
+
+
+def test_the_core_is_what_is_left_when_the_lonely_are_taken_out_one_by_one() -> None:
+    rng = random.Random(3)
+    partial = 0
+    for turn in range(200):
+        graph = ring(range(24), 8, bytes([turn] * 32)) if turn % 5 else complete(range(8))
+        members = {one for one in graph.order if rng.random() < 0.75}
+        threshold = rng.choice([2, 4, 5])
+        found = core(graph, members, threshold)
+        assert found == naive_core(graph, members, threshold)
+        partial += 0 < len(found) < len(members)
+    assert partial > 10
+
+
+BLOCKS, SCHEDULES, FEW = 20, 100, 24  # blocks can run in parallel
+
+
+def found(session: Session, held: bytes) -> list[str]:
+    """The names of the secrets that these bytes contain. A value equal to the released sum is not a secret."""
+    total = session.server.total().tobytes() if session.server.stage == "done" else None
+    return [name for name, form in session.secrets() if form in held and form != total]
+
+
+def judge(session: Session) -> str:
+    """Play a session and check its result. Returns "sum", or the stage in which it aborted."""
+    done, server = session.run(), session.server
+    held = contents((server, remains(session.error)))
+    assert found(session, held) == []
+    assert (set(server.survivors) if done else None) == foretold(session)
+    if done:
+        assert server.total().tobytes() == Play(session.cast, server, {}, session.vectors).expected().tobytes()
+        assert server.total().tobytes() in held  # the search finds bytes that the server holds
+        return "sum"
+    assert server.stage == "aborted"
+    assert session.error is not None
+    assert session.error.stage == session.stage
+    with pytest.raises(MessageError, match="there is no sum"):
+        server.total()
+    assert not server._accumulator.any()
+    return session.stage
+
+
+def judged(seeds: range) -> Counter[str]:
+    outcomes = Counter[str]()
+    for seed in seeds:
+        try:
+            outcomes[judge(Session(seed))] += 1
+        except BaseException as error:
+            error.add_note(f"in the session of seed {seed}: judge(Session({seed})) repeats it")
+            raise
+    return outcomes
+
+
+def enough(outcomes: Counter[str], count: int) -> None:
+    """Check that sums and aborts are both frequent, and that sessions abort in many stages."""
+    assert count / 4 < outcomes["sum"] < 3 * count / 4, outcomes
+    assert len(outcomes) >= 5, outcomes
+
+
+def test_random_schedules() -> None:
+    enough(judged(range(FEW)), FEW)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("block", range(2))
+def test_hundreds_of_random_schedules(block: int) -> None:
+    enough(judged(range(block * SCHEDULES, (block + 1) * SCHEDULES)), SCHEDULES)
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("block", range(2, BLOCKS))
+def test_thousands_of_random_schedules(block: int) -> None:
+    enough(judged(range(block * SCHEDULES, (block + 1) * SCHEDULES)), SCHEDULES)
+
+
+def keep_everything(server: Server) -> None:
+    server.stage = "aborted"
+
+
+def keep_shares(server: Server) -> None:
+    server.stage = "aborted"
+    server._accumulator[:] = 0
+
+
+def keep_a_vector(server: Server, sender: int, message: bytes) -> None:
+    vector = Masked.from_bytes(message, server.parameters, sender).vector
+    server._accumulator += vector
+    server.__dict__.setdefault("_log", []).append({sender: lambda: tuple(vector.tolist())})
+
+
+def forget_a_mask(*arguments: Any) -> Any:
+    masks, suspects = masks_left(*arguments)
+    return masks[1:], suspects
+
+
+@pytest.mark.parametrize(
+    ("place", "broken"),
+    [
+        ("server.Server._abort", keep_everything),
+        ("server.Server._abort", keep_shares),
+        ("server.Server._take_vector", keep_a_vector),
+        ("server.masks_left", forget_a_mask),
+        pytest.param("graph.Graph.holds_together", lambda graph, alive, window: True, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_machine_that_keeps_or_miscounts_something_is_caught(
+    place: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"protocols.{place}", broken)
+    with pytest.raises((AssertionError, ProtocolError, KeyError)) as caught:
+        judged(range(SCHEDULES))
+    assert "in the session of seed" in caught.value.__notes__[-1]
+
+
+def test_the_search_goes_everywhere() -> None:
+    """Bytes in any place where an object can keep them are found, and bytes that are not there are not."""
+    words, keys = np.arange(1, 9, dtype=np.uint32), drawn(random.Random(1))
+    needle, other = words.tobytes(), keys.mask.private.reveal()
+
+    class Slotted:
+        __slots__ = ("inside",)
+
+    def holder(value: object) -> Slotted:
+        made = Slotted()
+        made.inside = [{"deep": (value,)}]  # type: ignore[attr-defined]
+        return made
+
+    hidden = [words, words[:2], words.tolist(), set(words.tolist()), dict(enumerate(words.tolist())), needle.hex()]
+    hidden += [bytearray(needle), lambda: words, memoryview(needle)[3:4], Secret(needle), iter([needle])]
+    hidden += [int.from_bytes(needle, "little"), np.array([words, 1], dtype=object)]
+    for thing in hidden:
+        assert needle in contents(holder(thing)), thing
+        assert other not in contents(holder(thing))
+    for thing in (keys, keys.mask, keys.mask.private):
+        assert other in contents(holder(thing))
+    assert needle not in contents(holder(words[::-1].copy()))

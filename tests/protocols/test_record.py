@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +43,27 @@ def test_a_session_is_claimed_once(sessions: Sessions) -> None:
     for number in (1, 2, 3):
         sessions.claim(session(number))
     for number in (3, 1, 2, 2):
-        with pytest.raises(Spent, match="this session was claimed before"):
+        with pytest.raises(Spent):
             sessions.claim(session(number))
     sessions.claim(session(4))
 
 
 @pytest.mark.parametrize("length", [0, 31, 33, 64])
 def test_only_a_sessions_number_is_claimed(sessions: Sessions, length: int) -> None:
-    with pytest.raises(ParameterError, match=f"this number has {length}"):
+    with pytest.raises(ParameterError):
         sessions.claim(bytes(length))
 
 
 def test_of_many_threads_one_wins(sessions: Sessions) -> None:
-    for attempt in range(10):
-        start, spent = threading.Barrier(8), list[bool]()
+    start = threading.Barrier(8)
 
-        def race(number: int, start: threading.Barrier, spent: list[bool]) -> None:
-            start.wait()
-            spent.append(is_spent(sessions, number))
+    def race(number: int) -> bool:
+        start.wait()
+        return is_spent(sessions, number)
 
-        threads = [threading.Thread(target=race, args=(attempt, start, spent)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(spent) == [False] + [True] * 7
+    with ThreadPoolExecutor(8) as pool:
+        for attempt in range(10):
+            assert sorted(pool.map(race, [attempt] * 8)) == [False] + [True] * 7
 
 
 def racer(path: Path, tries: int, barrier: Any, results: Any) -> None:
@@ -91,33 +88,17 @@ def test_of_two_processes_one_wins(tmp_path: Path) -> None:
     assert (tmp_path / "sessions").stat().st_size == 32 * (1 + tries)
 
 
-def test_the_file_is_a_header_and_the_sessions(tmp_path: Path) -> None:
-    for number in range(3):
-        OnDisk(tmp_path / "sessions").claim(session(number))
-    assert (tmp_path / "sessions").read_bytes() == HEADER + session(0) + session(1) + session(2)
-    assert len(HEADER) == 32
-
-
 def test_a_kill_at_any_byte_forgets_no_claim_that_returned(tmp_path: Path) -> None:
-    """The file is cut at every length: complete entries are spent; other sessions can be claimed, and then are spent too."""
+    """Complete entries are spent in a file cut at any length, or lengthened by zeros before its data were written."""
+    assert len(HEADER) == 32
     whole = HEADER + b"".join(session(number) for number in range(3))
     path = tmp_path / "sessions"
-    for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
-        kept = max(0, length // 32 - 1)
+    cuts = [(whole[:length], length // 32 - 1) for length in range(len(whole) + 1)]
+    for left, kept in cuts + [(whole[:64] + bytes(zeros), 1) for zeros in (1, 31, 32, 40, 64)]:
+        path.write_bytes(left)
         assert [is_spent(OnDisk(path), number) for number in range(3)] == [number < kept for number in range(3)]
-        assert path.read_bytes() == whole
+        assert left.endswith(b"\0") or path.read_bytes() == whole
         assert all(is_spent(OnDisk(path), number) for number in range(3))
-
-
-def test_a_tail_of_zeros_is_no_harm(tmp_path: Path) -> None:
-    """Some file systems lengthen a file before its data are written."""
-    path = tmp_path / "sessions"
-    for zeros in (1, 31, 32, 40, 64):
-        path.write_bytes(HEADER + session(0) + bytes(zeros))
-        assert is_spent(OnDisk(path), 0)
-        assert not is_spent(OnDisk(path), 1)
-        assert is_spent(OnDisk(path), 1)
 
 
 def test_an_entry_is_no_part_of_two_others(tmp_path: Path) -> None:
@@ -162,23 +143,19 @@ def test_a_full_disk_is_no_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        with pytest.raises(ProtocolError, match=r"record of sessions .* cannot be written"):
+        with pytest.raises(ProtocolError):
             sessions.claim(session(1))
     assert is_spent(sessions, 0)
     assert not is_spent(sessions, 1)
 
 
-def test_another_file_is_left_alone(tmp_path: Path) -> None:
+def test_what_cannot_be_a_record_is_an_error_and_another_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "model"
     path.write_bytes(b"weights" * 10)
-    with pytest.raises(ParameterError, match="not a record of sessions"):
-        OnDisk(path).claim(session(0))
+    for place, error in ((path, ParameterError), (tmp_path / "missing" / "sessions", ProtocolError)):
+        with pytest.raises(error):
+            OnDisk(place).claim(session(0))
     assert path.read_bytes() == b"weights" * 10
-
-
-def test_an_impossible_place_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError, match="make it and its folder writable"):
-        OnDisk(tmp_path / "missing" / "sessions").claim(session(0))
 
 
 def test_a_lock_file_left_behind_refuses_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from protocols.parameters import stages
 from protocols.server import Server
 from protocols.simulate import Simulation, departures, simulate
 from protocols.wire import Masked, traffic
-from tests.cells import chosen, every
+from tests.cells import every
 
 RING = {"clients": 24, "neighbours": 10, "corrupt": 0.0}
 MODES: dict[str, dict[str, Any]] = {
@@ -66,53 +66,28 @@ def test_with_dropouts_a_complete_graph_always_finishes(dropout: float, active: 
         assert [stage.answered for stage in report.stages][-1] == clients - report.dropped
 
 
-def test_the_exact_sum_is_that_of_python_s_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clients' vectors and the server's total are recorded during the session, and compared here."""
-    lies: dict[int, list[int]] = {}
-    totals: list[tuple[tuple[int, ...], list[int]]] = []
-    mask, total = Client.mask, Server.total
-
-    def watched(self: Client, message: bytes, vector: NDArray[Any]) -> bytearray:
-        lies[self.me] = vector.tolist()
-        return mask(self, message, vector)
-
-    def told(self: Server) -> NDArray[Any]:
-        totals.append((self.survivors, total(self).tolist()))
-        return total(self)
-
-    monkeypatch.setattr(Client, "mask", watched)
-    monkeypatch.setattr(Server, "total", told)
-    report = simulate(simulation(clients=12, dropout=0.25, dim=7))
-    ((survivors, result),) = totals
-    assert report.exact
-    assert report.survivors == len(survivors) < 12
-    assert result == [sum(column) % 2**32 for column in zip(*(lies[me] for me in survivors), strict=True)]
-    assert len({tuple(vector) for vector in lies.values()}) == len(lies)
+def one_survivor_less(server: Server) -> NDArray[Any]:
+    server.survivors = server.survivors[1:]
+    return TOTAL(server)
 
 
-def test_a_wrong_sum_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    total = Server.total
-    monkeypatch.setattr(Server, "total", lambda self: total(self) + np.uint32(1))
+TOTAL = Server.total
+
+
+@pytest.mark.parametrize("wrong", [lambda server: TOTAL(server) + np.uint32(1), one_survivor_less])
+def test_a_wrong_sum_or_one_over_others_than_the_survivors_is_called_wrong(
+    wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "total", wrong)
     report = simulate(simulation())
     assert (report.exact, report.well, report.aborted) == (False, False, None)
-
-
-def test_a_sum_over_others_than_the_survivors_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    total = Server.total
-
-    def told(self: Server) -> NDArray[Any]:
-        self.survivors = self.survivors[1:]
-        return total(self)
-
-    monkeypatch.setattr(Server, "total", told)
-    assert simulate(simulation()).exact is False
 
 
 def test_with_too_many_gone_there_is_no_sum_and_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "departures", lambda parameters, count: {"mask": [0, 1, 2, 3]})
     report = simulate(simulation(clients=10))
     assert (report.exact, report.well, report.survivors) == (None, False, 0)
-    assert "6 clients have sent their vectors, fewer than the 9 that a sum needs" in (report.aborted or "")
+    assert report.aborted
     assert [stage.name for stage in report.stages] == ["advertise", "share", "mask"]
 
 
@@ -162,30 +137,21 @@ def test_what_is_given_is_kept_to_and_the_rest_is_chosen() -> None:
 
 
 @every(
-    ("options", "says"),
+    ("name", "value"),
     [
-        ({"clients": 1}, "clients is 1: choose from 2"),
-        ({"clients": 10**7}, "clients is 10000000: choose from 2 to 100000"),
-        ({"dim": 0}, "dim is 0"),
-        ({"dim": 10**12}, "dim is 1000000000000"),
-        ({"dropout": -0.1}, "dropout is -0.1"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"dropout": float("nan")}, "dropout is nan"),
-        ({"dropout": 0.9}, "fewer than two would be honest|lower"),
-        ({"bits": 16}, "bits is 16"),
-        ({"corrupt": 1.0}, "corrupt is 1.0"),
-        ({"corrupt": float("nan")}, "corrupt is nan"),
-        ({"corrupt": 0.95}, "lower corrupt"),
-        ({"neighbours": 0}, "neighbours is 0"),
-        ({"clients": 30, "neighbours": 7}, "neighbours is 7, fewer than all: choose an even number"),
-        ({"threshold": 99}, "threshold is 99"),
-        ({"threshold": 0}, "threshold is 0"),
-        ({"tamper": "nonsense"}, "tamper is 'nonsense': choose one of weak-masks"),
+        *(("clients", value) for value in (1, 10**7)),
+        *(("dim", value) for value in (0, 10**12)),
+        *(("dropout", value) for value in (-0.1, 1.0, float("nan"), 0.9)),
+        ("bits", 16),
+        *(("corrupt", value) for value in (1.0, float("nan"), 0.95)),
+        *(("neighbours", value) for value in (0, 7)),
+        *(("threshold", value) for value in (99, 0)),
+        ("tamper", "nonsense"),
     ],
 )
-def test_what_cannot_be_simulated_is_said_in_a_sentence(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ParameterError, match=says):
-        simulation(**options)
+def test_what_cannot_be_simulated_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=name):
+        simulation(**{"clients": 30, name: value})
 
 
 def test_progress_is_told_of_every_client() -> None:
@@ -203,20 +169,11 @@ def test_a_report_is_json() -> None:
     assert told["failure"] == told["abort_probability"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("active", chosen([False, True], [False]))
-def test_a_ring_that_was_chosen_finishes(active: bool) -> None:
-    report = simulate(simulation(clients=100, dropout=0.05, active=active))
-    assert report.simulation.choice.neighbours < 119
-    assert report.exact
-
-
 @pytest.mark.parametrize(("clients", "active"), [(12, False), (12, True), (110, True)])
 def test_weak_masks_replace_the_masks_that_the_liar_added(
     clients: int, active: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a stream of zeros in place of the weak one, the server receives the liar's plain vector. Among 110 active clients
-    each chooses its neighbours, and the owners of the shares that a client holds are not its partners."""
+    """With zeros for its weak stream the server receives the plain vector of the liar; each of 110 chooses its neighbours."""
     plain: dict[int, Any] = {}
     received: dict[int, Any] = {}
     mask, receive = Client.mask, Server.receive

@@ -12,18 +12,19 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
-from protocols import keys, sharing
-from protocols.client import Client, Keys, Waiting
+from protocols import sharing
+from protocols.client import Waiting
 from protocols.errors import Aborted, ParameterError, ProtocolError, RangeError, Spent, Tampering
 from protocols.keys import AgreementKey, Agreements, Alone, Secret
 from protocols.workers import OneProcess, Workers
-from tests.protocols.sessions import Cast, Play, cast, play
+from tests.protocols.looking import everything
+from tests.protocols.sessions import Cast, Play, cast, drawn, play
 
 CASTS = {
     "complete": {"count": 6, "threshold": 3},
@@ -32,13 +33,8 @@ CASTS = {
     "chosen": {"count": 14, "neighbours": 10, "threshold": 6, "active": True, "survivors": 9},
 }
 SESSION, OTHER = bytes(range(32)), bytes(32)
+SECRETS = {client: drawn(random.Random(client)) for client in range(40)}  # the same in every session
 Silent = Mapping[str, list[int]]
-
-
-def fixed(client: int) -> Keys:
-    """A client's secrets, the same in every session."""
-    raws = [Secret(random.Random(f"{client} {name}").randbytes(32)) for name in Keys.__dataclass_fields__]
-    return Keys(AgreementKey.from_secret(raws[0]), AgreementKey.from_secret(raws[1]), *raws[2:])
 
 
 def played_with_fixed_keys(
@@ -47,7 +43,7 @@ def played_with_fixed_keys(
     """A session with fixed keys and fixed random numbers for the shares."""
     drawn = random.Random(0)
     monkeypatch.setattr(sharing.secrets, "randbelow", drawn.randrange)
-    clients = {me: made.client(me, agreements=agreements, _keys=fixed(me)) for me in made.ids}
+    clients = {me: made.client(me, agreements=agreements, _keys=SECRETS[me]) for me in made.ids}
     return play(made, silent=silent, clients=clients)
 
 
@@ -97,63 +93,37 @@ def test_a_pair_agrees_once_for_both_ends_and_twice_without(monkeypatch: pytest.
 @pytest.mark.parametrize("ends", ["in time", "by an abort"])
 def test_no_key_outlives_its_session(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, together = cast(count=8, threshold=3), OneProcess()
-    lost = {"mask": [made.ids[0]]} if ends == "in time" else {"mask": list(made.ids[1:])}
-    left = []
-
-    def run() -> None:
-        with together.session(made.parameters.session):
-            try:
-                played_with_fixed_keys(made, lost, together, monkeypatch)
-            finally:
-                left.append(together.waiting)
-                assert len(reachable(together)) >= together.waiting
-
-    if ends == "in time":
-        run()
-    else:
-        with pytest.raises(Aborted):
-            run()
-    assert left[0] > 0, "a key waits for the client that vanished"
+    lost = {"mask": [made.ids[0]] if ends == "in time" else list(made.ids[1:])}
+    with nullcontext() if ends == "in time" else pytest.raises(Aborted), together.session(made.parameters.session):
+        try:
+            played_with_fixed_keys(made, lost, together, monkeypatch)
+        finally:
+            assert together.waiting > 0, "a key waits for the client that vanished"
+            assert len(secrets_in(together)) >= together.waiting
     assert together.waiting == 0
-    assert not reachable(together), "no secret can be reached from what is left of the session"
+    assert not secrets_in(together)
 
 
-def reachable(start: object) -> list[Secret]:
-    """The secrets that `start` holds, however deep in containers and attributes."""
-    seen, found, todo = set[int](), list[Secret](), [start]
-    while todo:
-        one = todo.pop()
-        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
-            continue
-        seen.add(id(one))
-        found += [one] if isinstance(one, Secret) else []
-        todo += gc.get_referents(one)
-    return found
+def secrets_in(thing: object) -> list[Secret]:
+    return [one for one in everything(thing) if isinstance(one, Secret)]
 
 
 @pytest.mark.parametrize("session", [None, OTHER])
 def test_outside_its_session_nothing_is_kept(session: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside a session, or for another session than the open one, each client computes its keys alone."""
     seen, together = agreed(monkeypatch), OneProcess()
-    one, other = fixed(1).mask, fixed(2).mask
-
-    def both() -> None:
+    one, other = SECRETS[1].mask, SECRETS[2].mask
+    with nullcontext() if session is None else together.session(session):
         assert together.masks(one, {2: other.public}, SESSION, 1) == Alone().masks(one, {2: other.public}, SESSION, 1)
         assert together.masks(other, {1: one.public}, SESSION, 2) == Alone().masks(other, {1: one.public}, SESSION, 2)
         together.channels(one, {2: other.public}, SESSION, 1)
         assert together.waiting == 0
-
-    if session is None:
-        both()
-    else:
-        with together.session(session):
-            both()
     assert seen[frozenset((one.public, other.public))] == 5
 
 
 def test_who_was_shown_another_key_than_its_peer_s_shares_nothing_with_it() -> None:
     """A server puts its own key between two clients: each end still gets the keys that it would compute alone."""
-    one, other, liar = (fixed(client).mask for client in (1, 2, 3))
+    one, other, liar = (SECRETS[client].mask for client in (1, 2, 3))
     together = OneProcess()
     with together.session(SESSION):
         first = together.masks(one, {2: liar.public}, SESSION, 1)
@@ -164,33 +134,9 @@ def test_who_was_shown_another_key_than_its_peer_s_shares_nothing_with_it() -> N
         assert third == Alone().masks(liar, {1: one.public}, SESSION, 4)
         assert first[2][0] != second[1][0]
         assert together.waiting == 3
-        with pytest.raises(Tampering, match="small order"):
+        with pytest.raises(Tampering):
             together.channels(one, {other: bytes(32) for other in range(2, 12)}, SESSION, 1)
         assert together.waiting == 3
-
-
-def test_both_ends_have_the_keys_of_clients_on_their_own() -> None:
-    public = {client: fixed(client).channel.public for client in range(20)}
-    together = OneProcess()
-    with together.session(SESSION):
-        for me in (7, 0, 13):
-            others = {client: key for client, key in public.items() if client != me}
-            key = fixed(me).channel
-            assert together.channels(key, others, SESSION, me) == Alone().channels(key, others, SESSION, me)
-            assert together.masks(key, others, SESSION, me) == Alone().masks(key, others, SESSION, me)
-
-
-def test_a_client_is_alone_unless_it_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = cast(count=4)
-    assert isinstance(made.client(made.ids[0])._agreements, Alone)
-    both = [Client(made.parameters, me, made.policy) for me in made.ids[:2]]
-    assert both[0]._agreements.__dict__ == {}, "it has no state in which a secret could stay"
-    asked: list[bytes] = []
-    monkeypatch.setattr(keys.AgreementKey, "agree", lambda self, public: asked.append(public) or Secret(bytes(32)))
-    for one, other in (both, both[::-1]):
-        key, peer = fixed(one.me).mask, fixed(other.me).mask
-        one._agreements.masks(key, {other.me: peer.public}, SESSION, one.me)
-    assert len(asked) == 2
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +203,7 @@ def test_a_session_too_small_is_aborted_and_a_policy_is_kept(workers: Workers) -
     with pytest.raises(Aborted):
         played(made, workers, silent={"mask": made.ids[:4]})
     strict = replace(made.policy, threshold=made.parameters.threshold + 1)
-    with workers.session(made.parameters.session), pytest.raises(ParameterError, match="threshold"):
+    with workers.session(made.parameters.session), pytest.raises(ParameterError):
         workers.client(made.parameters, made.ids[0], strict, None).advertise().result()
 
 
@@ -298,5 +244,5 @@ def test_a_process_that_ended_is_an_error_and_no_wait_for_ever() -> None:
     workers._processes[0]._process.kill()
     workers._processes[0]._process.wait()
     for _ in range(2):
-        with pytest.raises(ProtocolError, match="has ended"):
+        with pytest.raises(ProtocolError):
             asked.advertise().result()

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from secure_fed.learning.audit_pool.canary_context import CanaryContext
-from secure_fed.learning.audit_pool.unit import Unit
+from secure_fed.learning.audit_pool.canaries import CanaryContext
+from secure_fed.learning.data.audit_unit import Unit
 
 PAD, CLS = 0, 1
 CONTEXT = CanaryContext(seed=3, unit="example", private=False, classes=3, vocabulary=400, special=frozenset({PAD, CLS}))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secure_fed.report.page import plots
+from secure_fed.report import markup
 
 CLIENTS = [f"ward {letter}" for letter in "ABCDEFGH"]
 LABELS = ["asthma", "sepsis", "fracture", "stroke"]
@@ -182,7 +182,7 @@ def drawn_once() -> Iterator[dict[str, str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in _DRAWINGS:
-            patch.setattr(plots, name, remembering(getattr(plots, name)))
+            patch.setattr(markup, name, remembering(getattr(markup, name)))
         yield _DRAWN
 
 
@@ -197,7 +197,7 @@ def never_drawn() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in _DRAWINGS:
-            patch.setattr(plots, name, noting(name))
+            patch.setattr(markup, name, noting(name))
         yield
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from secure_fed.learning.tasks.task import Batch, Collate
 from secure_fed.learning.training.cohort.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import Placed, losses
-from secure_fed.learning.training.made_up import CANNOT
-from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trial import agree, moved_away, require_uncoupled, still
+from secure_fed.learning.training.objective import CANNOT, Objective
+from secure_fed.learning.training.trials import agree, moved_away, require_uncoupled, still
 
 Gradients = Mapping[str, Tensor]
 Path = Callable[[Objective, Collate, Placed, Sequence[Any]], Gradients]

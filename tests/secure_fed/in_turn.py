@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Reply, Request
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys
 from tests.secure_fed.private_toys import NOISE, Watched
 

@@ -16,7 +16,7 @@ from privacy.sampling import Poisson, Uniform
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
 from secure_fed.rounds.engine import run_round
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.rounds.transport import Recording, Reply, Request
 from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.secure_fed import toys

@@ -13,9 +13,8 @@ from torch import Tensor
 from privacy.entropy import Stream
 from privacy.mechanisms import Gaussian, Mechanism
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
-from secure_fed.learning.training.local import Job, Trained
+from secure_fed.learning.training.local import Job, PrivateSteps, Trained
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps
 
 
 def train_privately(

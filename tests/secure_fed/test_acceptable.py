@@ -12,7 +12,7 @@ import torch
 
 from protocols.errors import Tampering
 from secure_fed.errors import RequestError
-from secure_fed.rounds.acceptable import Acceptable
+from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Request
 from tests.secure_fed import toys
 from tests.secure_fed.masked import wide_toys

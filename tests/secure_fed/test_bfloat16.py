@@ -17,7 +17,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import trainings
-from secure_fed.learning.training.cohort.division import Entry, Work
+from secure_fed.learning.training.cohort.packing import Entry, Work
 from secure_fed.learning.training.cohort.passes import Pack
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import METHODS, build

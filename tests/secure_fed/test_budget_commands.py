@@ -22,14 +22,14 @@ from privacy.forecast import Possible, Setting, recommended
 from privacy.ledger import Ledger
 from privacy.plan import Target
 from protocols.simulate import Simulation, simulate
-from secure_fed.commands import ways as shown_ways
+from secure_fed.commands.budget_plan import noise_shares, settings_of
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.methods.method import Card
 from secure_fed.report.formatting import size
 from secure_fed.rounds.cohort import cohort_sampler
-from secure_fed.rounds.protect import protect
-from secure_fed.runs.ledger_heads import heads_at
+from secure_fed.rounds.protection import protect
+from secure_fed.runs.budget import heads_at
 from tests.cells import chosen, every
 from tests.privacy.ledger_child import UNIT
 
@@ -151,11 +151,11 @@ def test_the_recommended_settings_make_the_noise_that_was_promised(
 ) -> None:
     setting = Setting(clients=20, cohort=cohort, rounds=5, delta=1e-5, dim=dim)
     asked = Namespace(epsilon=8.0, noise_multiplier=None, momentum=0.7, corrupt=0.2, dropout=0.1, clip_norm=None)
-    possible = Possible(shown_ways.counted(cohort, 0.2, 0.1), momentum=0.7)
+    possible = Possible(noise_shares(cohort, 0.2, 0.1), momentum=0.7)
     way = recommended(setting, Target(8.0, None, 1e-5), possible)
     assert (way.sampling, way.noise, way.correlation) == ("schedule", noise, correlation)
 
-    pasted = tomllib.loads(shown_ways.settings(setting, way, asked))
+    pasted = tomllib.loads(settings_of(setting, way, asked))
     assert "clip_norm" not in pasted["privacy"]  # a run chooses a better clip norm by itself
     config = RunConfig.from_dict(pasted | {"method": {"name": "ffa_lora"}})
     names = [*"abcdefghijklmnopqrst"]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from privacy.entropy import SeededEntropy
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
-from secure_fed.learning.models import checkpointing
+from secure_fed.learning.models import dropout_and_checkpointing
 from secure_fed.methods import METHODS
 from secure_fed.private import Budget, wrap
 from secure_fed.tensors.tensors import Tensors
@@ -62,9 +62,11 @@ def test_training_with_checkpointing_is_training_without_it(
 ) -> None:
     """With dropout, whose masks are drawn again."""
     expected = after(method, unit, small_models.make(architecture))
-    calls, again = [], checkpointing.again
+    calls, again = [], dropout_and_checkpointing.again
     monkeypatch.setattr(
-        checkpointing, "again", lambda *args, **own: (calls.append(torch.is_grad_enabled()), again(*args, **own))[1]
+        dropout_and_checkpointing,
+        "again",
+        lambda *args, **own: (calls.append(torch.is_grad_enabled()), again(*args, **own))[1],
     )
     model = small_models.make(architecture)
     require_close(after(method, unit, model, **{"training.checkpointing": True}), expected)
@@ -80,14 +82,14 @@ def test_a_model_that_is_given_with_either_kind_on(architecture: str, unit: str,
     model: Any = small_models.make(architecture)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     require_close(after("federa", unit, model), expected)
-    assert checkpointing.is_checkpointing(model)
+    assert dropout_and_checkpointing.is_checkpointing(model)
 
 
 def test_a_model_that_is_given_with_it_on_may_train_without() -> None:
     model: Any = small_models.make("bert")
-    checkpointing.set_checkpointing(model, True)
+    dropout_and_checkpointing.set_checkpointing(model, True)
     after("federa", "none", model, **{"training.checkpointing": False})
-    assert not checkpointing.is_checkpointing(model)
+    assert not dropout_and_checkpointing.is_checkpointing(model)
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
@@ -99,11 +101,15 @@ def test_a_model_without_such_layers_is_refused() -> None:
 
 def test_it_is_turned_on_where_activations_fill_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_models.make("llama")
-    of_a_token = checkpointing.activations(model)
-    monkeypatch.setattr(checkpointing, "memory", lambda device: 200 * of_a_token)
-    assert [checkpointing.wanted("auto", model, tokens, CPU) for tokens in (None, 100, 101)] == [False, False, True]
-    assert not checkpointing.wanted("auto", toys.model(), 10**9, CPU)
-    assert not checkpointing.wanted(False, model, 10**9, CPU)
+    of_a_token = dropout_and_checkpointing.activations(model)
+    monkeypatch.setattr(dropout_and_checkpointing, "memory", lambda device: 200 * of_a_token)
+    assert [dropout_and_checkpointing.wanted("auto", model, tokens, CPU) for tokens in (None, 100, 101)] == [
+        False,
+        False,
+        True,
+    ]
+    assert not dropout_and_checkpointing.wanted("auto", toys.model(), 10**9, CPU)
+    assert not dropout_and_checkpointing.wanted(False, model, 10**9, CPU)
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")

@@ -19,12 +19,11 @@ from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import trainings
-from secure_fed.learning.training.cohort.division import Room, Tight
+from secure_fed.learning.training.cohort.packing import Room, Tight
 from secure_fed.learning.training.cohort.passes import Trial
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
-from secure_fed.learning.training.local import Job, Trained, train
+from secure_fed.learning.training.local import Falling, Job, Trained, train
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.schedule import Falling
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys

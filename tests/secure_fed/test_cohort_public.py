@@ -17,15 +17,14 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from privacy.entropy import SeededEntropy
 from secure_fed.federation import Federation
-from secure_fed.learning.models.adapters.own_tensors import EachOwn, NoRuleError, SmallProductsApart
-from secure_fed.learning.models.own_dropout import OwnDropout
+from secure_fed.learning.models.adapters.per_example import EachOwn, NoRuleError, SmallProductsApart
+from secure_fed.learning.models.dropout_and_checkpointing import OwnDropout
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import crew, trainings
-from secure_fed.learning.training.cohort.division import Room
+from secure_fed.learning.training.cohort import parallel, trainings
+from secure_fed.learning.training.cohort.packing import Room
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
-from secure_fed.learning.training.local import Trained
+from secure_fed.learning.training.local import PrivateSteps, Trained
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.rounds.transport import InProcess
 from tests.cells import chosen
 from tests.contracts import runs as contracts
@@ -187,9 +186,9 @@ def test_a_model_whose_copy_works_on_the_first_one_is_not_spread() -> None:
 
 @pytest.mark.nightly
 def test_an_error_in_a_pass_comes_out_and_threads_end(monkeypatch: pytest.MonkeyPatch, bert: Setting) -> None:
-    made: list[crew.Crew] = []
-    close = crew.Crew.close
-    monkeypatch.setattr(crew.Crew, "close", lambda own: (made.append(own), close(own)))
+    made: list[parallel.Crew] = []
+    close = parallel.Crew.close
+    monkeypatch.setattr(parallel.Crew, "close", lambda own: (made.append(own), close(own)))
     monkeypatch.setattr(trainings, "found_in", lambda *given: 1 / 0)
     torch.set_num_threads(2)
     try:

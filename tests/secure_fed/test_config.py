@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from secure_fed.config import DataConfig, FederationConfig, MethodConfig, RunConfig, TrainingConfig, commented_toml
-from secure_fed.config.suggestions import ELSEWHERE
+from secure_fed.config.run_config import ELSEWHERE
 from secure_fed.errors import ConfigError
 from tests.cells import every
 

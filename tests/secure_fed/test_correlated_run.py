@@ -14,10 +14,9 @@ from scipy import stats
 
 from privacy.correlation import Correlation, square_root
 from privacy.entropy import KeyedEntropy, SeededEntropy
-from privacy.errors import LedgerError
+from privacy.errors import LedgerError, TurnPassed
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.rounds.charges import TurnPassed
 from secure_fed.runs.noise_key import NOISE_KEY, NoiseKeys
 from tests.cells import chosen
 from tests.privacy.test_correlation import dense

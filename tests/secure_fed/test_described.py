@@ -19,7 +19,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.models import loading
-from secure_fed.learning.models.described import in_order, rows
+from secure_fed.learning.models.loading import description_rows, descriptions_in_order
 
 IDS = torch.tensor([[2, 4, 6, 7, 3], [2, 5, 3, 0, 0]])  # the second text is padded
 NAMES = ("calm", "wild", "other")
@@ -55,7 +55,7 @@ def test_a_text_scores_by_its_cosines_with_the_descriptions(small_model: Path) -
 
 def test_every_description_scores_highest_for_its_own_class_whatever_its_length() -> None:
     means = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, 3, 8).unsqueeze(1)
-    assert (means @ rows(means).T).argmax(1).tolist() == list(range(8))
+    assert (means @ description_rows(means).T).argmax(1).tolist() == list(range(8))
     as_long_as_read = means - means.mean(0)
     assert (means @ as_long_as_read.T).argmax(1).tolist() != list(range(8)), (
         "the longest would be named for other texts"
@@ -63,9 +63,13 @@ def test_every_description_scores_highest_for_its_own_class_whatever_its_length(
 
 
 def test_descriptions_are_found_by_the_names_of_classes() -> None:
-    assert in_order(DESCRIBED, NAMES) == ["quiet", "a wild sea, full of storms", "neither of the two, or no sea"]
-    assert in_order(["1 = x = y", "0=z"], ["0", "1"]) == ["z", "x = y"]
-    assert in_order(["Jose\u0301=x"], ["Jos\u00e9"]) == ["x"], "as names in the data are read"
+    assert descriptions_in_order(DESCRIBED, NAMES) == [
+        "quiet",
+        "a wild sea, full of storms",
+        "neither of the two, or no sea",
+    ]
+    assert descriptions_in_order(["1 = x = y", "0=z"], ["0", "1"]) == ["z", "x = y"]
+    assert descriptions_in_order(["Jose\u0301=x"], ["Jos\u00e9"]) == ["x"], "as names in the data are read"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_descriptions_are_found_by_the_names_of_classes() -> None:
 )
 def test_every_class_needs_one_description(descriptions: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=f"^model.descriptions {said}"):
-        in_order(descriptions, NAMES)
+        descriptions_in_order(descriptions, NAMES)
 
 
 def test_they_need_a_head_that_reads_the_mean() -> None:

@@ -29,13 +29,13 @@ from transformers import (
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
-from secure_fed.deployment import own_settings
+from secure_fed.deployment import charter, home
 from secure_fed.errors import ConfigError, MethodError, ModelError
 from secure_fed.export.adapter_folder import load_adapter
 from secure_fed.federation import Federation
 from secure_fed.learning.generation import generated, keeps_cache
-from secure_fed.learning.models import device_map, loading
-from secure_fed.learning.models.checkpointing import is_checkpointing
+from secure_fed.learning.models import devices, loading
+from secure_fed.learning.models.dropout_and_checkpointing import is_checkpointing
 from secure_fed.learning.tasks import build
 from secure_fed.methods import METHODS, card
 from secure_fed.private import Budget, wrap
@@ -154,7 +154,7 @@ def test_a_method_ends_as_on_one_device(name: str, unit: str, model: str, place:
 def test_a_pass_holds_the_weights_of_one_block_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In training too, since checkpointing is on without being asked for; without it, all of them."""
     alive: list[Any] = []
-    most, read = [0], device_map._read
+    most, read = [0], devices._read
 
     def counted(*given: Any) -> Any:
         found = read(*given)
@@ -162,7 +162,7 @@ def test_a_pass_holds_the_weights_of_one_block_at_a_time(folder: Path, monkeypat
         most[0] = max(most[0], sum(one().numel() for one in alive if one() is not None))
         return found
 
-    monkeypatch.setattr(device_map, "_read", counted)
+    monkeypatch.setattr(devices, "_read", counted)
 
     def held(checkpointing: bool | str) -> int:
         federation = Federation(settings(folder, "disk", training={"checkpointing": checkpointing}))
@@ -233,7 +233,7 @@ def test_an_adapter_of_our_own_format_loads_on_a_whole_model_and_on_a_divided_on
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "adapter")]) == 0
     assert "device_map" not in (tmp_path / "adapter" / "secure_fed.json").read_text(encoding="utf-8")
     whole = load_adapter(tmp_path / "adapter")
-    assert not device_map.is_divided(whole)
+    assert not devices.is_divided(whole)
     memory: Any = {"cpu": "40KB"}
     given = AutoModelForCausalLM.from_pretrained(folder / "llama", device_map="auto", max_memory=memory)
     divided = load_adapter(tmp_path / "adapter", given)
@@ -360,17 +360,17 @@ def test_a_model_that_is_given_divided_meets_the_same_refusals(folder: Path) -> 
 
 def test_a_charter_divides_nobodys_model() -> None:
     mapped = {("model", "device_map"): "auto", ("model", "max_memory"): ("cpu=1GiB",)}
-    assert "model.device_map" in own_settings.fault(RunConfig().replace(mapped))
-    assert not own_settings.fault(RunConfig().replace(mapped | own_settings.neutral()))
-    here = own_settings.ModelHere(device_map="auto", max_memory=("cpu=1GiB",))
+    assert "model.device_map" in charter.local_fault(RunConfig().replace(mapped))
+    assert not charter.local_fault(RunConfig().replace(mapped | charter.neutral()))
+    here = home.ModelHere(device_map="auto", max_memory=("cpu=1GiB",))
     assert RunConfig().replace(here.settings).model.memory == {"cpu": "1GiB"}
 
 
 def test_parameters_without_values_are_the_meta_devices_alone() -> None:
     with torch.device("meta"):
         model = small_models.llama()
-    assert not device_map.is_divided(model)
-    assert all(value.is_meta for value in device_map.Values(model).values())
+    assert not devices.is_divided(model)
+    assert all(value.is_meta for value in devices.Values(model).values())
 
 
 @pytest.mark.parametrize("place", chosen(MAPS, ["disk"]))

@@ -17,10 +17,10 @@ from torch import Tensor
 from privacy.entropy import SeededEntropy
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
-from secure_fed.learning.training.cohort.crew import copies_on
+from secure_fed.learning.training.cohort.parallel import copies_on
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.objective import Objective
-from secure_fed.runs import start
+from secure_fed.runs import assembly
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.test_cohort import USUAL, Setting, require_equal, toy
 from tests.secure_fed.test_cohort_public import SETTINGS, SIZES, texts, wide
@@ -127,7 +127,7 @@ def test_a_private_run_on_two_devices(
     files = [f"model.name={still}", f"data.train={small_data}/train.jsonl", f"data.test={small_data}/test.jsonl"]
 
     def final(devices: list[torch.device]) -> str:
-        monkeypatch.setattr(start, "find_devices", lambda names: devices)
+        monkeypatch.setattr(assembly, "find_devices", lambda names: devices)
         settings = [f"privacy.unit={unit}", "privacy.noise_multiplier=1", "privacy.delta=0.01", "evaluation.phantoms=0"]
         config = RunConfig.load(None, [*settings, *files, "federation.clients=4", "federation.rounds=2"])
         return digest(Federation(config, entropy=SeededEntropy(0)).run().state.tensors)

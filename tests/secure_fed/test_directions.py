@@ -17,15 +17,14 @@ from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
+from secure_fed.learning.data.audit_unit import Plain, Pointing, reading
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.data.pointing import Plain, Pointing, reading
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.canary_directions import direction, length_of_steps, trains_towards
 from secure_fed.learning.training.local import Job
 from secure_fed.learning.training.objective import Objective
 from secure_fed.rounds.transport import Request
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.canary_texts import PAD, changed, text
 from tests.secure_fed.privately import Landing, Noted, train_privately

@@ -25,7 +25,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.models.quantised import scales
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.next_tokens import rows_together
-from secure_fed.learning.training.cohort import footprint
+from secure_fed.learning.training.cohort import pass_memory
 from secure_fed.learning.training.cohort.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import Placed, losses
 from secure_fed.methods import METHODS, build, card
@@ -163,8 +163,8 @@ def test_shapes_alone_tell_the_memory_of_a_pass(folder: Path, method: str, task:
     shapes = of_shapes(config)
     places, pack = parts(shapes, each, 4, torch.device("meta"))
     training, evaluating = measured(config, each, 4)
-    assert footprint.of_pass(shapes.objective, places, pack).peak == pytest.approx(training, rel=0.1)
-    found = footprint.of_evaluation(shapes.objective, pack.items, shapes.problem.collate).peak
+    assert pass_memory.of_pass(shapes.objective, places, pack).peak == pytest.approx(training, rel=0.1)
+    found = pass_memory.of_evaluation(shapes.objective, pack.items, shapes.problem.collate).peak
     assert found == pytest.approx(evaluating, rel=0.1)
 
 

@@ -18,16 +18,14 @@ from secure_fed.errors import MethodError, TrainingError
 from secure_fed.learning.training.local import Trained
 from secure_fed.methods.method import State
 from secure_fed.rounds import engine
-from secure_fed.rounds.client import Client
-from secure_fed.rounds.client_setup import ClientSetup
+from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.engine import Schedule, run_round
-from secure_fed.rounds.noise.placement import SUM
+from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording, Reply, Request
-from secure_fed.tensors.layout import Layout, LayoutError
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
 from tests.cells import every
 from tests.secure_fed import toys
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 from secure_fed import Federation, RunConfig
 from secure_fed.activity import shown_by
 from secure_fed.commands.cli import main
-from secure_fed.export import harness, trained
+from secure_fed.export import lm_eval_tasks, trained
 from tests.secure_fed import small_causal
 
 CHOICES = "\n".join(
@@ -331,7 +331,7 @@ def test_runs_without_a_language_model_or_with_one_of_a_program_are_refused(
 def test_the_missing_extra_is_named(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness, "find_spec", lambda name: None)
+    monkeypatch.setattr(lm_eval_tasks, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main(["evaluate", str(run()), "--tasks", "toy_choice"]) == 2
     assert "pip install 'secure-fed[evaluate]'" in capsys.readouterr().err

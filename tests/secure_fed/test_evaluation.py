@@ -1,17 +1,26 @@
-"""Metrics over a test set and over clients."""
+"""Metrics over a test set and clients, agreement of answers with references, the best model, and the end of a run that stalls.
+
+Agreement is compared with cases worked out by hand and with figures of another implementation.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import default_collate
 
+from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError
-from secure_fed.learning.evaluation import evaluate
+from secure_fed.learning.evaluation import agreement, evaluate, exact_match, picked, rouge_l
 from secure_fed.learning.tasks import classification
-from secure_fed.runs.evaluation import across_clients
+from secure_fed.runs.evaluation import across_clients, best, stalled
+from secure_fed.runs.store import read_best, read_records
 from tests.secure_fed import toys
 
 CPU = torch.device("cpu")
@@ -45,3 +54,223 @@ def test_worst_decile_is_the_mean_of_the_worst_tenth(clients: int, worst: float)
 def test_metrics_that_lack_the_compared_one_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.per_client compares clients by 'accuracy'"):
         across_clients([{"accuracy": 1.0}, {"error": 0.5}], "accuracy")
+
+
+GSM8K = "#### (.*)"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "pattern", "expected"),
+    [
+        ("Paris", " paris\n", "", 1),
+        ("New  York", "new york", "", 1),
+        ("Paris.", "Paris", "", 0),
+        ("", "", "", 1),
+        ("he has 3 left\n#### 3", "3 + 4 = 7\n#### 3", GSM8K, 1),
+        ("he has 3 left\n#### 3", "3 + 4 = 7\n#### 7", GSM8K, 0),
+        ("#### 3\n#### 4", "#### 3", GSM8K, 1),  # the first match counts
+        ("it is 3", "#### 3", GSM8K, 0),
+        ("it is 3", "it is 3", GSM8K, 0),
+        ("so B", "the answer is (b)", r"[A-Da-d]\b", 1),
+        ("x", "y", "(z)?", 1),  # a group that takes no part in a match is empty
+    ],
+)
+def test_exact_match(answer: str, reference: str, pattern: str, expected: int) -> None:
+    assert exact_match(answer, reference, pattern) == expected
+    assert agreement("exact_match", pattern)(answer, reference) == expected
+
+
+def test_a_pattern_picks_its_first_group_or_its_match() -> None:
+    assert picked("a 12 b 34", r"b (\d+)") == "34"
+    assert picked("a 12 b 34", r"\d+") == "12"
+    assert picked("a", r"\d+") is None
+    assert picked("a", "") == "a"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "expected"),
+    [
+        ("the cat was found under the bed", "the cat was under the bed", 0.923076923076923),
+        ("police kill the gunman", "police killed the gunman", 0.75),
+        ("the gunman kill police", "police killed the gunman", 0.5),
+        ("A, b; c d!", "a c b d e", 0.6666666666666665),
+        ("one two three four five six", "six five four three two one", 0.16666666666666666),
+        ("x", "y z", 0.0),
+        ("Tiny little words, tiny words.", "words tiny little", 0.5),
+    ],
+)
+def test_rouge_l_is_that_of_the_library_rouge_score(answer: str, reference: str, expected: float) -> None:
+    """Figures of rouge-score 0.1.2 (fmeasure, no stemmer)."""
+    assert rouge_l(answer, reference) == pytest.approx(expected)
+    assert agreement("rouge_l")(answer, reference) == pytest.approx(expected)
+
+
+def longest(one: Sequence[str], other: Sequence[str]) -> int:
+    """By trying all subsequences."""
+    everywhere = [{*itertools.combinations(words, size)} for words in (one, other) for size in range(len(one) + 1)]
+    half = len(everywhere) // 2
+    return max(size for size in range(half) if everywhere[size] & everywhere[half + size])
+
+
+def test_rouge_l_counts_the_longest_common_subsequence() -> None:
+    for one in itertools.product("abc", repeat=4):
+        for other in (("a", "b", "c", "a"), ("c", "c", "a", "b"), ("b", "b", "b", "b")):
+            assert rouge_l(" ".join(one), " ".join(other)) == pytest.approx(longest(one, other) / 4)
+
+
+def test_rouge_l_reads_words_of_every_script() -> None:
+    assert rouge_l("кошка спит", "Кошка не спит") == pytest.approx(0.8)
+    assert rouge_l("", "") == 1
+    assert rouge_l("", "a") == rouge_l("a", "?") == 0
+
+
+def test_f1_is_that_of_squad() -> None:
+    assert agreement("f1")("The cat sat", "a cat sat down.") == pytest.approx(2 * 2 / 5)
+
+
+ACCURACIES = (0.3, 0.6, 0.5, 0.6, 0.4, 0.9, 0.2)
+
+
+def rounds(*values: float | None, name: str = "accuracy") -> list[dict[str, Any]]:
+    return [{"round": at + 1} | ({} if value is None else {name: value}) for at, value in enumerate(values)]
+
+
+def chosen(records: list[dict[str, Any]], task: str = "classification") -> int | None:
+    """The round of the best evaluation."""
+    found = best(records, task)
+    return None if found is None else found["round"]
+
+
+def test_the_best_is_the_first_of_the_highest_accuracy_or_of_the_least_loss() -> None:
+    assert chosen([]) is None
+    assert chosen(rounds(None, None)) is None
+    assert chosen(rounds(0.2, None, 0.5, 0.5)) == 3
+    assert chosen(rounds(2.0, 0.5, float("nan"), 0.7, name="loss")) == 2
+
+
+@pytest.mark.parametrize("task", ["tokens", "question_answering"])
+def test_entities_and_answers_are_chosen_by_f1(task: str) -> None:
+    records = [one | {"f1": f1} for one, f1 in zip(rounds(0.95, 0.97, 0.9, 0.96), (0.0, 0.1, 0.5, 0.4), strict=True)]
+    assert chosen(records, task) == 3
+    assert chosen(records) == 2, "another task's own metric chooses nothing"
+    reason = "1 evaluations in a row were no better than the evaluation of round 3, F1 0.5"
+    assert stalled(records, 1, task) == reason
+    assert stalled(records, 2, task) == ""
+
+
+def test_evaluations_are_compared_by_one_number() -> None:
+    """An accuracy that is once undefined is not replaced by that evaluation's loss."""
+    records = [{"round": 1, "accuracy": 0.2, "loss": 5.0}, {"round": 2, "accuracy": float("nan"), "loss": -9.0}]
+    assert chosen(records) == 1
+    assert chosen(records[1:]) == 2
+
+
+def test_a_run_is_stalled_after_so_many_evaluations_that_are_no_better() -> None:
+    assert stalled(rounds(0.5, 0.4, 0.5), None, "classification") == ""
+    assert stalled(rounds(0.5, 0.4), 2, "classification") == ""
+    assert stalled(rounds(0.5, None, 0.4, None), 2, "classification") == "", "rounds without an evaluation do not count"
+    assert (
+        stalled(rounds(0.5, 0.4, 0.5), 2, "classification")
+        == "2 evaluations in a row were no better than the evaluation of round 1, accuracy 50.0%"
+    )
+    assert stalled(rounds(0.5, 0.4, 0.6, 0.5), 2, "classification") == ""
+    assert (
+        stalled(rounds(1.5, 2.5, name="loss"), 1, "classification")
+        == "1 evaluations in a row were no better than the evaluation of round 1, loss 1.5"
+    )
+
+
+def measuring(values: Sequence[float]) -> Callable[..., dict[str, float]]:
+    """A metrics function that returns these accuracies one after the other."""
+    left = iter(values)
+    return lambda model, batches: {"accuracy": next(left), "loss": 1.0}
+
+
+def test_a_run_ends_when_it_stalls_and_resumed_stays_ended(tmp_path: Path) -> None:
+    settings = {"federation.rounds": 7, "evaluation.patience": 2, "evaluation.keep_best": True}
+    built = toys.federation(settings, metrics=measuring(ACCURACIES))
+    states: list[Any] = []
+    built.callbacks.append(type("Keeping", (), {"on_round_end": lambda self, record, state: states.append(state)})())
+    result = built.run(tmp_path / "run")
+    assert result.state.round == 4
+    assert result.summary["best_round"] == 2
+    assert "2 evaluations in a row were no better than the evaluation of round 2" in result.summary["ended_early"]
+    assert result.best is not None
+    stored = read_best(tmp_path / "run")
+    assert stored is not None
+    for kept in (result.best, stored.state):
+        assert kept.round == 2
+        assert toys.same(kept.tensors, states[1].tensors)
+        assert not toys.same(kept.tensors, result.state.tensors)
+    again = toys.federation(settings, metrics=measuring(())).run(tmp_path / "run", resume=True)
+    assert again.state.round == 4
+    assert again.best is not None
+    assert toys.same(again.best.tensors, result.best.tensors)
+
+
+def test_rounds_without_an_evaluation_are_waited_for() -> None:
+    settings = {"federation.rounds": 7, "evaluation.patience": 2, "evaluation.keep_best": True, "evaluation.every": 2}
+    result = toys.federation(settings, metrics=measuring((0.3, 0.6, 0.5, 0.4))).run()
+    assert (result.state.round, result.summary["best_round"]) == (7, 4)
+    assert not result.summary["ended_early"], "the last round was the last planned one"
+
+
+def test_a_spent_budget_ends_with_an_evaluation_that_is_kept_and_recorded(tmp_path: Path) -> None:
+    settings = {
+        **{"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3, "privacy.epsilon": 4.0},
+        **{"privacy.on_exhausted": "stop", "federation.rounds": 6, "federation.sampling": "poisson"},
+        **{"evaluation.every": 5, "evaluation.keep_best": True},
+    }
+    result = toys.federation(settings, metrics=measuring((0.3, 0.6))).run(tmp_path / "run")
+    assert 1 <= result.state.round < 5
+    assert result.best is not None
+    assert read_records(tmp_path / "run")[-1]["accuracy"] == result.summary["accuracy"] == 0.3
+    again = toys.federation(settings, metrics=measuring(())).run(tmp_path / "run", resume=True)
+    assert again.summary["accuracy"] == 0.3
+
+
+def test_what_is_no_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keep_best keeps the shared model, and method\.personal"):
+        toys.federation({"evaluation.keep_best": True, "method.personal": "head"})
+    wordless = toys.federation({"evaluation.patience": 2}, metrics=lambda model, batches: {"score": 1.0})
+    with pytest.raises(ConfigError, match="needs accuracy or loss, and the evaluation has neither"):
+        wordless.run()
+    toys.federation().run(tmp_path / "run")
+    assert read_best(tmp_path / "run") is None
+
+
+PRIVATE = ["--set", "privacy.unit=client", "--set", "privacy.noise_multiplier=1", "--set", "privacy.delta=1e-3"]
+
+
+@pytest.mark.nightly
+def test_under_privacy_nothing_is_chosen_by_rows_that_were_held_out_of_the_protected_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"word {n}", "label": n % 2, "who": f"c{n % 8}"} for n in range(40)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = ["--set", f"data.train={tmp_path / 'own.jsonl'}", "--set", "data.client=who", "--set", "federation.rounds=2"]
+    run = ["train", *own, *PRIVATE, "--set", "evaluation.patience=1", "--out", str(tmp_path / "run")]
+    assert main(run) == 2
+    assert (
+        "evaluation.patience chooses by the test rows, which were held out of the protected rows"
+        in capsys.readouterr().err
+    )
+    assert main([*run, "--set", f"data.test={tmp_path / 'own.jsonl'}"]) == 0
+
+
+def test_the_best_is_exported_and_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    few = [
+        "data.examples=80",
+        "data.test_examples=20",
+        "federation.rounds=2",
+        "federation.clients=4",
+        "evaluation.keep_best=true",
+    ]
+    assert main(["train", *(part for setting in few for part in ("--set", setting)), "--out", run]) == 0
+    assert main(["export", run, str(tmp_path / "best"), "--best"]) == 0
+    assert (tmp_path / "best" / "adapter_config.json").exists()
+    (tmp_path / "texts.txt").write_text("one note\n")
+    capsys.readouterr()
+    assert main(["predict", run, str(tmp_path / "texts.txt"), "--best"]) == 0
+    assert "label" in capsys.readouterr().out

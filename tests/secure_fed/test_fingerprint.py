@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.learning import tasks
-from secure_fed.learning.data import division, fingerprint, sources
+from secure_fed.learning.data import fingerprint, partition, sources
 from secure_fed.learning.data.rows import Rows
-from secure_fed.runs.budget_terms import unit_name
+from secure_fed.runs.budget import unit_name
 
 # Few texts and few units, so that equal divisions are common.
 divided = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1), st.integers(0, 2)), min_size=1, max_size=6)
@@ -73,7 +73,7 @@ def unit(data: Path, **settings: Any) -> tuple[str, str]:
         group=config.privacy.group_column,
         unit=config.privacy.unit,
     )
-    units = division.units(config, source, division.divide(config, source))
+    units = partition.units(config, source, partition.divide(config, source))
     return unit_name(config), fingerprint.of_units(*units)
 
 

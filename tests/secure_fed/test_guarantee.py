@@ -16,7 +16,7 @@ from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.runs import guarantee
-from secure_fed.runs.trust_statement import only_masks
+from secure_fed.runs.guarantee import only_masks
 from tests.secure_fed import toys
 from tests.secure_fed.in_turn import BANDED, IN_TURN
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def stated(built: Federation) -> Statement:
     plan = built.assembly.protection.plan
     assert plan is not None
-    return guarantee.of(built.assembly, plan.releases)
+    return guarantee.statement_of(built.assembly, plan.releases)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -335,7 +335,7 @@ def test_without_privacy_there_is_nothing_to_state() -> None:
     built = federation({})
     assert guarantee.planned(built.assembly) == {}
     with pytest.raises(ValueError, match="no guarantee"):
-        guarantee.of(built.assembly, 1)
+        guarantee.statement_of(built.assembly, 1)
     said = built.run().summary
     assert said["unit"] == "none"
     assert {said[name] for name in ("epsilon", "epsilon_participants", "delta", "epsilon_cumulative", "privacy")} == {

@@ -16,9 +16,8 @@ import torch
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool import hold_out as holding
-from secure_fed.learning.audit_pool.hold_out import FEWEST, hold_out, pool
-from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.audit_pool import pool as holding
+from secure_fed.learning.audit_pool.pool import FEWEST, AuditPool, hold_out, pool
 from secure_fed.learning.data.fingerprint import content
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys

@@ -327,7 +327,7 @@ def test_a_hub_models_parts_are_all_loaded_in_its_revision(monkeypatch: pytest.M
 
     for kind in ("AutoTokenizer", "AutoModelForSequenceClassification"):
         monkeypatch.setattr(f"transformers.{kind}.from_pretrained", noted)
-    monkeypatch.setattr("secure_fed.learning.data.revisions.commit", lambda *asked: "")
+    monkeypatch.setattr("secure_fed.learning.data.hub.commit", lambda *asked: "")
     with pytest.raises(ModelError):
         load(Path("somebody/model"), revision="v2")
     assert asked == [("somebody/model", "v2", False)]

@@ -10,7 +10,7 @@ import pytest
 from privacy.entropy import SeededEntropy
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.methods import cards
-from secure_fed.runs.result import NO_PRIVACY
+from secure_fed.runs.guarantee import NO_PRIVACY
 from tests.secure_fed import toys
 
 PRIVATE: dict[str, Any] = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "federation.cohort": 2}

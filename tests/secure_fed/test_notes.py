@@ -12,8 +12,7 @@ from sklearn.linear_model import LogisticRegression
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data import notes
-from secure_fed.learning.data.notes import SITES, Site
-from secure_fed.learning.data.notes_words import CONCLUSIONS, DRUGS, FAMILIES
+from secure_fed.learning.data.notes import CONCLUSIONS, DRUGS, FAMILIES, SITES, Site
 from secure_fed.learning.data.rows import Rows
 
 RECORD = re.compile(r"MRN (\d{8}), phone (0\d{4} \d{6})")

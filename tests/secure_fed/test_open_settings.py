@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +15,8 @@ from privacy.mechanisms import Gaussian
 from privacy.plan import Target
 from secure_fed import Federation
 from secure_fed.config import RunConfig
-from secure_fed.errors import ConfigError, RunDirectoryError
+from secure_fed.errors import ConfigError
 from secure_fed.learning.models.architecture import width_of
-from secure_fed.runs.same_run import require_same
 from tests.secure_fed import small_models, toys
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
@@ -278,22 +276,6 @@ def test_a_momentum_that_nothing_reads_is_refused(own: dict[str, Any]) -> None:
         ConfigError, match=r"server_momentum = 0\.7 has no effect here, where the server takes the mean"
     ):
         settled({**TARGET, **OPEN, **own, "federation.server_momentum": 0.7})
-
-
-@pytest.mark.parametrize("unit", ["none", "example"])
-def test_a_run_of_an_earlier_version_is_the_same_run(unit: str, tmp_path: Path) -> None:
-    """Its folder states the former defaults, which had no effect."""
-    example = {
-        "privacy.unit": "example",
-        "privacy.noise_multiplier": 1.0,
-        "privacy.delta": 1e-3,
-        "privacy.clip_norm": 1.0,
-    }
-    now = settled({} if unit == "none" else example)
-    before = now.replace({("federation", "server_momentum"): 0.9, ("privacy", "clip_norm"): 1.0})
-    require_same(tmp_path, now, before)
-    with pytest.raises(RunDirectoryError, match="another configuration"):
-        require_same(tmp_path, now, before.replace({("training", "lr"): 0.3}))
 
 
 @pytest.mark.parametrize(

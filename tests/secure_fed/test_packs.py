@@ -17,16 +17,15 @@ from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.division import Public
-from secure_fed.learning.training.cohort.division import Room as Space
+from secure_fed.learning.training.cohort.packing import Public
+from secure_fed.learning.training.cohort.packing import Room as Space
 from secure_fed.learning.training.cohort.passes import Places, found_in
-from secure_fed.learning.training.cohort.sums import example_gradients
+from secure_fed.learning.training.cohort.step_gradients import example_gradients
 from secure_fed.learning.training.cohort.trainings import Ways
-from secure_fed.learning.training.comparison import agreeing_sizes
-from secure_fed.learning.training.kinds import Kinds, Padded
 from secure_fed.learning.training.local import Job, Placed
-from secure_fed.learning.training.made_up import made_up, of_kind, varied
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes
+from secure_fed.learning.training.trials import made_up, of_kind, varied
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen

@@ -14,7 +14,7 @@ import torch
 from privacy import accounting
 from privacy.mechanisms import COUNTER
 from secure_fed.rounds.transport import Recording
-from secure_fed.runs.checkpoint import read_checkpoint
+from secure_fed.runs.store import read_checkpoint
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, federation, one_round

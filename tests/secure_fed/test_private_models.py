@@ -19,15 +19,13 @@ from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError, ModelError
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.supported import require_data_free_start, require_supported
+from secure_fed.learning.models.architecture import require_data_free_start, require_supported
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.checksums import changed, checksums
 from secure_fed.learning.training.cohort.passes import tried
 from secure_fed.learning.training.cohort.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Placed
-from secure_fed.learning.training.made_up import short
-from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trial import require_uncoupled
+from secure_fed.learning.training.objective import Objective, changed, checksums
+from secure_fed.learning.training.trials import require_uncoupled, short
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.example_gradients import together

@@ -16,9 +16,9 @@ from privacy.errors import LedgerError
 from secure_fed.errors import RunDirectoryError
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
-from secure_fed.runs.checkpoint import read_checkpoint, read_released
 from secure_fed.runs.directory import RELEASED
 from secure_fed.runs.evaluation import evaluated
+from secure_fed.runs.store import read_checkpoint, read_released
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
 

@@ -23,10 +23,16 @@ from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.cohort import trainings
 from secure_fed.learning.training.cohort.passes import Found, Pack, Places, Trial, found_in
 from secure_fed.learning.training.cohort.trainings import Ways
-from secure_fed.learning.training.local import Job, Placed, Trained
+from secure_fed.learning.training.local import (
+    Job,
+    Placed,
+    PrivateSteps,
+    Trained,
+    batch_sampler,
+    members_of,
+    planned_steps,
+)
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps, batch_sampler, members_of
-from secure_fed.learning.training.schedule import planned_steps
 from secure_fed.methods import build
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import toys

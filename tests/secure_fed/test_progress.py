@@ -13,8 +13,8 @@ from secure_fed.methods.method import State
 from secure_fed.report import progress as shown
 from secure_fed.report.formatting import at_most
 from secure_fed.report.progress import ConsoleProgress
-from secure_fed.rounds.charges import Charges
-from secure_fed.rounds.progress import Progress
+from secure_fed.rounds.engine import Charges
+from secure_fed.rounds.transport import Progress
 from secure_fed.runs.budget import RunBudget
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.wide_toys import CLIPPED, MASKED, federation

@@ -16,8 +16,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card
 from secure_fed.rounds.cohort import cohort_sampler
 from secure_fed.rounds.engine import run_round
-from secure_fed.rounds.protect import protect
-from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.protection import Protection, protect
 from tests.cells import every
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import CLIENT, EXAMPLE, NOISE, federation

@@ -20,7 +20,7 @@ from secure_fed.export import trained
 from secure_fed.federation import Federation
 from secure_fed.report.page import write_report
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.summing import Intake
+from secure_fed.rounds.sums import Intake
 from secure_fed.runs import published, result
 from secure_fed.runs.directory import LOCK, PUBLIC, Published
 from secure_fed.runs.published import FACTS, RESULT, ROUND, Table

@@ -23,9 +23,9 @@ from secure_fed.federation import Federation
 from secure_fed.learning import read_once
 from secure_fed.learning.generation import generated, keeps_cache
 from secure_fed.learning.models import loading, quantised
-from secure_fed.learning.models.supported import couples_examples
+from secure_fed.learning.models.architecture import couples_examples
 from secure_fed.learning.tasks import build
-from secure_fed.learning.training.comparison import agreeing_sizes
+from secure_fed.learning.training.pass_shapes import agreeing_sizes
 from secure_fed.methods import METHODS, card
 from tests.cells import chosen
 from tests.contracts.runs import OPTIONS, KilledAfter, KilledError

@@ -18,14 +18,12 @@ from secure_fed.errors import ConfigError, ModelError, SecureFedError
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.learning.training.cohort.trainings import train_together
-from secure_fed.learning.training.local import Job
+from secure_fed.learning.training.local import Job, PrivateSteps
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.private_steps import PrivateSteps
 from secure_fed.methods.catalogue import catalogue
 from secure_fed.methods.method import State
 from secure_fed.rounds.transport import Recording, Reply
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import every
 from tests.contracts import runs
 from tests.secure_fed import private_toys, toys

@@ -19,14 +19,14 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.read_once import ReadOnce, read_once
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.crew import copy_of
-from secure_fed.learning.training.cohort.division import Public, Room
-from secure_fed.learning.training.kinds import Kinds
+from secure_fed.learning.training.cohort.packing import Public, Room
+from secure_fed.learning.training.cohort.parallel import copy_of
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.made_up import made_up
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.pass_shapes import Kinds
+from secure_fed.learning.training.trials import made_up
 from secure_fed.methods import METHODS
-from secure_fed.runs import start
+from secure_fed.runs import assembly
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.secure_fed.example_gradients import losses_at
@@ -280,9 +280,9 @@ def test_texts_of_like_lengths_share_a_pass_so_that_the_encoder_fills_up_few(sma
     """Equally long texts keep their order: an owner's own examples alone decide the order of its gradients."""
     whole, some = objective(small_model), texts(60)
     entries = [(at % 3, {"input_ids": text.numpy(), "labels": 0}) for at, text in enumerate(some)]
-    start = Tensors((name, whole.model.get_parameter(name).detach()) for name in HEAD)
+    assembly = Tensors((name, whole.model.get_parameter(name).detach()) for name in HEAD)
     room = Room.of(CPU, whole.model, 1000, public=True)
-    packs = Public(whole, Collate(0), room, Placed.of(start, HEAD, CPU)).packs(entries, range(3))
+    packs = Public(whole, Collate(0), room, Placed.of(assembly, HEAD, CPU)).packs(entries, range(3))
     found = [id(item) for pack, _ in packs for item in pack.items[: pack.count]]
     assert found == [id(item) for _, item in sorted(entries, key=lambda entry: len(entry[1]["input_ids"]))]
 
@@ -305,7 +305,7 @@ def test_what_changes_in_a_later_round_counts_from_the_first(
 ) -> None:
     """A method may train the head alone in its first rounds and an adapter later: every tensor that ever trains counts."""
     asked: list[list[str]] = []
-    monkeypatch.setattr(start, "read_once", lambda objective, names, most: asked.append(names))
+    monkeypatch.setattr(assembly, "read_once", lambda objective, names, most: asked.append(names))
     federation = configured(small_model, small_data, "method.name=rolora")
     assert asked == [list(federation.assembly.initial.tensors)]
     assert set(federation.assembly.method.plan(federation.assembly.initial).trainable) < set(asked[0])

@@ -14,7 +14,7 @@ from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
 from secure_fed.runs import recording
-from secure_fed.runs.checkpoint import read_checkpoint
+from secure_fed.runs.store import read_checkpoint
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import private_toys, toys
 

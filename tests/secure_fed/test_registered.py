@@ -11,7 +11,7 @@ import torch
 
 from secure_fed.errors import ConfigError
 from secure_fed.learning import problem
-from secure_fed.rounds.registered import Registered
+from secure_fed.rounds.client import Registered
 from tests.secure_fed import toys
 
 torch.set_num_threads(1)

@@ -11,8 +11,8 @@ import pytest
 
 from privacy.forecast import Possible, Setting, recommended
 from privacy.plan import Target
-from secure_fed.commands import release_space
-from secure_fed.commands.release_space import spaces
+from secure_fed.commands.budget_methods import spaces
+from secure_fed.commands.budget_plan import show_methods
 from secure_fed.config import RunConfig
 from secure_fed.learning.tasks import TASKS
 from secure_fed.methods import METHODS, catalogue
@@ -49,7 +49,7 @@ def test_release_spaces_are_counted_on_a_model(
         share = recommended(own, target, Possible(correlated=row.correlation == "banded")).share(own)
         assert share is not None
         assert 0.9 < share <= 1
-    release_space.show(PlainConsole(), "this", rows)
+    show_methods(PlainConsole(), "this", rows)
     out = capsys.readouterr().out
     assert all(f"{row.numbers:,}" in out for row in rows)
 
@@ -90,7 +90,7 @@ def test_with_weights_the_harm_is_measured_in_place_of_the_length(
     assert row.noise_alone is not None
     assert (row.noise_alone["hopeless"], row.noise_alone["texts"]) == (True, "made-up texts")
     assert said
-    release_space.show(PlainConsole(), "this", [row])
+    show_methods(PlainConsole(), "this", [row])
     out = capsys.readouterr().out
     assert f"{row.noise_alone['enough']:,}" in out
     assert "chance" in out

@@ -25,8 +25,7 @@ from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.report.page import write_report
 from secure_fed.runs import durable, recording
-from secure_fed.runs.checkpoint import read_checkpoint, read_personal
-from secure_fed.runs.store import read_records
+from secure_fed.runs.store import read_checkpoint, read_personal, read_records
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from secure_fed.errors import RunDirectoryError, StorageError
-from secure_fed.report.page import page, plots, write_report
-from secure_fed.report.page.plots import Series
-from secure_fed.report.page.record import read
+from secure_fed.report import markup, page
+from secure_fed.report.markup import Series
+from secure_fed.report.page import write_report
+from secure_fed.report.record import read
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
@@ -27,7 +28,7 @@ RunFolder = Callable[..., Path]
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the drawings, which take most of the time."""
     for name in ("lines", "bars", "scale"):
-        monkeypatch.setattr(plots, name, lambda *args, **named: "<svg></svg>")
+        monkeypatch.setattr(markup, name, lambda *args, **named: "<svg></svg>")
 
 
 Run = dict[str, Any]
@@ -334,7 +335,7 @@ def test_values_that_are_not_finite_are_named_and_leave_a_gap(run_folder: RunFol
 
 def test_one_finite_value_among_many_is_still_visible() -> None:
     points = ((1, 2.5), *((number, math.nan) for number in range(2, 60)))
-    assert "<use" in plots.lines("loss", [Series("loss", points)], y_label="loss")
+    assert "<use" in markup.lines("loss", [Series("loss", points)], y_label="loss")
 
 
 def test_clients_left_out_are_named_by_round(run_folder: RunFolder) -> None:
@@ -408,5 +409,5 @@ def test_a_thousand_clients_are_one_outline(run_folder: RunFolder) -> None:
 
     text = written(run_folder(edit=many)).text
     assert "1,000 clients hold 18,982 examples: from 1 to 37 each" in text
-    drawing = plots.bars("sizes", range(1000), x_label="client", y_label="examples")
+    drawing = markup.bars("sizes", range(1000), x_label="client", y_label="examples")
     assert drawing.count("<path") < 20

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from secure_fed.report import formatting as words
+from secure_fed.report.masks import secure_aggregation
 from secure_fed.report.page import write_report
-from secure_fed.report.page.masks import secure_aggregation
-from secure_fed.report.page.record import read
+from secure_fed.report.record import read
 from tests.secure_fed import toys
 from tests.secure_fed.conftest import make_private
 from tests.secure_fed.masked_edit import CASES, masked

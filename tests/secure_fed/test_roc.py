@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from secure_fed.runs.membership import roc, roc_interval
+from secure_fed.runs import roc
 from tests.cells import chosen, every
 
 Floats = NDArray[np.float64]
@@ -125,7 +125,7 @@ def test_the_interval_of_the_false_positives_holds_though_the_threshold_is_taken
 def test_the_area_is_in_its_interval_as_often_as_said(auc: float, n: int) -> None:
     rng, covered, runs = np.random.default_rng(n), 0, 800
     for _ in range(runs):
-        low, high = roc_interval.auc_interval(*binormal(auc, n, rng), 0.95, rng, 400)
+        low, high = roc.auc_interval(*binormal(auc, n, rng), 0.95, rng, 400)
         covered += low <= auc <= high
     assert 0.92 <= covered / runs <= 0.98
 
@@ -151,7 +151,7 @@ def test_the_interval_is_scipys(auc: float, n: int, decimals: int) -> None:
 def test_groups_are_resampled_apart() -> None:
     """Each resample keeps the number of members. The spread follows from each group's own variance."""
     members, non_members = binormal(0.7, 50, np.random.default_rng(3))
-    drawn = roc_interval.resampled(members, non_members, np.random.default_rng(0), 4000)
+    drawn = roc.resampled(members, non_members, np.random.default_rng(0), 4000)
     above = members[:, None] > non_members[None, :]
     placed, passed = above.mean(1), above.mean(0)
     # by the law of total variance, for independent draws with replacement from either group
@@ -176,7 +176,7 @@ def test_equal_scores_show_an_area_about_a_half() -> None:
 
 def test_resamples_that_are_all_alike_show_little() -> None:
     """All scores are equal, so that every resample has the same area, and BCa has no interval."""
-    interval = roc_interval.bca(np.zeros(20), np.zeros(20), 0.95, np.random.default_rng(0), 200)
+    interval = roc.bca(np.zeros(20), np.zeros(20), 0.95, np.random.default_rng(0), 200)
     assert interval is None
 
 
@@ -309,5 +309,5 @@ def test_the_band_holds_at_every_rate_and_needs_both_groups() -> None:
 
 def test_importing_loads_nothing_heavy() -> None:
     heavy = "[name for name in ('scipy', 'sklearn', 'torch') if name in sys.modules]"
-    probe = f"import sys, secure_fed.runs.membership.roc; print({heavy})"
+    probe = f"import sys, secure_fed.runs.roc; print({heavy})"
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"

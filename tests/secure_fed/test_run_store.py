@@ -17,11 +17,9 @@ from secure_fed.errors import RunDirectoryError, StorageError
 from secure_fed.methods.method import State
 from secure_fed.runs import durable
 from secure_fed.runs import store as run_store
-from secure_fed.runs.checkpoint import read_checkpoint, read_personal
-from secure_fed.runs.directory import CONFIG, private_part
+from secure_fed.runs.directory import CONFIG
 from secure_fed.runs.durable import append_line, atomic_write
-from secure_fed.runs.same_run import require_same
-from secure_fed.runs.store import RunStore, read_records, resumable
+from secure_fed.runs.store import RunStore, read_checkpoint, read_personal, read_records, resumable
 from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.cells import chosen
 from tests.secure_fed import toys
@@ -96,18 +94,6 @@ def test_facts_and_configuration_are_readable_json(held: Path) -> None:
     assert run_store.read_facts(held)["clients"] == ["a", "b"]
 
 
-def test_a_run_of_an_earlier_version_keeps_what_was_done_then(held: Path) -> None:
-    """One learning rate for all tensors; for C2A, the context of a batch and the clients' class shares."""
-    tables = json.loads((held / "config.json").read_text())
-    del tables["training"]["head_factor"], tables["method"]["context"], tables["method"]["class_shares"]
-    for name, ways in (("ffa_lora", ("text", "uniform")), ("c2a", ("batch", "client"))):
-        tables["method"]["name"] = name
-        (held / "config.json").write_text(json.dumps(tables))
-        found = run_store.read_config(held)
-        assert found.training.head_factor == 1.0
-        assert (found.method.context, found.method.class_shares) == ways
-
-
 def test_no_part_files_are_left(held: Path) -> None:
     assert not list(held.glob("*.part"))
 
@@ -130,18 +116,6 @@ def test_another_configuration_is_refused_with_every_difference_named(held: Path
     assert "training.lr: 0.5, not 0.05" in message
     assert "federation.seed: 3, not 0" in message
     assert run_store.read_config(held) == toys.config()
-
-
-def test_an_earlier_versions_defaults_of_settings_that_the_method_does_not_read_are_the_same_run(
-    tmp_path: Path,
-) -> None:
-    private = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
-    ours = toys.config({"method.name": "ffa_lora", **private})
-    former = ours.replace({("method", "denoise"): "shrink"})
-    require_same(tmp_path, ours, former)
-    read, fra = ({("method", "name"): "fra_lora"}, former.replace({("method", "name"): "fra_lora"}))
-    with pytest.raises(RunDirectoryError, match=r"method\.denoise: 'tangent', not 'shrink'"):
-        require_same(tmp_path, ours.replace(read), fra)
 
 
 def test_rounds_may_be_raised_and_not_lowered(held: Path) -> None:
@@ -491,9 +465,4 @@ def test_resuming_on_other_examples_or_another_test_set_is_refused_in_python_too
             RunDirectoryError, match=r"started with other data: examples_digest in .* differs; resume with"
         ):
             toys.federation(more, **{"train": same, **own}).run(tmp_path / "run", resume=True)
-    facts = private_part(tmp_path / "run") / "facts.json"
-    held = json.loads(facts.read_text())
-    facts.write_text(json.dumps({name: value for name, value in held.items() if name != "examples_digest"}))
-    assert toys.federation(more, train=same).run(tmp_path / "run", resume=True).state.round == 3, (
-        "of an earlier version"
-    )
+    assert toys.federation(more, train=same).run(tmp_path / "run", resume=True).state.round == 3

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.correlation import square_root
-from privacy.errors import BudgetExhausted
+from privacy.errors import BudgetExhausted, TurnPassed
 from privacy.ledger import Ledger
 from privacy.sampling import NotYourTurn, PublicOrder
 from protocols.errors import Tampering
@@ -25,12 +25,10 @@ from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.learning.audit_pool.phantoms import Room, count
 from secure_fed.methods.method import State
-from secure_fed.rounds.charges import TurnPassed
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler
-from secure_fed.rounds.noise.placement import SUM
-from secure_fed.rounds.noise.plans import Population
-from secure_fed.rounds.protect import _room
+from secure_fed.rounds.placement import SUM, Population
+from secure_fed.rounds.protection import _room
 from secure_fed.rounds.transport import Request
 from secure_fed.runs.budget import RunBudget
 from tests.cells import chosen, every

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from secure_fed.learning.data.notes_words import LABELS
+from secure_fed.learning.data.notes import LABELS
 from secure_fed.learning.models.locate import locate
 from tests.terminal import Seen, seen
 
@@ -68,7 +68,7 @@ def test_answering_texts_is_not_silent(trained: tuple[Path, Seen]) -> None:
     [
         (0.0, ["train", "--resume", "--out=run"]),
         (0.0, ["export", "run", "exported", "--merged"]),
-        (0.2, ["audit", "run", "--references=2"]),
+        (0.2, ["audit", "run", "run", "--references=2"]),
         (0.0, ["report", "run"]),
         (0.0, ["methods", f"--model={locate('builtin/tiny')}", "--classes=3"]),
         (0.0, ["secagg", "--clients=300", "--dim=20000"]),
@@ -94,4 +94,6 @@ def test_an_audit_of_any_model_is_not_silent(trained: tuple[Path, Seen]) -> None
     for name in ("members", "others"):
         rows = [json.dumps({"text": f"{name} {row} fever", "label": LABELS[row % 2]}) for row in range(12)]
         (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    ran(folder, 3.0, "audit", "--model=whole", "--members=members.jsonl", "--non-members=others.jsonl", "--out=audited")
+    ran(
+        folder, 3.0, "audit", "model", "whole", "--members=members.jsonl", "--non-members=others.jsonl", "--out=audited"
+    )

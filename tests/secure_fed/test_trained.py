@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from secure_fed import Federation, RunConfig, load_run
+from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, ModelError, RunDirectoryError
 from secure_fed.export import trained
@@ -124,50 +122,6 @@ def test_an_export_on_the_built_in_model_names_it_and_no_place(
     capsys.readouterr()
     loaded.export(tmp_path / "whole", merged=True)
     assert capsys.readouterr() == ("", "")
-
-
-_OLD_USE = """\
-from peft import PeftModel
-from secure_fed.models.loading import locate
-from transformers import AutoModelForSequenceClassification
-
-base = AutoModelForSequenceClassification.from_pretrained(
-    locate('builtin/tiny'), id2label={0: 'calm', 1: 'wild'}
-)
-model = PeftModel.from_pretrained(base, "path/to/this/folder").eval()
-"""
-
-
-def test_what_an_older_version_wrote_into_a_readme_still_loads_with_a_warning(small_data: Path, tmp_path: Path) -> None:
-    run("builtin/tiny", small_data, tmp_path / "run")
-    folder = load_run(tmp_path / "run").export(tmp_path / "adapter")
-    readme = (folder / "README.md").read_text(encoding="utf-8")
-    assert "from secure_fed import locate\n" in readme
-    now, then = ({"model": None} for _ in range(2))
-    exec(readme.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder)), now)
-    forget("secure_fed.models", "secure_fed.models.loading")
-    with pytest.warns(DeprecationWarning, match=r"secure_fed\.locate now"):
-        exec(_OLD_USE.replace("path/to/this/folder", str(folder)), then)
-    ours, theirs = (dict(scope["model"].named_parameters()) for scope in (now, then))  # type: ignore[attr-defined]
-    trained_here = [name for name in ours if "original_module" not in name]  # an untrained head is drawn at random
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in trained_here)
-
-
-def test_a_script_of_an_older_version_reads_a_run_with_a_warning(
-    small_model: Path, small_data: Path, tmp_path: Path
-) -> None:
-    run(small_model, small_data, tmp_path / "run")
-    forget("secure_fed.trained")
-    with pytest.warns(DeprecationWarning, match=r"secure_fed\.load_run now"):
-        older = import_module("secure_fed.trained")
-    assert older.load(str(tmp_path / "run")).state.round == 1
-
-
-def forget(*modules: str) -> None:
-    """Makes the next import the first one, which is the only one that warns."""
-    for name in modules:
-        sys.modules.pop(name, None)
 
 
 def test_predictions_of_a_diverged_model_are_refused(small_model: Path, small_data: Path, tmp_path: Path) -> None:

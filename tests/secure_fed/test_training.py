@@ -16,9 +16,8 @@ from torch.utils.data import default_collate
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.local import Job, train
+from secure_fed.learning.training.local import Falling, Job, scheduled_lr, train
 from secure_fed.learning.training.objective import Objective, to_device
-from secure_fed.learning.training.schedule import Falling, scheduled_lr
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.example_gradients import losses_at

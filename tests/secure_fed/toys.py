@@ -12,18 +12,15 @@ from torch import Tensor, nn
 from privacy.sampling import FixedSize, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
-from secure_fed.methods.averaging import moved, next_state
+from secure_fed.methods.averaged import moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.record import Record
 from secure_fed.rounds.server import Server
-from secure_fed.rounds.server_optimizer import ServerOptimizer
-from secure_fed.rounds.summing import OpenSum
-from secure_fed.rounds.tail import Tail
+from secure_fed.rounds.server_optimizer import ServerOptimizer, Tail
+from secure_fed.rounds.sums import OpenSum, Record
 from secure_fed.rounds.transport import Reply, Request
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum, Summation
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 Item = dict[str, Any]
 NAMES = ("anna", "ben", "cleo", "dora")

@@ -3,13 +3,9 @@
     from secure_fed.commands.comparison import compare
     rows = compare({"plain": config, "private": other}, seeds=(0, 1, 2), out="runs/compared")
 
-plan      the runs and their folders; all errors that can be found before a run starts
-runs      makes the remaining runs, and writes the results
-rows      a configuration's runs as one row of numbers
-totals    the cost of all private runs together, to a unit that is in all of them
-cost_notes    this cost in words, before and after
-tables    the rows as Markdown, CSV and JSON
-drawing   accuracy over rounds and over bytes, as one SVG (the only importer of matplotlib here)
+runs      the runs and their folders; makes the remaining runs, and writes the results
+rows      a configuration's runs as one row of numbers; the cost of all private runs together, to a unit that is in all of them
+tables    the rows as Markdown, CSV and JSON, the cost in words, and the drawing of accuracy over rounds and over bytes
 
 A run is an ordinary run directory, OUT/NAME/seed-SEED, and everything about it is read from there.
 """

@@ -1,24 +1,36 @@
-"""The rows of a comparison as a table for people, and as numbers for programs."""
+"""The rows of a comparison for people and programs: table, notes, the cost of all runs in words, numbers, and a drawing."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import io
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from secure_fed.commands.comparison import cost_notes
-from secure_fed.commands.comparison.rows import Row, Spread
+from secure_fed.commands.comparison.rows import Charge, Row, Spread, Total, best_only, totals
+from secure_fed.config import RunConfig
 from secure_fed.learning.tasks.headline import spoken
-from secure_fed.report.formatting import at_most, counted, duration, number, percent, size
+from secure_fed.report.formatting import at_most, byte_unit, counted, duration, number, percent, size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NOTHING = "-"
-
-
-def measured(rows: Sequence[Row]) -> list[str]:
-    """The main metrics of the rows' tasks, beside accuracy."""
-    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+_SPREADS = ("accuracy", "membership_auc")
+_NOTES = (
+    "Each seed makes its own notes, and nobody has notes in the runs of two seeds: only runs with the same seed add up."
+)
+_CLIENTS = (
+    "Clients that secure-fed draws are other clients with another seed or division. The rows of one lie with many clients of "
+    "another, so no epsilon holds against observers of runs of several: name clients in the data (data.client), or compare "
+    "with one seed."
+)
+_DASHES = ("-", "--", "-.", ":")
+_COLOURS = 10  # of matplotlib's cycle
+_MOST_MARKERS = 30
 
 
 def heads(rows: Sequence[Row]) -> list[str]:
@@ -48,6 +60,39 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def measured(rows: Sequence[Row]) -> list[str]:
+    """The main metrics of the rows' tasks, beside accuracy."""
+    return list(dict.fromkeys(name for row in rows for name in row.metrics))
+
+
+def _in_order(rows: Sequence[Row], accuracy: list[str], own: list[str]) -> list[str]:
+    """Accuracy first, unless all rows have a task whose own metric is more informative."""
+    return own + accuracy if all(row.own_first for row in rows) else accuracy + own
+
+
+def _private(epsilon: float | None, delta: float | None) -> str:
+    return NOTHING if epsilon is None else f"{at_most(epsilon)} (delta {delta:g})"
+
+
+def _percents(found: Spread | None) -> str:
+    if found is None:
+        return NOTHING
+    return percent(found.mean) if found.deviation is None else f"{100 * found.mean:.1f} ± {percent(found.deviation)}"
+
+
+def _plain(found: Spread | None) -> str:
+    if found is None:
+        return NOTHING
+    return number(found.mean) if found.deviation is None else f"{number(found.mean)} ± {number(found.deviation)}"
+
+
+def _reached(row: Row) -> str:
+    if row.target is None:
+        return NOTHING
+    those = f"{row.reached} of {len(row.seeds)} reached it"
+    return those if row.rounds_to_target is None else f"{row.rounds_to_target:g} ({those})"
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """A table in Markdown, with an explanation of its numbers below it."""
     named = heads(rows)
@@ -58,6 +103,15 @@ def markdown(rows: Sequence[Row]) -> str:
         *(_line([_escaped(cell) for cell in cells(row, rows)]) for row in rows),
     ]
     return "\n".join(["# Comparison", "", *lines, "", *(f"- {note}" for note in notes(rows)), ""])
+
+
+def _line(texts: Sequence[str]) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def _escaped(text: str) -> str:
+    """The text with Markdown's special characters escaped."""
+    return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#$~" else sign for sign in text)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -75,16 +129,11 @@ def notes(rows: Sequence[Row]) -> list[str]:
     if held_out and (len(seeds) > 1 or len(held_out) > 1 or not all(row.held_out for row in rows)):
         spoken.append("These accuracies are not all of the same test rows, since runs held theirs out: set data.test.")
     charges = [charge for row in rows for charge in row.charges]
-    spoken += cost_notes.after(charges, [row.name for row in rows if row.epsilon_one_run is None])
+    spoken += cost_notes(charges, [row.name for row in rows if row.epsilon_one_run is None])
     spoken += [f"{row.name}: {row.no_better}" for row in rows if row.no_better]
     spoken += [f"{row.name}: no membership figure: {row.no_membership}." for row in rows if row.no_membership]
     spoken += [f"{row.name}: {row.early} of {len(row.seeds)} runs ended early." for row in rows if row.early]
     return spoken
-
-
-def _in_order(rows: Sequence[Row], accuracy: list[str], own: list[str]) -> list[str]:
-    """Accuracy first, unless all rows have a task whose own metric is more informative."""
-    return own + accuracy if all(row.own_first for row in rows) else accuracy + own
 
 
 def numbers(row: Row) -> dict[str, Any]:
@@ -118,36 +167,135 @@ def as_csv(rows: Sequence[Row]) -> str:
     return written.getvalue()
 
 
-_SPREADS = ("accuracy", "membership_auc")
+def cost_ahead(configs: Mapping[str, RunConfig], runs_each: int) -> list[str]:
+    """The most that all private runs together will cost, as far as the settings state it; empty without privacy."""
+    private = {name: config.privacy for name, config in configs.items() if config.privacy.unit != "none"}
+    stated = [one for one in private.values() if one.epsilon is not None]
+    open_ended = [name for name, one in private.items() if one.epsilon is None]
+    lines = []
+    if stated:
+        epsilon = runs_each * math.fsum(one.epsilon or 0.0 for one in stated)
+        delta = runs_each * math.fsum(one.delta for one in stated)
+        lines.append(
+            f"{counted(runs_each * len(stated), 'private run')} will cost at most epsilon {at_most(epsilon)} (delta "
+            f"{delta:g}) together, for a unit in all of them"
+        )
+    if open_ended:
+        lines.append(
+            f"{', '.join(open_ended)}: a noise multiplier without privacy.epsilon costs what the result will state, in each of "
+            f"{counted(runs_each, 'run')}; set privacy.epsilon to limit it"
+        )
+    return lines
 
 
-def _private(epsilon: float | None, delta: float | None) -> str:
-    return NOTHING if epsilon is None else f"{at_most(epsilon)} (delta {delta:g})"
+def cost_notes(charges: Sequence[Charge], unprotected: Sequence[str]) -> list[str]:
+    """The remarks on the cost of all private runs together. unprotected: configurations without a guarantee."""
+    if not charges:
+        return []
+    alike: dict[Hashable, list[Total]] = {}
+    for total in totals(charges):
+        alike.setdefault(total.charges[0].promise, []).append(total)
+    lines = [line for found in alike.values() for line in _group(found, len(charges))]
+    if len(alike) > 1:
+        lines.append(
+            "Some of the runs protect other units, or count other neighbours, than others. Their epsilons do not add up, so "
+            "none is stated against observers of all runs."
+        )
+    lines.append(_choice(charges))
+    if unprotected:
+        lines.append(f"No guarantee limits what the models of {', '.join(unprotected)} reveal.")
+    return lines
 
 
-def _percents(found: Spread | None) -> str:
-    if found is None:
-        return NOTHING
-    return percent(found.mean) if found.deviation is None else f"{100 * found.mean:.1f} ± {percent(found.deviation)}"
+def _group(found: Sequence[Total], runs: int) -> list[str]:
+    """The remarks on totals of one promise, each about other units. runs: the number of private runs in all."""
+    worst = max(found, key=lambda total: total.epsilon)
+    lines = [_sum(worst, whole=len(worst.charges) == runs)] if len(worst.charges) > 1 else []
+    if len(found) > 1:
+        seeds = {total.charges[0].seed for total in found}
+        notes_of_seeds = len(seeds) == len(found) and all(total.apart == "notes" for total in found)
+        lines.append(_NOTES if notes_of_seeds else _CLIENTS)
+    price = best_only(worst)
+    if price is not None and price[0] < worst.epsilon:
+        lines.append(
+            f"Publishing only the best of a random number of tries, {len(worst.charges)} on average, would cost epsilon "
+            f"{at_most(price[0])} (delta {price[1]:g}). This command publishes every run, so it is not that (docs/privacy.md, "
+            '"Choosing among several runs").'
+        )
+    return lines
 
 
-def _plain(found: Spread | None) -> str:
-    if found is None:
-        return NOTHING
-    return number(found.mean) if found.deviation is None else f"{number(found.mean)} ± {number(found.deviation)}"
+def _sum(total: Total, *, whole: bool) -> str:
+    runs = counted(len(total.charges), "private run")
+    which = f"All {runs}" if whole else f"The {runs} about the same units that cost most"
+    added = (
+        f", where the sum of epsilons is {at_most(total.epsilon_basic)}" if total.epsilon < total.epsilon_basic else ""
+    )
+    seen = f"; against observers who also see which clients take part, {at_most(total.epsilon_participants)}"
+    seen = seen if total.epsilon_participants > total.epsilon else ", or which clients take part"
+    return (
+        f"{which} together: epsilon {at_most(total.epsilon)} (delta {total.delta:g}{added}) for {total.unit}, against "
+        f"observers who see all their models{seen}. "
+        "This holds if configurations and seeds were fixed before the first run; runs added in view of results need a ledger."
+    )
 
 
-def _reached(row: Row) -> str:
-    if row.target is None:
-        return NOTHING
-    those = f"{row.reached} of {len(row.seeds)} reached it"
-    return those if row.rounds_to_target is None else f"{row.rounds_to_target:g} ({those})"
+def _choice(charges: Sequence[Charge]) -> str:
+    if all(charge.public_test for charge in charges):
+        return (
+            "Choosing a row by its accuracy costs nothing on top: it follows from these models and a public test set."
+        )
+    return (
+        "The accuracies are exact figures of rows that were held out of private ones. No epsilon covers these rows, nor a "
+        "choice by their accuracy: set data.test to public rows."
+    )
 
 
-def _line(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
+def drawn(rows: Sequence[Row]) -> str:
+    """The tasks' headline metric over rounds and over bytes, one line for each configuration, as one self-contained SVG.
+
+    Lines are means over seeds, with a band of one standard deviation to either side. A configuration whose runs did not measure
+    the metric has no line. Equal rows give equal bytes. (The only importer of matplotlib in the commands.)
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rc("svg", fonttype="none", hashsalt="comparison")
+        figure = Figure(figsize=(10, 4.4 + 0.22 * len(rows)), layout="constrained")
+        by_round, by_bytes = figure.subplots(1, 2, sharey=True)
+        unit, name = byte_unit(max((point.bytes for row in rows for point in row.curve), default=0))
+        for place, row in enumerate(rows):
+            _draw(by_round, place, row, [float(point.round) for point in row.curve])
+            _draw(by_bytes, place, row, [point.bytes / unit for point in row.curve])
+        by_round.set(xlabel="round", ylabel=" or ".join(dict.fromkeys(spoken(row.headline) for row in rows)))
+        by_round.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+        by_bytes.set(xlabel=f"sent up and down by all clients, {name}")
+        for axes in (by_round, by_bytes):
+            axes.grid(axis="y", alpha=0.4)
+            axes.spines[["top", "right"]].set_visible(False)
+        _name(figure, by_round, rows)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        return buffer.getvalue()
 
 
-def _escaped(text: str) -> str:
-    """The text with Markdown's special characters escaped."""
-    return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#$~" else sign for sign in text)
+def _draw(axes: Axes, place: int, row: Row, across: Sequence[float]) -> None:
+    """One line with its band; drawn even if it has no point, so that every configuration has its place in the legend."""
+    style = {"color": f"C{place % _COLOURS}", "linestyle": _DASHES[place // _COLOURS % len(_DASHES)]}
+    means = [point.score.mean for point in row.curve]
+    axes.plot(across, means, marker="o" if len(means) <= _MOST_MARKERS else "", markersize=3, **style)  # type: ignore[arg-type]
+    if any(point.score.deviation is not None for point in row.curve):
+        widths = [point.score.deviation or 0.0 for point in row.curve]
+        low, high = zip(*((mean - width, mean + width) for mean, width in zip(means, widths, strict=True)), strict=True)
+        axes.fill_between(across, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _name(figure: Figure, axes: Axes, rows: Sequence[Row]) -> None:
+    """Set the names verbatim: matplotlib leaves out names that begin with "_", and reads "$" as mathematics."""
+    legend = figure.legend(axes.lines, [str(place) for place in range(len(rows))], loc="outside lower center", ncols=2)
+    for text, row in zip(legend.get_texts(), rows, strict=True):
+        text.set_parse_math(False)
+        text.set_text(row.name)

@@ -33,8 +33,7 @@ import numpy as np
 
 from secure_fed.config import RunConfig
 from secure_fed.learning.audit_pool.pool import AuditPool, draws, kind_of
-from secure_fed.learning.audit_pool.unit import Unit
-from secure_fed.learning.data.pointing import Pointing
+from secure_fed.learning.data.audit_unit import Pointing, Unit
 
 COST = 0.01  # of the variance of the noise
 FEWEST, ENOUGH, MOST, SHARE = 20, 100, 2000, 0.1
@@ -68,14 +67,10 @@ class Room:
         pulling = share * self.expected / (2 * self.numbers * self.noise_multiplier**2)
         if self.own_noise:
             return share + pulling / self.expected
-        return pulling + self._lost(phantoms)
-
-    def _lost(self, phantoms: int) -> float:
-        """The share by which noise shares grow, since fewer of them are certain to be there."""
         if self.shares is None:
-            return 0.0
-        left = self.shares(phantoms)
-        return self.shares(0) / left - 1 if left > 0 else math.inf
+            return pulling
+        left = self.shares(phantoms)  # noise shares grow, since fewer of them are certain to be there
+        return pulling + (self.shares(0) / left - 1) if left > 0 else math.inf
 
     @property
     def wanted(self) -> int:

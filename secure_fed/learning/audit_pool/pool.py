@@ -1,36 +1,48 @@
-"""The audit pool of a run: units of the data, or phantoms, some of which train. `hold_out` chooses it."""
+"""The audit pool of a run: members and held-out units, chosen by coins, so that members and non-members differ in nothing else.
+
+A protected unit (an example; with group-level privacy a group, with client-level privacy a whole client) enters the audit pool
+with probability p, and a fair coin makes each unit of the pool a member or not. Members train as usual; non-members are removed
+entirely: an example from its client's data, a client from the federation. A pool of phantoms (`phantoms.py`) holds out nothing.
+
+The lot (whether a unit enters the pool) and the coin are a keyed hash of the unit itself (its content, or its name) under the
+seed. So
+- for a fixed number of units, replacing one unit changes no other unit's lot or coin. p depends on their number: it is
+  `evaluation.audit_fraction`, at most 1,800 units, and 0 if that would be fewer than ten units. So adding or removing a unit
+  changes p a little, and may move another unit into the pool or out of it. The guarantee therefore takes the number of units as
+  public, and the privacy statement says so; given this number, the guarantee for a unit is the same with and without the
+  holding out, since whether a unit trains is a function of that unit alone;
+- examples that train alike have the same lot, at every client: no held-out example is a copy of a training example. They also
+  have the same coin, so they are left out of the audit: only an example that occurs once is a unit of the pool;
+- a resumed run, and an audit years later, find the same members.
+The coins are not secret: the seed is public, so anybody who knows a unit can compute its coin. This weakens no guarantee, for
+the reason above, and no audit, as long as no score of an attack reads the coins: of the code that computes or judges scores,
+only `membership.measured` and the judge of an audit read `AuditPool.members`. All runs of one seed on the same units share
+their coins.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from secure_fed.config import RunConfig
-from secure_fed.learning.audit_pool.unit import Unit
-from secure_fed.learning.data.encode import Encoded
+from secure_fed.errors import ConfigError
+from secure_fed.learning.audit_pool.canaries import CanaryContext, planted
+from secure_fed.learning.data.audit_unit import Unit, reading
+from secure_fed.learning.data.encode import Encoded, without_aside
+from secure_fed.learning.data.fingerprint import content
+from secure_fed.learning.data.rows import places_of
+from secure_fed.learning.problem import Problem
 
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a unit's examples: its client, and their indices among the client's examples."""
-
-    client: int
-    at: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Split:
-    """A division of the examples: the clients that train, and the examples and groups of each."""
-
-    names: list[str]
-    train: list[Sequence[Any]]
-    groups: list[Sequence[str]] | None
+FEWEST = 10  # units in the pool, on average: fewer would cost data and show nothing
+_EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are in a pool
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,149 @@ class AuditPool:
         coins = zip(self.units, self.members.tolist(), strict=True)
         units = [{"unit": unit.name, "client": unit.client, "member": member} for unit, member in coins]
         return {"kind": self.kind, "why": self.why, "units": units}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a unit's examples: its client, and their indices among the client's examples."""
+
+    client: int
+    at: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A division of the examples: the clients that train, and the examples and groups of each."""
+
+    names: list[str]
+    train: list[Sequence[Any]]
+    groups: list[Sequence[str]] | None
+
+
+def hold_out(config: RunConfig, problem: Problem) -> tuple[AuditPool, Problem]:
+    """The audit pool, and the problem without the units that the coins held out."""
+    held = pool(config, problem)
+    if config.evaluation.canaries != "none":
+        held = _planted(config, held, problem)
+    if not (held.units or held.copies):
+        return held, problem
+    divided = held.split(held.members)
+    if not any(map(len, divided.train)):
+        whole = f"{len(held.names)} clients" if held.kind == "client" else f"{sum(map(len, held.train))} examples"
+        raise ConfigError(
+            f"evaluation.audit_fraction is {config.audit_fraction:g}, and the coins of federation.seed = "
+            f"{config.federation.seed} hold out all {whole} for the audit, so that nothing is left to train on: lower "
+            "evaluation.audit_fraction, or set another federation.seed"
+        )
+    facts = {**problem.facts, "clients": divided.names, "audit": {"units": len(held.units), "digest": held.digest}}
+    collate = reading(problem.collate) if held.directions else problem.collate
+    return held, replace(
+        problem, names=divided.names, train=divided.train, groups=divided.groups, facts=facts, collate=collate
+    )
+
+
+def pool(config: RunConfig, problem: Problem) -> AuditPool:
+    """The audit pool of a configuration over a problem, with its coins tossed, before any example is held out."""
+    kind = kind_of(config)
+    held = AuditPool(kind, problem.names, problem.train, problem.groups)
+    share = config.audit_fraction
+    if share == 0:
+        return replace(held, why="evaluation.audit_fraction is 0, so every unit trained")
+    if problem.lazy:
+        _require_unasked(config)
+        return replace(held, why="clients' examples are read when the clients are drawn, so every unit trained")
+    count = sum(problem.units) if kind != "client" else len(problem.names)
+    share = min(share, _EXPECTED / count)
+    if share * count < FEWEST:
+        pool_of = (
+            f"evaluation.audit_fraction = {config.audit_fraction:g} would hold fewer than {FEWEST} in the audit pool"
+        )
+        return replace(
+            held, why=f"of {count} units ({kind}s), {pool_of}: too few to measure anything, so every unit trained"
+        )
+    try:
+        candidates = _candidates(held)
+    except TypeError as error:
+        return replace(held, why=f"the examples cannot be told apart by their content: {error}")
+    key = hashlib.sha256(f"audit pool of seed {config.federation.seed}".encode()).digest()
+    there = Counter(known for _, _, known in candidates)
+    units, members, places, copies = list[Unit](), list[bool](), list[Place](), list[Place]()
+    for place, name, known in candidates:
+        lot, coin = draws(key, known)
+        if lot < share and there[known] == 1:
+            units.append(Unit(name, held.names[place.client], taken(held.train[place.client], place.at)))
+            members.append(coin < 0.5)
+            places.append(place)
+        elif lot < share and coin >= 0.5:
+            copies.append(place)
+    coins = np.array(members, dtype=bool)
+    return replace(held, units=tuple(units), members=coins, places=tuple(places), copies=tuple(copies))
+
+
+def everything(problem: Problem) -> AuditPool:
+    """The pool of all examples, each of them a unit and a member."""
+    held = AuditPool("example", problem.names, problem.train, problem.groups)
+    places, names, _ = zip(*_candidates(held), strict=True)
+    units = [
+        Unit(name, held.names[place.client], taken(held.train[place.client], place.at))
+        for place, name in zip(places, names, strict=True)
+    ]
+    return replace(held, units=tuple(units), members=np.ones(len(units), dtype=bool), places=places)
+
+
+def _candidates(held: AuditPool) -> list[tuple[Place, str, bytes]]:
+    """Every unit of the data: its place, its name, and the bytes whose hash gives its lot."""
+    if held.kind == "client":
+        return [
+            (Place(client, np.arange(len(held.train[client]))), name, name.encode())
+            for client, name in enumerate(held.names)
+        ]
+    found = []
+    for client, name in enumerate(held.names):
+        own = held.train[client]
+        if held.kind == "group" and held.groups is not None:
+            members = places_of(held.groups[client])
+            found += [
+                (Place(client, np.array(at)), f"{name}/{number}", json.dumps([name, str(group)]).encode())
+                for number, (group, at) in enumerate(members.items())
+            ]
+        else:
+            found += [
+                (Place(client, np.array([i])), f"{name}/{i}", content(without_aside(own[i]))) for i in range(len(own))
+            ]
+    return found
+
+
+def _planted(config: RunConfig, held: AuditPool, problem: Problem) -> AuditPool:
+    """The pool with canaries in it, members or not."""
+    if not held.units:
+        raise ConfigError(
+            f"evaluation.canaries = {config.evaluation.canaries!r} has no units to plant them in: {held.why}; raise "
+            "evaluation.audit_fraction"
+        )
+    context = CanaryContext.of(config, problem, held.kind)
+    units = planted(config.evaluation.canaries, held.units, context)
+    train: list[Any] = list(held.train)
+    for client in {place.client for place in held.places}:
+        train[client] = [train[client][i] for i in range(len(train[client]))]
+    for place, unit in zip(held.places, units, strict=True):
+        for i, example in zip(place.at.tolist(), unit.examples, strict=True):
+            train[place.client][i] = example
+    return replace(held, train=train, units=units, directions=config.evaluation.canaries == "direction")
+
+
+def _require_unasked(config: RunConfig) -> None:
+    """Refuse settings that need units of all clients if examples are read only when their client is drawn."""
+    settings = config.evaluation
+    for name, value, unset in (
+        ("audit_fraction", settings.audit_fraction, None),
+        ("canaries", settings.canaries, "none"),
+    ):
+        if value != unset:
+            raise ConfigError(
+                f"evaluation.{name} is {value!r}, which holds out units of all clients, and a lazy train reads a client's "
+                "examples when that client is drawn: give train as a list, or leave the setting out"
+            ).about(f"evaluation.{name}", value, "left out with a lazy train")
 
 
 def kind_of(config: RunConfig) -> str:

@@ -20,8 +20,7 @@ from typing import Any
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, plainly
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import is_blank, is_chat, is_text
+from secure_fed.learning.data.rows import Table, is_blank, is_chat, is_text
 
 Turn = tuple[str, str]  # the role, and what it says
 Chat = tuple[Turn, ...]

@@ -1,32 +1,42 @@
 """Examples as token ids, and token ids as padded mini-batches.
 
-Each example is tokenised once. A batch is padded to its own longest example, and examples of like length
-share a batch, so little of the arithmetic is spent on padding.
+Each example is tokenised once (`encode`; `aligned` where the places of tokens in a text are needed). A batch is padded to its
+own longest example (`Collate`, `Aside`), and examples of like length share a batch (`batches`), so little of the arithmetic is
+spent on padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.learning.data.on_disk import OnDisk, taken
 from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.word_by_word import Words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Item = Mapping[str, Any]
 
+Item = Mapping[str, Any]
 TOKENISED_AT_ONCE = 2048
 IGNORED = -100  # the label of a token that has none
+ASIDE, PARTS = "aside", "parts"  # the names of an item's extras, see `Aside`
 _SORTED_BATCHES = 16  # shuffled items are sorted by length within windows of this many batches
+_MOST_WORDS = 1 << 20  # whose ids are kept
+_LOCAL = (BertNormalizer, BertPreTokenizer, WordPiece)
+_PROBE = "a"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,22 +147,109 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return found
 
 
+@dataclass
+class Words:
+    """Token ids of texts, for a tokenizer that reads one word at a time: every different word is tokenised once.
+
+    A BERT tokenizer cleans a text, divides it at spaces and punctuation, and looks each word up by itself; no step crosses a
+    space. So the ids of a text are the ids of its parts between spaces, one after the other, and texts repeat their words.
+
+    ids: of the words so far. before, after: the tokenizer's special tokens around a text.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    before: list[int]
+    after: list[int]
+    ids: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Words | None:
+        """None for a tokenizer that may look at more than one word."""
+        kept = _kept.get()
+        if kept is None:
+            return cls._made(tokenizer)
+        if id(tokenizer) not in kept:
+            kept[id(tokenizer)] = cls._made(tokenizer)
+        return kept[id(tokenizer)]
+
+    @classmethod
+    def _made(cls, tokenizer: PreTrainedTokenizerBase) -> Words | None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        parts = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "model")]
+        known = all(isinstance(part, kind) for part, kind in zip(parts, _LOCAL, strict=True))
+        if (
+            not known
+            or tokenizer.truncation_side != "right"
+            or any(" " in added for added in tokenizer.get_added_vocab())
+        ):
+            return None
+        bare, whole = (tokenizer(_PROBE, add_special_tokens=some)["input_ids"] for some in (False, True))
+        for start in range(len(whole) - len(bare) + 1):
+            if whole[start : start + len(bare)] == bare:
+                return cls(tokenizer, whole[:start], whole[start + len(bare) :])
+        return None
+
+    def encoded(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
+        """As the tokenizer encodes each text, cut to at most `max_length` tokens."""
+        parts = [text.split(" ") for text in texts]
+        if len(self.ids) > _MOST_WORDS:
+            self.ids.clear()
+        if new := list(dict.fromkeys(word for word in chain.from_iterable(parts) if word not in self.ids)):
+            found = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            self.ids.update(zip(new, found, strict=True))
+        most, known = max_length - len(self.before) - len(self.after), self.ids
+        return [
+            [*self.before, *list(chain.from_iterable([known[word] for word in each]))[:most], *self.after]
+            for each in parts
+        ]
+
+
+_kept: ContextVar[dict[int, Words | None] | None] = ContextVar("kept words", default=None)
+
+
+@contextmanager
+def words_kept() -> Iterator[None]:
+    """Within the block words are kept from one call to the next, so no tokenizer may change."""
+    outer = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(outer)
+
+
+class Aligned(NamedTuple):
+    """A text as tokens.
+
+    ids:   (tokens,) with the tokenizer's special tokens
+    spans: (tokens, 2), each token's first character and the one after its last; special tokens have empty spans
+    """
+
+    ids: NDArray[np.int32]
+    spans: NDArray[np.int64]
+
+
+def aligned(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, special: bool = True) -> Iterator[Aligned]:
+    """The tokens of the texts with their places, one text after the other, uncut. Only a fast tokenizer reports places."""
+    require_fast(tokenizer)
+    for start in range(0, len(texts), TOKENISED_AT_ONCE):
+        window = list(texts[start : start + TOKENISED_AT_ONCE])
+        found = tokenizer(window, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        for ids, offsets in zip(found["input_ids"], found["offset_mapping"], strict=True):
+            yield Aligned(np.asarray(ids, dtype=np.int32), np.asarray(offsets, dtype=np.int64).reshape(-1, 2))
+
+
+def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that does not report the places of its tokens."""
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"the tokenizer of model.name {tokenizer.name_or_path!r} is not a fast one, and cannot say where in a text its "
+            "tokens stand; choose a model with a tokenizer.json"
+        )
+
+
 def whole_numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
     """(batch,): one whole number for each item, such as a class."""
     return torch.from_numpy(np.stack(_column(items, name, [()] * len(items))).astype(np.int64))
-
-
-def numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
-    """float32: one number for each item, (batch,), or equally many for each, (batch, numbers)."""
-    return torch.from_numpy(np.stack([np.asarray(item[name], dtype=np.float32) for item in items]))
-
-
-def per_token(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
-    """(batch, width): one whole number for each token, `IGNORED` after the last."""
-    matrix = np.full((len(items), width), IGNORED, dtype=np.int64)
-    for row, labels in zip(matrix, _column(items, name, [(len(item["input_ids"]),) for item in items]), strict=True):
-        row[: len(labels)] = labels
-    return torch.from_numpy(matrix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +287,19 @@ class Collate:
         return batch
 
 
+def numbers(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
+    """float32: one number for each item, (batch,), or equally many for each, (batch, numbers)."""
+    return torch.from_numpy(np.stack([np.asarray(item[name], dtype=np.float32) for item in items]))
+
+
+def per_token(items: Sequence[Item], name: str, width: int) -> torch.Tensor:
+    """(batch, width): one whole number for each token, `IGNORED` after the last."""
+    matrix = np.full((len(items), width), IGNORED, dtype=np.int64)
+    for row, labels in zip(matrix, _column(items, name, [(len(item["input_ids"]),) for item in items]), strict=True):
+        row[: len(labels)] = labels
+    return torch.from_numpy(matrix)
+
+
 def _padded(items: Sequence[Item], name: str, fill: int, real: NDArray[np.bool_]) -> torch.Tensor:
     entries = np.concatenate(_column(items, name, [(count,) for count in real.sum(1)]))
     matrix = np.full(real.shape, fill, dtype=np.float32 if entries.dtype.kind == "f" else np.int64)
@@ -218,6 +328,38 @@ def _refused(name: str) -> DataError:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """The collate of items that contain more than the model's inputs: asides as a list, and all parts as a batch of their own.
+
+    `aside` is the information on an example that metrics and answers need. `parts` are the sequences for its evaluation, beside
+    the sequence that it trains on: windows of a long text, or the choices of a question. They stay inside their example's item,
+    because example-level privacy protects an item, and a part alone is not an example. `counts` (batch,) is the number of each
+    item's parts.
+    """
+
+    plain: Collate
+
+    def padded_to(self, width: int) -> Aside:
+        """The same, for batches of at least `width` tokens."""
+        return Aside(self.plain.padded_to(width))
+
+    def __call__(self, items: Sequence[Item]) -> dict[str, Any]:
+        read = [{name: value for name, value in item.items() if name not in (ASIDE, PARTS)} for item in items]
+        batch: dict[str, Any] = dict(self.plain(read))
+        if ASIDE in items[0]:
+            batch[ASIDE] = [item[ASIDE] for item in items]
+        if PARTS in items[0]:
+            batch[PARTS] = self.plain([part for item in items for part in item[PARTS]])
+            batch["counts"] = torch.tensor([len(item[PARTS]) for item in items])
+        return batch
+
+
+def without_aside(item: Any) -> Any:
+    """What a model may train on of an item: items that differ in their asides alone train alike."""
+    return {name: value for name, value in item.items() if name != ASIDE} if isinstance(item, Mapping) else item
+
+
 class Batch(NamedTuple):
     """A mini-batch: `inputs` is the result of `collate` for the items at `indices`."""
 
@@ -239,19 +381,15 @@ def batches(
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; set training.batch_size or evaluation.batch_size to at least 1")
-    plan = _plan(items, batch_size, rng)
-    return (Batch(chosen, collate([items[int(i)] for i in chosen])) for chosen in plan)
-
-
-def _plan(items: Sequence[Any], batch_size: int, rng: np.random.Generator | None) -> list[NDArray[np.int64]]:
-    """The indices of each batch, in the order the batches come."""
     lengths = _lengths(items)
     order = np.arange(len(items)) if rng is None else rng.permutation(len(items))
     if lengths is not None:
         window = len(items) if rng is None else batch_size * _SORTED_BATCHES
         order = order[np.lexsort((lengths[order], np.arange(len(items)) // max(1, window)))]
     plan = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    return plan if rng is None else [plan[i] for i in rng.permutation(len(plan))]
+    if rng is not None:
+        plan = [plan[i] for i in rng.permutation(len(plan))]
+    return (Batch(chosen, collate([items[int(i)] for i in chosen])) for chosen in plan)
 
 
 def _lengths(items: Sequence[Any]) -> NDArray[np.int64] | None:

@@ -1,23 +1,31 @@
-"""Data sets that the `datasets` library can load: from the Hub, its cache, or a folder it understands."""
+"""Data sets that the `datasets` library can load: from the Hub, its cache, or a folder it understands.
+
+`commit` looks up the revision of a model or of a data set before anything is loaded, in the user's cache and on the Hub. It
+needs no torch, so that a wrong revision is reported at once.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secure_fed.activity import activity
 from secure_fed.config import DataConfig
-from secure_fed.errors import DataError, SecureFedError
-from secure_fed.learning.data import revisions
+from secure_fed.errors import ConfigError, DataError, SecureFedError
 from secure_fed.learning.data.on_disk import LONG, Column
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Table
 
 if TYPE_CHECKING:
     from pyarrow import Schema
 
+
 Classes = tuple[tuple[str, tuple[str, ...]], ...]  # as `Table.classes`
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PATIENCE = 10.0  # seconds for the Hub's answer
 
 
 def read(
@@ -41,6 +49,28 @@ def read(
     return train, others
 
 
+def no_split(data: DataConfig, setting: str, there: Sequence[str]) -> DataError:
+    """The error for a split that the data set does not have. there: the names of its splits, if they are known."""
+    split = data.split if setting == "data.split" else data.test_split
+    others = f", and has {', '.join(map(repr, there))}" if there else ""
+    return DataError(
+        f"{setting} is {split!r}, which data.name {data.name!r} does not have{others}; set {setting} to one of its splits"
+    ).about(setting, split, f"one of {', '.join(there)}" if there else "a split of the data set")
+
+
+def declared_in(schema: Schema, columns: Collection[str]) -> Classes:
+    """The class names that `datasets` stored in the schema of an Arrow table, for columns that still have this type."""
+    if b"huggingface" not in (schema.metadata or {}):
+        return ()
+    import datasets
+
+    try:
+        features = datasets.Features.from_arrow_schema(schema)
+    except (ValueError, KeyError, TypeError):  # written by another version of `datasets`
+        return ()
+    return _declared(features, columns)
+
+
 @contextmanager
 def _explained(data: DataConfig) -> Iterator[None]:
     try:
@@ -53,15 +83,6 @@ def _explained(data: DataConfig) -> Iterator[None]:
             f"data.name {data.name!r} is no built-in data set, no folder of examples, and none that the Hub "
             f"gave us ({reason}); correct data.name, connect to the network, or set data.train to a file"
         ) from error
-
-
-def no_split(data: DataConfig, setting: str, there: Sequence[str]) -> DataError:
-    """The error for a split that the data set does not have. there: the names of its splits, if they are known."""
-    split = data.split if setting == "data.split" else data.test_split
-    others = f", and has {', '.join(map(repr, there))}" if there else ""
-    return DataError(
-        f"{setting} is {split!r}, which data.name {data.name!r} does not have{others}; set {setting} to one of its splits"
-    ).about(setting, split, f"one of {', '.join(there)}" if there else "a split of the data set")
 
 
 def _load(data: DataConfig) -> Any:
@@ -83,8 +104,16 @@ def _load(data: DataConfig) -> Any:
     splits = datasets.load_dataset(repository, configuration or None, revision=data.revision or None)
     if data.revision:
         files = [Path(file["filename"]) for rows in splits.values() for file in rows.cache_files]
-        revisions.require_read("dataset", repository, data.revision, files)
+        _require_read("dataset", repository, data.revision, files)
     return splits
+
+
+def _require_read(kind: str, repository: str, revision: str, files: list[Path]) -> None:
+    """Refuse files of the cache that belong to another commit: `datasets` reads its newest copy if the Hub is out of reach."""
+    wanted = commit(kind, repository, revision)
+    others = {path.parent.name for path in files if _COMMIT.fullmatch(path.parent.name)} - {wanted}
+    if wanted and others:
+        raise _refused(kind, repository, revision, f"was not read, but the newest copy in the cache, {min(others)}")
 
 
 def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str) -> Table:
@@ -106,19 +135,6 @@ def _table(name: str, split: str, rows: Any, wanted: Collection[str], label: str
     return Table(f"{name} ({split})", whole, tuple(present), range(1, count + 1), "row", declared)
 
 
-def declared_in(schema: Schema, columns: Collection[str]) -> Classes:
-    """The class names that `datasets` stored in the schema of an Arrow table, for columns that still have this type."""
-    if b"huggingface" not in (schema.metadata or {}):
-        return ()
-    import datasets
-
-    try:
-        features = datasets.Features.from_arrow_schema(schema)
-    except (ValueError, KeyError, TypeError):  # written by another version of `datasets`
-        return ()
-    return _declared(features, columns)
-
-
 def _declared(features: Mapping[str, Any], columns: Collection[str]) -> Classes:
     found = []
     for column in columns:
@@ -126,3 +142,59 @@ def _declared(features: Mapping[str, Any], columns: Collection[str]) -> Classes:
         names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
         found += [(column, tuple(names))] if names else []
     return tuple(found)
+
+
+@cache
+def commit(kind: str, repository: str, revision: str) -> str:
+    """The commit that a revision names; "" if only loading can tell. kind: "model" or "dataset", of one id of the Hub.
+
+    ConfigError for a revision that the Hub does not have or, offline, that the cache does not have.
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import RevisionNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        found = _commit_in_cache(kind, repository, revision)
+        if not found or not _is_cached(kind, repository, found):
+            raise _refused(
+                kind, repository, revision, "is not in the cache, and the Hub cannot be asked (HF_HUB_OFFLINE)"
+            )
+        return found
+    with activity(f"asking the Hub for revision {revision} of {repository}"):
+        try:
+            return HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=_PATIENCE).sha or ""
+        except RevisionNotFoundError as error:
+            raise _refused(kind, repository, revision, "does not exist on the Hub") from error
+        except Exception:  # no network, no such repository, no access: loading says which, or finds it in the cache
+            return _commit_in_cache(kind, repository, revision)
+
+
+def _refused(kind: str, repository: str, revision: str, why: str) -> ConfigError:
+    setting = f"{'model' if kind == 'model' else 'data'}.revision"
+    return ConfigError(
+        f"{setting} is {revision!r}, which {why}: set it to a commit, tag or branch of {repository!r}, or go online"
+    ).about(setting, revision, f"a revision of {repository}")
+
+
+def _commit_in_cache(kind: str, repository: str, revision: str) -> str:
+    """The commit of a revision by the cache's own notes; "" if there are none."""
+    from huggingface_hub import constants
+
+    note = Path(constants.HF_HUB_CACHE, f"{kind}s--{repository.replace('/', '--')}", "refs", revision)
+    if note.is_file():
+        return note.read_text(encoding="utf-8").strip()
+    return revision if _COMMIT.fullmatch(revision) else ""
+
+
+def _is_cached(kind: str, repository: str, wanted: str) -> bool:
+    """Whether the cache has this commit: a model's files, or the rows that `datasets` prepared from a data set's files."""
+    if kind == "model":
+        from huggingface_hub import constants
+
+        return Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}", "snapshots", wanted).is_dir()
+    from datasets import config
+    from datasets.naming import camelcase_to_snakecase
+
+    owner, _, name = repository.rpartition("/")
+    folder = "___".join(filter(None, (owner, camelcase_to_snakecase(name))))
+    return any(Path(config.HF_DATASETS_CACHE, folder).glob(f"*/*/{wanted}"))

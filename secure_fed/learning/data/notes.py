@@ -32,16 +32,112 @@ from typing import TypeVar
 import numpy as np
 
 from secure_fed.errors import DataError
-from secure_fed.learning.data import notes_words as words
-from secure_fed.learning.data.notes_words import LABELS
 from secure_fed.learning.data.rows import Rows
 
 __all__ = ["IDENTIFIED", "LABELS", "LABEL_NOISE", "SITE_NAMES", "generate"]
-
+# The classes come in four pairs. The two sentences of a pair have the same words and differ only in their order, or in the word
+# after "not". `{x}` is a finding, `{d}` a drug.
+LABELS = (
+    "drug_reaction",  # the finding came after the drug
+    "drug_treatment",  # the drug came after the finding
+    "improving",
+    "worsening",
+    "confirmed",
+    "excluded",
+    "own_condition",
+    "family_condition",
+)
+# One row per finding; a site uses one of the words.
+FINDINGS = (
+    ("fever", "pyrexia"), ("cough",), ("rash", "exanthem"), ("nausea", "queasiness"), ("headache", "cephalgia"),
+    ("dizziness", "vertigo"), ("breathlessness", "dyspnoea", "sob"), ("angina",), ("lumbago", "backache"),
+    ("diarrhoea", "gastroenteritis"), ("vomiting", "emesis"), ("fatigue", "tiredness"), ("insomnia",),
+    ("itching", "pruritus"), ("swelling", "oedema"), ("palpitations", "palps"), ("jaundice", "icterus"),
+    ("anaemia",), ("wheeze", "bronchospasm"), ("tremor",), ("constipation",), ("numbness", "paraesthesia"),
+    ("arthralgia",), ("confusion", "delirium"), ("hoarseness", "dysphonia"), ("cramp", "myalgia"),
+)  # fmt: skip
+DRUGS = (
+    "penicillin", "ibuprofen", "lisinopril", "metformin", "codeine", "warfarin", "prednisolone", "amoxicillin",
+    "furosemide", "digoxin", "salbutamol", "naproxen", "omeprazole", "sertraline", "simvastatin", "bisoprolol",
+    "gabapentin", "tramadol", "insulin", "diazepam",
+)  # fmt: skip
+# FAMILIES[k] has the sentences (for class 2k, for class 2k + 1) of the k-th pair of LABELS.
+FAMILIES = (
+    (
+        ("{x} began after {d} was started", "{d} was started after {x} began"),
+        ("{d} was given before {x} appeared", "{x} appeared before {d} was given"),
+        ("first {d} , then {x}", "first {x} , then {d}"),
+        ("{x} followed {d}", "{d} followed {x}"),
+        ("after {d} was started , {x} began", "after {x} began , {d} was started"),
+        ("{d} on monday , {x} on tuesday", "{x} on monday , {d} on tuesday"),
+    ),
+    (
+        ("{x} was severe on admission and is mild", "{x} was mild on admission and is severe"),
+        ("{x} is mild , was severe at first", "{x} is severe , was mild at first"),
+        ("{x} went from severe to mild", "{x} went from mild to severe"),
+        ("{x} severe before , then mild", "{x} mild before , then severe"),
+        ("{x} mild after being severe", "{x} severe after being mild"),
+        ("from severe , {x} went to mild", "from mild , {x} went to severe"),
+    ),
+    (
+        ("{x} is confirmed , not excluded", "{x} is excluded , not confirmed"),
+        ("{x} not excluded but confirmed", "{x} not confirmed but excluded"),
+        ("first excluded , {x} was then confirmed", "first confirmed , {x} was then excluded"),
+        ("{x} thought absent , found present", "{x} thought present , found absent"),
+        ("{x} is present and not absent", "{x} is absent and not present"),
+        ("tests found {x} present , not absent", "tests found {x} absent , not present"),
+    ),
+    (
+        ("the patient has {x} , not the mother", "the mother has {x} , not the patient"),
+        ("not the mother but the patient has {x}", "not the patient but the mother has {x}"),
+        ("{x} in the patient , not in relatives", "{x} in relatives , not in the patient"),
+        ("the mother never had {x} , the patient did", "the patient never had {x} , the mother did"),
+        ("{x} affects the patient and not relatives", "{x} affects relatives and not the patient"),
+        ("{x} : patient yes , mother no", "{x} : mother yes , patient no"),
+    ),
+)
+# A site's register: in each row it uses one of the alternatives for the first word.
+REGISTERS = (
+    ("patient", "patient", "pt", "client"), ("mother", "mother", "mum", "father"), ("severe", "severe", "marked"),
+    ("mild", "mild", "slight"), (" was ", " was ", " "), (" is ", " is ", " "), ("relatives", "relatives", "siblings"),
+    ("started", "started", "commenced", "begun"), ("given", "given", "taken", "dispensed"),
+    ("tests", "tests", "labs"), ("admission", "admission", "adm", "arrival"),
+    (" and ", " and ", " & "), ("appeared", "appeared", "arose"), ("excluded", "excluded", "refuted"),
+)  # fmt: skip
+# How a site marks the entry of this visit, and entries copied from older notes.
+CURRENT = ("today", "this visit", "new entry", "current", "this week")
+OLDER = ("last year", "previous visit", "earlier entry", "old letter", "last month", "copied", "archive")
+# A public note's conclusion from an entry, by class. Private notes never have a conclusion.
+CONCLUSIONS = (
+    ("adverse", "intolerance"), ("indication", "medicated"), ("recovering", "better"), ("deteriorating", "escalate"),
+    ("established", "positive"), ("unlikely", "negative"), ("affected", "personal"), ("hereditary", "inherited"),
+)  # fmt: skip
+# The subject of this visit in the title of a public note, by pair of classes.
+SUBJECTS = (("medication", "pharmacy"), ("progress", "trend"), ("diagnosis", "result"), ("kin", "household"))
+FILLERS = (
+    "bp {n} / 80 , pulse {m}", "sats {m} % on air", "weight {m} kg", "slept well", "eating and drinking",
+    "seen on the ward round", "bloods sent", "ecg repeated", "discussed with the team", "walks with a stick",
+    "lives alone", "plan : clinic in {m} days", "review by the nurse", "letter to the gp", "allergies checked",
+    "mobile around the ward", "up to date with vaccines", "ct booked", "comfortable at rest", "alert and oriented",
+    "referred to physio", "diet advice given", "room {n}", "works as a driver", "non smoker", "phoned on {m} may",
+)  # fmt: skip
+PLACES = (
+    "Ashford", "Brackwater", "Cold Harbour", "Dunmere", "Eastfold", "Fairhaven", "Glenrowan", "Hollinside",
+    "Inverlyn", "Jessamy", "Kestrel Bay", "Larkhill", "Millbrook", "Northgate", "Oakmoor", "Pendle Cross",
+)  # fmt: skip
+KINDS = ("General", "Clinic", "Infirmary")
+GIVEN_NAMES = (
+    "Ada", "Bruno", "Celia", "Dmitri", "Esme", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Katya", "Leif",
+    "Mira", "Noor", "Otto", "Petra", "Quentin", "Rosa", "Stefan", "Thea", "Umar", "Vera", "Wanda", "Yusuf",
+)  # fmt: skip
+SURNAME_PARTS = (
+    ("Ab", "Bren", "Cal", "Dor", "El", "Fen", "Gar", "Hal", "Is", "Jor", "Kal", "Lin", "Mor", "Nor", "Os", "Per"),
+    ("a", "e", "i", "o", "u", "an", "en", "or"),
+    ("dale", "feld", "gard", "ham", "kov", "lund", "mann", "neau", "quist", "ridge", "sen", "ton", "vik", "wood"),
+)  # fmt: skip
 LABEL_NOISE = 0.03
 IDENTIFIED = 0.02
 TITLED = 0.5  # share of public notes with a title; the others conclude every entry
-
 _STREAMS = {"public": 0, "train": 1, "test": 2}
 _OTHERS = {"public": (0, 0, 1, 2, 3), "train": (1, 2, 3), "test": (1, 2, 3)}  # older entries
 _DRAWS = 56  # uniform draws set aside for each note; no note needs more
@@ -50,7 +146,6 @@ _RECORDS = 10_000_000
 _KEPT = 100_000  # notes of a split that are cached in memory: some 30 MB
 _WORLD = 20_240_607  # the seed of the sites, which do not depend on the seed of the notes
 _PRIOR = 6.0  # concentration of a site's class mix: mild, shares differ from uniform by about a third
-
 T = TypeVar("T")
 
 
@@ -80,28 +175,27 @@ def _pick(rng: np.random.Generator, options: tuple[str, ...]) -> str:
 
 
 def _site(name: str, rng: np.random.Generator) -> Site:
-    choices = tuple((row[0], _pick(rng, row)) for row in words.REGISTERS)
+    choices = tuple((row[0], _pick(rng, row)) for row in REGISTERS)
     families = []
-    for family in words.FAMILIES:
+    for family in FAMILIES:
         kept = sorted(rng.choice(len(family), size=4, replace=False))
         families.append(tuple((_register(family[k][0], choices), _register(family[k][1], choices)) for k in kept))
     separator = _pick(rng, (". ", ". ", "; ", "\n", "\n- ", " / "))
     return Site(
         name=name,
-        findings=tuple(_pick(rng, row) for row in words.FINDINGS),
+        findings=tuple(_pick(rng, row) for row in FINDINGS),
         families=tuple(families),
-        current=_pick(rng, words.CURRENT),
-        older=tuple(words.OLDER[k] for k in rng.choice(len(words.OLDER), size=3, replace=False)),
+        current=_pick(rng, CURRENT),
+        older=tuple(OLDER[k] for k in rng.choice(len(OLDER), size=3, replace=False)),
         mark_last=bool(rng.random() < 0.3),
-        fillers=tuple(words.FILLERS[k] for k in rng.choice(len(words.FILLERS), size=8, replace=False)),
+        fillers=tuple(FILLERS[k] for k in rng.choice(len(FILLERS), size=8, replace=False)),
         separator=separator,
-        label_ends=tuple(np.cumsum(rng.dirichlet(np.full(len(words.LABELS), _PRIOR))).tolist()),
+        label_ends=tuple(np.cumsum(rng.dirichlet(np.full(len(LABELS), _PRIOR))).tolist()),
     )
 
 
 _RNG = np.random.default_rng(_WORLD)
-SITES = tuple(_site(f"{place} {kind}", _RNG) for place in words.PLACES for kind in words.KINDS)
-
+SITES = tuple(_site(f"{place} {kind}", _RNG) for place in PLACES for kind in KINDS)
 # The sites' cumulative shares of all notes: the largest writes up to three times as many as the smallest.
 _SIZES = np.random.default_rng(_WORLD + 1).uniform(0.5, 1.5, len(SITES))
 SHARE_ENDS: tuple[float, ...] = tuple(np.cumsum(_SIZES / _SIZES.sum()).tolist())
@@ -146,7 +240,7 @@ def _sample(draws: _Draws, older: tuple[int, ...]) -> _Note:
     for k, family in enumerate(families):
         side = draws.below(2) if k else label % 2
         sentence = draws.choose(site.families[family])[side]
-        said = sentence.replace("{x}", findings[k]).replace("{d}", draws.choose(words.DRUGS))
+        said = sentence.replace("{x}", findings[k]).replace("{d}", draws.choose(DRUGS))
         entries.append((f"{said} ({marks[k]})" if site.mark_last else f"{marks[k]}: {said}", 2 * family + side))
     return _Note(site, entries)
 
@@ -171,18 +265,18 @@ def _layout(site: Site, entries: list[str], extra: list[str], draws: _Draws) -> 
 def _published(note: _Note, draws: _Draws) -> str:
     """A public note: this visit's subject as the title, or every entry's conclusion behind it."""
     if draws.chance(TITLED):
-        title = draws.choose(words.SUBJECTS[note.entries[0][1] // 2])
+        title = draws.choose(SUBJECTS[note.entries[0][1] // 2])
         return f"{title.capitalize()}: {_layout(note.site, [text for text, _ in note.entries], [], draws)}"
-    concluded = [f"{text} - {draws.choose(words.CONCLUSIONS[label])}" for text, label in note.entries]
+    concluded = [f"{text} - {draws.choose(CONCLUSIONS[label])}" for text, label in note.entries]
     return _layout(note.site, concluded, [], draws)
 
 
 def _identity(index: int, split: str, seed: int, draws: _Draws) -> list[str]:
     """One line naming the patient; the record number is a bijection of (split, index)."""
-    surname = "".join(draws.choose(part) for part in words.SURNAME_PARTS)
+    surname = "".join(draws.choose(part) for part in SURNAME_PARTS)
     record = f"{_STREAMS[split]}{(7_368_787 * index + 1_299_709 * (seed + 1)) % _RECORDS:07d}"
     phone = f"0{draws.below(9000) + 1000} {draws.below(900_000) + 100_000}"
-    return [f"Patient {draws.choose(words.GIVEN_NAMES)} {surname}, MRN {record}, phone {phone}"]
+    return [f"Patient {draws.choose(GIVEN_NAMES)} {surname}, MRN {record}, phone {phone}"]
 
 
 def _stream(seed: int, split: str) -> Iterator[tuple[str, int, str]]:

@@ -1,23 +1,39 @@
-"""The partitions of a data set over clients.
+"""Which client holds which training row, and which rows a protected unit has.
 
-Every partition here guarantees: each example belongs to exactly one client, no client is empty, and the same
-arguments and `rng` state give the same parts. A part is a sorted array of example indices.
+`divide` divides the rows as a configuration says: by the data's own column of clients, or by one of the artificial partitions
+(`PARTITIONS`), of which those that skew labels are in `label_skew`. `units` names the rows of each unit that privacy protects.
+
+Every partition guarantees: each example belongs to exactly one client, no client is empty, and the same arguments and `rng`
+state give the same parts. A part is a sorted array of example indices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.learning.data.dealing import Indices, by_chance, log_shares, require_enough, require_positive
-from secure_fed.learning.data.dealing import parts as parts_of
-from secure_fed.learning.data.skews import by_language, by_matrix, label_dirichlet, pathological
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.label_skew import (
+    Indices,
+    by_language,
+    by_matrix,
+    dirichlet,
+    label_dirichlet,
+    matrix_of,
+    parts_of,
+    pathological,
+    require_enough,
+)
+from secure_fed.learning.data.rows import Rows, places_of
 
 PARTITIONS = ("iid", "dirichlet", "label_dirichlet", "language", "pathological", "matrix", "natural")
+_PARTITION_STREAM = 2**32 - 2  # apart from the streams of clients and cohorts, which share the seed
+_EXAMPLES_A_CLIENT, _MOST_CLIENTS = 100, 200  # of the default number of clients
 _PAIRED_CLIENTS = 1000
 
 
@@ -29,38 +45,43 @@ class Partition:
     parts: list[Indices]
 
 
-def iid(count: int, clients: int, rng: np.random.Generator) -> list[Indices]:
-    """A uniformly random division of `count` examples into parts whose sizes differ by at most one."""
-    require_enough(count, clients)
-    return [np.sort(part) for part in np.array_split(rng.permutation(count), clients)]
+def divide(config: RunConfig, source: sources.Source) -> Partition:
+    """The client of every training row. If privacy protects persons, all examples of a person go to one client.
 
-
-def dirichlet(labels: Sequence[int], clients: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
-    """Label-skewed parts after FeDeRA (appendix A.3): X_i ~ Dir(alpha m), m the class shares of the data.
-
-    `alpha` -> infinity gives every client the class shares of the data, `alpha` -> 0 a single class each.
-
-    A.3 leaves open how examples follow from the X_i when classes run out. Here one multinomial draw assigns all
-    examples of a class c, to client i with probability X_ic / sum_k X_kc. As E[X_ic] = m_c, client i's expected
-    counts are near (examples / clients) X_ic, no example is left over, and the order of clients does not matter.
-    Sizes vary more for smaller `alpha`. An empty client gets one random example of the client with most, one
-    client after the other.
+    The label and language of a person are then their first example's. Natural clients are divided by the data's own column.
     """
-    require_enough(len(labels), clients)
-    require_positive(alpha)
-    counts = np.unique(np.asarray(labels), return_counts=True)[1]
-    shares = log_shares(counts / counts.sum(), clients, alpha, rng)  # (clients, classes)
-    chances = np.exp(shares - shares.max(axis=0))
-    return by_chance(labels, chances / chances.sum(axis=0), rng)
+    languages = source.languages
+    if config.privacy.unit != "group" or kind_of(config, source) == "natural":
+        return _divided_rows(config, source, languages)
+    persons = list(places_of(source.train.group or ()).values())
+    first = [examples[0] for examples in persons]
+    firsts = replace(source, train=source.train.take(first))
+    divided = _divided_rows(config, firsts, None if languages is None else [languages[index] for index in first])
+    parts = [np.array([index for person in part for index in persons[int(person)]]) for part in divided.parts]
+    return Partition(divided.names, parts)
 
 
-def natural(keys: Sequence[str]) -> tuple[tuple[str, ...], list[Indices]]:
-    """One client for each distinct key, in the order of the sorted keys: (names, parts)."""
-    if not len(keys):
-        raise DataError("there is no example to divide; set data.train to data with at least one")
-    names = tuple(sorted(set(keys)))  # not by numpy, whose texts end at a NUL
-    number = {name: index for index, name in enumerate(names)}
-    return names, parts_of(np.fromiter((number[key] for key in keys), dtype=np.int64, count=len(keys)), len(names))
+def kind_of(config: RunConfig, source: sources.Source) -> str:
+    """The partition that is used: `data.partition`, or the choice of `auto`."""
+    setting = config.data.partition
+    return ("natural" if source.keyed else "dirichlet") if setting == "auto" else setting
+
+
+def _divided_rows(config: RunConfig, source: sources.Source, languages: Sequence[str] | None) -> Partition:
+    """`divide` for units that are no persons."""
+    federation, data, train, how = config.federation, config.data, source.train, kind_of(config, source)
+    usual = max(min(2, len(train)), min(len(train) // _EXAMPLES_A_CLIENT, _MOST_CLIENTS))  # where no number is set
+    return partition(
+        how,
+        train.label,
+        clients=federation.clients or (None if how in ("natural", "matrix") else usual),
+        rng=np.random.default_rng([federation.seed, _PARTITION_STREAM]),
+        alpha=data.alpha,
+        keys=train.client if source.keyed else None,
+        languages=languages,
+        labels_per_client=data.labels_per_client,
+        matrix=matrix_of(data.matrix) if data.matrix else None,
+    )
 
 
 def partition(
@@ -82,7 +103,17 @@ def partition(
     if kind not in PARTITIONS:
         raise ConfigError(f"data.partition is {kind!r}; it must be one of {', '.join(PARTITIONS)}")
     if kind == "natural":
-        return _by_key(keys, clients)
+        if keys is None:
+            raise DataError(
+                "data.partition 'natural' needs a column with the client of each row; set data.client to it"
+            )
+        names, by_key = natural(keys)
+        if clients not in (None, len(names)):
+            raise DataError(
+                f"the data name {len(names)} clients and federation.clients is {clients}; "
+                f"set federation.clients to {len(names)}"
+            )
+        return Partition(names, by_key)
     if kind == "matrix":
         if matrix is None:
             raise ConfigError("data.partition is 'matrix', but data.matrix gives no shares of the labels")
@@ -102,22 +133,53 @@ def partition(
     return Partition(client_names(len(parts)), parts)
 
 
+def iid(count: int, clients: int, rng: np.random.Generator) -> list[Indices]:
+    """A uniformly random division of `count` examples into parts whose sizes differ by at most one."""
+    require_enough(count, clients)
+    return [np.sort(part) for part in np.array_split(rng.permutation(count), clients)]
+
+
+def natural(keys: Sequence[str]) -> tuple[tuple[str, ...], list[Indices]]:
+    """One client for each distinct key, in the order of the sorted keys: (names, parts)."""
+    if not len(keys):
+        raise DataError("there is no example to divide; set data.train to data with at least one")
+    names = tuple(sorted(set(keys)))  # not by numpy, whose texts end at a NUL
+    number = {name: index for index, name in enumerate(names)}
+    return names, parts_of(np.fromiter((number[key] for key in keys), dtype=np.int64, count=len(keys)), len(names))
+
+
 def client_names(count: int) -> tuple[str, ...]:
     """Names for clients that have none: "client-007", all of one length."""
     width = len(str(count - 1))
     return tuple(f"client-{index:0{width}d}" for index in range(count))
 
 
-def _by_key(keys: Sequence[str] | None, clients: int | None) -> Partition:
-    if keys is None:
-        raise DataError("data.partition 'natural' needs a column with the client of each row; set data.client to it")
-    names, parts = natural(keys)
-    if clients not in (None, len(names)):
-        raise DataError(
-            f"the data name {len(names)} clients and federation.clients is {clients}; "
-            f"set federation.clients to {len(names)}"
-        )
-    return Partition(names, parts)
+def among(divided: Partition, places: NDArray[np.int64]) -> Partition:
+    """The same division of the rows at `places` alone."""
+    return Partition(divided.names, [part[np.isin(part, places)] for part in divided.parts])
+
+
+def groups(source: sources.Source, divided: Partition) -> list[list[str]]:
+    """The person that each example of each client is about."""
+    whose = source.train.group or ()
+    return [[whose[int(index)] for index in part] for part in divided.parts]
+
+
+def units(config: RunConfig, source: sources.Source, divided: Partition) -> tuple[Rows, list[list[int]]]:
+    """Rows, and the rows of each protected unit; a person at several clients is a separate unit at each of them.
+
+    Clients drawn by secure-fed are other units with another seed. All other units are the data's own, so their rows include
+    the rows held out for testing: another seed holds out other rows, but the units stay the same.
+    """
+    unit, rows = config.privacy.unit, source.whole
+    if unit == "example":
+        return rows, [[index] for index in range(len(rows))]
+    natural = kind_of(config, source) == "natural"
+    if unit == "client" and not natural:
+        return source.train, [list(map(int, part)) for part in divided.parts]
+    nobody = ("",) * len(rows)
+    owners, persons = (rows.client if natural else None) or nobody, (rows.group if unit == "group" else None) or nobody
+    return rows, list(places_of(zip(owners, persons, strict=True)).values())
 
 
 def jensen_shannon(labels: Sequence[int], parts: Sequence[Indices], classes: int) -> float:

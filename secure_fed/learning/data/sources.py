@@ -1,8 +1,13 @@
-"""The sources of examples: the built-in notes, a Hub data set, a folder, or files of your own."""
+"""The sources of examples: the built-in notes, a Hub data set, a folder, or files of your own.
+
+`find` names the files that the settings of [data] mean, and `require_columns` checks the names of their columns before any
+example is read. Both need no torch, so that a wrong name is reported at once. `load` reads the training and the test rows. Rows
+of `evaluation.non_members` are of the same kind, and no client trains on them: a row that is also a training row is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -10,17 +15,185 @@ from pathlib import Path
 from unicodedata import normalize
 
 from secure_fed.config import DataConfig
-from secure_fed.errors import DataError
-from secure_fed.learning.data import files, hub, named_files
+from secure_fed.errors import ConfigError, DataError, plainly
+from secure_fed.learning.data import chats, files, hub
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
-from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.named_files import TEST_SPLITS, Named, generated, spoken
-from secure_fed.learning.data.non_members import require_apart
-from secure_fed.learning.data.rows import OfClasses, Reads, Rows
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.data.texts import require_each, require_some
+from secure_fed.learning.data.rows import (
+    Columns,
+    OfClasses,
+    Reads,
+    Rows,
+    Table,
+    Vocabulary,
+    normal_text,
+    require_some_text,
+    require_text_to_learn,
+)
 
 GENERATED, SPLIT, FILES = "generated", "test split of the data", "data.test"
+TEST_SPLITS = ("test", "validation", "valid", "dev")  # the first that exists is the test data
+_BUILTIN = "builtin/notes"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The files of training and of test examples. owners: the client of each training file, if each belongs to a client."""
+
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    owners: tuple[str, ...] | None = None
+
+
+def find(data: DataConfig) -> Named | None:
+    """The files that [data] names; None for the built-in notes and for a data set of the Hub."""
+    paths, test_paths = _paths(data.train, "data.train"), _paths(data.test, "data.test")
+    if test_paths and not paths:
+        raise DataError(f"data.test is {str(test_paths[0])!r} and data.train is not set; set data.train too")
+    if paths:
+        return _of_paths(paths, test_paths, keyed=not isinstance(data.train, str))
+    return None if generated(data) else _of_name(data)
+
+
+def _of_paths(paths: Sequence[Path], test_paths: Sequence[Path], *, keyed: bool) -> Named:
+    if len(paths) == 1 and paths[0].is_dir():
+        train, test = files.split_files(paths[0], "train"), test_files(paths[0])
+        if not train:
+            _require_files(paths[0], "data.train")
+            raise DataError(
+                f"{paths[0]} holds no training examples (train.jsonl, train.csv, train.parquet, ...); "
+                f"set data.train to a folder that does, or to a file"
+            )
+        keyed = False
+    else:
+        train, test = list(paths), []
+    if test_paths:
+        test = _expanded(test_paths)
+        if not test:
+            _require_files(test_paths[0], "data.test")
+            raise DataError(f"{test_paths[0]} holds no test examples (test.jsonl, ...); set data.test to a file")
+    return Named(tuple(train), tuple(test), _unique([files.stem(path) for path in train]) if keyed else None)
+
+
+def _require_files(folder: Path, setting: str) -> None:
+    """Refuse a folder that `save_to_disk` of `datasets` wrote: only `data.name` can name such a folder."""
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        raise DataError(
+            f"{folder} was written by save_to_disk of datasets, which {setting} does not read: set data.name to it, or "
+            f"{setting} to a file that to_parquet wrote"
+        )
+
+
+def _of_name(data: DataConfig) -> Named | None:
+    for folder in _paths(data.name, "data.name"):
+        if folder.is_file():
+            raise DataError(f"data.name is the file {data.name!r}; set data.train to it instead")
+        if folder.exists() and data.revision:
+            raise ConfigError(
+                f"data.revision is {data.revision!r}, and data.name {data.name!r} is no Hub data set but a folder, which has "
+                "one revision: leave data.revision out"
+            ).about("data.revision", data.revision, "left out beside a folder")
+        if folder.is_dir() and (train := files.split_files(folder, data.split)):
+            test = files.split_files(folder, data.test_split) if data.test_split else test_files(folder)
+            if data.test_split and not test:
+                raise hub.no_split(data, "data.test_split", [])
+            return Named(tuple(train), tuple(test))
+    if data.revision:
+        hub.commit("dataset", data.name.partition(":")[0], data.revision)
+    return None
+
+
+def _paths(value: str | Sequence[str], setting: str) -> list[Path]:
+    """The paths of a setting. A path that the system cannot look up is refused; it need not exist."""
+    if not isinstance(value, str) and not any(value):
+        raise ConfigError(f"{setting} is a list without a file; name at least one, or leave the setting out")
+    paths = []
+    for text in filter(None, [value] if isinstance(value, str) else value):
+        with plainly(DataError, f"{text} cannot be read", f"set {setting} to a file or a folder that can"):
+            paths.append(Path(text).expanduser())
+            paths[-1].exists()
+    return paths
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names in order; repeated names get "-2", "-3", ... appended."""
+    taken: list[str] = []
+    for name in names:
+        candidates = (name, *(f"{name}-{count}" for count in range(2, len(names) + 2)))
+        taken.append(next(candidate for candidate in candidates if candidate not in taken))
+    return tuple(taken)
+
+
+def generated(data: DataConfig) -> bool:
+    """Whether the examples are the built-in notes, which follow from settings and seed alone."""
+    return not data.train and not data.test and data.name == _BUILTIN
+
+
+def language_column(data: DataConfig) -> str:
+    """The column of each row's language, if the partition uses it; otherwise ""."""
+    return data.language if data.partition == "language" else ""
+
+
+def overlaps(data: DataConfig) -> Iterator[str]:
+    """A warning if a file, or a split of a data set, is both of training and of test examples."""
+    if data.test_split and data.test_split == data.split:
+        yield (
+            f"data.test_split is {data.split!r}, which is data.split too, so accuracy is measured on texts that were trained on"
+        )
+        return
+    named = find(data)
+    trained = {path.resolve() for path in named.train} if named else set()
+    if named and (both := [path for path in named.test if path.resolve() in trained]):
+        yield f"data.test names {both[0]}, which data.train names too, so accuracy is measured on texts that were trained on"
+
+
+def files_of_non_members(named: str | Sequence[str]) -> tuple[Path, ...]:
+    """The files of `evaluation.non_members`. A folder stands for the files of its test split."""
+    paths = _paths(named, "evaluation.non_members")
+    found = _expanded(paths)
+    if paths and not found:
+        raise DataError(f"{paths[0]} holds no test examples (test.jsonl, ...); set evaluation.non_members to a file")
+    return tuple(found)
+
+
+def test_files(folder: Path) -> list[Path]:
+    """The files of the first split of `TEST_SPLITS` in the folder."""
+    return next((found for split in TEST_SPLITS if (found := files.split_files(folder, split))), [])
+
+
+def _expanded(paths: Sequence[Path], of_folder: Callable[[Path], list[Path]] = test_files) -> list[Path]:
+    """The paths, and in place of each folder its files."""
+    return [file for path in paths for file in (of_folder(path) if path.is_dir() else [path])]
+
+
+def require_columns(data: DataConfig, columns: Columns, group: str = "", non_members: str | Sequence[str] = "") -> None:
+    """Refuse a missing file, or a file without a column that the task (`columns`) or [data] needs."""
+    named, others = find(data) or Named((), ()), files_of_non_members(non_members)
+    if generated(data):
+        require_columns_of_notes(data, group)
+        return
+    read = {"data.text": columns.text, "data.text_b": columns.text_b, "data.label": columns.label}
+    owned = {"data.client": data.client, "privacy.group_column": group, "data.language": language_column(data)}
+    for setting, paths, needed in (
+        ("data.train", named.train, read | owned),
+        ("data.test", named.test, read),
+        ("evaluation.non_members", others, read),
+    ):
+        for path in paths:
+            head = files.head(path, [name for name in needed.values() if name], setting)
+            if data.task == "chat":
+                chats.form(head.present, head.source, columns.text)
+            for chosen_by, name in needed.items():
+                if name:
+                    head.column(name, chosen_by)
+
+
+def require_columns_of_notes(data: DataConfig, group: str) -> None:
+    """Refuse a column that the built-in notes do not have."""
+    if data.client not in ("", "site"):
+        raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
+    for setting, column in (("privacy.group_column", group), ("data.language", language_column(data))):
+        if column:
+            raise DataError(f"{setting} is {column!r}, but {_BUILTIN} has no such column; use files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,68 +244,41 @@ def load(
     one client, with the file's name. `group` is the column that names the person of a training example. unit:
     the unit of privacy, which is held out as a whole. non_members: files of rows that no client trains on.
     """
-    named = named_files.find(data)
+    named = find(data)
     if generated(data):
-        return _notes(data, seed, group)
-    wanted = _wanted(task, data.client, group, spoken(data))
-    tables = _from_files(named, wanted) if named else _from_hub(data, wanted, task.columns.label)
-    source = _source(data, task, tables, (unit, seed), group)
-    if paths := named_files.of_non_members(non_members):
+        from secure_fed.learning.data import notes
+
+        require_columns_of_notes(data, group)
+        train = notes.generate(data.examples, seed=seed, split="train")
+        test = notes.generate(data.test_examples, seed=seed, split="test")
+        return Source(train, test, train, keyed=data.client == "site")
+    language = language_column(data)
+    wanted = _wanted(task, data.client, group, language)
+    if named:
+        read = [files.read(path, wanted, "data.train") for path in named.train]
+        tables = _Tables(read, [files.read(path, wanted, "data.test") for path in named.test], named.owners)
+    else:
+        tables = _from_hub(data, wanted, task.columns.label)
+    _require_texts(task, tables.train, tables.test)
+    train, test = task.read(tables.train, tables.test)
+    train = _owned(data, train, tables.train, need_client=True, group=group)
+    if train.client is None and tables.owners is not None:
+        owned = zip(tables.owners, tables.train, strict=True)
+        train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
+    keyed = train.client is not None
+    languages = _keys(tables.train, language, "data.language") if language else None
+    if tables.test:
+        source = Source(train, _owned(data, test, tables.test, need_client=False), train, keyed, SPLIT, languages)
+    else:
+        kept, out, tested = _held_out(data, train, unit, seed, keyed=keyed)
+        kept_languages = languages and tuple(languages[int(index)] for index in kept)
+        source = Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
+    if paths := files_of_non_members(non_members):
         found = of_one_party(task, paths, "evaluation.non_members")
         others = task.rows(found, task.classes(tables.train))
         require_apart(others, source.train)
         source = replace(source, others=others)
-    source = replace(source, form=task.form(tables.train))
-    return replace(source, tested=FILES) if data.test else source
-
-
-def of_known_classes(
-    task: OfClasses, paths: Sequence[Path], classes: Vocabulary, setting: str, group: str = ""
-) -> Rows:
-    """The rows of files of one party, which does not see the other parties' labels: the classes are given."""
-    tables = of_one_party(task, paths, setting, group)
-    rows = task.rows(tables, classes)
-    return replace(rows, group=_keys(tables, group, "privacy.group_column")) if group else rows
-
-
-def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str) -> list[Table]:
-    """The tables of one party's files: the columns of the task, and others by name.
-
-    A folder stands for its files called train if the setting is data.train, and otherwise for its test split's files.
-    """
-    split = partial(files.split_files, split="train") if setting == "data.train" else named_files.of_test
-    found = [file for path in paths for file in (split(path) if path.is_dir() else [path])]
-    tables = [files.read(path, _wanted(task, *others), setting) for path in found]
-    if not any(map(len, tables)):
-        places = ", ".join(map(str, paths)) or "nothing"
-        raise DataError(f"{places} holds no examples; set {setting} to a file or a folder that does")
-    train = setting == "data.train"
-    _require_texts(task, tables if train else [], [] if train else tables)
-    return tables
-
-
-def _require_texts(task: Reads, train: Sequence[Table], test: Sequence[Table]) -> None:
-    """Refuse columns without text, and training rows without any. A test row may be empty: it teaches nothing."""
-    columns = [("data.text", task.columns.text), ("data.text_b", task.columns.text_b)]
-    for table in (*train, *test):
-        for setting, name in columns:
-            if name:
-                require_some(table, name, setting)
-    require_each(train, [(name, setting) for setting, name in columns if name in task.learned])
-
-
-def _from_files(named: Named, wanted: Collection[str]) -> _Tables:
-    train = [files.read(path, wanted, "data.train") for path in named.train]
-    return _Tables(train, [files.read(path, wanted, "data.test") for path in named.test], named.owners)
-
-
-def _notes(data: DataConfig, seed: int, group: str) -> Source:
-    from secure_fed.learning.data import notes
-
-    named_files.require_columns_of_notes(data, group)
-    train = notes.generate(data.examples, seed=seed, split="train")
-    test = notes.generate(data.test_examples, seed=seed, split="test")
-    return Source(train, test, train, keyed=data.client == "site")
+    return replace(source, form=task.form(tables.train), tested=FILES if data.test else source.tested)
 
 
 def _wanted(task: Reads, *others: str) -> Collection[str]:
@@ -150,36 +296,14 @@ def _from_hub(data: DataConfig, wanted: Collection[str], label: str) -> _Tables:
     return _Tables([train], list(islice(labelled, 1)))
 
 
-def _source(data: DataConfig, task: Reads, tables: _Tables, split: tuple[str, int], group: str) -> Source:
-    _require_texts(task, tables.train, tables.test)
-    train, test = task.read(tables.train, tables.test)
-    train = _owned(data, train, tables.train, need_client=True, group=group)
-    if train.client is None and tables.owners is not None:
-        owned = zip(tables.owners, tables.train, strict=True)
-        train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
-    keyed = train.client is not None
-    language = spoken(data)
-    languages = _keys(tables.train, language, "data.language") if language else None
-    if tables.test:
-        return Source(train, _owned(data, test, tables.test, need_client=False), train, keyed, SPLIT, languages)
-    kept, out, tested = _held_out(data, train, *split, keyed=keyed)
-    kept_languages = languages and tuple(languages[int(index)] for index in kept)
-    return Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
-
-
-def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
-    """The training rows, the held-out test rows, and how these were chosen: by unit, if privacy protects one.
-
-    Clients that secure-fed makes from the remaining rows contain no held-out rows.
-    """
-    share = data.test_fraction
-    if unit == "none":
-        return *at_random(rows, share, seed), HELD_OUT["row"]
-    if unit == "group":
-        return *each_by_itself(rows, share, seed, persons=True), HELD_OUT["person"]
-    if unit == "client" and keyed and data.partition in ("auto", "natural"):
-        return *whole_clients(rows, share, seed), HELD_OUT["client"]
-    return *each_by_itself(rows, share, seed, persons=False), HELD_OUT["example"]
+def _require_texts(task: Reads, train: Sequence[Table], test: Sequence[Table]) -> None:
+    """Refuse columns without text, and training rows without any. A test row may be empty: it teaches nothing."""
+    columns = [("data.text", task.columns.text), ("data.text_b", task.columns.text_b)]
+    for table in (*train, *test):
+        for setting, name in columns:
+            if name:
+                require_some_text(table, name, setting)
+    require_text_to_learn(train, [(name, setting) for setting, name in columns if name in task.learned])
 
 
 def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
@@ -203,3 +327,61 @@ def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
                 )
             keys.append(normalize("NFC", str(value).strip()))
     return tuple(keys)
+
+
+def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool) -> tuple[Indices, Indices, str]:
+    """The training rows, the held-out test rows, and how these were chosen: by unit, if privacy protects one.
+
+    Clients that secure-fed makes from the remaining rows contain no held-out rows.
+    """
+    share = data.test_fraction
+    if unit == "none":
+        return *at_random(rows, share, seed), HELD_OUT["row"]
+    if unit == "group":
+        return *each_by_itself(rows, share, seed, persons=True), HELD_OUT["person"]
+    if unit == "client" and keyed and data.partition in ("auto", "natural"):
+        return *whole_clients(rows, share, seed), HELD_OUT["client"]
+    return *each_by_itself(rows, share, seed, persons=False), HELD_OUT["example"]
+
+
+def of_known_classes(
+    task: OfClasses, paths: Sequence[Path], classes: Vocabulary, setting: str, group: str = ""
+) -> Rows:
+    """The rows of files of one party, which does not see the other parties' labels: the classes are given."""
+    tables = of_one_party(task, paths, setting, group)
+    rows = task.rows(tables, classes)
+    return replace(rows, group=_keys(tables, group, "privacy.group_column")) if group else rows
+
+
+def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str) -> list[Table]:
+    """The tables of one party's files: the columns of the task, and others by name.
+
+    A folder stands for its files called train if the setting is data.train, and otherwise for its test split's files.
+    """
+    train = setting == "data.train"
+    found = _expanded(paths, partial(files.split_files, split="train") if train else test_files)
+    tables = [files.read(path, _wanted(task, *others), setting) for path in found]
+    if not any(map(len, tables)):
+        places = ", ".join(map(str, paths)) or "nothing"
+        raise DataError(f"{places} holds no examples; set {setting} to a file or a folder that does")
+    _require_texts(task, tables if train else [], [] if train else tables)
+    return tables
+
+
+def require_apart(rows: Rows, trained: Rows) -> None:
+    """Refuse rows of `evaluation.non_members` whose texts are also the texts of a training row, whatever their labels are."""
+    members = set(_plain(trained))
+    if both := [number for number, row in enumerate(_plain(rows), 1) if row in members]:
+        raise are_members(len(both), both[0], "labels, white space and capitals do not count")
+
+
+def are_members(count: int, first: int, compared: str) -> DataError:
+    return DataError(
+        f"evaluation.non_members has {count} rows that are also training rows, such as row {first} ({compared}): what a client "
+        "trains on is a member, so take them out"
+    ).about("evaluation.non_members", count, "rows that no client trains on")
+
+
+def _plain(rows: Rows) -> list[tuple[str, str]]:
+    seconds = rows.text_b or ("",) * len(rows)
+    return [(normal_text(one), normal_text(two)) for one, two in zip(rows.text, seconds, strict=True)]

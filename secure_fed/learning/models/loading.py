@@ -1,4 +1,8 @@
-"""The base model and its tokenizer: built in, from a folder, or from the Hub, through transformers' Auto classes; its head."""
+"""The base model and its tokenizer: built in, from a folder, or from the Hub, through transformers' Auto classes; and its head.
+
+The head is what trains in full beside the adapter: the parameters outside the base model, or newly initialised on loading. It
+starts from random numbers, or from descriptions of the classes.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +12,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from secure_fed.activity import activity
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, MethodError, ModelError
-from secure_fed.learning.models import device_map, quantised
+from secure_fed.learning.models import devices, quantised
 from secure_fed.learning.models.architecture import of_text, positions_of
-from secure_fed.learning.models.devices import find_devices
 from secure_fed.learning.models.locate import found
-from secure_fed.learning.models.products import hasten
+from secure_fed.learning.models.matrix_products import hasten
 from secure_fed.learning.tasks.task import Task
+
+if TYPE_CHECKING:
+    from secure_fed.learning.models.mean_pooled import MeanPooledForSequenceClassification
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,8 @@ def load(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int,
 def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: int, *, shapes: bool) -> Loaded:
     import transformers
 
-    from secure_fed.learning.models import described
-
     place, chosen = found(config)
-    device, divided = find_devices(config.device)[0], bool(config.device_map) and not shapes
+    device, divided = devices.find_devices(config.device)[0], bool(config.device_map) and not shapes
     with quiet(), explained(config.name), seeded_weights(seed, everywhere=divided), torch.device("cpu"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **chosen)
         made = _class(config, task)
@@ -63,15 +68,15 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         if config.quantization != "none":
             chosen |= quantised.settings(config, device, _kept_whole(skeleton))
         if divided:
-            folder = device_map.Folder()
+            folder = devices.Folder()
             unstored = [] if skeleton is None or task.keeps_head else _modules(skeleton)
             of_values = None if "quantization_config" in chosen else skeleton
-            chosen |= device_map.settings(config, of_values, unstored, folder)
+            chosen |= devices.device_map_settings(config, of_values, unstored, folder)
         chosen |= {"dtype": getattr(torch, config.dtype)}
         model, head_in_order = _pretrained(config, task, label_names, place, chosen, shapes=shapes)
         if divided:
-            device_map.adopt(model, folder)
-            device = device_map.device_of(model)
+            devices.adopt(model, folder)
+            device = devices.device_of(model)
     _check_positions(config, model)
     _give_padding(model, tokenizer)
     _check_token_ids(config.name, model, tokenizer)
@@ -79,13 +84,13 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     if divided:
         four = {"input_ids": torch.zeros(1, 4, dtype=torch.long, device=device)}
         four["attention_mask"] = torch.ones_like(four["input_ids"])
-        device_map.require_called(model, type(model).__name__, lambda: model(**four)[0])
+        devices.require_called(model, type(model).__name__, lambda: model(**four)[0])
     if task.auto == "AutoModelForCausalLM":
         # A column that is an outlier in a later token has another precision in the earlier ones too.
         tried = not shapes and not quantised.couples_rows(model)
         _require_causal(config.name, model) if tried else require_decoder(config.name, model.config)
     if config.descriptions and not shapes:
-        described.start_from(model, tokenizer, config, label_names)
+        start_from_descriptions(model, tokenizer, config, label_names)
     if config.quantization == "none" and not divided:
         model.to("meta" if shapes else device)
     elif config.quantization != "none" and not quantised.layers(model):
@@ -95,9 +100,8 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
     if config.quantization != "none" and not shapes and not divided:
         quantised.leave_the_file(model)
     if device.type == "cpu" and config.dtype == "bfloat16":
-        model.set_attn_implementation(
-            "eager"
-        )  # the derivative of torch's fused attention takes ten times as long there
+        # The derivative of torch's fused attention takes ten times as long there.
+        model.set_attn_implementation("eager")
     hasten(model)
     if not config.train_head:
         return Loaded(model, tokenizer, (), head_in_order)
@@ -135,6 +139,24 @@ def _pretrained(
     if head.issuperset(names):  # weights under other names than the architecture's are skipped on loading
         raise _none_loaded(config.name, model, names, info["unexpected_keys"])
     return model, tuple(name for name in names if name in head)
+
+
+def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable[str]) -> ModelError:
+    """Why no weight of the base model was loaded: this architecture names it differently, or it is another architecture.
+
+    For instance, transformers' LlamaForQuestionAnswering has its base under `transformer.`, every other Llama under `model.`.
+    """
+    kind, prefix = type(model).__name__, model.base_model_prefix
+    for key in stored:
+        root, _, rest = key.partition(".")
+        if f"{prefix}.{rest}" in wanted:
+            return ModelError(
+                f"model.name is {name!r}, whose weights are under '{root}.', and transformers' {kind} loads those under "
+                f"'{prefix}.' alone, so none of them; set model.name to a model of another architecture"
+            )
+    return ModelError(
+        f"model.name is {name!r}, but its weights hold no part of a {kind}; its config.json is another model's"
+    )
 
 
 def _checkpoint(made: Any, place: str, chosen: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -213,24 +235,6 @@ def seeded_weights(seed: int, *, everywhere: bool) -> Iterator[None]:
         yield
 
 
-def _none_loaded(name: str, model: Any, wanted: Container[str], stored: Iterable[str]) -> ModelError:
-    """Why no weight of the base model was loaded: this architecture names it differently, or it is another architecture.
-
-    For instance, transformers' LlamaForQuestionAnswering has its base under `transformer.`, every other Llama under `model.`.
-    """
-    kind, prefix = type(model).__name__, model.base_model_prefix
-    for key in stored:
-        root, _, rest = key.partition(".")
-        if f"{prefix}.{rest}" in wanted:
-            return ModelError(
-                f"model.name is {name!r}, whose weights are under '{root}.', and transformers' {kind} loads those under "
-                f"'{prefix}.' alone, so none of them; set model.name to a model of another architecture"
-            )
-    return ModelError(
-        f"model.name is {name!r}, but its weights hold no part of a {kind}; its config.json is another model's"
-    )
-
-
 def require_decoder(name: str, config: Any) -> None:
     """Refuse an encoder by its configuration alone, where `_require_causal` cannot try it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
@@ -244,7 +248,7 @@ def require_decoder(name: str, config: Any) -> None:
 def _require_causal(name: str, model: Any) -> None:
     """Refuse an encoder: it reads the tokens that it has to predict, so its likelihoods would mean nothing."""
     model.eval()
-    ids = torch.arange(4, device=device_map.device_of(model)).view(1, 4) % model.config.vocab_size
+    ids = torch.arange(4, device=devices.device_of(model)).view(1, 4) % model.config.vocab_size
     other = ids.clone()
     other[0, -1] = (other[0, -1] + 1) % model.config.vocab_size
     first, second = (
@@ -260,85 +264,6 @@ def _reads_later(name: str, kind: str) -> ModelError:
         f"model.name is {name!r}, whose {kind} reads later tokens and so cannot predict them; "
         "choose a decoder such as GPT-2 or LLaMA"
     ).about("model.name", name, "a decoder")
-
-
-def head_names(model: nn.Module) -> tuple[str, ...]:
-    """Parameters outside the base model, for models that declare their base model (as transformers' do)."""
-    prefix = getattr(model, "base_model_prefix", "")
-    if not prefix or not hasattr(model, prefix):
-        return ()
-    return tuple(name for name, _ in model.named_parameters() if not name.startswith(prefix + "."))
-
-
-def task_head(model: nn.Module) -> tuple[str, ...]:
-    """The head of a model that was made elsewhere: the parameters outside its base model, and its pooler.
-
-    A language model has none. The layers that score its tokens (`get_output_embeddings`) were pre-trained with it, and are as
-    large as its embeddings.
-    """
-    return () if scores_tokens(model) else head_names(model) + pooler_names(model)
-
-
-def scores_tokens(model: Any) -> bool:
-    """Whether this is a language model, whose output layer scores tokens."""
-    return getattr(model, "get_output_embeddings", lambda: None)() is not None
-
-
-def last_layer(model: nn.Module) -> tuple[str, ...]:
-    """The parameters of the last module outside the base model, which computes the scores; empty if there is none."""
-    outside = head_names(model)
-    return tuple(name for name in outside if name.rpartition(".")[0] == outside[-1].rpartition(".")[0])
-
-
-def pooler_names(model: nn.Module) -> tuple[str, ...]:
-    """The parameters of the base model's pooler: new in every classifier made from a masked language model, and trained
-    for another task in the rest."""
-    pooler = f"{getattr(model, 'base_model_prefix', '')}.pooler."
-    return tuple(name for name, _ in model.named_parameters() if name.startswith(pooler))
-
-
-def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
-    """The parameters that train in full: the head in `found`, and the named `modules`."""
-    names = [name for name, _ in model.named_parameters()]
-    places = dict(model.named_parameters(remove_duplicate=False))
-    for module in modules:
-        inside = [name for name in places if _inside(name, module)]
-        if not inside:
-            some = ", ".join(name for name, _ in list(model.named_children())[:5])
-            raise MethodError(
-                f"method.modules_to_save names {module!r}, but the model has no such module with parameters; "
-                f"it has {some}, ..."
-            )
-        for name in inside:
-            first = next(other for other in names if places[other] is places[name])
-            if first != name:
-                raise MethodError(
-                    f"method.modules_to_save names {module!r}, whose {name} is {first} too: "
-                    f"leave it out, or name {first.rpartition('.')[0]!r}, which trains both"
-                )
-    return tuple(name for name in names if name in found or any(_inside(name, module) for module in modules))
-
-
-def _inside(parameter: str, module: str) -> bool:
-    """Whether a parameter belongs to the module with this name, or ending of a name, as PEFT matches names."""
-    owner = f".{parameter}".rpartition(".")[0] + "."
-    return f".{module}." in owner
-
-
-def digest_of(model: nn.Module, but: Container[str]) -> str:
-    """A digest by which a resumed run, and an exported adapter, recognise their base model.
-
-    SHA-256 over the name, type, shape and bits of every parameter that `but` does not name. On the meta device
-    there are no bits.
-    """
-    digest = hashlib.sha256()
-    values, beside = device_map.Values(model), quantised.scales(model)
-    for name in sorted({*values, *beside} - {name for name in values if name in but}):
-        parameter = values[name] if name in values else beside[name]
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        if not parameter.is_meta:
-            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _check_positions(config: ModelConfig, model: nn.Module) -> None:
@@ -378,6 +303,126 @@ def _check_token_ids(name: str, model: Any, tokenizer: Any) -> None:
             f"below {table.num_embeddings}: save it after model.resize_token_embeddings({largest + 1}), or set model.name to "
             "one with its own tokenizer"
         )
+
+
+def head_names(model: nn.Module) -> tuple[str, ...]:
+    """Parameters outside the base model, for models that declare their base model (as transformers' do)."""
+    prefix = getattr(model, "base_model_prefix", "")
+    if not prefix or not hasattr(model, prefix):
+        return ()
+    return tuple(name for name, _ in model.named_parameters() if not name.startswith(prefix + "."))
+
+
+def pooler_names(model: nn.Module) -> tuple[str, ...]:
+    """The parameters of the base model's pooler: new in every classifier made from a masked language model, and trained
+    for another task in the rest."""
+    pooler = f"{getattr(model, 'base_model_prefix', '')}.pooler."
+    return tuple(name for name, _ in model.named_parameters() if name.startswith(pooler))
+
+
+def task_head(model: nn.Module) -> tuple[str, ...]:
+    """The head of a model that was made elsewhere: the parameters outside its base model, and its pooler.
+
+    A language model has none. The layers that score its tokens (`get_output_embeddings`) were pre-trained with it, and are as
+    large as its embeddings.
+    """
+    return () if scores_tokens(model) else head_names(model) + pooler_names(model)
+
+
+def scores_tokens(model: Any) -> bool:
+    """Whether this is a language model, whose output layer scores tokens."""
+    return getattr(model, "get_output_embeddings", lambda: None)() is not None
+
+
+def last_layer(model: nn.Module) -> tuple[str, ...]:
+    """The parameters of the last module outside the base model, which computes the scores; empty if there is none."""
+    outside = head_names(model)
+    return tuple(name for name in outside if name.rpartition(".")[0] == outside[-1].rpartition(".")[0])
+
+
+def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
+    """The parameters that train in full: the head in `found`, and the named `modules`."""
+    names = [name for name, _ in model.named_parameters()]
+    places = dict(model.named_parameters(remove_duplicate=False))
+    for module in modules:
+        inside = [name for name in places if _inside(name, module)]
+        if not inside:
+            some = ", ".join(name for name, _ in list(model.named_children())[:5])
+            raise MethodError(
+                f"method.modules_to_save names {module!r}, but the model has no such module with parameters; "
+                f"it has {some}, ..."
+            )
+        for name in inside:
+            first = next(other for other in names if places[other] is places[name])
+            if first != name:
+                raise MethodError(
+                    f"method.modules_to_save names {module!r}, whose {name} is {first} too: "
+                    f"leave it out, or name {first.rpartition('.')[0]!r}, which trains both"
+                )
+    return tuple(name for name in names if name in found or any(_inside(name, module) for module in modules))
+
+
+def _inside(parameter: str, module: str) -> bool:
+    """Whether a parameter belongs to the module with this name, or ending of a name, as PEFT matches names."""
+    owner = f".{parameter}".rpartition(".")[0] + "."
+    return f".{module}." in owner
+
+
+@torch.no_grad()
+def start_from_descriptions(
+    model: MeanPooledForSequenceClassification, tokenizer: Any, config: ModelConfig, label_names: Sequence[str]
+) -> None:
+    """Set the head of a model that reads the mean over tokens from `config.descriptions`, cut like every text.
+
+        w_c = 20 / r (u_c - u),    b = 0
+
+    m_c is the vector that the head reads of the description of class c, r the mean length of all m_c, u_c = m_c / |m_c|, and u
+    the mean of all u_c, whose subtraction changes no probability and keeps the weights small. So a text scores highest for the
+    class whose description is most similar to it, by cosine. 20 is the factor with which sentence encoders are usually trained
+    on cosines. Descriptions are public, like the names of the classes, so they cost no privacy.
+    """
+    texts = descriptions_in_order(config.descriptions, label_names)
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=config.max_length)
+    model.classifier.weight.copy_(description_rows(model.read(**inputs.to(devices.device_of(model)))[0]))
+    model.classifier.bias.zero_()
+
+
+def description_rows(read: Tensor) -> Tensor:
+    """(classes, d) w, from what the head reads of each description, (classes, d)."""
+    units = torch.nn.functional.normalize(read, dim=1)
+    found: Tensor = 20.0 / read.norm(dim=1).mean() * (units - units.mean(0))
+    return found
+
+
+def descriptions_in_order(descriptions: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The descriptions, each "class=description", in the order of the classes; ConfigError unless each class has one."""
+    found: dict[str, str] = {}
+    for one in descriptions:
+        name, text = (normalize("NFC", part.strip()) for part in one.partition("=")[::2])
+        if name not in names or name in found or not text:
+            raise ConfigError(
+                f"model.descriptions has {one!r:.100}; give one 'class=description' for each class: {', '.join(names):.200}"
+            )
+        found[name] = text
+    if missing := [name for name in names if name not in found]:
+        raise ConfigError(f"model.descriptions has none for {', '.join(missing):.200}; give one for each class")
+    return [found[name] for name in names]
+
+
+def digest_of(model: nn.Module, but: Container[str]) -> str:
+    """A digest by which a resumed run, and an exported adapter, recognise their base model.
+
+    SHA-256 over the name, type, shape and bits of every parameter that `but` does not name. On the meta device
+    there are no bits.
+    """
+    digest = hashlib.sha256()
+    values, beside = devices.Values(model), quantised.scales(model)
+    for name in sorted({*values, *beside} - {name for name in values if name in but}):
+        parameter = values[name] if name in values else beside[name]
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
+        if not parameter.is_meta:
+            digest.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @contextmanager

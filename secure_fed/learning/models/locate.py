@@ -8,10 +8,10 @@ from typing import Any
 
 from secure_fed.config import ModelConfig
 from secure_fed.errors import ConfigError, ModelError, plainly
-from secure_fed.learning.data import revisions
+from secure_fed.learning.data import hub
 
-# This path does not change: exports for PEFT name it, since AutoPeftModel knows no other name of the built-in model.
-BUILTIN = {"builtin/tiny": Path(__file__).parents[2] / "models" / "tiny"}
+# Exports for PEFT name this path, since AutoPeftModel knows no other name of the built-in model.
+BUILTIN = {"builtin/tiny": Path(__file__).parent / "tiny"}
 
 
 def locate(name: str) -> str:
@@ -62,6 +62,6 @@ def found(config: ModelConfig) -> tuple[str, dict[str, Any]]:
             "one revision: leave model.revision out"
         ).about("model.revision", config.revision, "left out beside a folder")
     if config.revision:
-        revisions.commit("model", place, config.revision)
+        hub.commit("model", place, config.revision)
     revision = {"revision": config.revision} if config.revision else {}
     return place, {"trust_remote_code": config.trust_remote_code, **revision}

@@ -8,7 +8,7 @@ length; perplexity is computed over all tokens together. Texts are cut to `model
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,45 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
-from secure_fed.learning.data.alignment import aligned
-from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
-from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.tasks.columns import columns
-from secure_fed.learning.tasks.continuation import continuations, loss
+from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, Item, aligned, pad_id, per_token, require_room
+from secure_fed.learning.data.rows import Rows, Table, Vocabulary, columns_of
 from secure_fed.learning.tasks.next_tokens import surprise, token_figures, token_losses
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
 
 _LARGEST = 700.0  # exp() of more overflows a float
-
-
-def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """perplexity, exp of the mean over all tokens; accuracy, the share of tokens predicted as most likely; the mean loss."""
-    total = right = tokens = 0.0
-    means = []
-    for batch in batches:
-        (losses, best), counted = token_figures(model, batch, _figures)
-        means.append(losses.sum(1) / counted.sum(1).clamp(min=1))
-        total += float(losses.cpu().double().sum())
-        right += float(best.sum())
-        tokens += float(counted.sum())
-    return {
-        "accuracy": right / tokens if tokens else math.nan,
-        "perplexity": perplexity(total, tokens),
-        "loss": float(torch.cat(means).mean()),
-    }
-
-
-def _figures(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's negative log-likelihood, and whether it is the most likely one."""
-    return surprise(scores, targets), scores.argmax(1) == targets
-
-
-def perplexity(total: float, tokens: float) -> float:
-    """exp(total / tokens); not-a-number without tokens, and infinite beyond the largest float."""
-    mean = total / tokens if tokens else math.nan
-    return math.exp(mean) if not mean > _LARGEST else math.inf
 
 
 @dataclass(frozen=True)
@@ -134,9 +101,83 @@ class CausalLM(Task):
         ]
 
 
+def build(data: DataConfig) -> CausalLM:
+    return CausalLM(columns_of(data), data.learn_prompt)
+
+
+def continuations(
+    tokenizer: Any,
+    prompts: Sequence[str],
+    targets: Sequence[str],
+    max_length: int,
+    *,
+    ends: bool = False,
+    learn_prompt: bool = False,
+) -> Iterator[Item]:
+    """Prompt and target as one sequence; its labels are the target's tokens, with `learn_prompt` also the prompt's.
+
+    A space separates the two, unless there is one already. With `ends` the target ends in the tokenizer's end token, instead of
+    the special tokens that it adds itself. A sequence that is too long loses the prompt's beginning first, then the target's
+    end.
+    """
+    joined = [prompt + _gap(prompt, target) for prompt, target in zip(prompts, targets, strict=True)]
+    whole = aligned(tokenizer, [prompt + target for prompt, target in zip(joined, targets, strict=True)])
+    end = [tokenizer.eos_token_id] if ends and tokenizer.eos_token_id is not None else []
+    for prompt, (ids, spans) in zip(joined, whole, strict=True):
+        text = np.flatnonzero(spans[:, 1] > spans[:, 0])
+        ids = ids[: text[-1] + 1] if end and len(text) else ids
+        target = text[spans[text, 1] > len(prompt)]
+        labels = np.full(len(ids) + len(end), IGNORED)
+        learned = text if learn_prompt else target
+        labels[learned], labels[len(ids) :] = ids[learned], end
+        ids = np.r_[ids, np.array(end, dtype=np.int32)]
+        lead = int(text[0]) if len(text) else 0
+        first = int(target[0] if len(target) else text[-1] + 1 if len(text) else 0)
+        dropped = min(max(0, len(ids) - max_length), first - lead)
+        kept = np.r_[:lead, lead + dropped : len(ids)][:max_length]
+        if len(kept):
+            yield {"input_ids": ids[kept], "labels": labels[kept]}
+        else:  # one padding token, because a model cannot read an empty sequence
+            yield {"input_ids": np.array([pad_id(tokenizer)], dtype=np.int32), "labels": np.array([IGNORED])}
+
+
+def _gap(prompt: str, target: str) -> str:
+    return " " if prompt and target and not prompt[-1].isspace() and not target[0].isspace() else ""
+
+
+def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """(B,) means over an example's labelled tokens; 0 if it has none."""
+    losses, counted = token_losses(model, batch)
+    return losses.sum(1) / counted.sum(1).clamp(min=1)
+
+
+def metrics(model: nn.Module, batches: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """perplexity, exp of the mean over all tokens; accuracy, the share of tokens predicted as most likely; the mean loss."""
+    total = right = tokens = 0.0
+    means = []
+    for batch in batches:
+        (losses, best), counted = token_figures(model, batch, _figures)
+        means.append(losses.sum(1) / counted.sum(1).clamp(min=1))
+        total += float(losses.cpu().double().sum())
+        right += float(best.sum())
+        tokens += float(counted.sum())
+    return {
+        "accuracy": right / tokens if tokens else math.nan,
+        "perplexity": perplexity(total, tokens),
+        "loss": float(torch.cat(means).mean()),
+    }
+
+
+def _figures(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's negative log-likelihood, and whether it is the most likely one."""
+    return surprise(scores, targets), scores.argmax(1) == targets
+
+
+def perplexity(total: float, tokens: float) -> float:
+    """exp(total / tokens); not-a-number without tokens, and infinite beyond the largest float."""
+    mean = total / tokens if tokens else math.nan
+    return math.exp(mean) if not mean > _LARGEST else math.inf
+
+
 def _plain(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
-
-
-def build(data: DataConfig) -> CausalLM:
-    return CausalLM(columns(data), data.learn_prompt)

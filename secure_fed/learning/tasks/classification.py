@@ -21,10 +21,7 @@ from torch.nn import functional
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.learning.data.encode import IGNORED, Collate, Encoded, Item, encode, pad_id, whole_numbers
-from secure_fed.learning.data.labels import Vocabulary, learn
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.data.rows import Rows, Table, Vocabulary, columns_of, vocabulary_of
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, outputs_named
 
 _ROUNDED = 0.01  # tolerance for the sum of rounded shares
@@ -119,7 +116,7 @@ class Classification(Task):
         return outputs_named(label_names)
 
     def classes(self, train: Sequence[Table]) -> Vocabulary:
-        return learn(train, self.columns.label)
+        return vocabulary_of(train, self.columns.label)
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         return classes.encode(tables, self.columns.label)
@@ -188,4 +185,4 @@ def _share(prior: str | float) -> tuple[str | None, float]:
 
 
 def build(data: DataConfig) -> Classification:
-    return Classification(columns(data), data.class_priors)
+    return Classification(columns_of(data), data.class_priors)

@@ -1,6 +1,15 @@
-"""Each task's headline metric, and the metrics shown beside it. Imports nothing, since every page of results imports it."""
+"""What stands for a model in results: each task's headline metric, the metrics beside it, and the commonest label.
+
+Needs no torch, since every page of results imports it.
+"""
 
 from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 _FIRST = {
     "multi_label": ("micro_f1", "macro_f1"),
@@ -22,11 +31,7 @@ _NAMES = {
     "pearson": "Pearson's r",
     "rouge_l": "ROUGE-L",
 }
-
-
-def first_metrics(task: str, of_answers: str = "") -> tuple[str, ...]:
-    """The names of these metrics in records and results. of_answers: the metric of written answers, if there is one."""
-    return (*_FIRST.get(task, ("macro_f1",)), *filter(None, [of_answers]))
+_Z = 1.96  # two-sided, 95 %
 
 
 def headline(task: str) -> str:
@@ -38,6 +43,11 @@ def headline(task: str) -> str:
     task: its name in `data.task`, or its title in a result.
     """
     return _HEADLINE.get(task, "accuracy")
+
+
+def first_metrics(task: str, of_answers: str = "") -> tuple[str, ...]:
+    """The names of a task's own metrics in records and results. of_answers: the metric of written answers, if there is one."""
+    return (*_FIRST.get(task, ("macro_f1",)), *filter(None, [of_answers]))
 
 
 def scores(task: str, of_answers: str = "") -> tuple[str, str]:
@@ -62,3 +72,59 @@ def spoken(metric: str) -> str:
 def shown(metric: str, value: float) -> str:
     """The metric and its value for people: "accuracy 91.2%", "F1 0.412"."""
     return f"{spoken(metric)} {value:.1%}" if metric == "accuracy" else f"{spoken(metric)} {value:.3g}"
+
+
+@dataclass(frozen=True)
+class Commonest:
+    """The most frequent label of a test set, to which an accuracy is compared: the accuracy of always predicting it.
+
+    share: the most frequent label's share of the labels that accuracy counts. of: the number of these labels.
+    """
+
+    share: float
+    of: int
+
+    @classmethod
+    def among(cls, labels: Iterable[Hashable]) -> Commonest | None:
+        """The most frequent of these labels; None without labels."""
+        counts = Counter(labels)
+        return cls(max(counts.values()) / counts.total(), counts.total()) if counts else None
+
+    @classmethod
+    def of_result(cls, result: Mapping[str, Any]) -> Commonest | None:
+        """Read from a run's result; None for results of older versions, which lack it."""
+        found = result.get("commonest")
+        return None if found is None else cls(float(found["share"]), int(found["of"]))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def not_exceeded_by(self, accuracy: float) -> bool:
+        """Whether the share lies in Wilson's 95 % interval of this accuracy, or above it."""
+        n, z = self.of, _Z
+        middle = accuracy + z * z / (2 * n)
+        width = z * math.sqrt(accuracy * (1 - accuracy) / n + z * z / (4 * n * n))
+        return (middle - width) / (1 + z * z / n) <= self.share
+
+
+def commonest_of_items(examples: Sequence[Any]) -> Commonest | None:
+    """The most frequent label of items whose `labels` are one whole number each; None if any item's are not."""
+    labels = []
+    for number in range(len(examples)):
+        item = examples[number]
+        label: Any = item.get("labels") if isinstance(item, Mapping) else None
+        label = label.item() if hasattr(label, "item") and getattr(label, "ndim", 1) == 0 else label
+        if type(label) is not int:
+            return None
+        labels.append(label)
+    return Commonest.among(labels)
+
+
+def no_better(accuracy: float | None, common: Commonest | None) -> str:
+    """The sentence on a model that is no better than its test set's most frequent label; empty if it is better, or unknown."""
+    if accuracy is None or common is None or not common.not_exceeded_by(accuracy):
+        return ""
+    return (
+        f"The accuracy of {accuracy:.1%} is no better than always giving the commonest label of the test set, "
+        f"{common.share:.1%} (at 95 % confidence): the accuracy shows no learning."
+    )

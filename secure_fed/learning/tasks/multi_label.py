@@ -19,12 +19,9 @@ from torch.nn import functional
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
-from secure_fed.learning.data.labels import Vocabulary, learn
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.strata import label_sets
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.label_skew import label_sets
+from secure_fed.learning.data.rows import Rows, Table, Vocabulary, columns_of, vocabulary_of
 from secure_fed.learning.tasks.classification import f1_scores, logits
-from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite, outputs_named
 
 
@@ -66,7 +63,7 @@ class MultiLabel(Task):
         flat = [_one_a_row(table, self.columns.label)[0] for table in train]
         if not any(map(len, flat)):
             raise DataError(f"no row of {train[0].source} has a label; set data.label to a column of lists of labels")
-        return learn(flat, self.columns.label)
+        return vocabulary_of(flat, self.columns.label)
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         sets: list[tuple[int, ...]] = []
@@ -138,4 +135,4 @@ def _is_indicator(labels: Sequence[object]) -> bool:
 
 
 def build(data: DataConfig) -> MultiLabel:
-    return MultiLabel(columns(data))
+    return MultiLabel(columns_of(data))

@@ -19,15 +19,10 @@ from torch import Tensor, nn
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
-from secure_fed.learning.data import texts
-from secure_fed.learning.data.encode import Collate, Encoded, pad_id, per_token, require_room
-from secure_fed.learning.data.labels import Vocabulary
+from secure_fed.learning.data.encode import ASIDE, PARTS, Aside, Collate, Encoded, pad_id, per_token, require_room
 from secure_fed.learning.data.on_disk import kept
-from secure_fed.learning.data.rows import Columns, Rows, Texts
-from secure_fed.learning.data.table import Table
-from secure_fed.learning.tasks.columns import columns
-from secure_fed.learning.tasks.continuation import continuations, loss
-from secure_fed.learning.tasks.item_extras import ASIDE, PARTS, Aside
+from secure_fed.learning.data.rows import Columns, Rows, Table, Texts, Vocabulary, columns_of, plain_texts, text_lists
+from secure_fed.learning.tasks.causal_lm import continuations, loss
 from secure_fed.learning.tasks.next_tokens import token_losses
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
 
@@ -70,7 +65,7 @@ class MultipleChoice(Task):
     unlabelled = 0
 
     def texts(self, tables: Sequence[Table]) -> Texts:
-        prompts, _ = texts.plain(tables, self.columns.text, "")
+        prompts, _ = plain_texts(tables, self.columns.text, "")
         return prompts, kept(row for table in tables for row in _choices(table, self.columns.text_b))
 
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
@@ -122,7 +117,7 @@ class MultipleChoice(Task):
 
 
 def _choices(table: Table, column: str) -> Iterator[tuple[str, ...]]:
-    for row, choices in enumerate(texts.lists(table, column, "data.text_b")):
+    for row, choices in enumerate(text_lists(table, column, "data.text_b")):
         if len(choices) < 2 or not all(choice.strip() for choice in choices):
             raise DataError(
                 f"{table.place(row)}: {column!r} has the choices {choices!r:.60}; give at least two, none of them blank"
@@ -140,9 +135,8 @@ def _right(table: Table, columns: Columns) -> list[int]:
             f"{table.place(0)}: the labels in {columns.label!r} are texts of choices as well as numbers of choices; write "
             "numbers from 0 that are no strings"
         )
-    found = (
-        as_numbers if None not in as_numbers else [_either(*both) for both in zip(as_texts, as_numbers, strict=True)]
-    )
+    both = zip(as_texts, as_numbers, strict=True)
+    found = as_numbers if None not in as_numbers else [number if text is None else text for text, number in both]
     for row, (right, (own, cell)) in enumerate(zip(found, pairs, strict=True)):
         if right is None:
             raise DataError(
@@ -152,10 +146,6 @@ def _right(table: Table, columns: Columns) -> list[int]:
     return [right for right in found if right is not None]
 
 
-def _either(as_text: int | None, as_number: int | None) -> int | None:
-    return as_number if as_text is None else as_text
-
-
 def _number(cell: object, count: int) -> int | None:
     """The cell as the number of one of `count` choices; None if it is none."""
     number = int(cell) if isinstance(cell, str) and cell.strip().isdecimal() else cell
@@ -163,4 +153,4 @@ def _number(cell: object, count: int) -> int | None:
 
 
 def build(data: DataConfig) -> MultipleChoice:
-    return MultipleChoice(columns(data), data.likelihood == "mean")
+    return MultipleChoice(columns_of(data), data.likelihood == "mean")

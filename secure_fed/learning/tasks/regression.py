@@ -20,11 +20,8 @@ from torch import Tensor, nn
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError
 from secure_fed.learning.data.encode import Collate, Encoded, encode, numbers, pad_id
-from secure_fed.learning.data.labels import Vocabulary
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Rows, Table, Vocabulary, columns_of
 from secure_fed.learning.tasks.classification import logits
-from secure_fed.learning.tasks.columns import columns
 from secure_fed.learning.tasks.task import Answer, Loss, Metrics, Task, finite
 
 _BINS = 10
@@ -122,4 +119,4 @@ def _values(table: Table, column: str) -> list[float]:
 
 
 def build(data: DataConfig) -> Regression:
-    return Regression(columns(data), data.label_centre, data.label_scale)
+    return Regression(columns_of(data), data.label_centre, data.label_scale)

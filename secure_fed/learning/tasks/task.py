@@ -15,12 +15,9 @@ from typing import Any, ClassVar, Protocol
 from torch import Tensor, nn
 
 from secure_fed.errors import ModelError
-from secure_fed.learning.data import texts
 from secure_fed.learning.data.encode import Encoded
-from secure_fed.learning.data.labels import Vocabulary
 from secure_fed.learning.data.on_disk import kept
-from secure_fed.learning.data.rows import Columns, Rows, Texts
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Columns, Rows, Table, Texts, Vocabulary, plain_texts
 
 Answer = dict[str, Any]
 Batch = Any  # the result of a collate; a user's own model or loss may need any type
@@ -79,7 +76,7 @@ class Task(ABC):
 
     def texts(self, tables: Sequence[Table]) -> Texts:
         """The inputs of the tables' rows, without labels, as `kept` has them."""
-        return texts.plain(tables, self.columns.text, self.columns.text_b)
+        return plain_texts(tables, self.columns.text, self.columns.text_b)
 
     def line(self, text: Any) -> Any:
         """An input of `predict`, as `texts` would give it."""
@@ -136,7 +133,7 @@ class Task(ABC):
 
 
 class Writes(Protocol):
-    """The part of a task whose models write texts (`secure_fed.config.data.WRITE` has their names)."""
+    """The part of a task whose models write texts (`secure_fed.config.settings.WRITE` has their names)."""
 
     def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> Sequence[Sequence[int]]:
         """The token ids, from 1 to `max_length`, after which the model writes its answer to each row."""

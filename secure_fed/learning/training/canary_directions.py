@@ -24,8 +24,7 @@ from privacy.entropy import Stream
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.training.local import Job, Train, Trained
 from secure_fed.learning.training.objective import Objective
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 def direction(unit: str, seed: int, layout: Layout) -> Tensors:

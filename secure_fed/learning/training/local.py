@@ -1,9 +1,15 @@
-"""Local training of one client: its start, its steps, and its result."""
+"""Local training of one client: its start, its steps, and its result.
+
+A `Job` holds what one training depends on, and `train` carries it out. The steps follow a schedule of learning rates, which
+falls over the rounds of a run and, with many steps, within a round. `PrivateSteps` are the parameters of steps under DP-SGD,
+which `cohort/step_gradients.py` computes.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privacy.entropy import Stream
+from privacy.mechanisms import Mechanism
+from privacy.sampling import Poisson
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.data.encode import Batch as BatchOfItems
+from secure_fed.learning.data.encode import Batch, batches
+from secure_fed.learning.data.rows import places_of
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.objective import Objective, to_device
-from secure_fed.learning.training.private_steps import PrivateSteps
-from secure_fed.learning.training.schedule import Falling, local_batches, optimizer_of, planned_steps, stepped
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 
 
 @dataclass(frozen=True)
@@ -115,16 +122,27 @@ class Job:
         """The tensors on the device, ready to be optimised."""
         return Placed.of(self.before, self.trainable, device)
 
-    def batches(self, collate: Collate | None = None) -> Iterator[BatchOfItems]:
-        """The mini-batches of all steps in their order, drawn from `rng`; collated by `collate`, or else by the job's."""
-        return local_batches(self.examples, collate or self.collate, self.settings, self.rng)
+    def batches(self, collate: Collate | None = None) -> Iterator[Batch]:
+        """The mini-batches of all steps in their order, drawn from `rng`; collated by `collate`, or else by the job's.
+
+        They are `epochs` passes over the examples, or exactly `steps` batches from as many passes as needed.
+        """
+        if not len(self.examples):
+            return iter(())
+        epochs = itertools.count() if self.settings.steps is not None else range(self.settings.epochs)
+        passes = (batches(self.examples, self.settings.batch, collate or self.collate, self.rng) for _ in epochs)
+        return itertools.islice(itertools.chain.from_iterable(passes), self.settings.steps)
+
+
+Train = Callable[[Objective, Job], Trained]  # `train`, or a replacement
 
 
 def train(objective: Objective, job: Job) -> Trained:
     """Minimise the mean loss over the job's examples, moving its trainable tensors and nothing else.
 
-    With FedProx the local objective is F(w) + mu/2 ||w - w_before||^2. The result depends on the arguments alone: the
-    order of examples and the model's dropout both come from `job.rng`.
+    With FedProx the local objective is F(w) + mu/2 ||w - w_before||^2. `max_grad_norm` bounds the gradient of a step, all
+    tensors together. The result depends on the arguments alone: the order of examples and the model's dropout both come from
+    `job.rng`.
     """
     placed = job.placed(objective.device)
     optimizer = optimizer_of(placed.moving.values(), job.settings, job.lr)
@@ -141,14 +159,16 @@ def train(objective: Objective, job: Job) -> Trained:
                     loss = losses(objective, job.collate, batch.inputs[start : start + most])
                     each.append(loss.detach())
                     (loss.sum() / len(batch.inputs)).backward()
-            if job.settings.proximal:
-                proximity(placed, job.settings.proximal).backward()
-            bound_gradients([tensor.grad for tensor in placed.moving.values()], job.settings.max_grad_norm)
+            if mu := job.settings.proximal:
+                moves = [(tensor - placed.start[name]).square().sum() for name, tensor in placed.moving.items()]
+                (mu / 2 * torch.stack(moves).sum()).backward()
+            gradients = [tensor.grad for tensor in placed.moving.values() if tensor.grad is not None]
+            if (bound := job.settings.max_grad_norm) is not None and gradients:
+                norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+                for gradient in gradients:
+                    gradient.mul_((bound / norm.clamp_min(bound)).to(gradient))
             stepped(optimizer, last, job.settings.head_times)
     return placed.trained(float(torch.cat(each).mean()) if each else math.nan)
-
-
-Train = Callable[[Objective, Job], Trained]  # `train`, or a replacement
 
 
 def losses(objective: Objective, collate: Collate, items: Sequence[Any]) -> Tensor:
@@ -160,22 +180,6 @@ def losses(objective: Objective, collate: Collate, items: Sequence[Any]) -> Tens
             f"shape {tuple(found.shape)}; a loss of torch's does with reduction='none'"
         )
     return found
-
-
-def bound_gradients(gradients: Sequence[Tensor | None], most: float | None) -> None:
-    """Scale the gradient of a step, all tensors together, down to norm `most`, in place; None is no limit."""
-    there = [gradient for gradient in gradients if gradient is not None]
-    if most is None or not there:
-        return
-    norm = torch.stack([gradient.norm() for gradient in there]).norm()
-    for gradient in there:
-        gradient.mul_((most / norm.clamp_min(most)).to(gradient))
-
-
-def proximity(placed: Placed, mu: float) -> Tensor:
-    """FedProx's mu/2 ||w - w_before||^2."""
-    moves = [(tensor - placed.start[name]).square().sum() for name, tensor in placed.moving.items()]
-    return mu / 2 * torch.stack(moves).sum()
 
 
 @contextmanager
@@ -191,3 +195,104 @@ def seeded(device: torch.device, rng: np.random.Generator) -> Iterator[None]:
         elif kind == "mps":
             torch.mps.manual_seed(seed)
         yield
+
+
+def optimizer_of(parameters: Iterable[Tensor], settings: TrainingConfig, lr: float) -> torch.optim.Optimizer:
+    """A new local optimiser, as named in the settings, with empty state."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(list(parameters), lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(list(parameters), lr, weight_decay=settings.weight_decay)
+
+
+def stepped(optimizer: torch.optim.Optimizer, parts: Sequence[Tensor], times: float) -> None:
+    """Make one optimiser step in place, `times` as long for `parts` of its parameters: as with `times` the learning rate.
+
+    Steps of SGD and AdamW, including weight decay, are proportional to the rate.
+    """
+    before = [] if times == 1 else [part.detach().clone() for part in parts]
+    optimizer.step()
+    with torch.no_grad():
+        for part, start in zip(parts, before, strict=False):
+            part.copy_(start + times * (part - start))
+
+
+def planned_steps(units: int, settings: TrainingConfig) -> int:
+    """The number of a client's steps in one round, if it has `units` examples, or units of them; 0 without any."""
+    if not units:
+        return 0
+    return settings.steps if settings.steps is not None else settings.epochs * math.ceil(units / settings.batch)
+
+
+_DECAY = 1 / 5  # of the run
+
+
+def scheduled_lr(settings: TrainingConfig, round_: float, rounds: int) -> float:
+    """The local learning rate of round `round_` (from 0) of `rounds`; a fraction is a point within a round."""
+    if round_ < settings.lr_warmup:
+        return settings.rate * (round_ + 1) / (settings.lr_warmup + 1)
+    share = (round_ - settings.lr_warmup) / (rounds - settings.lr_warmup)
+    if settings.lr_schedule == "linear":
+        return settings.rate * (1 - share)
+    if settings.lr_schedule == "stable_decay":
+        return settings.rate * min(1.0, (1 - share) / _DECAY)
+    if settings.lr_schedule == "cosine":
+        return settings.rate * (1 + math.cos(math.pi * share)) / 2
+    return settings.rate
+
+
+@dataclass(frozen=True)
+class Falling:
+    """The decay of the learning rate within a round.
+
+    A run may have few rounds of many steps. If the rate stayed constant until the last step, single batches would move the
+    result. Within a round the rate never rises.
+    """
+
+    settings: TrainingConfig
+    round: int
+    rounds: int
+
+    def left(self, made: float) -> float:
+        """The fraction of the round's learning rate after the share `made` of its steps."""
+        if self.round < self.settings.lr_warmup:
+            return 1.0
+        first, now = (scheduled_lr(self.settings, self.round + share, self.rounds) for share in (0, made))
+        return min(1.0, now / first)
+
+    def as_long(self, steps: int) -> float:
+        """The number of steps at the round's full rate that are as long as all of its steps together."""
+        return math.fsum(self.left(step / steps) for step in range(steps))
+
+
+@dataclass(frozen=True)
+class PrivateSteps:
+    """The steps of one client's training, each of which is one release.
+
+    count: the number of steps. stream: the source of the client's secret coins and noise; a new one for each training. groups:
+    the group of each example. group_examples: the most examples of one group that enter a step, redrawn whenever the group is
+    drawn; it bounds the work, while clipping bounds a group's influence. phantoms: examples of a direction
+    (`pointing.Pointing`) beside the units, which are nobody's data: each is drawn by a secret coin of the same rate, clipped
+    like the units and added to their sum. Neither the rate nor the divisor depends on phantoms, and phantoms depend on no unit.
+    """
+
+    mechanism: Mechanism
+    clip_norm: float
+    count: int
+    stream: Stream
+    groups: Sequence[Hashable] | None = None
+    group_examples: int | None = None
+    phantoms: Sequence[Any] = ()
+
+
+def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:
+    """The sampler of a step: each unit is drawn with probability min(1, batch_size / units)."""
+    return Poisson(units, min(1.0, settings.batch / max(1, units)))
+
+
+def members_of(count: int, groups: Sequence[Hashable] | None) -> list[list[int]]:
+    """The indices of each unit's examples: a single example, or all of one group, in the order of first examples."""
+    if groups is None:
+        return [[i] for i in range(count)]
+    if len(groups) != count:
+        raise ValueError(f"{len(groups)} groups are named for {count} examples; name one for each")
+    return list(places_of(groups).values())

@@ -10,7 +10,7 @@ contribution. For this:
 - Every call gets a model of its own: a copy with the round's tensors in place, in training mode. Modules, buffers, hooks,
   attributes and configuration are copied, and the copy is dropped after the call, with everything that the function did to it.
 - Frozen weights are in memory once. The copy has parameters of its own over the same storage, so only a write into the
-  storage could reach another client. Checksums find it (`checksums`), and no later call is made.
+  storage could reach another client. Checksums find it (`objective.checksums`), and no later call is made.
 - The global generators are seeded from the client's random numbers, and restored after the call.
 
 Nobody can see what a function keeps elsewhere, in a global variable or in a file: it must keep nothing of a client's examples

@@ -19,8 +19,7 @@ from protocols.parameters import Parameters, Policy
 from protocols.thresholds import Choice, choose, colluding, surviving
 from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
-from secure_fed.rounds.masked.encoding import Encoding, Noised, Rounded
-from secure_fed.rounds.masked.plan import PublicPlan
+from secure_fed.rounds.masked.encoding import Encoding, Noised, PublicPlan, Rounded
 from secure_fed.rounds.protection import Protection
 
 FEWEST = 3  # in a sum of two, each client can subtract its own contribution

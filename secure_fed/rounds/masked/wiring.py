@@ -1,4 +1,7 @@
-"""Both sides of a simulated federation's masked sums, and the transport between them."""
+"""Puts a federation together: `behind_masks` makes both sides of its masked sums, `in_process` the transport of a simulation.
+
+On many machines each party makes its own part with `behind_masks` (`Elsewhere`), and the transport is another.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,18 @@ from protocols.workers import OneProcess, Workers
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
-from secure_fed.rounds.acceptable import Acceptable
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import beside_cohort, invited, with_phantoms
-from secure_fed.rounds.common_passes import Together
-from secure_fed.rounds.masked.answers import Clock
-from secure_fed.rounds.masked.expected_round import ExpectedRounds
-from secure_fed.rounds.masked.masked_client import MaskedClient, masked_clients
-from secure_fed.rounds.masked.masked_sum import MaskedSum
+from secure_fed.rounds.masked.checks import ExpectedRounds
+from secure_fed.rounds.masked.client import MaskedClient, masked_clients
+from secure_fed.rounds.masked.server import MaskedSum
 from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
-from secure_fed.rounds.noise.placement import placement_of
-from secure_fed.rounds.phantoms.clients import Phantom
+from secure_fed.rounds.phantoms import Phantom
+from secure_fed.rounds.placement import placement_of
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.transport import InProcess, Participant, Transport, Vanishing
+from secure_fed.rounds.request_checks import Acceptable
+from secure_fed.rounds.sums import Clock
+from secure_fed.rounds.transport import InProcess, Participant, Together, Transport, Vanishing
 from secure_fed.tensors.tensors import Tensors
 
 
@@ -150,10 +152,8 @@ def allowed(config: RunConfig, cohorts: Sampler, clients: int, phantoms: int) ->
         return True
     hidden, placement = config.privacy.hidden_cohort, placement_of(config)
     beside = beside_cohort(cohorts, phantoms, hidden=hidden)
-    protection, sampler = (
-        Protection(placement=placement, hidden=hidden, beside=beside),
-        with_phantoms(cohorts, phantoms),
-    )
+    protection = Protection(placement=placement, hidden=hidden, beside=beside)
+    sampler = with_phantoms(cohorts, phantoms)
     try:
         terms = _terms(config, protection, sampler, clients + phantoms, clients, None, None)
         terms.require_feasible()

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
-from secure_fed.learning.models.adapters.factorisation import factorisation
 from secure_fed.learning.models.adapters.hypernetwork import Hypernetworks
-from secure_fed.learning.models.adapters.kronecker import Compacters
-from secure_fed.learning.models.adapters.mixture import Mixtures
-from secure_fed.learning.models.adapters.prefixes import Keys, Prefix
-from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens, PromptTokens
-from secure_fed.learning.models.adapters.tensor_train import TensorTrains, core_shapes
+from secure_fed.learning.models.adapters.inserted import Bottlenecks, Compacters, Mixtures
+from secure_fed.learning.models.adapters.tensor_train import TensorTrains, core_shapes, factorisation
+from secure_fed.learning.models.adapters.virtual_tokens import EncodedPromptTokens, Keys, Prefix, PromptTokens
 
 
 def bottlenecks(adapter: Bottlenecks, widths: Iterable[int]) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from secure_fed.learning.models.adapters.bottleneck import Bottlenecks
+from secure_fed.learning.models.adapters.inserted import Bottlenecks
 from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters import counts

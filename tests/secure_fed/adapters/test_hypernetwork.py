@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.hypernetwork import SHARES, Hypernetwork, Hypernetworks, MadeAdapter, shares
-from secure_fed.learning.models.adapters.insertion_points import places
+from secure_fed.learning.models.adapters.inserted import places
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.objective import Objective

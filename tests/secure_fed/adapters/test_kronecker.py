@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.kronecker import RULE, Compacters
+from secure_fed.learning.models.adapters.inserted import RULE, Compacters
 from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters import counts

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.mixture import Mixture, Mixtures
+from secure_fed.learning.models.adapters.inserted import Mixture, Mixtures
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.methods.consistency import consistent
+from secure_fed.methods.adamix import consistent
 from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters import counts

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.prefixes import Keys, Prefix
-from secure_fed.learning.models.adapters.prompts import PromptTokens
+from secure_fed.learning.models.adapters.virtual_tokens import Keys, Prefix, PromptTokens
 from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters import counts

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens, PromptTokens
+from secure_fed.learning.models.adapters.virtual_tokens import EncodedPromptTokens, PromptTokens
 from tests.cells import every
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters import counts

@@ -9,7 +9,7 @@ import torch
 from peft import IA3Config, inject_adapter_in_model
 from torch import Tensor, nn
 
-from secure_fed.learning.models.adapters.scaling import Scales, scaled_layers
+from secure_fed.learning.models.adapters.inserted import Scales, scaled_layers
 from tests.secure_fed import small_models
 from tests.secure_fed.adapters.behind import adapted, counted, lively
 

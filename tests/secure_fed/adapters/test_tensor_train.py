@@ -1,4 +1,4 @@
-"""Tensor trains against matrices computed entry by entry, and their adapters in every architecture."""
+"""Tensor trains against matrices computed entry by entry, their shapes, and their adapters in every architecture."""
 
 from __future__ import annotations
 
@@ -11,19 +11,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.factorisation import factorisation
-from secure_fed.learning.models.adapters.insertion_points import places
+from secure_fed.learning.models.adapters.inserted import places
 from secure_fed.learning.models.adapters.parameters import read
-from secure_fed.learning.models.adapters.tensor_train import TensorTrainLinear, TensorTrains, core_shapes
+from secure_fed.learning.models.adapters.tensor_train import (
+    PRINTED,
+    TensorTrainLinear,
+    TensorTrains,
+    by_rule,
+    core_shapes,
+    factorisation,
+)
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trial import agree
+from secure_fed.learning.training.trials import agree
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters import counts
@@ -288,3 +296,59 @@ def test_a_square_layer_that_does_not_train_gets_no_train() -> None:
 def test_ranks_are_one_at_the_ends() -> None:
     assert core_shapes((4, 3, 2), 5) == [(1, 4, 5), (5, 3, 5), (5, 2, 1)]
     assert core_shapes((4, 3), 5) == [(1, 4, 5), (5, 3, 1)]
+
+
+SIDES = st.integers(1, 9000)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "shape"),
+    [
+        (768, 64, [8, 8, 12, 8, 8]),
+        (64, 768, [8, 8, 12, 8, 8]),
+        (4096, 64, [16, 16, 16, 4, 4, 4]),
+        (64, 4096, [4, 4, 4, 16, 16, 16]),
+        (768, 768, [12, 8, 8, 8, 8, 12]),
+        (16, 768, [4, 4, 8, 8, 12]),
+    ],
+)
+def test_printed_shapes(m: int, n: int, shape: list[int]) -> None:
+    assert list(factorisation(m, n).shape) == shape
+
+
+def test_the_rule_gives_what_table_6_prints() -> None:
+    odd = [sides for sides, printed in PRINTED.items() if by_rule(*sides) != printed]
+    assert odd == [(16, 768)], "the example in the text has its largest factor at the end"
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "shape"),
+    [
+        (1024, 64, [8, 8, 16, 8, 8]),
+        (1024, 1024, [16, 8, 8, 8, 8, 16]),
+        (5120, 64, [16, 16, 20, 4, 4, 4]),
+        (128, 64, [4, 4, 8, 8, 8]),
+        (16, 4, [4, 4, 2, 2]),
+        (769, 64, [769, 8, 8]),
+        (7, 1, [7, 1]),
+    ],
+)
+def test_shapes_by_rule(m: int, n: int, shape: list[int]) -> None:
+    assert list(factorisation(m, n).shape) == shape
+
+
+@given(SIDES, SIDES)
+def test_factors_multiply_to_the_sides(m: int, n: int) -> None:
+    found = factorisation(m, n)
+    assert math.prod(found.rows) == m
+    assert math.prod(found.columns) == n
+    assert all(factor > 1 for side, factors in ((m, found.rows), (n, found.columns)) if side > 1 for factor in factors)
+
+
+@given(st.integers(65, 4000), st.integers(65, 4000))
+def test_three_factors_are_as_equal_as_can_be(m: int, n: int) -> None:
+    divisors = [d for d in range(1, m + 1) if m % d == 0]
+    least = min(a + b + m // (a * b) for a, b in itertools.product(divisors, divisors) if m % (a * b) == 0)
+    rows = by_rule(m, n).rows
+    assert sum(rows) + (3 - len(rows)) == least
+    assert list(rows) == sorted(rows, reverse=m == n)

@@ -19,7 +19,7 @@ from privacy.composition import epsilon as epsilon_of
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
 from secure_fed.commands.comparison import compare
-from secure_fed.commands.comparison.plan import Job
+from secure_fed.commands.comparison.runs import Job
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
@@ -33,7 +33,7 @@ SEEDS = (0, 4)
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skips reports and drawings, which take longer than these runs."""
     monkeypatch.setattr("secure_fed.report.page.write_report", lambda run_dir: run_dir / "report.html")
-    monkeypatch.setattr("secure_fed.commands.comparison.drawing.drawn", lambda rows: "<svg></svg>")
+    monkeypatch.setattr("secure_fed.commands.comparison.tables.drawn", lambda rows: "<svg></svg>")
 
 
 @pytest.fixture(scope="module")

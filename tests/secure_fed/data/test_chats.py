@@ -11,8 +11,8 @@ import pytest
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning import tasks
-from secure_fed.learning.data import named_files, sources
-from secure_fed.learning.tasks.columns import columns
+from secure_fed.learning.data import sources
+from secure_fed.learning.data.rows import columns_of
 
 ASKED, ANSWERED = ("user", "q"), ("assistant", "a")
 
@@ -26,7 +26,7 @@ def read(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> tuple[lis
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = DataConfig(train=str(file), test=str(file), task="chat", **settings)
-    named_files.require_columns(data, columns(data))
+    sources.require_columns(data, columns_of(data))
     source = sources.load(data, tasks.build(data), seed=0)
     return list(source.train.text), source.form
 
@@ -109,7 +109,7 @@ def test_columns_of_no_form_are_refused_before_anything_is_read(tmp_path: Path) 
     for chosen in ("", "talk"):
         data = DataConfig(train=str(file), task="chat", text=chosen)
         with pytest.raises(DataError) as refused:
-            named_files.require_columns(data, columns(data))
+            sources.require_columns(data, columns_of(data))
         assert "'text'" in str(refused.value)
 
 

@@ -21,8 +21,8 @@ from transformers import AutoTokenizer
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import DataError
-from secure_fed.learning import tasks, tokenised
-from secure_fed.learning.data import fingerprint, formats, hub, on_disk, sources
+from secure_fed.learning import problem, tasks
+from secure_fed.learning.data import files, fingerprint, hub, on_disk, sources
 from secure_fed.learning.data.on_disk import OnDisk, in_parts, kept, taken
 from secure_fed.learning.models.locate import locate
 from tests.cells import every
@@ -197,9 +197,9 @@ def test_every_source_gives_the_same_rows_from_disk(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
 def test_memory_does_not_grow_with_texts_and_tokens(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (on_disk, formats, hub):
+    for module in (on_disk, files, hub):
         monkeypatch.setattr(module, "LONG", 50)
-    monkeypatch.setattr(tokenised, "WINDOW", 50)
+    monkeypatch.setattr(problem, "WINDOW", 50)
     peak_of(tmp_path / "first", kind, 150)  # imports
     few, many = peak_of(tmp_path / "few", kind, 500), peak_of(tmp_path / "many", kind, 1500)
     assert many - few < 1000 * 1000, "a row has 1,500 bytes of text, and 1,600 of token ids"
@@ -223,7 +223,7 @@ def peak_of(folder: Path, kind: str, rows: int) -> int:
     try:
         source = sources.load(config.data, task, seed=0)
         fingerprint.of_rows(source.train, source.test)
-        examples = tokenised.encoded(task, tokenizer, source.train, 400)
+        examples = problem.encoded(task, tokenizer, source.train, 400)
         assert examples.lengths.sum() > 0.7 * 400 * rows
         return tracemalloc.get_traced_memory()[1]
     finally:

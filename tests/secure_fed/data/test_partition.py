@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.learning.data.dealing import Indices, log_shares
-from secure_fed.learning.data.partition import dirichlet, iid, jensen_shannon, natural, partition
+from secure_fed.learning.data.label_skew import Indices, dirichlet, log_shares
+from secure_fed.learning.data.partition import iid, jensen_shannon, natural, partition
 
 seeds = st.integers(0, 2**32 - 1)
 alphas = st.sampled_from([1e-300, 1e-3, 0.01, 0.1, 1.0, 1000.0, 1e300])

@@ -12,13 +12,13 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import RevisionNotFoundError
 
-from secure_fed.commands import ahead
+from secure_fed.commands import train
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning import problem, tasks
-from secure_fed.learning.data import revisions, sources
-from secure_fed.learning.data.named_files import of_both
+from secure_fed.learning.data import hub, sources
+from secure_fed.learning.data.sources import overlaps
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -30,9 +30,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    revisions.commit.cache_clear()
+    hub.commit.cache_clear()
     yield tmp_path
-    revisions.commit.cache_clear()
+    hub.commit.cache_clear()
 
 
 def named(cache: Path, folder: str, revision: str, commit: str) -> None:
@@ -59,7 +59,7 @@ def prepared(cache: Path, commit: str) -> None:
 def refused(settings: dict[str, dict[str, str]]) -> str | None:
     """The setting that both the check ahead and the run itself refuse."""
     found = []
-    for check in (ahead.check, problem.configured):
+    for check in (train.check_ahead, problem.configured):
         with pytest.raises(ConfigError) as error:
             check(RunConfig.from_dict(settings))
         assert error.value.exit_code == 2
@@ -97,7 +97,7 @@ def test_a_cached_revision_is_read_offline_and_never_another(revision: str, cach
         "model": {"name": "somebody/mine", "revision": revision},
     }
     config = RunConfig.from_dict(settings)
-    ahead.check(config)
+    train.check_ahead(config)
     rows = sources.load(config.data, tasks.build(config.data), seed=0).whole
     assert rows.text[0] == f"{OLD} 0"
     prepared(cache, NEW)  # `datasets` reads the newest copy, whatever the revision
@@ -123,7 +123,7 @@ def test_a_revision_that_the_hub_lacks_is_refused(kind: str, monkeypatch: pytest
     assert refused({kind: {"name": "somebody/mine", "revision": "v9"}}) == f"{kind}.revision"
     assert set(asked) == {("somebody/mine", "v9", {"model": "model", "data": "dataset"}[kind])}
     for revision in ("v1", "v8"):  # there, and unknown: loading will tell
-        ahead.check(RunConfig.from_dict({kind: {"name": "somebody/mine", "revision": revision}}))
+        train.check_ahead(RunConfig.from_dict({kind: {"name": "somebody/mine", "revision": revision}}))
 
 
 def test_the_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str], tmp
 
 def test_one_split_for_training_and_test_is_warned_of(tmp_path: Path) -> None:
     def warned(**settings: str) -> list[str]:
-        return list(of_both(RunConfig.from_dict({"data": {"name": "somebody/MyRows", **settings}}).data))
+        return list(overlaps(RunConfig.from_dict({"data": {"name": "somebody/MyRows", **settings}}).data))
 
     assert len(warned(split="train", test_split="train")) == 1
     assert len(warned(test_split="train")) == 1

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning import tasks
-from secure_fed.learning.data import revisions, sources
+from secure_fed.learning.data import hub, sources
 from secure_fed.learning.data.sources import Source
 
 DEFAULTS = {
@@ -238,7 +238,7 @@ def test_a_hub_data_set_uses_declared_classes_and_the_first_labelled_test_split(
         return stored
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(revisions, "commit", lambda *asked: "")
+    monkeypatch.setattr(hub, "commit", lambda *asked: "")
     source = load(name="someone/reviews:english")
     assert asked == [("someone/reviews", "english", None)]
     assert source.train.label_names == ("bad", "good")

@@ -20,9 +20,10 @@ import numpy as np
 
 from protocols.keys import AgreementKey, Identity
 from protocols.wire import SIGNATURE, Advertise, Confirmations, Masked, Roster, Shares, Survivors
-from secure_fed.deployment import messages, seal
-from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.links import Links
+from secure_fed.deployment import messages
+from secure_fed.deployment.coordinator import Links
+from secure_fed.deployment.envelope import ANSWER, Envelope, digest, sealed, unsealed
+from secure_fed.deployment.envelope import SIGNATURE as SEAL
 from secure_fed.deployment.messages import Accepted
 from secure_fed.deployment.node import Node
 from secure_fed.errors import SecureFedError
@@ -112,7 +113,7 @@ def _other_first(stage: Stage) -> Stage:
 
 def _bit(_: OnTheWay, envelope: Envelope) -> Envelope:
     arrays = {name: np.array(array) for name, array in envelope.arrays.items()}
-    largest = max(arrays.keys() - {seal.SIGNATURE}, key=lambda name: arrays[name].nbytes)
+    largest = max(arrays.keys() - {SEAL}, key=lambda name: arrays[name].nbytes)
     arrays[largest].reshape(-1).view(np.uint8)[0] ^= 1
     return Envelope(envelope.header, arrays)
 
@@ -258,11 +259,11 @@ class Member:
             return answer
         identity, charter = self.node.home.identity, self.node._joined.charter.digest  # type: ignore[union-attr]
         said = messages.encode(attack.says(told, stage))
-        return seal.sealed(said, identity, seal.ANSWER, charter, seal.digest(asked))
+        return sealed(said, identity, ANSWER, charter, digest(asked))
 
 
 def _decoded(envelope: Envelope) -> Any:
     try:
-        return messages.decode(seal.unsealed(envelope))
+        return messages.decode(unsealed(envelope))
     except SecureFedError:
         return None

@@ -12,10 +12,10 @@ import numpy as np
 
 from privacy.entropy import Entropy
 from secure_fed.config import RunConfig
-from secure_fed.deployment import coordinator, home, home_files
+from secure_fed.deployment import coordinator, home
 from secure_fed.deployment.charter import Charter, fingerprint
+from secure_fed.deployment.coordinator import found
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.founding import found
 from secure_fed.deployment.node import Node
 from secure_fed.learning.data import notes
 
@@ -90,8 +90,8 @@ def founded(
     own: settings of [policy] that differ from these.
     """
     folder = tmp / "coordinator"
-    home_files.new_folder(folder, "coordinator init")
-    key = home_files.write_key(folder / home.COORDINATOR_KEY)
+    home.new_folder(folder, "coordinator init")
+    key = home.write_key(folder / home.COORDINATOR_KEY)
     policy = {
         "coordinators": [fingerprint(key.public)],
         "privacy": False,
@@ -102,8 +102,8 @@ def founded(
     homes = []
     for number, rows in enumerate(parts):
         place = tmp / f"node-{number}"
-        home_files.new_folder(place, "node init")
-        home_files.write_key(place / home.IDENTITY)
+        home.new_folder(place, "node init")
+        home.write_key(place / home.IDENTITY)
         written(place / "train.jsonl", rows)
         lines = ["[node]", f'name = "c{number}"', 'train = "train.jsonl"', f"units = {len(rows)}", "[policy]"]
         lines += [f"{name} = {json.dumps(value)}" for name, value in (policy | own).items()]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from secure_fed.deployment import agent, home, relay
-from secure_fed.deployment.attended import LOG, AgentEnded, attended
+from secure_fed.deployment.agent import LOG, AgentEnded, attended
 from secure_fed.deployment.envelope import Envelope, refusal
 
 ASKED = Envelope(b'{"kind":"x"}', {"a": np.arange(5)})
@@ -59,7 +59,7 @@ def test_an_envelope_is_answered_over_a_private_socket(folder: Path) -> None:
 
 
 def test_a_second_agent_is_refused(folder: Path) -> None:
-    with serving(folder, doubled), pytest.raises(agent.AgentError, match="another agent holds"):
+    with serving(folder, doubled), pytest.raises(relay.AgentError, match="another agent holds"):
         agent.serve(folder, doubled)
 
 

@@ -13,11 +13,10 @@ import pytest
 from protocols.keys import Identity
 from secure_fed import RunConfig
 from secure_fed.deployment import charter as charters
-from secure_fed.deployment import coordinator, messages, seal
+from secure_fed.deployment import coordinator, messages
 from secure_fed.deployment.charter import Charter
-from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.founding import agreed
-from secure_fed.deployment.links import may_count
+from secure_fed.deployment.coordinator import agreed, may_count
+from secure_fed.deployment.envelope import ANSWER, Envelope, digest, sealed, unsealed
 from secure_fed.rounds.transport import Reply
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.deployment.hostile import SCRIPTS, VICTIM, Lying, Member, OnTheWay, found
@@ -56,11 +55,11 @@ def test_a_member_that_counts_as_more_than_it_may_is_left_out(tmp_path: Path, we
     )
 
     def counts_as_all(node: int, asked: Envelope, answer: Envelope) -> Envelope:
-        told = messages.decode(seal.unsealed(answer))
+        told = messages.decode(unsealed(answer))
         if node != 100 + VICTIM or not isinstance(told, Reply):
             return answer
         identity, said = party.carrier.nodes_[node].home.identity, messages.encode(replace(told, weight=1e39))
-        return seal.sealed(said, identity, seal.ANSWER, party.charter.digest, seal.digest(asked))
+        return sealed(said, identity, ANSWER, party.charter.digest, digest(asked))
 
     party.carrier.touch = counts_as_all
     assert party.conduct().state.tensors.is_finite()

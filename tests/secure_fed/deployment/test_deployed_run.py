@@ -20,12 +20,11 @@ from privacy.ledger import Ledger
 from privacy.sampling import Attendance
 from protocols.keys import Identity
 from secure_fed import Federation, RunConfig
-from secure_fed.deployment import coordinator, deployable, message_kinds, messages, party, seal
-from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.home import BEGUN, CHARTER, RUN, CoordinatorHome
-from secure_fed.deployment.journal import Journal
-from secure_fed.deployment.message_kinds import Refusal
-from secure_fed.deployment.node import Node
+from secure_fed.deployment import coordinator, messages
+from secure_fed.deployment.envelope import ANSWER, REQUEST, SIGNATURE, Envelope, digest, sealed, unsealed
+from secure_fed.deployment.home import BEGUN, CHARTER, RUN, CoordinatorHome, Journal
+from secure_fed.deployment.messages import Refusal
+from secure_fed.deployment.node import Node, _trains
 from secure_fed.errors import RunDirectoryError, TrainingError
 from secure_fed.export.trained import load_run
 from secure_fed.methods.method import RoundPlan, State
@@ -125,13 +124,13 @@ def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, tables: Any) -
 
 def stage_of(asked: Envelope) -> str:
     """The round and the stage that the coordinator's envelope asks for, such as "0 mask"; "" if it asks for no stage."""
-    found = messages.decode(seal.unsealed(asked))
+    found = messages.decode(unsealed(asked))
     return f"{found.round} {found.name}" if isinstance(found, Stage) else ""
 
 
 def damaged(envelope: Envelope) -> Envelope:
     """A copy with one bit of its largest array changed or, if it has no arrays, with its header changed."""
-    arrays = {name: np.array(array) for name, array in envelope.arrays.items() if name != seal.SIGNATURE}
+    arrays = {name: np.array(array) for name, array in envelope.arrays.items() if name != SIGNATURE}
     if not arrays:
         return Envelope(envelope.header.replace(b'"', b'" ', 1), envelope.arrays)
     largest = max(arrays, key=lambda name: arrays[name].nbytes)
@@ -140,7 +139,7 @@ def damaged(envelope: Envelope) -> Envelope:
 
 
 def signed_by_another(envelope: Envelope) -> Envelope:
-    return seal.sealed(seal.unsealed(envelope), Identity.new(), seal.ANSWER, bytes(32))
+    return sealed(unsealed(envelope), Identity.new(), ANSWER, bytes(32))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +147,7 @@ def signed_by_another(envelope: Envelope) -> Envelope:
     [
         damaged,
         pytest.param(signed_by_another, marks=pytest.mark.nightly),
-        seal.unsealed,
+        unsealed,
         pytest.param(lambda answer: Envelope(b"{}"), marks=pytest.mark.nightly),
         pytest.param(lambda answer: None, marks=pytest.mark.nightly),
     ],
@@ -180,8 +179,8 @@ SOMETHING = Tensors({"bias": torch.zeros(3)})
         pytest.param("of integers", marks=pytest.mark.nightly),
         pytest.param("of a weight below zero", marks=pytest.mark.nightly),
         Staged(0, b"something"),
-        pytest.param(message_kinds.Accepted(1, bytes(64)), marks=pytest.mark.nightly),
-        pytest.param(message_kinds.Ended(), marks=pytest.mark.nightly),
+        pytest.param(messages.Accepted(1, bytes(64)), marks=pytest.mark.nightly),
+        pytest.param(messages.Ended(), marks=pytest.mark.nightly),
     ],
     ids=range(7),
 )
@@ -190,7 +189,7 @@ def test_a_member_that_answers_something_else_is_absent_and_no_more(tmp_path: Pa
     party = deployed(tmp_path)
 
     def lies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
-        told = messages.decode(seal.unsealed(answer))
+        told = messages.decode(unsealed(answer))
         if node != 101 or not isinstance(told, Reply):
             return answer
         said = lie
@@ -200,7 +199,7 @@ def test_a_member_that_answers_something_else_is_absent_and_no_more(tmp_path: Pa
         if lie == "of a weight below zero":
             said = replace(told, weight=-1.0)
         identity = party.carrier.nodes_[101].home.identity
-        return seal.sealed(messages.encode(said), identity, seal.ANSWER, party.charter.digest, seal.digest(asked))
+        return sealed(messages.encode(said), identity, ANSWER, party.charter.digest, digest(asked))
 
     party.carrier.touch = lies
     result = party.conduct()
@@ -235,16 +234,14 @@ def test_requests_that_the_coordinator_did_not_sign_are_refused(tmp_path: Path) 
     offer, stages = asked[0], [one for one in asked if stage_of(one)]
     for forged in (
         damaged(stages[0]),
-        seal.unsealed(stages[0]),
-        seal.sealed(seal.unsealed(stages[0]), stranger, seal.REQUEST, party.charter.digest),
-        seal.sealed(seal.unsealed(stages[0]), stranger, seal.ANSWER, party.charter.digest),
+        unsealed(stages[0]),
+        sealed(unsealed(stages[0]), stranger, REQUEST, party.charter.digest),
+        sealed(unsealed(stages[0]), stranger, ANSWER, party.charter.digest),
     ):
         node.answer(copied(offer))
-        assert isinstance(messages.decode(seal.unsealed(node.answer(copied(forged)))), Refusal)
+        assert isinstance(messages.decode(unsealed(node.answer(copied(forged)))), Refusal)
     node.answer(copied(offer))
-    replayed = messages.decode(
-        seal.unsealed(node.answer(copied(next(one for one in stages if "mask" in stage_of(one)))))
-    )
+    replayed = messages.decode(unsealed(node.answer(copied(next(one for one in stages if "mask" in stage_of(one))))))
     assert isinstance(replayed, Refusal), "a stage without the ones before it"
 
 
@@ -257,9 +254,9 @@ def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
     party.conduct()
     node = Node(party.homes[0])
     asked = [asked for number, asked, _ in party.carrier.seen if number == 100]
-    accepted = messages.decode(seal.unsealed(node.answer(copied(asked[0]))))
-    assert isinstance(accepted, message_kinds.Accepted)
-    again = messages.decode(seal.unsealed(node.answer(copied(asked[1]))))
+    accepted = messages.decode(unsealed(node.answer(copied(asked[0]))))
+    assert isinstance(accepted, messages.Accepted)
+    again = messages.decode(unsealed(node.answer(copied(asked[1]))))
     assert isinstance(again, Refusal)
     assert "took part in round 2" in again.sentence
 
@@ -272,7 +269,7 @@ def test_every_request_that_makes_a_member_train_is_noted(tmp_path: Path) -> Non
     with patch.object(Attendance, "enter", lambda self, member, round_: entered.append(round_)):
 
         def touch(node: int, asking: Envelope, answer: Envelope) -> Envelope:
-            found = messages.decode(seal.unsealed(asking))
+            found = messages.decode(unsealed(asking))
             request = getattr(found, "request", found)
             if node == 100 and getattr(request, "pass_name", ""):
                 asked.append((request.round, request.pass_name))
@@ -289,7 +286,7 @@ def test_a_request_for_an_unknown_pass_counts_as_training(name: str, noted: bool
     plan = RoundPlan((), (), ("first", "second"))
     assembly = SimpleNamespace(method=SimpleNamespace(plan=lambda _: plan), initial=State(Tensors()))
     request = Request(0, name, plan, 0.1, "", Tensors())
-    assert party._trains(request, assembly) is noted  # type: ignore[arg-type]
+    assert _trains(request, assembly) is noted  # type: ignore[arg-type]
 
 
 def test_a_method_whose_modules_lose_all_ranks_ends_behind_masks(tmp_path: Path) -> None:
@@ -306,7 +303,7 @@ def test_a_coordinator_killed_in_a_round_goes_on_with_the_next(tmp_path: Path, t
     party = deployed(tmp_path, *tables, {"federation": {"rounds": 3}})
 
     def dies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
-        found = messages.decode(seal.unsealed(asked))
+        found = messages.decode(unsealed(asked))
         if getattr(found, "round", 0) == 1 and node == 103:
             raise Killed
         return answer
@@ -332,8 +329,8 @@ def sent_an_older_charter(party: Deployed) -> None:
     """Somebody on the way replays the coordinator's offer of an earlier federation, which makes node 102 leave this one."""
     home = CoordinatorHome.load(party.folder)
     older = replace(party.charter, name="older", run="older run")
-    offer = message_kinds.Offer(older.signed(home.identity), 102, bytes(32))
-    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, older.digest)
+    offer = messages.Offer(older.signed(home.identity), 102, bytes(32))
+    asked = sealed(messages.encode(offer), home.identity, REQUEST, older.digest)
     party.carrier.nodes_[102].answer(asked)
 
 
@@ -391,8 +388,8 @@ def test_nobody_can_take_a_members_place(tmp_path: Path) -> None:
     party = deployed(tmp_path, MASKED)
 
     def claims(node: int, asked: Envelope, answer: Envelope) -> Envelope:
-        found = messages.decode(seal.unsealed(asked))
-        if node == 103 and isinstance(found, message_kinds.Offer):
+        found = messages.decode(unsealed(asked))
+        if node == 103 and isinstance(found, messages.Offer):
             mine = party.carrier.nodes_[103].home.identity
             return messages.encode(found.accepted(mine, party.charter.digest, 0))
         return answer
@@ -408,18 +405,18 @@ def test_another_model_or_other_data_are_refused(tmp_path: Path) -> None:
     home = CoordinatorHome.load(party.folder)
     charter = replace(home.charter, model_digest="0" * 64)
     (party.folder / CHARTER).write_bytes(charter.signed(home.identity))
-    offer = message_kinds.Offer(charter.signed(home.identity), 100, bytes(32))
-    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, charter.digest)
-    found = messages.decode(seal.unsealed(party.carrier.nodes_[100].answer(asked)))
+    offer = messages.Offer(charter.signed(home.identity), 100, bytes(32))
+    asked = sealed(messages.encode(offer), home.identity, REQUEST, charter.digest)
+    found = messages.decode(unsealed(party.carrier.nodes_[100].answer(asked)))
     assert isinstance(found, Refusal)
     assert "take the same model on all machines (model.name)" in found.sentence
     assert "take the same model as the coordinator" in Journal(party.homes[0]).last(1)[0]["what"]
     with pytest.raises(Exception, match="not the one that the federation was founded with"):
         coordinator.assembled(CoordinatorHome.load(party.folder))
     (party.homes[1] / "train.jsonl").write_text(json.dumps(PARTS[1][0]) + "\n")
-    offer = message_kinds.Offer(party.charter.signed(home.identity), 101, bytes(32))
-    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, party.charter.digest)
-    found = messages.decode(seal.unsealed(party.carrier.nodes_[101].answer(asked)))
+    offer = messages.Offer(party.charter.signed(home.identity), 101, bytes(32))
+    asked = sealed(messages.encode(offer), home.identity, REQUEST, party.charter.digest)
+    found = messages.decode(unsealed(party.carrier.nodes_[101].answer(asked)))
     assert isinstance(found, Refusal)
     assert "the number of units on its card" in found.sentence
     assert "declares 8 units" in Journal(party.homes[1]).last(1)[0]["what"]
@@ -496,11 +493,11 @@ def test_a_coordinator_that_goes_on_beyond_the_paid_rounds_gets_no_sum(
     """Nodes refuse a charter that plans to stop early. If they did not, their record of rounds would refuse; without it the
     ledger, and without that the count of noised sums.
     """
-    monkeypatch.setattr(deployable, "_ADMITTED", {})
+    monkeypatch.setattr("secure_fed.deployment.charter._ADMITTED", {})
     if "more than" in by:
         monkeypatch.setattr(RunBudget, "attend", lambda *_: None)
     if "reserved" in by:
-        monkeypatch.setattr("secure_fed.deployment.party.rounds_paid", lambda config, _: config.federation.rounds)
+        monkeypatch.setattr("secure_fed.deployment.node.rounds_paid", lambda config, _: config.federation.rounds)
     party = deployed(tmp_path, ACTIVE, STOPPING, {"federation": {"sampling": sampling}}, most_epsilon=8.0)
 
     def charge(gate: coordinator.Gate, round_: int, pass_name: str) -> None:

@@ -12,10 +12,9 @@ from privacy.errors import LedgerError
 from privacy.ledger import Ledger
 from protocols.keys import Identity
 from secure_fed.config import RunConfig
-from secure_fed.deployment import home, home_files
-from secure_fed.deployment.charter import Member
-from secure_fed.deployment.founding import agreed, found
-from secure_fed.deployment.own_settings import MEMBERS
+from secure_fed.deployment import home
+from secure_fed.deployment.charter import MEMBERS, Member
+from secure_fed.deployment.coordinator import agreed, found
 from secure_fed.errors import ConfigError
 from tests.secure_fed.deployment.parties import rows_of, written
 
@@ -36,8 +35,8 @@ def test_a_named_budget_stays_on_the_coordinators_machine(tmp_path: Path, monkey
     private = {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local", "even_if_hopeless": True, **own}}
     test = written(tmp_path / "test.jsonl", rows_of(40, 5, "test"))
     config = RunConfig.from_dict({"data": {"train": "own.csv", "test": str(test)}, **private})
-    home_files.new_folder(tmp_path / "coordinator", "coordinator init")
-    home_files.write_key(tmp_path / "coordinator" / home.COORDINATOR_KEY)
+    home.new_folder(tmp_path / "coordinator", "coordinator init")
+    home.write_key(tmp_path / "coordinator" / home.COORDINATOR_KEY)
     members = [Member(f"clinic {number}", Identity.new().public) for number in range(4)]
     with pytest.raises(LedgerError, match="there is no ledger"):
         found(tmp_path / "coordinator", config, members, "hospitals")
@@ -99,8 +98,8 @@ def test_nodes_do_not_pay_for_noise_alone(tmp_path: Path) -> None:
     """Four clinics that add noise for whole clinics train nothing but noise: the charter is not written."""
     test = written(tmp_path / "test.jsonl", rows_of(40, 5, "test"))
     folder = tmp_path / "coordinator"
-    home_files.new_folder(folder, "coordinator init")
-    home_files.write_key(folder / home.COORDINATOR_KEY)
+    home.new_folder(folder, "coordinator init")
+    home.write_key(folder / home.COORDINATOR_KEY)
     members = [Member(f"clinic {number}", Identity.new().public) for number in range(4)]
     config = RunConfig.from_dict(
         {

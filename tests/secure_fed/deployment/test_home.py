@@ -14,11 +14,9 @@ from pyarrow import parquet
 from protocols.keys import Identity
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
-from secure_fed.deployment import home, home_files
-from secure_fed.deployment.charter import Charter, Member, fingerprint
-from secure_fed.deployment.charter_fields import LONGEST_NAME
-from secure_fed.deployment.home import Home
-from secure_fed.deployment.home_files import HomeError
+from secure_fed.deployment import home
+from secure_fed.deployment.charter import LONGEST_NAME, Charter, Member, fingerprint
+from secure_fed.deployment.home import Home, HomeError
 from secure_fed.errors import DataError
 
 OF_COORDINATOR = fingerprint(Identity.new().public)
@@ -186,8 +184,8 @@ def test_the_commands_say_what_they_made(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_a_member_is_called_cannot_pass_for_another_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home_files.new_folder(tmp_path / "coord", "coordinator init")
-    key = home_files.write_key(tmp_path / "coord" / home.COORDINATOR_KEY)
+    home.new_folder(tmp_path / "coord", "coordinator init")
+    key = home.write_key(tmp_path / "coord" / home.COORDINATOR_KEY)
     members = Member("coordinator", Identity.new().public), Member("clinic 9 units", Identity.new().public, 4)
     config = RunConfig().replace({("evaluation", "audit_fraction"): 0.0})
     charter = Charter("hospitals", "run", config, ("a", "b"), ("a", "b"), "model", members, key.public)

@@ -18,8 +18,18 @@ from protocols.keys import Identity
 from protocols.parameters import ParameterError, Parameters
 from secure_fed.deployment import messages
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.message_readers import READ
-from secure_fed.deployment.messages import Accepted, End, Ended, Left, MessageError, Offer, Refusal, decode, encode
+from secure_fed.deployment.messages import (
+    KINDS,
+    Accepted,
+    End,
+    Ended,
+    Left,
+    MessageError,
+    Offer,
+    Refusal,
+    decode,
+    encode,
+)
 from secure_fed.methods.method import RoundPlan
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
 from secure_fed.tensors.low_rank import LowRank
@@ -179,7 +189,7 @@ def test_an_acceptance_is_of_one_offer_and_one_member() -> None:
 
 def test_every_kind_is_known() -> None:
     assert {messages.kind(encode(message)) for message in [*MESSAGES, REQUEST, Reply(0, TENSORS, 1.0, 0.0)]} == set(
-        READ
+        KINDS
     )
 
 

@@ -12,10 +12,11 @@ import pytest
 from privacy.ledger import Ledger
 from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
-from secure_fed.deployment import message_kinds, messages, own_settings, seal
-from secure_fed.deployment.home import LEDGER, NODE, CoordinatorHome
-from secure_fed.deployment.journal import Journal
-from secure_fed.deployment.message_kinds import Refusal
+from secure_fed.deployment import messages
+from secure_fed.deployment.charter import local_fault, neutral
+from secure_fed.deployment.envelope import REQUEST, sealed, unsealed
+from secure_fed.deployment.home import LEDGER, NODE, CoordinatorHome, Journal
+from secure_fed.deployment.messages import Refusal
 from secure_fed.deployment.node import Node
 from secure_fed.methods.method import RoundPlan
 from secure_fed.rounds.transport import Request
@@ -24,23 +25,23 @@ from tests.secure_fed.deployment.parties import Deployed, written
 from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, PARTS, SHARES, deployed
 
 
-def offered(party: Deployed, node: Node, name: str) -> tuple[message_kinds.Message, str]:
+def offered(party: Deployed, node: Node, name: str) -> tuple[messages.Message, str]:
     """The node's answer to the charter of another federation of the same terms, and the line of its journal."""
     home = CoordinatorHome.load(party.folder)
     another = replace(home.charter, name=name, run=name)
-    offer = message_kinds.Offer(another.signed(home.identity), 100, bytes(32))
-    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, another.digest)
-    answer = messages.decode(seal.unsealed(node.answer(asked)))
+    offer = messages.Offer(another.signed(home.identity), 100, bytes(32))
+    asked = sealed(messages.encode(offer), home.identity, REQUEST, another.digest)
+    answer = messages.decode(unsealed(node.answer(asked)))
     return answer, Journal(node.home.folder).last(1)[0]["what"]
 
 
-def reserved(party: Deployed, node: Node, name: str) -> message_kinds.Message:
+def reserved(party: Deployed, node: Node, name: str) -> messages.Message:
     """The node's answer to the first request of a federation that it has accepted, for a round that is not its turn."""
     home = CoordinatorHome.load(party.folder)
     another = replace(home.charter, name=name, run=name)
     request = Request(99, "first", RoundPlan((), (), ("first",)), 0.1, "", Tensors())
-    asked = seal.sealed(messages.encode(request), home.identity, seal.REQUEST, another.digest)
-    return messages.decode(seal.unsealed(node.answer(asked)))
+    asked = sealed(messages.encode(request), home.identity, REQUEST, another.digest)
+    return messages.decode(unsealed(node.answer(asked)))
 
 
 def with_policy(party: Deployed, old: str, new: str) -> Node:
@@ -66,8 +67,8 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(
 ) -> None:
     party = deployed(tmp_path, SHARES, **limits)
     node = party.carrier.nodes_[100]
-    assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted)
-    assert isinstance(offered(party, node, "second")[0], message_kinds.Accepted), "nothing is reserved yet"
+    assert isinstance(offered(party, node, "first")[0], messages.Accepted)
+    assert isinstance(offered(party, node, "second")[0], messages.Accepted), "nothing is reserved yet"
     reserved(party, node, "second")
     found, noted = offered(party, node, "first")
     assert isinstance(found, Refusal)
@@ -84,7 +85,7 @@ def test_a_node_spends_its_own_budget_once_for_all_federations(
 
 def test_a_node_that_lost_its_record_of_rounds_takes_no_further_part(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
-    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
+    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], messages.Accepted)
     reserved(party, party.carrier.nodes_[100], "first")
     (record,) = party.homes[0].glob("federations/*/attendance")
     record.unlink()
@@ -97,7 +98,7 @@ def test_the_default_delta_admits_several_federations(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
     node = party.carrier.nodes_[100]
     for name in ("first", "second", "third"):
-        assert isinstance(offered(party, node, name)[0], message_kinds.Accepted)
+        assert isinstance(offered(party, node, name)[0], messages.Accepted)
         reserved(party, node, name)
     assert Ledger.open(party.homes[0] / LEDGER).spent().delta == pytest.approx(3e-5)
 
@@ -107,17 +108,17 @@ def test_a_lower_limit_of_the_policy_holds_for_the_total_at_once(
 ) -> None:
     """The ledger keeps the limit that it was created with; the policy's present limit counts beside it."""
     party = deployed(tmp_path, SHARES, most_epsilon=100.0)
-    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
+    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], messages.Accepted)
     reserved(party, party.carrier.nodes_[100], "first")
     node = with_policy(party, "most_epsilon = 100.0", "most_epsilon = 9.0")
-    assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted), "it has reserved, within 9"
+    assert isinstance(offered(party, node, "first")[0], messages.Accepted), "it has reserved, within 9"
     found, noted = offered(party, node, "second")
     assert isinstance(found, Refusal)
     assert "epsilon 9.0, the limit of the policy in node.toml: raise it there, or take no part" in noted
     assert main(["node", "status", str(party.homes[0])]) == 0
     assert "of 9\n" in capsys.readouterr().out
     node = with_policy(party, "most_epsilon = 9.0", "most_epsilon = 1000.0")
-    assert isinstance(offered(party, node, "second")[0], message_kinds.Accepted)
+    assert isinstance(offered(party, node, "second")[0], messages.Accepted)
     assert main(["node", "status", str(party.homes[0])]) == 0
     assert "of 100\n" in capsys.readouterr().out, "the ledger's own limit is lower"
 
@@ -127,10 +128,10 @@ def test_changed_data_of_a_node_go_on_with_its_budget(tmp_path: Path, tables: An
     """Both states of the data are the same people's, so their costs add up in one ledger."""
     party = deployed(tmp_path, *tables)
     node = party.carrier.nodes_[100]
-    assert isinstance(offered(party, node, "first")[0], message_kinds.Accepted)
+    assert isinstance(offered(party, node, "first")[0], messages.Accepted)
     reserved(party, node, "first")
     written(party.homes[0] / "train.jsonl", [{**PARTS[0][0], "text": "changed"}, *PARTS[0][1:]])
-    assert isinstance(offered(party, node, "second")[0], message_kinds.Accepted)
+    assert isinstance(offered(party, node, "second")[0], messages.Accepted)
     reserved(party, node, "second")
     ledger = Ledger.open(party.homes[0] / LEDGER)
     assert ledger.spent().delta == pytest.approx(2e-5)
@@ -156,9 +157,9 @@ def test_a_charter_that_names_a_file_of_the_member_is_refused(
     ledger = {("privacy", "ledger"): "any"} if section == "privacy" else {}
     charter = replace(home.charter)
     object.__setattr__(charter, "config", charter.config.replace({**ledger, (section, name): path}))
-    offer = message_kinds.Offer(charter.signed(home.identity), 100, bytes(32))
-    asked = seal.sealed(messages.encode(offer), home.identity, seal.REQUEST, charter.digest)
-    found = messages.decode(seal.unsealed(party.carrier.nodes_[100].answer(asked)))
+    offer = messages.Offer(charter.signed(home.identity), 100, bytes(32))
+    asked = sealed(messages.encode(offer), home.identity, REQUEST, charter.digest)
+    found = messages.decode(unsealed(party.carrier.nodes_[100].answer(asked)))
     assert isinstance(found, Refusal)
     assert "a charter leaves this setting to each machine" in found.sentence
     assert not Path(path).exists()
@@ -166,8 +167,8 @@ def test_a_charter_that_names_a_file_of_the_member_is_refused(
 
 def test_a_charter_runs_no_code_of_a_model() -> None:
     trusting = {("model", "trust_remote_code"): True}
-    assert "model.trust_remote_code" in own_settings.fault(RunConfig().replace(trusting))
-    assert not own_settings.fault(RunConfig().replace({**trusting, **own_settings.neutral()}))
+    assert "model.trust_remote_code" in local_fault(RunConfig().replace(trusting))
+    assert not local_fault(RunConfig().replace({**trusting, **neutral()}))
 
 
 def test_an_older_copy_of_a_nodes_ledger_is_refused(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_an_older_copy_of_a_nodes_ledger_is_refused(tmp_path: Path) -> None:
 
 def test_a_lost_ledger_is_no_new_budget(tmp_path: Path) -> None:
     party = deployed(tmp_path, SHARES)
-    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], message_kinds.Accepted)
+    assert isinstance(offered(party, party.carrier.nodes_[100], "first")[0], messages.Accepted)
     reserved(party, party.carrier.nodes_[100], "first")
     party.carrier.nodes_[100].close()
     (party.homes[0] / LEDGER).unlink()

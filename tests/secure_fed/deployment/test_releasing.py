@@ -24,12 +24,11 @@ from privacy.ledger import Ledger
 from privacy.ledger_file import Head
 from privacy.sampling import Attendance
 from secure_fed.commands.cli import main
-from secure_fed.deployment import agent, memberships, message_kinds, messages, releasing, seal
+from secure_fed.deployment import memberships, messages, relay
 from secure_fed.deployment.charter import Charter
-from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.home import FEDERATIONS, LEDGER, CoordinatorHome, Home
-from secure_fed.deployment.journal import Journal
-from secure_fed.deployment.message_kinds import Accepted, Ended, Refusal
+from secure_fed.deployment.envelope import REQUEST, Envelope, sealed, unsealed
+from secure_fed.deployment.home import FEDERATIONS, LEDGER, CoordinatorHome, Home, Journal
+from secure_fed.deployment.messages import Accepted, Ended, Refusal
 from secure_fed.deployment.node import Node
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.transport import Reply, Request, Staged
@@ -61,21 +60,21 @@ class Offered:
         """The charter, or the same under another name."""
         return replace(self.party.charter, name=name, run=name) if name else self.party.charter
 
-    def told(self, node: Node, message: message_kinds.Message, name: str = "") -> message_kinds.Message:
+    def told(self, node: Node, message: messages.Message, name: str = "") -> messages.Message:
         """The node's answer to a message of the coordinator about the charter with this name."""
         identity = CoordinatorHome.load(self.party.folder).identity
-        asked = seal.sealed(messages.encode(message), identity, seal.REQUEST, self.charter(name).digest)
-        return messages.decode(seal.unsealed(node.answer(asked)))
+        asked = sealed(messages.encode(message), identity, REQUEST, self.charter(name).digest)
+        return messages.decode(unsealed(node.answer(asked)))
 
-    def offer(self, node: Node, name: str = "") -> message_kinds.Message:
+    def offer(self, node: Node, name: str = "") -> messages.Message:
         identity = CoordinatorHome.load(self.party.folder).identity
-        return self.told(node, message_kinds.Offer(self.charter(name).signed(identity), 100, bytes(32)), name)
+        return self.told(node, messages.Offer(self.charter(name).signed(identity), 100, bytes(32)), name)
 
     @property
     def request(self) -> Any:
-        return messages.decode(seal.unsealed(self.asked[100]))
+        return messages.decode(unsealed(self.asked[100]))
 
-    def first_round(self, node: Node, name: str = "", round_: int = 0) -> message_kinds.Message:
+    def first_round(self, node: Node, name: str = "", round_: int = 0) -> messages.Message:
         """The answer to the first request of a round."""
         return self.told(node, replace(self.request, round=round_), name)
 
@@ -147,7 +146,7 @@ def test_federations_that_end_before_a_round_leave_the_budget_whole(tmp_path: Pa
         assert "would cost epsilon 7.994 and delta 1e-05, of epsilon 8 and delta 0.0001 left" in last_line(
             federation.home
         )
-        assert isinstance(federation.told(node, message_kinds.End(), name), Ended)
+        assert isinstance(federation.told(node, messages.End(), name), Ended)
     assert spent(federation.home) == 0.0
     federation.party.conduct()
     assert spent(federation.home) == pytest.approx(8.0, rel=1e-3)
@@ -306,7 +305,7 @@ def test_a_federation_is_named_by_its_name_or_digest(tmp_path: Path, capsys: pyt
 def test_nothing_is_released_while_an_agent_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     federation = offered(tmp_path, CENTRAL)
     federation.first_round(federation.party.carrier.nodes_[100], round_=99)
-    with agent.held(federation.home):
+    with relay.held(federation.home):
         assert released(federation.home) == 2
     assert "end it first" in capsys.readouterr().err
     assert spent(federation.home) > 7
@@ -395,7 +394,7 @@ def killed_release(home: Path, instant: int) -> int:
 
         durable.crash_point = ledger_file.crash_point = crash_point
         try:
-            releasing.release(Home.load(home), "hospitals")
+            memberships.release(Home.load(home), "hospitals")
             os._exit(0)
         except BaseException:
             os._exit(1)

@@ -18,8 +18,9 @@ import pytest
 
 from secure_fed.commands.cli import main
 from secure_fed.deployment import home, relay
-from secure_fed.deployment.agent import AgentError, Shared, serve
-from secure_fed.deployment.home_files import HomeError, require_apart
+from secure_fed.deployment.agent import Shared, serve
+from secure_fed.deployment.home import HomeError, require_apart
+from secure_fed.deployment.relay import AgentError
 from tests.users import given_to, place, python, under
 
 AGENT, SUPERNODE, STRANGER = 64101, 64102, 64103  # users, each with a group of the same number

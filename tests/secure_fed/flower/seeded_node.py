@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from privacy.entropy import SeededEntropy
-from secure_fed.deployment import messages, seal
+from secure_fed.deployment import envelope, messages
 from secure_fed.deployment.agent import serve
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.node import Node
@@ -28,7 +28,7 @@ def main() -> None:
 
     def answer(asked: Envelope) -> Envelope:
         if messages.kind(asked) == "stage":
-            stage = messages.decode(seal.unsealed(asked))
+            stage = messages.decode(envelope.unsealed(asked))
             if isinstance(stage, Stage) and f"{stage.round} {stage.name}" == dies:
                 os.killpg(0, signal.SIGKILL)
         return node.answer(asked)

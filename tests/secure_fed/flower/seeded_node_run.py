@@ -10,7 +10,7 @@ from functools import partial
 
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
-from secure_fed.deployment import agent, attended, node
+from secure_fed.deployment import agent, node
 
 if __name__ == "__main__":
     role, seed, *given = sys.argv[1:]
@@ -18,5 +18,5 @@ if __name__ == "__main__":
         node.Node = partial(node.Node, entropy=SeededEntropy(int(seed)))  # type: ignore[misc,assignment]
         sys.argv = ["agent", *given]
         sys.exit(agent.main())
-    attended.AGENT = (sys.executable, "-m", "tests.secure_fed.flower.seeded_node_run", "agent", seed)
+    agent.AGENT = (sys.executable, "-m", "tests.secure_fed.flower.seeded_node_run", "agent", seed)
     sys.exit(main(given))

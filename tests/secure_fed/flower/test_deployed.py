@@ -22,7 +22,7 @@ from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.deployment.home import LEDGER
 from secure_fed.flower.project import Connection, write_project
-from secure_fed.runs.checkpoint import read_checkpoint
+from secure_fed.runs.store import read_checkpoint
 from tests.flower_loopback import Loopback, loopback, node_run, supernode
 from tests.secure_fed.deployment.parties import Deployed, founded, rows_of
 

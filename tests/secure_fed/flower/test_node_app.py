@@ -12,10 +12,9 @@ from flwr.app import Context, Message, RecordDict
 
 from secure_fed.deployment import relay
 from secure_fed.deployment.envelope import Envelope
-from secure_fed.deployment.message_kinds import Refusal
-from secure_fed.deployment.messages import decode
+from secure_fed.deployment.messages import Refusal, decode
 from secure_fed.flower import node_app
-from secure_fed.flower.content import packed, unpacked
+from secure_fed.flower.carrier import packed, unpacked
 
 ENVELOPE = Envelope(b'{"kind":"end"}')
 

@@ -17,8 +17,8 @@ from privacy.ledger import Ledger
 from privacy.plan import realised
 from protocols.errors import Tampering
 from protocols.masking import centred
-from secure_fed.rounds.masked.bound import Passes
-from secure_fed.rounds.masked.masked_client import MaskedClient
+from secure_fed.rounds.masked.checks import Passes
+from secure_fed.rounds.masked.client import MaskedClient
 from tests.secure_fed.masked.lying import Heard, request_of, session, watch
 from tests.secure_fed.masked.test_masked_training import Interrupting
 from tests.secure_fed.masked.wide_toys import CHANCE, DISTRIBUTED, HIDDEN, MASKED, SKETCH, federation, one_round

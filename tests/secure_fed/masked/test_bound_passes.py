@@ -10,8 +10,8 @@ import torch
 
 from protocols.errors import Aborted, Tampering
 from secure_fed.federation import Federation
-from secure_fed.rounds.acceptable import Acceptable
-from secure_fed.rounds.masked.bound import Passes
+from secure_fed.rounds.masked.checks import Passes
+from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.lying import Heard, request_of, session

@@ -12,7 +12,7 @@ import pytest
 from protocols.errors import Aborted, Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.rounds.masked import expected_round as asked
+from secure_fed.rounds.masked import checks as asked
 from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.transport import ContributorList, Recording
 from tests.secure_fed.masked.lying import Heard, request_of, session

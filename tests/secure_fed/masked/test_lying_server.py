@@ -19,11 +19,11 @@ from protocols.keys import registry_digest
 from protocols.parameters import Parameters
 from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError
-from secure_fed.rounds.acceptable import Acceptable
-from secure_fed.rounds.masked import masked_client
-from secure_fed.rounds.masked.expected_round import ExpectedRounds, require_terms
+from secure_fed.rounds.masked import client
+from secure_fed.rounds.masked.checks import ExpectedRounds, require_terms
 from secure_fed.rounds.masked.terms import Registry, Terms
 from secure_fed.rounds.protection import Protection
+from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Request, Stage
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
@@ -229,7 +229,7 @@ def test_a_request_that_the_configuration_does_not_call_for_is_refused_by_all_al
 
 
 def test_without_the_comparison_exactly_those_who_train_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masked_client, "require_expected", lambda *given: None)
+    monkeypatch.setattr(client, "require_expected", lambda *given: None)
     for what in ("another layout", "lr -1.0", "one pass more"):
         built, _ = build("hidden")
         assert set(session(built, REQUESTS[what](request_of(built))).refused) == LANDS

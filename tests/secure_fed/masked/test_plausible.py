@@ -16,9 +16,8 @@ from privacy.entropy import SystemEntropy
 from protocols.client import Client as Masking
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
-from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, Rounded
-from secure_fed.rounds.masked.plan import PublicPlan
-from secure_fed.rounds.masked.plausible import require_plausible
+from secure_fed.rounds.masked.checks import require_plausible
+from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, PublicPlan, Rounded
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, federation, one_round
 
 EIGHT = [3] * 8
@@ -176,7 +175,7 @@ def test_a_noised_sum_may_be_as_long_as_clients_and_phantoms_together(monkeypatc
         sizes=[2] * 12,
     )
     limits: list[int] = []
-    judge = "secure_fed.rounds.masked.masked_sum.require_plausible_release"
+    judge = "secure_fed.rounds.masked.server.require_plausible_release"
     monkeypatch.setattr(judge, lambda *given: limits.append(given[3]))
     one_round(built)
     assert limits == [16]

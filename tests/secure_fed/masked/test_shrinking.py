@@ -15,8 +15,7 @@ from secure_fed.learning.models.adapters.triplet import kept, triplets
 from secure_fed.methods.method import State
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Request
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed.masked.lying import watch
 from tests.secure_fed.masked.wide_toys import MASKED, federation
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from protocols.errors import ProtocolError
-from secure_fed.rounds.acceptable import Acceptable
-from secure_fed.rounds.masked import expected_round as asked
+from secure_fed.rounds.masked import checks as asked
+from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Request, Stage
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.wide_toys import MASKED, Tampered, federation, listen

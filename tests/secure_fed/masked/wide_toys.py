@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
 from secure_fed.rounds.engine import run_round
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.rounds.transport import Reply, Stage
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 
 torch.set_num_threads(1)

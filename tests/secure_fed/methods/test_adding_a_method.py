@@ -1,4 +1,4 @@
-"""The file in docs/adding_a_method.md works as a method exactly as shown."""
+"""The file in docs/adding_a_method.md works as a method exactly as shown, and so does its row."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ import pytest
 import torch
 from peft import PeftModel
 
-from secure_fed.errors import ConfigError, MethodError
-from secure_fed.methods import METHODS
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError, MethodError, RunDirectoryError
+from secure_fed.federation import Federation
+from secure_fed.methods import METHODS, averaged, build
 from secure_fed.methods.method import CHANGE, LoraShaped, State
-from secure_fed.tensors.layout import LayoutError
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import LayoutError, Tensors
+from tests.contracts import runs
 from tests.secure_fed import toys
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME = "stein_ffa"
 
 
-def shown() -> str:
+def shown(language: str = "python") -> str:
     text = (ROOT / "docs" / "adding_a_method.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (code,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     return str(code)
 
 
@@ -58,6 +60,52 @@ def test_it_runs(module: ModuleType, settings: dict[str, Any]) -> None:
     before, after = federation.assembly.initial.tensors, result.state.tensors
     for name in before:
         assert torch.equal(before.tensor(name), after.tensor(name)) == (".lora_A." in name)
+
+
+def test_the_file_is_a_method_of_the_users_own_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise it trains as FFA-LoRA, its digest is in the configuration, and edited it does not resume the run."""
+    (tmp_path / "stein.py").write_text(shown(), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    settings = {"federation.rounds": 2, "training.steps": 3}
+    with pytest.raises(ConfigError, match=r"'stein.py' is a file of a user's own: it is executed only where"):
+        build(RunConfig().replace({("method", "name"): "stein.py"}))
+    own, ffa = (toys.federation({**settings, "method.name": name}) for name in ("stein.py", "ffa_lora"))
+    assert re.fullmatch(re.escape(str(tmp_path / "stein.py")) + "@[0-9a-f]{16}", own.config.method.name)
+    assert toys.same(own.run(tmp_path / "run").state.tensors, ffa.run().state.tensors)
+    (tmp_path / "stein.py").write_text(shown().replace("numel() - 2", "numel() - 3"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="has another content now than the run began with"):
+        Federation(own.config)
+    with pytest.raises(RunDirectoryError, match=r"another configuration .*method.name"):
+        toys.federation({**settings, "method.name": "stein.py"}).run(tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "is no file"),
+        ("import nothing_of_this_name", "cannot be executed (ModuleNotFoundError"),
+        ("", "has no CARD"),
+        ("from secure_fed.methods.ffa_lora import CARD", "has no function build(run)"),
+        ("from secure_fed.methods.ffa_lora import CARD, build", "names its method 'ffa_lora'"),
+    ],
+)
+def test_a_file_that_is_no_method_is_refused(tmp_path: Path, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / "own.py").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(why)) as caught:
+        Federation(RunConfig().replace({("method", "name"): str(tmp_path / "own.py")}))
+    assert caught.value.setting == "method.name"
+
+
+@pytest.mark.parametrize("unit", ["none", "client"])
+def test_the_row_runs(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+    (row,) = eval(f"({shown('py')})", vars(averaged))
+    monkeypatch.setitem(averaged.TABLE, row.card.name, row)
+    monkeypatch.setitem(METHODS, row.card.name, averaged.__name__)
+    federation = runs.federation(runs.settings(row.card.name, unit))
+    after, before = federation.run().state.tensors, federation.assembly.initial.tensors
+    assert not any(torch.equal(before.tensor(name), after.tensor(name)) for name in before)
+    assert all(".attention.output.dense.adapter." in name for name in before if "encoder" in name)
 
 
 def test_without_noise_it_is_ffa_lora(module: ModuleType) -> None:

@@ -9,9 +9,8 @@ import torch
 
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import Method, State
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.contracts.runs import OF_A_CLASS
 from tests.secure_fed import small_models

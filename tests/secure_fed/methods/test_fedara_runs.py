@@ -15,11 +15,10 @@ from secure_fed.errors import MethodError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.triplet import kept, triplets
 from secure_fed.methods.method import State
-from secure_fed.rounds.record import Record
+from secure_fed.rounds.sums import Record
 from secure_fed.runs.directory import read_config
 from secure_fed.runs.run import Result
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.secure_fed import toys
 from tests.secure_fed.methods.learning import assert_learns

@@ -20,7 +20,7 @@ from secure_fed.methods.method import CHANGE
 from secure_fed.methods.subspace import Subspace, basis, start
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors import sketch
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.refactorised import (

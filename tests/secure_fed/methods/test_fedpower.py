@@ -19,8 +19,7 @@ from secure_fed.methods.subspace import Subspace, basis, start
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors import sketch
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.refactorised import (

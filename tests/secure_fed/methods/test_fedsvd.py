@@ -17,8 +17,7 @@ from secure_fed.methods.fedsvd import FedSvd
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.rounds.transport import Recording
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.refactorised import (

@@ -22,8 +22,7 @@ from secure_fed.config import MethodConfig
 from secure_fed.learning.models.loading import head_names
 from secure_fed.methods import build
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.contracts import runs
 from tests.secure_fed import small_models

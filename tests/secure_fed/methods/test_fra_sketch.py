@@ -23,9 +23,8 @@ from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, State
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors import sketch
-from secure_fed.tensors.layout import Layout
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Tensors
+from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE

@@ -14,8 +14,7 @@ from secure_fed.methods import build, cards
 from secure_fed.methods.fra_lora import FraLora
 from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, Method, State
-from secure_fed.tensors.layout import Layout
-from secure_fed.tensors.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import Layout, LowRank, Tensors
 from tests.secure_fed import toys
 
 RANK, STD = 2, 0.05

@@ -11,7 +11,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods import build
 from secure_fed.methods.method import CHANGE, State
-from secure_fed.tensors.layout import Layout
+from secure_fed.tensors.tensors import Layout
 from tests.cells import chosen
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.adapters.gradients import both

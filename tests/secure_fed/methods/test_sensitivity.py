@@ -16,7 +16,7 @@ import torch
 
 from privacy.mechanisms import clip_factor
 from secure_fed.methods import METHODS
-from secure_fed.methods.averaging import change
+from secure_fed.methods.averaged import change
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.low_rank import in_own_factors
 from secure_fed.tensors.tensors import LowRank, Tensors

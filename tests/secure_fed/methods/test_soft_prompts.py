@@ -14,13 +14,12 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.federation import Federation
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.prefixes import Keys
-from secure_fed.learning.models.adapters.prompts import EncodedPromptTokens
+from secure_fed.learning.models.adapters.virtual_tokens import EncodedPromptTokens, Keys
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import build
-from secure_fed.methods.averaging import Averaged
+from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen

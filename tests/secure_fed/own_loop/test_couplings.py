@@ -21,10 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from privacy.ledger import Ledger
 from secure_fed.errors import ModelError
-from secure_fed.own_loop.allowance import Allowance
-from secure_fed.own_loop.parts import Parts
-from secure_fed.own_loop.rehearsal import Rows
-from secure_fed.own_loop.terms import Terms
+from secure_fed.own_loop.account import Allowance, Terms
+from secure_fed.own_loop.rehearsal import Parts, Rows
 from secure_fed.private import Budget, wrap
 
 Coupling = Callable[[Tensor, Tensor, Tensor], Tensor]  # of scores, targets and group membership: added to the loss

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from secure_fed.errors import ModelError, OwnLoopError
-from secure_fed.own_loop.parts import Part, Parts
+from secure_fed.own_loop.rehearsal import Part, Parts
 from secure_fed.private import Private, wrap
 from tests.secure_fed.own_loop.loops import BUDGET, Loss, data, mean, network, summed, train, wrapped
 

@@ -19,8 +19,8 @@ from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.errors import UsageError
 from secure_fed.export.trained import load_run
+from secure_fed.learning.evaluation import rouge_l
 from secure_fed.learning.problem import configured
-from secure_fed.learning.tasks.agreement import rouge_l
 from secure_fed.report.page import write_report
 from secure_fed.report.progress import ConsoleProgress
 from secure_fed.runs.evaluation import evaluated

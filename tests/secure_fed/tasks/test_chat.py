@@ -16,8 +16,8 @@ from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, DataError, ModelError, RunDirectoryError
 from secure_fed.export.trained import load_run
 from secure_fed.flower.project import Connection, write_project
-from secure_fed.runs.checkpoint import read_checkpoint
 from secure_fed.runs.dry_run import foreseen
+from secure_fed.runs.store import read_checkpoint
 from tests.flower_loopback import loopback, supernode
 from tests.secure_fed import toys
 from tests.secure_fed.deployment.parties import founded

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from secure_fed.errors import DataError, ModelError
 from secure_fed.learning.data.chats import Chat
-from secure_fed.learning.tasks.chat_template import ChatTemplate, chatml, without_turn_marks
+from secure_fed.learning.tasks.chat import ChatTemplate, chatml, without_turn_marks
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]"]
 TEXTS = [

@@ -15,7 +15,7 @@ from secure_fed.config import DataConfig
 from secure_fed.learning import tasks
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import configured
-from secure_fed.learning.tasks.commonest import Commonest, no_better, of_items
+from secure_fed.learning.tasks.headline import Commonest, commonest_of_items, no_better
 from secure_fed.report.terminal import rows
 
 
@@ -58,10 +58,10 @@ def test_what_each_task_counts(task: str, labels: tuple[object, ...], expected: 
 
 def test_items_of_the_users_own() -> None:
     labels = [1, np.int64(1), torch.tensor(0)]
-    assert of_items([{"labels": label} for label in labels]) == Commonest(2 / 3, 3)
-    assert of_items([{"labels": 1}, {"labels": [0, 1]}]) is None
-    assert of_items([{"labels": 1.0}]) is None
-    assert of_items([("text", 1)]) is None
+    assert commonest_of_items([{"labels": label} for label in labels]) == Commonest(2 / 3, 3)
+    assert commonest_of_items([{"labels": 1}, {"labels": [0, 1]}]) is None
+    assert commonest_of_items([{"labels": 1.0}]) is None
+    assert commonest_of_items([("text", 1)]) is None
 
 
 def test_a_run_that_learned_nothing_says_so() -> None:

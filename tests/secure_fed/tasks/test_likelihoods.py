@@ -14,12 +14,10 @@ from transformers import AutoModelForCausalLM
 from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import DataError, ModelError
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Rows, Table
 from secure_fed.learning.models.loading import load
 from secure_fed.learning.tasks import build
-from secure_fed.learning.tasks.causal_lm import perplexity
-from secure_fed.learning.tasks.continuation import continuations
+from secure_fed.learning.tasks.causal_lm import continuations, perplexity
 from tests.cells import every
 
 TEXTS = ("word1 word2 word3 word4", "calm", "word9 word8 word7 wild word6 word5", "")

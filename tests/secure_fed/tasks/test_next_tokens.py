@@ -28,11 +28,10 @@ from transformers import (
 )
 
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.models.adapters.own_tensors import EachOwn
-from secure_fed.learning.models.own_dropout import OwnDropout
+from secure_fed.learning.models.adapters.per_example import EachOwn
+from secure_fed.learning.models.dropout_and_checkpointing import OwnDropout
 from secure_fed.learning.tasks import next_tokens
-from secure_fed.learning.tasks.causal_lm import metrics
-from secure_fed.learning.tasks.continuation import loss
+from secure_fed.learning.tasks.causal_lm import loss, metrics
 from secure_fed.learning.tasks.next_tokens import last_scores, rows_together, surprise, token_losses
 from tests.cells import every
 

@@ -10,7 +10,7 @@ import torch
 
 from secure_fed import Federation, RunConfig
 from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.trial import agree
+from secure_fed.learning.training.trials import agree
 from tests.secure_fed.example_gradients import one_by_one, path_for, together
 from tests.secure_fed.tasks.conftest import Write
 from tests.secure_fed.tasks.toy_tasks import TOYS

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from secure_fed import RunConfig
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Rows, Table
 from secure_fed.learning.tasks import build, classification, multi_label, regression
 from secure_fed.learning.tasks.classification import weights
 from tests.cells import every

@@ -17,10 +17,9 @@ from transformers import PreTrainedTokenizerFast
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError, ModelError
 from secure_fed.learning.data.encode import IGNORED
-from secure_fed.learning.data.rows import Rows
-from secure_fed.learning.data.table import Table
+from secure_fed.learning.data.rows import Rows, Table
 from secure_fed.learning.tasks import build
-from secure_fed.learning.tasks.tags import entities, entity_scores
+from secure_fed.learning.tasks.tokens import entities, entity_scores
 
 TASK = build(DataConfig(task="tokens"))
 NAMES = ("O", "B-per", "I-per")

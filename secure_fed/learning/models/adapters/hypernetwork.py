@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.insertion_points import Place, attach, places
-from secure_fed.learning.models.adapters.own_tensors import rows_of
+from secure_fed.learning.models.adapters.inserted import Place, attach, places
 from secure_fed.learning.models.adapters.parameters import train_only
-from secure_fed.learning.models.device_map import place_of
+from secure_fed.learning.models.adapters.per_example import rows_of
+from secure_fed.learning.models.devices import place_of
 
 NAME = "hypernetwork"
 SHARES = f"{NAME}.class_shares"  # p, which may be a client's own
@@ -156,16 +156,11 @@ def classes(model: nn.Module) -> int:
 
 def shares(labels: Collection[Any], count: int) -> Tensor:
     """(count,) the share of each class among these labels; uniform without labels, or if any is no class number."""
-    known = [int(label) for label in labels if _is_class(label, count)]
+    numbers = [label.item() if isinstance(label, Tensor) and label.ndim == 0 else label for label in labels]
+    known = [int(label) for label in numbers if isinstance(label, int | np.integer) and 0 <= label < count]
     if not known or len(known) < len(labels):
         return torch.full((count,), 1 / count)
     return torch.bincount(torch.tensor(known), minlength=count).float() / len(known)
-
-
-def _is_class(label: Any, count: int) -> bool:
-    if isinstance(label, Tensor):
-        label = label.item() if label.ndim == 0 else None
-    return isinstance(label, int | np.integer) and bool(0 <= label < count)
 
 
 def _masked(model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:

@@ -15,26 +15,26 @@ standard deviation learn less in as many steps (docs/learning_rates.md).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.factorisation import factorisation
-from secure_fed.learning.models.adapters.insertion_points import attach, places
-from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
-from secure_fed.learning.models.device_map import place_of
+from secure_fed.learning.models.adapters.inserted import attach, places
+from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.adapters.per_example import ExampleWise
+from secure_fed.learning.models.devices import place_of
 
 NAME = "tensor_train"
 CORE = ".core_"
-
 _FIRST = f".{NAME}{CORE}0"  # of a train on a layer of the head; those of an adapter are its `down` and `up`
-
 # What the square layer of a classification head is called: RoBERTa's, DistilBERT's, and the pooler of BERT and DeBERTa.
 _DENSE = ("classifier.dense", "pre_classifier", "pooler.dense")
 
@@ -178,3 +178,60 @@ def _added(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
     train = cast(TensorTrainLinear, layer.get_submodule(NAME))
     change: Tensor = train(args[0].to(train.dtype))
     return output + change.to(output.dtype)
+
+
+class Factorisation(NamedTuple):
+    """The factors of both sides of a matrix: their products are m and n."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sides of the tensor, one for each core of the train."""
+        return self.rows + self.columns
+
+
+# Ghiasvand et al. (2024), Table 6, and the example in section 4.1.
+PRINTED = {
+    (768, 64): Factorisation((8, 8, 12), (8, 8)),
+    (64, 768): Factorisation((8, 8), (12, 8, 8)),
+    (4096, 64): Factorisation((16, 16, 16), (4, 4, 4)),
+    (64, 4096): Factorisation((4, 4, 4), (16, 16, 16)),
+    (768, 768): Factorisation((12, 8, 8), (8, 8, 12)),
+    (16, 768): Factorisation((4, 4), (8, 8, 12)),
+}
+
+
+def factorisation(m: int, n: int) -> Factorisation:
+    """The shape of the train for an m x n matrix: the printed one if there is one, otherwise by the rule."""
+    return PRINTED.get((m, n)) or by_rule(m, n)
+
+
+def by_rule(m: int, n: int) -> Factorisation:
+    """The shape that the rule gives, printed or not; it gives most of the printed shapes.
+
+    Each side is a product of a few whole numbers:
+
+        a side has three factors, or two where it is at most 64 (three there too, beside a side of 4096 or more);
+        they are as equal as can be: of smallest sum, then of smallest spread; factors of 1 are left out;
+        the largest stand in the middle of the train, but in a square matrix at its two ends.
+
+    A side with few divisors has fewer and more unequal factors: a prime is a single factor. This is correct, but less compact.
+    """
+    rows, columns = (_factors(one, 3 if one > 64 or other >= 4096 else 2) for one, other in ((m, n), (n, m)))
+    return Factorisation(rows[::-1], columns) if m == n else Factorisation(rows, columns[::-1])
+
+
+@cache
+def _factors(side: int, parts: int) -> tuple[int, ...]:
+    """The factors of a side, ascending, without ones; (1,) for 1."""
+    divisors = [d for d in range(1, math.isqrt(side) + 1) if side % d == 0]
+    divisors += [side // d for d in reversed(divisors) if d * d != side]
+    products = (
+        (*some, side // math.prod(some))
+        for some in itertools.combinations_with_replacement(divisors, parts - 1)
+        if side % math.prod(some) == 0
+    )
+    best = min(map(sorted, products), key=lambda factors: (sum(factors), factors[-1] - factors[0]))
+    return tuple(factor for factor in best if factor > 1) or (1,)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, keep_to_modules
-from secure_fed.learning.models.adapters.parameters import ExampleWise, train_only
-from secure_fed.learning.models.adapters.targets import matrix_shape
-from secure_fed.learning.models.device_map import place_of
+from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, keep_to_modules, matrix_shape
+from secure_fed.learning.models.adapters.parameters import train_only
+from secure_fed.learning.models.adapters.per_example import ExampleWise
+from secure_fed.learning.models.devices import place_of
 from secure_fed.tensors.tensors import Tensors
 
 _CHILD = "triplet"

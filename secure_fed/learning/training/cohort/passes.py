@@ -23,15 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from secure_fed.learning.models.adapters.own_tensors import EachOwn, SmallProductsApart
-from secure_fed.learning.models.own_dropout import OwnDropout
+from secure_fed.learning.models.adapters.per_example import EachOwn, SmallProductsApart
+from secure_fed.learning.models.dropout_and_checkpointing import OwnDropout
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.crew import copy_of, spreads
+from secure_fed.learning.training.cohort.parallel import copy_of, spreads
 from secure_fed.learning.training.local import Placed, losses, seeded
-from secure_fed.learning.training.made_up import CANNOT, varied
-from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trial import agree, moved_away, same_losses, still
+from secure_fed.learning.training.objective import CANNOT, Objective
+from secure_fed.learning.training.trials import agree, moved_away, same_losses, still, varied
+
+_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -136,21 +137,17 @@ def found_in(objective: Objective, places: Places, pack: Pack) -> Found:
         found = losses(objective, pack.collate, pack.items)
         torch.autograd.backward(found.sum())
     count = pack.count if pack.each else len(rows)
-    gradients = {name: _gradient(leaf, plain=plain)[:count] for name, leaf in leaves.items()}
+    gradients = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    gradients = {name: (one[None] if plain else one)[:count] for name, one in gradients.items()}
     return Found(rows[:count], gradients, found.detach()[: pack.count])
-
-
-def _gradient(leaf: Tensor, *, plain: bool) -> Tensor:
-    found = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    return found[None] if plain else found
 
 
 def _spread(rows: Tensor, of: Tensor | None) -> Tensor:
     """(B, *shape) the value of each example's client, from rows (R, *shape)."""
-    if (
-        of is None or rows.is_cuda
-    ):  # where torch adds up the gradients of an index in their order, and `index_add_` does not
-        return rows if of is None else rows[of]
+    if of is None:
+        return rows
+    if rows.is_cuda:  # where torch adds up the gradients of an index in their order, and `index_add_` does not
+        return rows[of]
     spread: Tensor = _Spread.apply(rows, of)  # type: ignore[no-untyped-call]
     return spread
 
@@ -185,8 +182,8 @@ class Trial:
     """The outcome of a trial.
 
     why_not: why examples cannot share passes; "" if a pass gives each example its own loss and gradient. dropout: whether the
-    model has dropout. copies: whether passes can run at the same time, if they could here (`crew.spreads`), because a copy of
-    the objective computes the same: in the copy, a `forward` that was assigned to an object from outside may still use the
+    model has dropout. copies: whether passes can run at the same time, if they could here (`parallel.spreads`), because a copy
+    of the objective computes the same: in the copy, a `forward` that was assigned to an object from outside may still use the
     first model.
     """
 
@@ -231,9 +228,10 @@ def tried(
             if without.seen:
                 pack = replace(pack, seed=0)
                 together = found_in(objective, places, pack)
-            copies = spreads(objective) and _same(
-                together.gradients, found_in(copy_of(objective), places, pack).gradients
-            )
+            copies = spreads(objective)
+            if copies:
+                others = found_in(copy_of(objective), places, pack).gradients
+                copies = all(torch.equal(one, others[name]) for name, one in together.gradients.items())
             if not torch.equal(drawn, torch.get_rng_state()):
                 return Trial("the model draws random numbers beyond dropout")
         return Trial(dropout=without.seen, copies=copies)
@@ -245,13 +243,6 @@ def tried(
         objective.begin()
 
 
-def _same(found: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    return all(torch.equal(found[name], others[name]) for name in found)
-
-
 def found_alone(objective: Objective, placed: Placed, item: Any, collate: Collate) -> Found:
     """One example in a batch of its own, by plain autograd: right by definition, for every model."""
     return found_in(objective, Places.of([placed]), Pack([0], [item], collate, 1))
-
-
-_TOGETHER = 64

@@ -1,10 +1,10 @@
 """The local trainings of many clients over one frozen base, in common passes.
 
 Each training is the same as in `local.train`: the same batches in the same order, its own optimiser state, its own loss. In
-step t the t-th batches of all clients are combined, and their examples are divided into passes (`division`). Every
+step t the t-th batches of all clients are combined, and their examples are divided into passes (`packing`). Every
 example's gradient is computed at its own client's tensors (`passes`). A client's gradients are added up in an order that
 its own examples determine. One vectorised optimiser step updates all clients; a client without a batch left is left out.
-Private steps (`sums`) work in the same way, with noised sums of clipped gradients in place of means.
+Private steps (`step_gradients`) work in the same way, with noised sums of clipped gradients in place of means.
 
 The results equal `train`'s up to rounding of sums in another order. With `public` shapes they are bit for bit a function of the
 client's own job. With dropout, losses have the same distribution and other bits. A trial detects models that cannot be trained
@@ -25,17 +25,19 @@ import torch
 from torch import Tensor
 
 from secure_fed.activity import activity
-from secure_fed.learning.data.pointing import Plain
-from secure_fed.learning.training.cohort.crew import Alone, Crew, Told, crew_of, divided, spreads
-from secure_fed.learning.training.cohort.division import Entry, Packing, Public, Room, Tight, Work
+from secure_fed.learning.data.audit_unit import Plain
+from secure_fed.learning.training.cohort.packing import Entry, Packing, Public, Room, Tight, Work
+from secure_fed.learning.training.cohort.parallel import Alone, Crew, Told, crew_of, divided, spreads
 from secure_fed.learning.training.cohort.passes import Found, Places, Trial, found_in, tried
-from secure_fed.learning.training.cohort.sums import Means, NoisedSums
-from secure_fed.learning.training.local import Job, Placed, Trained, seeded, train
-from secure_fed.learning.training.made_up import short
+from secure_fed.learning.training.cohort.step_gradients import Means, NoisedSums
+from secure_fed.learning.training.local import Job, Placed, Trained, optimizer_of, seeded, stepped, train
 from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.schedule import optimizer_of, stepped
-from secure_fed.learning.training.trial import parameters_stay, remembers, require_uncoupled
+from secure_fed.learning.training.trials import parameters_stay, remembers, require_uncoupled, short
 from secure_fed.tensors.tensors import Tensors
+
+_NOTHING = "no text can be made up for this collate function, and there is no public example to try the model on"
+_CLIENTS = 1024
+_MEMORY, _ELSEWHERE = 2**28, 2**32  # bytes
 
 
 @dataclass
@@ -167,7 +169,11 @@ def _on_one(objective: Objective, jobs: Sequence[Job], told: Told, *, trial: Tri
 def packing_of(objective: Objective, job: Job, placed: Placed, trial: Trial, *, public: bool) -> Packing:
     """The division into passes for clients with jobs of this kind on one device. placed: the job's tensors, for comparisons."""
     device, numbers = objective.device, _numbers(job)
-    room = Room.of(device, objective.model, numbers, public=public, expected=_expected(job))
+    # The most examples that a private step of one client has on average, by its settings alone: who else trains, and on how
+    # many devices, must not move the bits of a client's steps.
+    known = job.private is not None and not job.private.groups
+    expected = float(job.settings.batch) if known else math.inf
+    room = Room.of(device, objective.model, numbers, public=public, expected=expected)
     if job.settings.microbatch:
         room = replace(room, rows=job.settings.microbatch)
     if job.private is not None or (public and room.mixes):
@@ -178,14 +184,6 @@ def packing_of(objective: Objective, job: Job, placed: Placed, trial: Trial, *, 
 def _numbers(job: Job) -> int:
     """The numbers that one client trains."""
     return sum(math.prod(job.before[name].shape) for name in job.trainable)
-
-
-def _expected(job: Job) -> float:
-    """The most examples that a private step of one client has on average, by its settings alone; infinite if unknown.
-
-    Who else trains, and on how many devices, must not move the bits of a client's steps.
-    """
-    return math.inf if job.private is None or job.private.groups else float(job.settings.batch)
 
 
 def _held(job: Job, numbers: int) -> int:
@@ -272,8 +270,3 @@ class _Cohort:
         for name, value in memory.items():
             if isinstance(value, Tensor) and value.ndim:
                 memory[name] = value[:active]
-
-
-_NOTHING = "no text can be made up for this collate function, and there is no public example to try the model on"
-_CLIENTS = 1024
-_MEMORY, _ELSEWHERE = 2**28, 2**32  # bytes

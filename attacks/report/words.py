@@ -1,0 +1,708 @@
+"""Every word of a verdict: sentences and headlines of an audit, its marks, adversaries, units, rates and recovered texts.
+
+For readers who are responsible for the data and are not statisticians. The terminal, the page, the notebook and audit.json take
+their words from here, and so do the audits of models, attributes and shares (`CAPITALS`). `verdict` decides what is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from attacks.catalogue import ATTACKS
+from attacks.evidence.attempts import BY_COHORT, Attempt, How, Named, attempts, best
+from attacks.evidence.baseline import SHUFFLES
+from attacks.record import Audit, Cell, Estimate, Interval, Verdict
+from attacks.report.verdict import (
+    CHANCE,
+    ENOUGH,
+    Level,
+    allows,
+    contradicts,
+    holds_up,
+    in_short,
+    level_of,
+    looks,
+    mark,
+    partly,
+    standing,
+    strongest,
+    tail_holds_up,
+    texts_named,
+    unnoticed,
+)
+from secure_fed.report.formatting import MISSING, at_most, counted, listed, percent
+from secure_fed.report.formatting import number as shown
+from secure_fed.report.measured import WIDE
+
+SERVERS = ("secure_server", "server")
+ONE_IN = SHUFFLES + 1  # one in so many audits with fair coins has a baseline that fails by chance
+
+
+def verdict(audit: Audit) -> Verdict:
+    """The verdict in words, of an audit without one; the text begins with the summary."""
+    level = level_of(audit)
+    if level == "violation":
+        opening = [contradicted(audit), texts(audit)]
+    elif level == "leak" and standing(audit) != "leak":
+        opening = ["A leak was found.", texts(audit), found_out(audit)]
+    else:
+        opening = [found_out(audit), texts(audit)]
+    closing = "leak" if level == "none_found" and partly(audit) else level
+    text = " ".join(filter(None, [*opening, *_common(audit, level), _CLOSING[closing]]))
+    return Verdict(level, text, " ".join(filter(None, opening)))
+
+
+def _common(audit: Audit, level: Level) -> list[str]:
+    """The remarks after the findings: canaries, weak signs, the guarantee, and untested claims."""
+    of_membership = standing(audit)
+    if of_membership == "void":
+        return [_in_plain_sight(audit)]
+    planted = some = missed = ""
+    if audit.results and (audit.canaries != "none" or audit.phantoms):  # conspicuous units
+        planted = _PHANTOMS if audit.phantoms else _CANARIES.format(units=units(audit))
+    if audit.asked_for:
+        some = (
+            f"Only the requested attacks were made: {listed([audit.attack_title(name) for name in audit.asked_for])}."
+        )
+    if of_membership == "none_found" and level != "violation" and (least := unnoticed(audit)) is not None:
+        missed = (
+            f"With this number of {units(audit)}, the audit overlooks an attack whose true rate is {hundred(least)} of 100"
+            " half of the time."
+        )
+    return [
+        tried(audit) if level != "violation" else "",
+        planted,
+        signs(audit) if of_membership in ("none_found", "unsupported") and level != "violation" else "",
+        inverted(audit),
+        "" if level == "violation" else guarantee(audit),
+        estimated(audit),
+        missed,
+        _in_plain_sight(audit),
+        _UNCHECKED if audit.baseline.at_chance is None and not audit.phantoms else "",
+        _PERSONAL if audit.personal else "",
+        some,
+    ]
+
+
+def _in_plain_sight(audit: Audit) -> str:
+    """A remark that servers know without an attack which clients took part."""
+    if audit.audited_unit != "client" or audit.phantoms:
+        return ""
+    is_counted = any(cell.vantage in SERVERS for cell in audit.of_membership)
+    return _PLAIN_SIGHT + ("." if is_counted else ", and no attack on it is counted.")
+
+
+_CLOSING = {
+    "violation": "Treat the model as if it had no guarantee until the mistake is found.",
+    "leak": "This is a lower bound on the leak: a better attack may find more.",
+    "within": "A guarantee limits the loss of privacy; it does not rule it out.",
+    "none_found": "Finding nothing is not proof of privacy: other attacks may find more.",
+    "unsupported": "The lack of a verdict is not a sign of privacy.",
+}
+_UNCHECKED = "Whether members and non-members differ without any model was not checked."
+_CANARIES = (
+    "The audited {units} are canaries, made conspicuous on purpose; ordinary {units} were not audited and are expected to"
+    " give away less."
+)
+_PHANTOMS = (
+    "The audited units are phantoms, which are nobody's data. Each phantom that a coin chose contributed a random direction"
+    " whenever it was drawn, as long as one unit may. Units of the data were not audited and are expected to give away less."
+)
+_PERSONAL = (
+    "Parts of the model stay with the clients. Outsiders and other clients had only the shared part, and the rest as it was"
+    " before training, so finding nothing there says little."
+)
+_PLAIN_SIGHT = (
+    "A server, with secure aggregation or without, sees by name which clients take part, so their membership is no secret from"
+    " it"
+)
+# Of the audits of a model, an attribute and a share: the headline on a terminal; and that of a model's page.
+CAPITALS = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
+MODEL_HEADLINES = {
+    "void": "This audit cannot tell: members and others differ without any model",
+    "leak": "The model gives away which texts were in its training",
+    "nothing": "Nothing was found",
+}
+# Of each level in short (`in_short`): the headline of a page, and that of a terminal.
+_HEADLINES = {
+    "none_found": ("Nothing was found", "nothing found"),
+    "within": ("The finding is within the guarantee", "within the guarantee"),
+    "leak": ("A leak was found, and {uncovered}", "LEAK, {uncovered}"),
+    "violation": ("The privacy guarantee is contradicted", "GUARANTEE CONTRADICTED"),
+    "unsupported": ("This audit cannot tell", "cannot tell"),
+    "texts": ("A leak was found: texts were read back", "LEAK (texts)"),
+    "part": (
+        "Nothing of membership was found, and part of the texts was read back",
+        "nothing of membership found; part of the texts read back",
+    ),
+}
+# Of each mark of a cell (`mark`): its name on a terminal, and on a page, where texts have their own words.
+MARKS = {
+    "leak": ("LEAK", "leak"),
+    "within": ("as guaranteed", "within the guarantee"),
+    "beyond": ("MORE THAN ALLOWED", "more than the guarantee allows"),
+    "part": ("in part", ""),
+    "sign": ("weak sign", "weak sign"),
+    "inverted": ("below .5", "below chance"),
+    "chance": ("", "not above chance"),
+    "none": ("", ""),
+}
+
+
+def finding(audit: Audit) -> str:
+    """The finding, as a sentence without its full stop."""
+    return _HEADLINES[in_short(audit)][0].format(uncovered=uncovered(audit))
+
+
+def headline(audit: Audit) -> str:
+    """The finding, with the number of attacks behind it if not all were made."""
+    found, made = finding(audit), tried_by_name(audit)
+    if audit.asked_for:
+        return f"{made}: {found[:1].lower()}{found[1:]}" if made else found
+    return found + (able(audit) if in_short(audit) == "none_found" else "")
+
+
+def headline_in_capitals(audit: Audit) -> str:
+    """The headline of a terminal, with the number of attacks behind it if not all were made."""
+    short, made = in_short(audit), tried_by_name(audit)
+    found = _HEADLINES[short][1].format(uncovered=uncovered(audit))
+    return f"{f'{made}: ' if made else ''}{found}{able(audit) if short == 'none_found' else ''}"
+
+
+def able(audit: Audit) -> str:
+    """The number of attacks that found nothing, if not all were made: " by 4 of 13 attacks ..."."""
+    applied, total = len(_made(audit)), len(audit.attacks)
+    if audit.asked_for or applied == total:
+        return ""
+    these = f"one attack of {total}" if applied == 1 else f"{applied} of {total} attacks"
+    return f" by {these} that {'was' if applied == 1 else 'were'} possible"
+
+
+def tried_by_name(audit: Audit) -> str:
+    """The number of attacks made, if only some were requested: "1 of 13 attacks tried"."""
+    made = _made(audit)
+    own = sum(name not in ATTACKS for name in made)
+    if not audit.asked_for or len(made) - own == len(ATTACKS):
+        return ""
+    beside = f" and {own} of your own" if own else ""
+    return f"{len(made) - own} of {len(ATTACKS)} attacks{beside} tried"
+
+
+def untried(audit: Audit) -> str:
+    """The attacks that were not requested, in a sentence; empty if all were."""
+    left = [one.title for name, one in ATTACKS.items() if name not in audit.asked_for]
+    return f"Not tried: {'; '.join(left)}." if audit.asked_for and left else ""
+
+
+def how_to_read(audit: Audit) -> str:
+    """The meaning of an AUC, and a note if the main one is below 1/2 or too uncertain."""
+    cell = audit.main_cell or strongest(audit.results)
+    if cell is None:
+        return ""
+    member, non_member = sides(audit)
+    meaning = (
+        f"An AUC says how often an attack picks the right one of two {units(audit)}, one {member} and one {non_member}: 1 is"
+        " always, 0.5 is a coin. An AUC below 0.5 does not show privacy: it is chance, or the score has the wrong sign."
+    )
+    if cell.auc_interval is None or not cell.auc_interval[0] <= CHANCE <= cell.auc_interval[1]:
+        return meaning
+    low, high = cell.auc_interval
+    sizes = f"{shown(cell.members)} and {shown(cell.non_members)}"
+    wide = f" Here the interval, {shown(low)} to {shown(high)}, is wide: {sizes} are too few to show whether there is a leak."
+    return meaning + (wide if high - low > WIDE else "")
+
+
+def _made(audit: Audit) -> set[str]:
+    return {cell.attack for cell in audit.cells if cell.applicable}
+
+
+def found_out(audit: Audit) -> str:
+    """The sentences for that finding."""
+    found = standing(audit)
+    if found == "leak":
+        return _leak(audit)
+    if found == "unsupported":
+        return _unsupported(audit)
+    if found == "void":
+        rate = "" if audit.baseline.auc is None else f" (right in {hundred(audit.baseline.auc)} of 100 cases)"
+        return (
+            "This audit of membership is void. A classifier of texts alone, without any model, tells members from non-members"
+            f"{rate}. So no AUC here, high or low, says anything about the model. Fair coins cause this by luck in"
+            f" one audit in {ONE_IN}: repeat run and audit with another seed. If it happens again, the members were not chosen"
+            " by fair coins."
+        )
+    if found == "none_found":
+        strong = strongest(audit.results)
+        of = " of membership" if texts_named(audit) else ""
+        return "" if strong is None else f"Nothing{of} was found. {capital(_found(audit, strong))}"
+    # the strongest, because the guarantee is the same against all adversaries that it covers
+    strong = _marked(audit, found)
+    if found == "within":
+        return "" if strong is None else f"{_WITHIN} {capital(_found(audit, strong))}{_allows(audit, strong)}"
+    return (
+        "This audit cannot tell whether the guarantee holds. "
+        f"{_found_by(audit, 'beyond')}{_allows(audit, strong)} {_MORE}"
+    )
+
+
+def _leak(audit: Audit) -> str:
+    covered = _marked(audit, "within") or _marked(audit, "beyond")
+    most = None if covered is None else allows(covered, audit)
+    limit = ""
+    if covered is not None and most is not None:
+        limit = f", which allows up to {at_most_hundred(most.auc)} of 100; it is {_rate(covered)}"
+    beside = f" The finding of {who(audit, covered.vantage)} is covered by the guarantee{limit}." if covered else ""
+    return f"A leak was found, and {uncovered(audit)}. {_found_by(audit, 'leak')}{beside}"
+
+
+def _unsupported(audit: Audit) -> str:
+    if not audit.of_membership:
+        return "This audit says nothing about membership: no attack on it gave a result."
+    if _largest(audit) is None:
+        return "This audit cannot tell who was a member: it does not say how many units it compares."
+    return (
+        f"This audit cannot tell who was a member. It compares {_counts(audit)}; with fewer than"
+        f" {ENOUGH} members or non-members a leak cannot be distinguished from luck."
+    )
+
+
+def uncovered(audit: Audit) -> str:
+    """The reason why a leak is compared with no epsilon."""
+    other = audit.guaranteed and not audit.comparable
+    return "the run's guarantee cannot be compared with it" if other else "no guarantee covers it"
+
+
+def tried(audit: Audit) -> str:
+    """The number of attacks and of significant results; "" if the audit can draw no conclusion on membership.
+
+    An attack with more than one distinct result over vantage points counts several times.
+    """
+    of_membership = standing(audit)
+    if of_membership in ("void", "unsupported") or not audit.results:
+        return ""
+    results, attacks = len(audit.results), len({cell.attack for cell in audit.results})
+    if results < 2:
+        return f"This compares {_counts(audit)}."
+    made = (
+        f"{results} attacks on membership"
+        if attacks == results
+        else f"{results} different results of {counted(attacks, 'attack')} on membership"
+    )
+    main = audit.main_cell
+    named = (
+        ""
+        if main is None
+        else f", mildly for the main attack, {audit.attack_title(main.attack)}, which was chosen before any score was computed"
+    )
+    said = f"{made} compare {_counts(audit)}. Their significance is corrected for their number{named}."
+    if of_membership == "none_found":
+        return said
+    held = sum(holds_up(cell, audit) for cell in audit.results)
+    return f"{said} {shown(held)} of them {'is' if held == 1 else 'are'} significant."
+
+
+def signs(audit: Audit) -> str:
+    """A warning if the interval of an AUC lies above chance without being significant."""
+    sign = strongest([cell for cell in audit.results if mark(cell, audit) == "sign"])
+    if sign is None:
+        return ""
+    tests = looks(audit)
+    among = "" if tests < 2 else f" among {tests:,} numbers tested"
+    return (
+        f"There is a weak sign, no more: the 95 % interval of {audit.attack_title(sign.attack)} lies above 50"
+        f" ({_rate(sign)}). Luck alone may cause that{among}. Repeat run and audit with another seed before you rely on it."
+    )
+
+
+def inverted(audit: Audit) -> str:
+    """A warning if the interval of an AUC lies below chance, which is never evidence of privacy."""
+    below = [cell for cell in audit.results if mark(cell, audit) == "inverted"]
+    if not below:
+        return ""
+    low = min(below, key=lambda cell: cell.auc or 0.0)
+    return (
+        f"The 95 % interval of {audit.attack_title(low.attack)} lies below 50 ({_rate(low)}). That is not privacy: an adversary"
+        " who reverses its answers is right more often than a coin, so its sign may be inverted."
+    )
+
+
+def _marked(audit: Audit, wanted: str) -> Cell | None:
+    return strongest([cell for cell in audit.of_membership if mark(cell, audit) == wanted])
+
+
+def _found_by(audit: Audit, wanted: str) -> str:
+    """The finding of the weakest adversary with this mark, and the strongest finding."""
+    held = [cell for cell in audit.of_membership if mark(cell, audit) == wanted]
+    weakest = min((cell.vantage for cell in held), key=audit.rank)
+    first = strongest([cell for cell in held if cell.vantage == weakest])
+    worst = strongest(held)
+    if first is None or worst is None:
+        return ""
+    sentence = capital(_found(audit, first))
+    if worst.vantage != first.vantage and (worst.auc or 0.0) > (first.auc or 0.0):
+        sentence += f" {capital(who(audit, worst.vantage))} is {_rate(worst)}."
+    return sentence
+
+
+def _found(audit: Audit, cell: Cell) -> str:
+    """One cell in words: the adversary, its AUC, the interval, and a significant true-positive rate."""
+    sentence = f"{who(audit, cell.vantage)} {guess(audit)} is right in {hundred(cell.auc)} of 100 cases; a coin is"
+    sentence += " right in 50"
+    if cell.auc_interval is not None:
+        low, high = cell.auc_interval
+        side = "includes 50" if low <= CHANCE <= high else "does not include 50"
+        sentence += f". The 95 % interval, {between(low, high)}, {side}"
+    tail = next((tail for tail in cell.tails if tail_holds_up(tail, cell, audit)), None)
+    if tail is not None:
+        sentence += (
+            f". At a false-positive rate of {percent(tail.fpr)} it identifies {percent(tail.tpr)} of the members"
+        )
+    return f"{sentence}."
+
+
+def _rate(cell: Cell) -> str:
+    interval = "" if cell.auc_interval is None else f" (interval {between(*cell.auc_interval)})"
+    return f"right in {hundred(cell.auc)} of 100 cases{interval}"
+
+
+def _allows(audit: Audit, cell: Cell | None) -> str:
+    """The AUC that the guarantee allows there, in words."""
+    most = None if cell is None else allows(cell, audit)
+    if cell is None or most is None:
+        return ""
+    run = "whose noise is exactly as accounted" if most.by == "mechanism" else "with this epsilon and delta"
+    above = mark(cell, audit) == "within" and (cell.auc or 0.0) > most.auc
+    included = ", which the interval includes" if above else ""
+    return f" A run {run} allows up to {at_most_hundred(most.auc)} of 100{included}."
+
+
+def _counts(audit: Audit) -> str:
+    members, non_members = _largest(audit) or (None, None)
+    member, non_member = sides(audit)
+    return f"{shown(members)} {units(audit)} {member} with {shown(non_members)} {non_member}"
+
+
+def _largest(audit: Audit) -> tuple[int, int] | None:
+    """Members and non-members of the cell with the most units on its smaller side."""
+    sizes: Sequence[tuple[int, int]] = [
+        (cell.members, cell.non_members)
+        for cell in audit.of_membership
+        if cell.members is not None and cell.non_members is not None
+    ]
+    return max(sizes, key=lambda one: (min(one), sum(one)), default=None)
+
+
+_WITHIN = "The finding is within the guarantee."
+_MORE = (
+    "The finding is more than that, but no lower bound contradicts the guarantee, and only a lower bound can. Luck causes this"
+    " in about one audit in 40: repeat run and audit with another seed and more units."
+)
+
+
+def contradicted(audit: Audit) -> str:
+    """The largest lower bound above the accounted epsilon, and the doubt about it, if any."""
+    broken = [cell for cell in audit.cells if contradicts(cell, audit)]
+    worst = max(broken, key=lambda cell: cell.epsilon_lower or 0.0)
+    bounds, doubt = sum(cell.epsilon_lower is not None for cell in audit.results), ""
+    if audit.baseline.at_chance is False:  # only a doubt, since the bound depends on fair coins alone
+        doubt = (
+            f" Members and non-members also differ without any model. Fair coins cause that in one audit in {ONE_IN}; then the"
+            " contradiction stands, since it rests on the coins alone. If they were not divided by fair coins, nothing is"
+            " shown."
+        )
+    promise, lower = apart(worst.epsilon_accounted or 0.0, worst.epsilon_lower or 0.0)
+    return (
+        f"THE GUARANTEE IS CONTRADICTED. The run claims epsilon {promise} for {unit_one(audit.audited_unit)}, but"
+        f" {who(audit, worst.vantage)} learned so much that epsilon is at least {lower}, with a"
+        f" confidence of {confidence(audit)} ({audit.attack_title(worst.attack)}; {counted(bounds, 'such bound')} computed)."
+        f"{doubt} Either the noise, the accounting or the program is wrong; do not rely on the claimed epsilon."
+    )
+
+
+def guarantee(audit: Audit) -> str:
+    """The sentences on a guarantee that nothing contradicts."""
+    if not audit.guaranteed:
+        return "The run has no privacy guarantee, so there is nothing to contradict."
+    if not audit.protected:
+        promised = audit.epsilon_promised
+        promise = "" if promised is None else f" of epsilon {at_most(promised)} ({audit.adjacency})"
+        return f"{_COULD_NOT}{promise}: {_NO_EPSILON}"
+    if not audit.comparable:
+        return (
+            f"{_COULD_NOT}: the guarantee is for {unit_one(audit.unit)} and the audit is about"
+            f" {unit_one(audit.audited_unit)}, so the two are not compared."
+        )
+    covered = [cell for cell in audit.bounded if audit.covers(cell)]
+    if not covered:
+        return f"{_COULD_NOT}: {_BOUNDS_OF_OTHERS if audit.bounded else _NO_BOUND}"
+    most, limit, best_possible = covered[0], blunt(audit), ""  # which tells a weak attack from a strong guarantee
+    if audit.expected is not None:
+        best_possible = (
+            " The best possible attack on a mechanism of this epsilon, with as many units that each move the model as far as"
+            f" one may, is expected to show {at_least(audit.expected.epsilon_lower)}."
+        )
+    promise, limit = at_most(most.epsilon_accounted), f"{best_possible}{limit}"
+    if not most.epsilon_lower:
+        return f"The guarantee, epsilon {promise}, is not contradicted: the largest lower bound is 0.{limit}"
+    return (
+        f"The guarantee is not contradicted: it allows epsilon {promise}, and the largest lower bound is"
+        f" {at_least(most.epsilon_lower)}, with a confidence of {confidence(audit)}.{limit}"
+    )
+
+
+def blunt(audit: Audit) -> str:
+    """A warning if there were too few units to contradict the guarantee, whatever an attack found."""
+    covered = [cell for cell in audit.bounded if audit.comparable and audit.covers(cell)]
+    pairs = [(cell.epsilon_showable, cell.epsilon_accounted) for cell in covered]
+    if not pairs or any(most is None or promised is None or most > promised for most, promised in pairs):
+        return ""
+    most = max(cell.epsilon_showable or 0.0 for cell in covered)
+    return f" No attack on so few units could have shown more than {at_most(most)} or contradicted the guarantee."
+
+
+_COULD_NOT = "This audit could not have contradicted the run's guarantee"
+_NO_EPSILON = (
+    "an audit leaves units out altogether, and no epsilon is accounted for that. There is none if every client adds a share"
+    " of the noise and stays to send it, if the guarantee is about replacing a unit by another, or if the noise was seeded,"
+    " which voids the guarantee. So this audit neither supports nor contradicts the guarantee."
+)
+_BOUNDS_OF_OTHERS = (
+    "the only lower bounds are for adversaries that the guarantee does not cover, such as a server that adds the noise"
+    " itself."
+)
+_NO_BOUND = (
+    "no attack gave a lower bound on epsilon, because no attack on membership gave a result, or because delta is too large for"
+    " the number of units."
+)
+UNITS = {"client": "clients", "group": "groups", "example": "examples"}
+_ALMOST = 0.99
+_WHO = {
+    "outsider": "an outsider who has the final adapter",
+    "fellow_client": "another client, who sees the shared model of every round",
+    "secure_server": "a server that sees only sums over clients",
+    "server": "a server that sees every single update",
+}
+_ONE = {
+    "client": "one client with everything it has",
+    "example": "one training example",
+    "group": "one person's examples at a client",
+}
+_GUESS = {
+    "client": "and guesses which of two clients took part in the training",
+    "example": "and guesses which of two texts was trained on",
+    "group": "and guesses which of two persons' texts were trained on",
+}
+
+
+def who(audit: Audit, vantage: str) -> str:
+    """The adversary at a vantage point, in lower case for the middle of a sentence."""
+    if vantage in _WHO:
+        return _WHO[vantage]
+    sees = next((known.sees for known in audit.vantages if known.name == vantage), "")
+    return f"somebody who sees {sees}" if sees else f"somebody at the vantage point {audit.vantage_title(vantage)}"
+
+
+def capital(sentence: str) -> str:
+    """The sentence with its first letter capital."""
+    return sentence[:1].upper() + sentence[1:]
+
+
+def unit_one(unit: str | None) -> str:
+    """A single unit: "one training example"."""
+    return _ONE.get(unit or "", f"one {unit}")
+
+
+def units(audit: Audit) -> str:
+    """The audited units: "clients", "phantoms"."""
+    return "phantoms" if audit.phantoms else UNITS.get(audit.audited_unit, "units")
+
+
+def sides(audit: Audit) -> tuple[str, str]:
+    """The words for members and for non-members: "in training" and "held out"."""
+    return ("that contributed", "that did not") if audit.phantoms else ("in training", "held out")
+
+
+def guess(audit: Audit) -> str:
+    """The guess whose rate of right answers is the AUC."""
+    if audit.phantoms:
+        return "and guesses which of two phantoms contributed"
+    return _GUESS.get(audit.audited_unit, _GUESS["example"])
+
+
+def hundred(share: float | None, digits: int = 0) -> str:
+    """`0.531` -> "53": of 100 cases."""
+    return MISSING if share is None else f"{100 * share:.{digits}f}"
+
+
+def at_most_hundred(share: float) -> str:
+    """Rounded up, so that a limit stays one: `0.6521` -> "66", `0.99966` -> "99.97"; of 100 cases."""
+    digits = 0 if share <= _ALMOST else 2
+    return f"{math.ceil(round(10**digits * 100 * share, 6)) / 10**digits:.{digits}f}"
+
+
+def between(low: float, high: float) -> str:
+    """`(0.531, 0.562)` -> "53.1 to 56.2" of 100 cases, with enough digits that neither end looks like a coin's 50."""
+    digits = next(
+        (n for n in (1, 2, 3) if all(end == CHANCE or hundred(end, n) != hundred(CHANCE, n) for end in (low, high))), 4
+    )
+    return f"{hundred(low, digits)} to {hundred(high, digits)}"
+
+
+def ends(interval: Interval | None, written: Callable[[float], str] = shown) -> str:
+    """An interval behind its number: " (0.53 to 0.56)"; empty without one."""
+    return "" if interval is None else f" ({written(interval[0])} to {written(interval[1])})"
+
+
+def promised(audit: Audit) -> str:
+    """The accounted epsilon; or that there is none, or that an audit by coins cannot test it."""
+    if audit.protected:
+        return at_most(audit.epsilon_accounted)
+    if not audit.guaranteed:
+        return "no guarantee"
+    promise = audit.epsilon_promised
+    return "none that coins can test" if promise is None else f"{at_most(promise)}, which coins cannot test"
+
+
+def at_least(value: float | None) -> str:
+    """Rounded down, so that a lower bound stays one: `2.019` -> "2.01"."""
+    return MISSING if value is None else f"{math.floor(100 * value) / 100:.2f}"
+
+
+def apart(promised: float, shown: float) -> tuple[str, str]:
+    """A guaranteed epsilon, rounded up, and a lower bound above it, rounded down, with enough digits to show which is larger:
+    "0.993", "0.996".
+    """
+    if math.floor(100 * shown) / 100 > float(at_most(promised).replace(",", "")):
+        return at_most(promised), at_least(shown)
+    digits = next((n for n in range(3, 12) if math.floor(10**n * shown) > math.ceil(10**n * promised)), 12)
+    return (
+        f"{math.ceil(10**digits * promised) / 10**digits:.{digits}f}",
+        f"{math.floor(10**digits * shown) / 10**digits:.{digits}f}",
+    )
+
+
+def confidence(audit: Audit) -> str:
+    """`0.05` -> "95 %"."""
+    return f"{100 * (1 - audit.significance):.4g} %"
+
+
+_LEADS = {
+    "leak": "Texts can be read back",
+    "part": "Part of the texts can be read back",
+    "little": "Little of the texts was read back",
+    "wrong": "Texts were guessed, and most of the guesses are wrong",
+    "usual": "Texts were guessed, no better or not clearly better than from public texts alone",
+    "unmeasured": "Texts were guessed; it was not measured how well public texts alone do, so this is not counted as a leak",
+}
+_HOW = {"exact": "", "guessed": " by guesses", "matched": " by optimisation"}
+_ORDER = ("leak", "part", "little", "unmeasured", "usual", "wrong")
+
+
+def texts(audit: Audit) -> str:
+    """A sentence for each adversary and attempt, the most recovered first; "" if no attack was on texts."""
+    once: dict[tuple[str, str], Cell] = {}  # without repetitions of the same figures by stronger adversaries
+    for cell in sorted(audit.cells, key=lambda cell: audit.rank(cell.vantage)):
+        if attempts(cell):  # figures by cohort are not compared: they have no sentence
+            figures = {name: value for name, value in cell.measured.items() if name != BY_COHORT}
+            once.setdefault((cell.attack, repr(figures)), cell)
+    described: list[tuple[Cell, Attempt]] = []
+    for cell in once.values():
+        first = best(attempts(cell))
+        if first is None:
+            continue
+        described.append((cell, first))
+        if first.how == "exact":  # and guesses with a larger share of words than it
+            other = best(tuple(one for one in attempts(cell) if one.how != "exact" and one.raw > first.raw))
+            if other is not None:
+                described.append((cell, other))
+    described.sort(key=lambda one: _ORDER.index(one[1].grade))
+    return " ".join(_sentence(audit, cell, attempt) for cell, attempt in described)
+
+
+def _sentence(audit: Audit, cell: Cell, attempt: Attempt) -> str:
+    mean, most, how = attempt.mean, attempt.most, attempt.how
+    whose = "a client's texts"
+    if "sums" in cell.measured:
+        known = cell.measured.get("cohorts_known") is not False
+        whose = "the texts of all clients of a sum" if known else "the texts of all clients that may be in a sum"
+    named = _named(mean, how, f" of {whose}")
+    if not (mean.by_pairs(how) or mean.pairs is None) and attempt.grade in ("leak", "part"):
+        named += (
+            f", and {percent(mean.pairs)} of the pairs of word and place{_aside(mean.pairs_right, mean.usual_pairs)}"
+        )
+    sentence = f"{_LEADS[attempt.grade]}:{_HOW[how]} {who(audit, cell.vantage)} named {named}{_looked(cell, attempt)}"
+    if most is not None and (most.share(how), most.most or 0.0) > (mean.share(how), mean.most or 0.0):
+        sentence += f"; in the most exposed case {_named(most, how)}"
+    return f"{sentence}."
+
+
+def _looked(cell: Cell, attempt: Attempt) -> str:
+    """The updates, sums or clients in the mean."""
+    if attempt.looked is None:
+        return ""
+    if attempt.together:
+        return f", as a mean over {counted(attempt.looked, 'client')} with all updates of each taken together"
+    what = "sum" if "sums" in cell.measured else "update"
+    applies = attempt.applied is None or attempt.applied == attempt.looked
+    of = "" if applies else f", to {attempt.applied} of which the exact test applies"
+    return f", as a mean over {counted(attempt.looked, what)}{of}"
+
+
+def _named(named: Named, how: How, subject: str = "") -> str:
+    """The share of words, or of pairs of position and word if only these count."""
+    if named.by_pairs(how):
+        return f"{percent(named.pairs)} of the words{subject} in their places{_aside(named.pairs_right, named.usual_pairs)}"
+    return f"{percent(named.words)} of the words{subject}{_aside(named.words_right, named.usual_words)}"
+
+
+def _aside(right: float | None, usual: float | None) -> str:
+    """The precision, and the share recovered from public texts alone."""
+    remarks = []
+    if right is not None:
+        remarks.append("all of its answers are right" if right == 1 else f"{percent(right)} of its answers are right")
+    if usual is not None:
+        remarks.append(f"as many answers, the commonest in public texts, give {percent(usual)}")
+    return f" ({'; '.join(remarks)})" if remarks else ""
+
+
+def short(cell: Cell) -> str:
+    """The finding in a few words, for a table cell; "" if less than a part of the texts was recovered."""
+    found = best(attempts(cell))
+    if found is None or found.grade not in ("leak", "part"):
+        return ""
+    lead = "leak" if found.grade == "leak" else "part of the texts"
+    of_mean = found.mean.share(found.how) == found.share
+    shown = found.mean if of_mean or found.most is None else found.most
+    where = [] if of_mean else ["most exposed"]
+    where += [{"guessed": "guessed", "matched": "by optimisation"}[found.how]] if found.how != "exact" else []
+    where += ["all rounds together"] if found.together else []
+    return f"{lead}: {', '.join(where)} {percent(shown.share(found.how))}" if where else lead
+
+
+NAMES = {"independent": "if canaries are independent", "sampled_gaussian": "if the mechanism is Gaussian too"}
+SUPPOSES = {
+    "independent": "the exact distribution of non-members' scores, and canaries that are independent of each other",
+    "sampled_gaussian": "the same, and a Gaussian mechanism with the run's sampling rate and number of releases",
+}
+
+
+def estimates(audit: Audit) -> tuple[Estimate, ...]:
+    """The main attack's estimates, if there is a guarantee to compare them with."""
+    cell = audit.main_cell
+    return cell.estimates if cell is not None and audit.covers(cell) else ()
+
+
+def estimated(audit: Audit) -> str:
+    """The sentence with all estimates, and a warning if one is above the accounted epsilon."""
+    found, cell = estimates(audit), audit.main_cell
+    if not found or cell is None:
+        return ""
+    points = ("" if one.point is None else f"; most likely {at_least(one.point)}" for one in found)
+    named = ((at_least(one.epsilon), NAMES.get(one.name, one.name)) for one in found)
+    values = listed([f"{value} ({name}{point})" for (value, name), point in zip(named, points, strict=True)])
+    high = [one for one in found if cell.epsilon_accounted is not None and one.epsilon > cell.epsilon_accounted]
+    return f"Estimates of epsilon, which assume more than fair coins and prove nothing, are {values}.{_HIGH if high else ''}"
+
+
+_HIGH = " One is above the accounted epsilon. That contradicts nothing by itself, but check the noise and its code."

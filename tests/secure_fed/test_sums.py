@@ -1,0 +1,330 @@
+"""The plain sum against the sum of dense vectors; trimmed means and medians, lying clients, and settings that refuse them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secure_fed.config import FederationConfig
+from secure_fed.errors import ConfigError
+from secure_fed.rounds.sums import Intake, OpenSum, Record, empty_sum
+from secure_fed.rounds.transport import Reply
+from secure_fed.tensors.sums import NotFiniteError, PlainSum, TrimmedSum, stacks
+from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
+from tests.secure_fed import toys
+
+torch.set_num_threads(1)
+
+
+def contribution(seed: int, rank: int = 2, *, dense: bool = False) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(12, rank, generator=generator), torch.randn(rank, 16, generator=generator)
+    made = Tensors({"d": LowRank(left, right), "w": torch.randn(3, 4, generator=generator)})
+    return made.dense() if dense else made
+
+
+LAYOUT = Layout.of(contribution(0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ranks=st.lists(st.integers(0, 5), max_size=8),
+    dense=st.lists(st.booleans(), min_size=8, max_size=8),
+    weights=st.lists(st.floats(0, 100), min_size=8, max_size=8),
+)
+def test_total_is_the_weighted_sum(ranks: list[int], dense: list[bool], weights: list[float]) -> None:
+    """Factors and dense matrices come in any order; the total may be factors or a dense matrix."""
+    added, want = PlainSum(LAYOUT), torch.zeros(LAYOUT.size, dtype=torch.float64)
+    for seed, rank in enumerate(ranks):
+        given_ = contribution(seed, rank, dense=dense[seed])
+        added.add(given_, weights[seed])
+        want += weights[seed] * LAYOUT.flatten(given_).double()
+    total = added.total()
+    assert Layout.of(total) == LAYOUT
+    assert torch.allclose(LAYOUT.flatten(total).double(), want, rtol=1e-4, atol=1e-3)
+    assert added.count == len(ranks)
+    assert added.weight == pytest.approx(sum(weights[: len(ranks)]))
+
+
+def test_nothing_added_is_zero() -> None:
+    total = PlainSum(LAYOUT).total()
+    assert Layout.of(total) == LAYOUT
+    assert total.norm() == 0
+
+
+def test_factors_are_stacked_while_they_are_small_and_formed_after() -> None:
+    added = PlainSum(LAYOUT)
+    for count, still_factors in ((1, True), (2, True), (3, True), (4, False), (5, False)):
+        added.add(contribution(count))
+        assert isinstance(added.total()["d"], LowRank) == still_factors
+    assert stacks((12, 16), 6)
+    assert not stacks((12, 16), 7)
+    assert stacks((1024, 2048), 128)
+    assert not stacks((1024, 2048), 129)
+
+
+def test_the_factors_of_a_total_tell_of_the_sum_alone() -> None:
+    """They show neither the order of contributions nor how the sum divides into contributions."""
+    factors = []
+    for order in ((1, 2, 3), (3, 1, 2)):
+        added = PlainSum(LAYOUT)
+        for seed in order:
+            added.add(contribution(seed))
+        total = added.total()["d"]
+        assert isinstance(total, LowRank)
+        factors.append(total)
+    assert torch.allclose(factors[0].left, factors[1].left, atol=1e-5)
+    assert torch.allclose(factors[0].right, factors[1].right, atol=1e-4)
+    one = contribution(1)["d"]
+    assert isinstance(one, LowRank)
+    cosines = torch.nn.functional.normalize(one.left, dim=0).T @ factors[0].left
+    assert cosines.abs().max() < 0.99
+
+
+def test_dense_members_are_added_in_place() -> None:
+    """A round of a thousand clients allocates no more than a round of one."""
+    added = PlainSum(LAYOUT)
+    added.add(contribution(0, dense=True))
+    places = {name: member._sum.data_ptr() for name, member in added._members.items()}  # type: ignore[union-attr]
+    for seed in range(20):
+        added.add(contribution(seed, dense=bool(seed % 2)))
+    assert {name: member._sum.data_ptr() for name, member in added._members.items()} == places  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_what_is_given_is_neither_changed_nor_kept(dense: bool) -> None:
+    added, given_ = PlainSum(LAYOUT), contribution(1, dense=dense)
+    kept = given_.to_bytes()
+    added.add(given_)
+    added.add(contribution(2, dense=dense))
+    assert given_.to_bytes() == kept
+    total = LAYOUT.flatten(added.total())
+    for part in given_.parts().values():
+        part.fill_(1e6)
+    assert torch.equal(LAYOUT.flatten(added.total()), total)
+
+
+def test_a_total_does_not_change_afterwards() -> None:
+    added = PlainSum(LAYOUT)
+    added.add(contribution(1, dense=True))
+    total = added.total()
+    kept = total.to_bytes()
+    added.add(contribution(2, dense=True))
+    assert total.to_bytes() == kept
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    layout = Layout((("x", (1,)),))
+    added = PlainSum(layout)
+    for _ in range(1000):
+        added.add(Tensors({"x": torch.ones(1, dtype=torch.bfloat16)}))
+    assert added.total().tensor("x").item() == 1000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fact"),
+    [
+        (contribution(0).without(["w"]), r"lacks w of shape \(3, 4\)"),
+        (contribution(0) | {"z": torch.ones(2)}, r"has z of shape \(2,\)"),
+        (contribution(0) | {"w": torch.ones(4, 3)}, r"w of shape"),
+    ],
+)
+def test_another_layout_is_refused_and_leaves_the_sum(wrong: Tensors, fact: str) -> None:
+    added = PlainSum(LAYOUT)
+    added.add(contribution(1))
+    kept = added.total().to_bytes()
+    with pytest.raises(LayoutError, match=fact):
+        added.add(wrong)
+    assert added.total().to_bytes() == kept
+    assert (added.count, added.weight) == (1, 1.0)
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])
+def test_a_weight_that_is_none_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="a weight must be finite and at least 0"):
+        PlainSum(LAYOUT).add(contribution(0), weight)
+
+
+LARGE = 300  # a matrix with this many rows is added separately, not in the vector of small tensors
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("where", ["d", "small", "large"])
+def test_a_contribution_that_is_not_finite_is_refused_and_leaves_the_sum(number: float, where: str) -> None:
+    """It may come first or later, and the number may be in any tensor."""
+    good = Tensors({"d": contribution(1)["d"], "small": torch.ones(7), "large": torch.ones(LARGE, LARGE)})
+    parts = {name: part.clone() for name, part in good.parts().items()}
+    next(part for name, part in parts.items() if name.startswith(where)).view(-1)[-1] = number
+    bad = Tensors.from_parts(parts)
+    added = PlainSum(Layout.of(good))
+    for weight in (1.0, 0.0):
+        with pytest.raises(NotFiniteError):
+            added.add(bad, weight)
+    assert (added.count, added.total().norm()) == (0, 0)
+    added.add(good, 3.0)
+    with pytest.raises(NotFiniteError):
+        added.add(bad)
+    assert (added.count, added.weight) == (1, 3.0)
+    assert torch.equal(added.total().tensor("large"), torch.full((LARGE, LARGE), 3.0))
+    assert torch.equal(added.total().tensor("small"), torch.full((7,), 3.0))
+
+
+def test_large_numbers_are_finite() -> None:
+    """The sum of the four numbers overflows float32, although each is finite."""
+    added = PlainSum(Layout((("x", (4,)),)))
+    added.add(Tensors({"x": torch.full((4,), 2e38)}))
+    assert added.count == 1
+    assert torch.equal(added.total().tensor("x"), torch.full((4,), 2e38))
+
+
+def test_one_vector_adds_as_each_tensor_by_itself() -> None:
+    """The sums are equal to the bit. float64 tensors are summed in float64, all others in float32."""
+    generator = torch.Generator().manual_seed(0)
+    types = {"half": torch.float16, "single": torch.float32, "double": torch.float64}
+    given_ = [
+        Tensors({name: torch.randn(5, 3, generator=generator).to(dtype) for name, dtype in types.items()})
+        for _ in range(6)
+    ]
+    added = PlainSum(Layout.of(given_[0]))
+    for number, one in enumerate(given_):
+        added.add(one, 0.3 + number)
+    for name, dtype in types.items():
+        want = torch.zeros(5, 3, dtype=torch.promote_types(dtype, torch.float32))
+        for number, one in enumerate(given_):
+            want.add_(one.tensor(name), alpha=0.3 + number)
+        assert torch.equal(added.total().tensor(name), want)
+        assert added.total().tensor(name).dtype == want.dtype
+
+
+LIARS = (0, 1)
+
+
+def small_contribution(seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(12, 2, generator=generator), torch.randn(2, 16, generator=generator)
+    return Tensors({"d": LowRank(left, right), "w": torch.randn(3, 4, generator=generator)})
+
+
+SMALL = Layout.of(small_contribution(0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 10, 11])
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.29, 0.5])
+def test_it_is_what_numpy_makes_of_all_contributions(count: int, share: float) -> None:
+    added, flat = TrimmedSum(SMALL, share), []
+    for seed in range(count):
+        added.add(small_contribution(seed), weight=1.0 + seed)  # weights are ignored
+        flat.append(SMALL.flatten(small_contribution(seed)).double().numpy())
+    cut = min(math.ceil(share * count), (count - 1) // 2)
+    expected = np.mean(np.sort(flat, axis=0)[cut : count - cut], axis=0)
+    if share == 0.5:
+        assert np.allclose(expected, np.median(flat, axis=0))
+    found = SMALL.flatten(added.total()).double().numpy() / added.weight
+    assert np.allclose(found, expected, atol=1e-5)
+    assert (added.count, added.weight) == (count, float(count))
+
+
+def test_it_refuses_what_a_sum_refuses_and_keeps_what_it_was_given() -> None:
+    added, given = TrimmedSum(SMALL, 0.2), small_contribution(0)
+    assert float(SMALL.flatten(added.total()).abs().sum()) == 0
+    added.add(given)
+    before = added.total()
+    for part in given.parts().values():
+        part.mul_(7.0)
+    assert toys.same(before, added.total())
+    with pytest.raises(NotFiniteError):
+        added.add(small_contribution(1) * math.inf)
+    with pytest.raises(LayoutError):
+        added.add(small_contribution(1).without(["w"]))
+    assert added.count == 1
+
+
+def test_the_share_is_that_of_the_settings() -> None:
+    for chosen, share in (
+        (FederationConfig(aggregate="median"), 0.5),
+        (FederationConfig(aggregate="trimmed_mean"), 0.2),
+    ):
+        made = empty_sum(chosen, precise=False)(SMALL)
+        assert isinstance(made, TrimmedSum)
+        assert made._share == share
+
+
+def trained(
+    monkeypatch: pytest.MonkeyPatch, aggregate: str, liars: tuple[int, ...], method: str
+) -> tuple[Tensors, Record]:
+    """(state, last record) after three rounds of ten clients, of whom `liars` send -100 times their change."""
+    honest = OpenSum._add
+
+    def lying(self: OpenSum, reply: Reply, intake: Intake) -> None:
+        factor = -100.0 if reply.client in liars else 1.0
+        honest(self, replace(reply, contribution=reply.contribution * factor), intake)
+
+    settings: dict[str, Any] = {"federation.aggregate": aggregate, "method.name": method}
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenSum, "_add", lying)
+        result = toys.federation(settings, sizes=[12] * 10).run()
+    return result.state.tensors, result.records[-1]
+
+
+@pytest.mark.parametrize("method", ["fedlora", "fra_lora"])
+def test_two_of_ten_clients_spoil_the_mean_and_neither_median_nor_trimmed_mean(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    start, _ = trained(monkeypatch, "mean", (), method)
+    head = "classifier.weight"
+    honest = start.tensor(head)
+    apart = {}
+    for aggregate in ("mean", "median", "trimmed_mean"):
+        spoilt, _ = trained(monkeypatch, aggregate, LIARS, method)
+        apart[aggregate] = float(torch.linalg.vector_norm(spoilt.tensor(head) - honest))
+    moved = float(torch.linalg.vector_norm(honest - toys.model().classifier.weight.detach()))
+    assert apart["mean"] > 5 * moved
+    assert apart["median"] < moved
+    assert apart["trimmed_mean"] < moved
+
+
+def test_under_the_example_unit_it_is_made_of_what_is_private_already() -> None:
+    settings = {
+        "privacy.unit": "example",
+        "privacy.epsilon": 8.0,
+        "privacy.delta": 1e-3,
+        "federation.aggregate": "median",
+    }
+    assert toys.federation(settings, sizes=[12] * 4).run().summary["privacy"]["private"]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "masks": (
+        {"secure_aggregation.enabled": True},
+        r"secure_aggregation.enabled = true: the server sees only sums.*bounding_inputs",
+    ),
+    "clients": (
+        {"privacy.unit": "client", "privacy.epsilon": 8.0},
+        "privacy.unit = 'client': one client may move a median by more than the clip norm",
+    ),
+    "weights": ({"federation.weighting": "examples"}, "federation.weighting = 'examples': each client reports its own"),
+    "sketches": (
+        {"method.name": "fra_lora", "method.transport_form": "sketch"},
+        "a median of sketches is no sketch of a median",
+    ),
+    "phantoms": ({"evaluation.phantoms": 4, "evaluation.audit_unit": "client"}, "phantoms are scored by sums"),
+    "two": ({"federation.cohort": 2}, "a cohort of fewer than 3 clients"),
+    "passes": ({"method.name": "fedask"}, "method.name = 'fedask': its passes are linear in the changes"),
+    "power": ({"method.name": "fedpower"}, "method.name = 'fedpower': its passes are linear in the changes"),
+    "votes": ({"method.name": "fedara"}, "method.name = 'fedara': it counts the clients' votes"),
+    "trim of a median": ({"federation.trim": 0.3}, "federation.trim = 0.3 has no effect"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_where_it_makes_no_sense(case: str) -> None:
+    settings, says = REFUSED[case]
+    with pytest.raises(ConfigError, match=says):
+        toys.federation({**settings, "federation.aggregate": "median"}).run()
