@@ -315,7 +315,7 @@ _ROWS = (
     #
     # Guarantee: the mean of the vectors is exact.
     #
-    # Deviations. The scaled layers are those of PEFT's table, with DistilBERT's added (`adapters/scaling.py`). The head trains
+    # Deviations. The scaled layers are those of PEFT's table, with DistilBERT's added (`adapters/inserted.py`). The head trains
     # too; Liu et al. have no head, since their model answers in text.
     Row(
         Card(

@@ -2,7 +2,7 @@
 
 The attack is the cheapest for its units, and has the final model (`of_pool`):
 
-    phantoms            how far the run's releases moved along their directions (`phantoms.scores`). They are nobody's data, and
+    phantoms            how far the run's releases moved along their directions (`rounds/phantoms.py`). They are nobody's data, and
                         a guarantee covers the figure
     direction canaries  how far the final model moved along their directions (`along`)
     other units         the loss threshold of Yeom et al. (2018, arXiv 1709.01604): the units that the final model fits best are
@@ -122,7 +122,7 @@ def _figures(members: NDArray[np.float64], non_members: NDArray[np.float64]) -> 
 
 
 def kept_scores(state: State, phantoms: AuditPool) -> NDArray[np.float64]:
-    """(phantoms,) their scores over all rounds (`phantoms.scores`); zeros before the first round."""
+    """(phantoms,) their scores over all rounds (`rounds/phantoms.py`); zeros before the first round."""
     if SCORES not in state.memory:
         return np.zeros(len(phantoms.units))
     scores: NDArray[np.float64] = state.memory.tensor(SCORES).numpy()

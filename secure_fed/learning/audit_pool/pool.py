@@ -16,7 +16,7 @@ seed. So
 - a resumed run, and an audit years later, find the same members.
 The coins are not secret: the seed is public, so anybody who knows a unit can compute its coin. This weakens no guarantee, for
 the reason above, and no audit, as long as no score of an attack reads the coins: of the code that computes or judges scores,
-only `membership.measured` and the judge of an audit read `AuditPool.members`. All runs of one seed on the same units share
+only `runs/membership.py` and the judge of an audit read `AuditPool.members`. All runs of one seed on the same units share
 their coins.
 """
 

@@ -271,7 +271,7 @@ class PrivateSteps:
     count: the number of steps. stream: the source of the client's secret coins and noise; a new one for each training. groups:
     the group of each example. group_examples: the most examples of one group that enter a step, redrawn whenever the group is
     drawn; it bounds the work, while clipping bounds a group's influence. phantoms: examples of a direction
-    (`pointing.Pointing`) beside the units, which are nobody's data: each is drawn by a secret coin of the same rate, clipped
+    (`audit_unit.Pointing`) beside the units, which are nobody's data: each is drawn by a secret coin of the same rate, clipped
     like the units and added to their sum. Neither the rate nor the divisor depends on phantoms, and phantoms depend on no unit.
     """
 

@@ -7,7 +7,7 @@ DP-SGD inside clients (Abadi et al. 2016, arXiv 1607.00133): one step is one noi
 Each of a client's n units u is in S by an independent secret coin of probability q = min(1, batch_size / n). A unit is an
 example, or with groups all examples of one person; g_u is the mean of the gradients of its examples. clip_C scales to an L2
 norm of at most C over all trained tensors together; a gradient that is not finite counts as zero. The FedProx term is a
-function of noised tensors, and is added after the noise. An example of a direction (`pointing.Pointing`, in an audit) has a
+function of noised tensors, and is added after the noise. An example of a direction (`audit_unit.Pointing`, in an audit) has a
 gradient along it that is longer than C, and is drawn and clipped like every other example.
 
 Guarantee: adding or removing one unit of a client changes this client's sum by at most C, whichever other clients share the
