@@ -1,4 +1,4 @@
-"""The speed gained by training a round's clients in common passes (`secure_fed/learning/training/cohort/trainings.py`).
+"""The speed gained by training a round's clients in common passes (`secure_fed/learning/training/common_passes/trainings.py`).
 
     HF_HUB_OFFLINE=1 python benchmarks/cohort.py [--repeats 5] [--threads 2] [--texts FILE.jsonl]
 
@@ -49,8 +49,8 @@ from secure_fed.learning.models.loading import head_names
 from secure_fed.learning.models.matrix_products import hasten, product
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.passes import Trial
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.passes import Trial
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, PrivateSteps, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.tensors.tensors import Tensors

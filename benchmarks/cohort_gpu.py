@@ -32,7 +32,7 @@ from privacy.entropy import SystemEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import PrivateSteps, train
 from secure_fed.learning.training.objective import Objective
 

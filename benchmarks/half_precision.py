@@ -36,7 +36,7 @@ def child(given: argparse.Namespace, dtype: str, out: Path) -> dict[str, float]:
     import transformers
 
     from secure_fed import Federation, RunConfig
-    from secure_fed.learning.training.cohort import step_gradients
+    from secure_fed.learning.training.common_passes import step_gradients
     from secure_fed.learning.training.local import Placed
 
     transformers.logging.set_verbosity_error()

@@ -36,8 +36,8 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.passes import Trial
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.passes import Trial
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, PrivateSteps
 from secure_fed.learning.training.objective import Objective
 from secure_fed.tensors.tensors import Tensors

@@ -35,7 +35,7 @@ from secure_fed.learning.models.adapters.parameters import read, train_only
 from secure_fed.learning.models.mean_pooled import MeanPooledConfig
 from secure_fed.learning.read_once import read_once
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.trainings import train_together
+from secure_fed.learning.training.common_passes.trainings import train_together
 from secure_fed.learning.training.local import Job, PrivateSteps
 from secure_fed.learning.training.objective import Objective
 

@@ -18,7 +18,7 @@ from privacy.accounting import Release
 from privacy.correlation import best
 from privacy.errors import PlanError
 from privacy.plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
-from privacy.sampling import FixedSize, Poisson, PublicOrder
+from privacy.sampling_and_turns import FixedSize, Poisson, PublicOrder
 from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 
 Outlook = Literal["long", "hard", "fine"]

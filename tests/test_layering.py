@@ -106,7 +106,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("learning.models",),
         ("learning.generation",),
         ("learning.training",),
-        ("learning.training.cohort",),
+        ("learning.training.common_passes",),
         ("learning.read_once",),
         ("learning.evaluation",),
         ("learning.problem",),
@@ -142,7 +142,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors",),
         ("denoise", "entropy", "filters", "ledger_file", "statement"),
         ("accounting", "book"),
-        ("ledger", "mechanisms", "sampling"),
+        ("ledger", "mechanisms", "sampling_and_turns"),
         ("correlation", "distributed"),
         ("plan",),
         ("composition", "forecast"),
@@ -316,10 +316,10 @@ def test_the_packages_keep_the_rules() -> None:
 
 PLANTED = [
     ("privacy", "privacy.mechanisms", "from secure_fed.tensors.tensors import Tensors"),
-    ("privacy", "privacy.sampling", "import transformers"),
+    ("privacy", "privacy.sampling_and_turns", "import transformers"),
     ("privacy", "privacy", "import protocols.masking as masking"),
     ("protocols", "protocols.masking", "import torch"),
-    ("protocols", "protocols.server", "def total():\n    from privacy import sampling"),
+    ("protocols", "protocols.server", "def total():\n    from privacy import sampling_and_turns"),
     ("protocols", "protocols.keys", "import secure_fed"),
     ("rig", "protocols.client", "from protocols.scene import Scene"),
     ("rig", "secure_fed.rounds.masked.server", "def play():\n    from protocols import simulate"),
@@ -358,7 +358,7 @@ def test_every_rule_has_a_planted_violation() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("privacy.mechanisms", "import math\nimport numpy as np\nfrom privacy.sampling import poisson"),
+        ("privacy.mechanisms", "import math\nimport numpy as np\nfrom privacy.sampling_and_turns import poisson"),
         ("protocols.keys", "from __future__ import annotations\nfrom cryptography.hazmat import primitives"),
         ("protocols.client", "from . import keys\nfrom .wire import Shares"),
         ("secure_fed.rounds.server", "from privacy.mechanisms import NoMechanism\nimport protocols.server"),

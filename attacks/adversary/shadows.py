@@ -47,7 +47,7 @@ from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.audit_unit import plain
 from secure_fed.learning.data.encode import without_aside
 from secure_fed.learning.data.fingerprint import content
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Train, Trained, scheduled_lr
 from secure_fed.learning.training.local_function import trainer_of
 from secure_fed.learning.training.objective import Objective

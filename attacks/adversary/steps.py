@@ -38,10 +38,10 @@ from torch import Tensor
 
 from attacks.adversary.case import Case, Inapplicable
 from attacks.adversary.null import Floats
-from privacy.sampling import PublicOrder
+from privacy.sampling_and_turns import PublicOrder
 from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.models.adapters.lora import pairs, scaling_of
-from secure_fed.learning.training.cohort.step_gradients import example_gradients
+from secure_fed.learning.training.common_passes.step_gradients import example_gradients
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.pass_shapes import length
 from secure_fed.methods.method import State

@@ -29,7 +29,7 @@ from attacks.texts.span import Family, FirstLayer, Found, Key, NoFirstLayerError
 from secure_fed.learning.models.adapters.lora import scaling_of
 from secure_fed.learning.tasks.chat import template_tokens
 from secure_fed.learning.training.local import Falling, batch_sampler, planned_steps
-from secure_fed.rounds.masked.encoding import Rounded
+from secure_fed.rounds.masked.encoding_plan import Rounded
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.recording import Summed, Update
 from secure_fed.tensors.tensors import Layout

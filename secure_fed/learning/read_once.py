@@ -33,7 +33,7 @@ from torch import Tensor
 from secure_fed.learning.data.rows import places_of
 from secure_fed.learning.models.architecture import couples_examples, is_pooled, of_text
 from secure_fed.learning.models.devices import device_of
-from secure_fed.learning.training.cohort.packing import Room, next_size
+from secure_fed.learning.training.common_passes.packing import Room, next_size
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes
 from secure_fed.learning.training.trials import made_up

@@ -14,11 +14,11 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from privacy.sampling import Attendance
+from privacy.sampling_and_turns import Attendance
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Falling, Job, PrivateSteps, Train, Trained, planned_steps, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.trials import parameters_stay

@@ -24,12 +24,12 @@ from privacy.correlation import INDEPENDENT, CorrelatedRows, Correlation
 from privacy.entropy import Entropy, Floats, SystemEntropy
 from privacy.errors import PrivacyError
 from privacy.mechanisms import Mechanism, Named, NoMechanism
-from privacy.sampling import FixedSize, PublicOrder, Sampler
+from privacy.sampling_and_turns import FixedSize, PublicOrder, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.config.checks import require_small_delta
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.phantoms import Count, Room, count
+from secure_fed.learning.audit_pool.number_of_phantoms import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
 from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.models.architecture import require_data_free_start, require_supported

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from protocols.parameters import Parameters
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import RoundPlan

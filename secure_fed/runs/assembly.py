@@ -19,11 +19,11 @@ import numpy as np
 
 from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
-from privacy.sampling import Attendance, PublicOrder, Sampler
+from privacy.sampling_and_turns import Attendance, PublicOrder, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.phantoms import phantoms
+from secure_fed.learning.audit_pool.number_of_phantoms import phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
 from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.data.holdout import is_declared
@@ -33,8 +33,8 @@ from secure_fed.learning.models.dropout_and_checkpointing import wanted
 from secure_fed.learning.models.loading import digest_of, scores_tokens
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.read_once import read_once
-from secure_fed.learning.training.cohort.parallel import copies_on
-from secure_fed.learning.training.cohort.trainings import Ways, clients_at_once
+from secure_fed.learning.training.common_passes.parallel import copies_on
+from secure_fed.learning.training.common_passes.trainings import Ways, clients_at_once
 from secure_fed.learning.training.local import Train, train
 from secure_fed.learning.training.local_function import LocalFunction, trainer_of
 from secure_fed.learning.training.objective import Objective

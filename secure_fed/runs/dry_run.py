@@ -1,7 +1,7 @@
 """What a run needs, before it starts: its data, its guarantee and cost, its traffic, its memory part by part, and its time.
 
 Everything that a run refuses at once is refused here too. Nothing is trained, reserved or written, and no weights are loaded:
-the model is on the meta device, which has shapes and no numbers (`learning/training/cohort/pass_memory.py`).
+the model is on the meta device, which has shapes and no numbers (`learning/training/common_passes/pass_memory.py`).
 
 Memory is that of the device that trains, at the run's peak; on a processor with what Python, the libraries and the data take.
 
@@ -32,11 +32,11 @@ from secure_fed.config import RunConfig
 from secure_fed.learning.data.encode import ASIDE, IGNORED
 from secure_fed.learning.models.dropout_and_checkpointing import is_checkpointing, memory
 from secure_fed.learning.problem import Problem, configured
-from secure_fed.learning.training.cohort import pass_memory
-from secure_fed.learning.training.cohort.packing import Public
-from secure_fed.learning.training.cohort.pass_memory import Footprint
-from secure_fed.learning.training.cohort.passes import Pack, Places, Trial
-from secure_fed.learning.training.cohort.trainings import clients_at_once, packing_of, whole_batches
+from secure_fed.learning.training.common_passes import pass_memory
+from secure_fed.learning.training.common_passes.packing import Public
+from secure_fed.learning.training.common_passes.pass_memory import Footprint
+from secure_fed.learning.training.common_passes.passes import Pack, Places, Trial
+from secure_fed.learning.training.common_passes.trainings import clients_at_once, packing_of, whole_batches
 from secure_fed.learning.training.local import Job, PrivateSteps, planned_steps
 from secure_fed.methods import build
 from secure_fed.runs import guarantee

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privacy.sampling import PublicOrder
+from privacy.sampling_and_turns import PublicOrder
 from privacy.statement import NOT_COVERED, Statement
 from secure_fed.config import RunConfig, SecureAggregationConfig
 from secure_fed.learning.data.holdout import HELD_OUT

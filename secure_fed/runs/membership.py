@@ -2,8 +2,8 @@
 
 The attack is the cheapest for its units, and has the final model (`of_pool`):
 
-    phantoms            how far the run's releases moved along their directions (`rounds/phantoms.py`). They are nobody's data, and
-                        a guarantee covers the figure
+    phantoms            how far the run's releases moved along their directions (`rounds/phantoms.py`). They are nobody's data,
+                        and a guarantee covers the figure
     direction canaries  how far the final model moved along their directions (`along`)
     other units         the loss threshold of Yeom et al. (2018, arXiv 1709.01604): the units that the final model fits best are
                         declared members (`fitted`); one forward pass over the audit pool

@@ -14,7 +14,7 @@ from attacks.adversary.case import Case, Seen, seen
 from attacks.texts.recovery import grid_noise, sum_noise, update_noise
 from privacy.entropy import SeededEntropy
 from secure_fed import Federation, RunConfig
-from secure_fed.rounds.masked.encoding import Contribution
+from secure_fed.rounds.masked.encoding_plan import Contribution
 from secure_fed.runs import recording
 from secure_fed.runs.recording import Summed
 from secure_fed.tensors.tensors import Tensors

@@ -37,7 +37,7 @@ def test_an_audit_of_recorded_updates_shows_the_recall_by_cohort() -> None:
     audit = audited(Target(pair.assembly, final, recorded, {}), ["sum_inversion"], Settings(references=0))
     behind, single = (cell["measured"] for cell in audit["cells"] if cell["vantage"] in ("secure_server", "server"))
     assert single == behind | {"by_cohort": {"1": 1.0, "2": behind["recall"]}}
-    html = page.page(audit)
+    html = page.page(audit.record)
     assert "recall with position, 1 client in a sum 100.0 %" in html
     assert "recall with position, 2 clients in a sum " in html
     assert texts(audit.record).count(" named ") == 1, "equal figures of two adversaries have one sentence"

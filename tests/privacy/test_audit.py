@@ -30,7 +30,7 @@ from torch import Tensor
 from privacy import accounting
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import COUNTER, AdaptiveGaussian, Gaussian, Mechanism, perturbed
-from privacy.sampling import FixedSize, Poisson
+from privacy.sampling_and_turns import FixedSize, Poisson
 from tests.cells import chosen
 
 Scores = NDArray[np.float64]

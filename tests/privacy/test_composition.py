@@ -20,7 +20,7 @@ from privacy.composition import LAWS, ORDERS, Law, group_epsilon, group_epsilon_
 from privacy.correlation import square_root
 from privacy.errors import PlanError
 from privacy.plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
-from privacy.sampling import Poisson, PublicOrder
+from privacy.sampling_and_turns import Poisson, PublicOrder
 from tests.cells import every
 
 DELTAS = (1e-3, 1e-5, 1e-9)

@@ -22,7 +22,7 @@ from privacy import accounting, correlation
 from privacy.correlation import INDEPENDENT, CorrelatedRows, Correlation, best, square_root
 from privacy.entropy import KeyedEntropy, SeededEntropy
 from privacy.errors import PlanError
-from privacy.sampling import PublicOrder
+from privacy.sampling_and_turns import PublicOrder
 from tests.cells import every
 
 Matrix = NDArray[np.float64]

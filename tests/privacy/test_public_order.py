@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from privacy.errors import LedgerError, PlanError
-from privacy.sampling import Attendance, NotYourTurn, PublicOrder
+from privacy.sampling_and_turns import Attendance, NotYourTurn, PublicOrder
 from tests.cells import every
 
 ORDER, RUN = PublicOrder(9, 3, seed=1), 6
@@ -173,7 +173,7 @@ def test_a_turn_that_cannot_be_noted_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object
 ) -> None:
     attendance = begun(tmp_path / "turns")
-    monkeypatch.setattr("privacy.sampling.os.write", write)
+    monkeypatch.setattr("privacy.sampling_and_turns.os.write", write)
     with pytest.raises(LedgerError):
         attendance.enter(4, FIRST)
     assert attendance.last(4) is None
@@ -187,7 +187,7 @@ def test_a_turn_that_a_full_disk_cut_does_not_garble_the_turns_after_it(
     path, write = tmp_path / "attendance", os.write
     memory = begun(path)
     with monkeypatch.context() as full:
-        full.setattr("privacy.sampling.os.write", lambda file, record: write(file, record[:1]))
+        full.setattr("privacy.sampling_and_turns.os.write", lambda file, record: write(file, record[:1]))
         with pytest.raises(LedgerError):
             memory.enter(4, SECOND)
     memory.enter(4, SECOND)  # the disk has room again
@@ -200,7 +200,7 @@ def test_a_durable_record_is_on_disk_before_the_member_trains(
     tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("privacy.sampling.os.fsync", synced.append)
+    monkeypatch.setattr("privacy.sampling_and_turns.os.fsync", synced.append)
     memory = Attendance(PublicOrder(2, 2), 5)
     memory.begin(tmp_path / "attendance", durable=durable)
     memory.enter(0, 0)

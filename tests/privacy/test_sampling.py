@@ -15,7 +15,7 @@ from privacy import accounting
 from privacy.accounting import Release
 from privacy.entropy import SeededEntropy
 from privacy.errors import PlanError
-from privacy.sampling import FixedSize, Poisson, Sampler, Uniform
+from privacy.sampling_and_turns import FixedSize, Poisson, Sampler, Uniform
 from tests.cells import every
 
 DRAWS = 4000

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from secure_fed.learning.tasks.task import Batch, Collate
-from secure_fed.learning.training.cohort.passes import Pack, Places, found_in
+from secure_fed.learning.training.common_passes.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import Placed, losses
 from secure_fed.learning.training.objective import CANNOT, Objective
 from secure_fed.learning.training.trials import agree, moved_away, require_uncoupled, still

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from privacy.entropy import Stream
 from privacy.mechanisms import Gaussian, Mechanism
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, PrivateSteps, Trained
 from secure_fed.learning.training.objective import Objective
 

@@ -16,9 +16,9 @@ from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import trainings
-from secure_fed.learning.training.cohort.packing import Entry, Work
-from secure_fed.learning.training.cohort.passes import Pack
+from secure_fed.learning.training.common_passes import trainings
+from secure_fed.learning.training.common_passes.packing import Entry, Work
+from secure_fed.learning.training.common_passes.passes import Pack
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import METHODS, build
 from secure_fed.methods.method import State, loss_of

@@ -18,10 +18,10 @@ from secure_fed.learning.data.encode import IGNORED, Collate
 from secure_fed.learning.models.adapters.lora import LoraAdapter
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import trainings
-from secure_fed.learning.training.cohort.packing import Room, Tight
-from secure_fed.learning.training.cohort.passes import Trial
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes import trainings
+from secure_fed.learning.training.common_passes.packing import Room, Tight
+from secure_fed.learning.training.common_passes.passes import Trial
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Falling, Job, Trained, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.tensors.tensors import Tensors

@@ -20,9 +20,9 @@ from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.per_example import EachOwn, NoRuleError, SmallProductsApart
 from secure_fed.learning.models.dropout_and_checkpointing import OwnDropout
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import parallel, trainings
-from secure_fed.learning.training.cohort.packing import Room
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes import parallel, trainings
+from secure_fed.learning.training.common_passes.packing import Room
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import PrivateSteps, Trained
 from secure_fed.learning.training.objective import Objective
 from secure_fed.rounds.transport import InProcess

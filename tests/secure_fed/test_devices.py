@@ -17,8 +17,8 @@ from torch import Tensor
 from privacy.entropy import SeededEntropy
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
-from secure_fed.learning.training.cohort.parallel import copies_on
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.parallel import copies_on
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.objective import Objective
 from secure_fed.runs import assembly
 from secure_fed.tensors.tensors import Tensors

@@ -25,8 +25,8 @@ from secure_fed.federation import Federation
 from secure_fed.learning.models.quantised import scales
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.next_tokens import rows_together
-from secure_fed.learning.training.cohort import pass_memory
-from secure_fed.learning.training.cohort.passes import Pack, Places, found_in
+from secure_fed.learning.training.common_passes import pass_memory
+from secure_fed.learning.training.common_passes.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import Placed, losses
 from secure_fed.methods import METHODS, build, card
 from secure_fed.runs.assembly import Assembly, assemble

@@ -13,7 +13,7 @@ import torch
 
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
-from privacy.sampling import FixedSize, Poisson, Uniform
+from privacy.sampling_and_turns import FixedSize, Poisson, Uniform
 from secure_fed.errors import MethodError, TrainingError
 from secure_fed.learning.training.local import Trained
 from secure_fed.methods.method import State

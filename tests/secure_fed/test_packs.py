@@ -17,11 +17,11 @@ from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.packing import Public
-from secure_fed.learning.training.cohort.packing import Room as Space
-from secure_fed.learning.training.cohort.passes import Places, found_in
-from secure_fed.learning.training.cohort.step_gradients import example_gradients
-from secure_fed.learning.training.cohort.trainings import Ways
+from secure_fed.learning.training.common_passes.packing import Public
+from secure_fed.learning.training.common_passes.packing import Room as Space
+from secure_fed.learning.training.common_passes.passes import Places, found_in
+from secure_fed.learning.training.common_passes.step_gradients import example_gradients
+from secure_fed.learning.training.common_passes.trainings import Ways
 from secure_fed.learning.training.local import Job, Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes

@@ -20,9 +20,9 @@ from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.per_example import ExampleWise, NoRuleError
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import packing, passes, step_gradients
-from secure_fed.learning.training.cohort.passes import Found, Pack, Places, found_in, tried
-from secure_fed.learning.training.cohort.step_gradients import example_gradients
+from secure_fed.learning.training.common_passes import packing, passes, step_gradients
+from secure_fed.learning.training.common_passes.passes import Found, Pack, Places, found_in, tried
+from secure_fed.learning.training.common_passes.step_gradients import example_gradients
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.trials import agree

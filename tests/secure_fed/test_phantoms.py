@@ -22,11 +22,11 @@ from scipy.stats import mannwhitneyu, norm
 from privacy.correlation import Correlation, square_root
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import COUNTER
-from privacy.sampling import FixedSize
+from privacy.sampling_and_turns import FixedSize
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.phantoms import COST, Room, count, phantoms
+from secure_fed.learning.audit_pool.number_of_phantoms import COST, Room, count, phantoms
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.methods.method import State

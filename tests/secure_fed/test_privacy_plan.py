@@ -10,7 +10,7 @@ from scipy.stats import binom
 from privacy import accounting
 from privacy.errors import BudgetExhausted
 from privacy.plan import Plan, Target, for_contributions, for_gradients, for_sums, usual_participations
-from privacy.sampling import FixedSize, Poisson
+from privacy.sampling_and_turns import FixedSize, Poisson
 
 DELTA = 1e-5
 UNITS = (8, 40, 300)  # each client's examples; Poisson batches of 8, one epoch a round

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from privacy.entropy import SeededEntropy
-from privacy.sampling import Poisson
+from privacy.sampling_and_turns import Poisson
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen

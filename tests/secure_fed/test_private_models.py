@@ -21,8 +21,8 @@ from secure_fed.errors import MethodError, ModelError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.architecture import require_data_free_start, require_supported
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.passes import tried
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes.passes import tried
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, Placed
 from secure_fed.learning.training.objective import Objective, changed, checksums
 from secure_fed.learning.training.trials import require_uncoupled, short

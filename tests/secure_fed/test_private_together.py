@@ -17,10 +17,10 @@ from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.training.canary_directions import direction, layout_of
-from secure_fed.learning.training.cohort import trainings
-from secure_fed.learning.training.cohort.packing import Entry, Room, Tight, Work
-from secure_fed.learning.training.cohort.passes import Trial
-from secure_fed.learning.training.cohort.trainings import Ways, train_together
+from secure_fed.learning.training.common_passes import trainings
+from secure_fed.learning.training.common_passes.packing import Entry, Room, Tight, Work
+from secure_fed.learning.training.common_passes.passes import Trial
+from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, PrivateSteps, Trained, batch_sampler, members_of
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.example_gradients import losses_at

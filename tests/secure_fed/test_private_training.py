@@ -17,12 +17,12 @@ from torch.utils.data import default_collate
 
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian, Mechanism
-from privacy.sampling import Poisson
+from privacy.sampling_and_turns import Poisson
 from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort import trainings
-from secure_fed.learning.training.cohort.passes import Found, Pack, Places, Trial, found_in
-from secure_fed.learning.training.cohort.trainings import Ways
+from secure_fed.learning.training.common_passes import trainings
+from secure_fed.learning.training.common_passes.passes import Found, Pack, Places, Trial, found_in
+from secure_fed.learning.training.common_passes.trainings import Ways
 from secure_fed.learning.training.local import (
     Job,
     Placed,

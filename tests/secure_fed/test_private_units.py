@@ -12,7 +12,7 @@ import pytest
 
 from privacy import accounting
 from privacy.entropy import SeededEntropy
-from privacy.sampling import Poisson
+from privacy.sampling_and_turns import Poisson
 from secure_fed.errors import DataError
 from secure_fed.federation import Federation
 from secure_fed.rounds.transport import Recording

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from privacy.plan import Target, for_sums
-from privacy.sampling import Poisson
+from privacy.sampling_and_turns import Poisson
 from secure_fed.methods.method import State
 from secure_fed.report import progress as shown
 from secure_fed.report.formatting import at_most

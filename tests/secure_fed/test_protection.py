@@ -11,7 +11,7 @@ import pytest
 
 from privacy.errors import BudgetExhausted, PrivacyError
 from privacy.mechanisms import AdaptiveGaussian, Gaussian, NoMechanism
-from privacy.sampling import FixedSize, Poisson
+from privacy.sampling_and_turns import FixedSize, Poisson
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card
 from secure_fed.rounds.cohort import cohort_sampler

@@ -17,7 +17,7 @@ from torch.nn import functional
 from secure_fed.errors import ConfigError, ModelError, SecureFedError
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.learning.training.canary_directions import direction
-from secure_fed.learning.training.cohort.trainings import train_together
+from secure_fed.learning.training.common_passes.trainings import train_together
 from secure_fed.learning.training.local import Job, PrivateSteps
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.catalogue import catalogue

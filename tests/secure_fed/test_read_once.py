@@ -19,8 +19,8 @@ from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.read_once import ReadOnce, read_once
 from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.cohort.packing import Public, Room
-from secure_fed.learning.training.cohort.parallel import copy_of
+from secure_fed.learning.training.common_passes.packing import Public, Room
+from secure_fed.learning.training.common_passes.parallel import copy_of
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.pass_shapes import Kinds

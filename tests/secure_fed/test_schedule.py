@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from privacy.correlation import square_root
 from privacy.errors import BudgetExhausted, TurnPassed
 from privacy.ledger import Ledger
-from privacy.sampling import NotYourTurn, PublicOrder
+from privacy.sampling_and_turns import NotYourTurn, PublicOrder
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.phantoms import Room, count
+from secure_fed.learning.audit_pool.number_of_phantoms import Room, count
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler

@@ -20,7 +20,7 @@ from secure_fed.learning.data.encode import Collate, per_token
 from secure_fed.learning.models.dropout_and_checkpointing import set_checkpointing
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.tasks.classification import weighed_loss
-from secure_fed.learning.training.cohort import packing
+from secure_fed.learning.training.common_passes import packing
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.trial_results import PASS_SIZES, Kept, user_file
 from tests.secure_fed import small_models, toys

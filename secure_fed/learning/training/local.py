@@ -2,7 +2,7 @@
 
 A `Job` holds what one training depends on, and `train` carries it out. The steps follow a schedule of learning rates, which
 falls over the rounds of a run and, with many steps, within a round. `PrivateSteps` are the parameters of steps under DP-SGD,
-which `cohort/step_gradients.py` computes.
+which `common_passes/step_gradients.py` computes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from privacy.entropy import Stream
 from privacy.mechanisms import Mechanism
-from privacy.sampling import Poisson
+from privacy.sampling_and_turns import Poisson
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Batch, batches

@@ -43,7 +43,7 @@ import torch
 from protocols.errors import Aborted, Tampering
 from protocols.parameters import Parameters
 from secure_fed.methods.method import Method, RoundPlan, Shrinking, State
-from secure_fed.rounds.masked.encoding import LOSS, Contribution, Encoding, Noised, Rounded
+from secure_fed.rounds.masked.encoding_plan import LOSS, Contribution, Encoding, Noised, Rounded
 from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Request, Stage

@@ -20,7 +20,7 @@ from secure_fed.errors import TrainingError
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked.checks import ExpectedRounds, Passes, contributors, require_enough, require_expected
-from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, Words
+from secure_fed.rounds.masked.encoding_plan import Contribution, Encoding, Noised, Words
 from secure_fed.rounds.phantoms import Phantom
 from secure_fed.rounds.sums import Clock
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged

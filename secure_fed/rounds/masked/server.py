@@ -22,7 +22,7 @@ from protocols.parameters import Parameters
 from protocols.server import Server as Unmasking
 from secure_fed.errors import TrainingError
 from secure_fed.rounds.masked.checks import require_plausible, require_plausible_release
-from secure_fed.rounds.masked.encoding import Encoding
+from secure_fed.rounds.masked.encoding_plan import Encoding
 from secure_fed.rounds.masked.terms import Terms
 from secure_fed.rounds.sums import Clock, Intake, RoundLost, Spent
 from secure_fed.rounds.transport import ContributorList, Request, Stage, Transport

@@ -22,7 +22,7 @@ import pytest
 from privacy import ledger_file
 from privacy.ledger import Ledger
 from privacy.ledger_file import Head
-from privacy.sampling import Attendance
+from privacy.sampling_and_turns import Attendance
 from secure_fed.commands.cli import main
 from secure_fed.deployment import memberships, messages, relay
 from secure_fed.deployment.charter import Charter

@@ -21,7 +21,7 @@ from privacy.entropy import SystemEntropy
 from privacy.errors import PlanError
 from protocols.errors import Aborted
 from protocols.thresholds import colluding, surviving
-from secure_fed.rounds.masked.encoding import Contribution, Noised
+from secure_fed.rounds.masked.encoding_plan import Contribution, Noised
 from tests.cells import chosen
 from tests.secure_fed import private_toys
 from tests.secure_fed.masked import wide_toys

@@ -27,7 +27,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
-from secure_fed.rounds.masked.encoding import Contribution, Noised, PublicPlan, Rounded
+from secure_fed.rounds.masked.encoding_plan import Contribution, Noised, PublicPlan, Rounded
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.contracts import runs

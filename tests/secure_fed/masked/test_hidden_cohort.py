@@ -56,7 +56,7 @@ def test_two_passes_over_one_hidden_coin_are_refused() -> None:
 
 
 def test_who_does_not_train_sends_zeros_and_its_share_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from secure_fed.rounds.masked.encoding import Contribution, Noised
+    from secure_fed.rounds.masked.encoding_plan import Contribution, Noised
 
     made: list[tuple[bool, np.ndarray]] = []
     carried = Noised.encode

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from privacy import distributed
-from privacy.sampling import PublicOrder
+from privacy.sampling_and_turns import PublicOrder
 from protocols.errors import ParameterError, Tampering
 from protocols.keys import registry_digest
 from protocols.parameters import Parameters

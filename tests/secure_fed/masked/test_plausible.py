@@ -17,7 +17,7 @@ from protocols.client import Client as Masking
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.checks import require_plausible
-from secure_fed.rounds.masked.encoding import Contribution, Encoding, Noised, PublicPlan, Rounded
+from secure_fed.rounds.masked.encoding_plan import Contribution, Encoding, Noised, PublicPlan, Rounded
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, federation, one_round
 
 EIGHT = [3] * 8

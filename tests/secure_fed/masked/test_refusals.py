@@ -118,7 +118,7 @@ def test_the_smallest_federation_that_there_can_be_works() -> None:
 @pytest.mark.parametrize("size", chosen([0, 1, 2, 3, 5, 9], [0, 2]))
 def test_no_round_fails_for_the_size_of_a_secret_cohort(size: int) -> None:
     """For all of the settings that are accepted at the start."""
-    from privacy.sampling import Poisson
+    from privacy.sampling_and_turns import Poisson
 
     class Chosen(Poisson):
         def draw(self, uniform: Any, round_: int = 0) -> list[int]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from protocols import server as protocol
-from secure_fed.rounds.masked.encoding import Contribution
+from secure_fed.rounds.masked.encoding_plan import Contribution
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,
     DISTRIBUTED,

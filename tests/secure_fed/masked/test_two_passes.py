@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 
 from privacy import accounting
 from privacy.plan import Target, for_shares, for_sums
-from privacy.sampling import FixedSize, Poisson
+from privacy.sampling_and_turns import FixedSize, Poisson
 from tests.cells import chosen
 from tests.secure_fed.masked.wide_toys import CLIPPED, MASKED, SKETCH, federation
 

@@ -82,7 +82,7 @@ def test_what_a_client_masks_looks_uniform_and_is_another_every_time() -> None:
     assert len({vector.tobytes() for vector in vectors}) == 24
     layout = built.assembly.server.layout(built.assembly.initial, "change")
     encoding = built.assembly.masks.sums.terms.encoding(layout.size, math.inf)
-    from secure_fed.rounds.masked.encoding import Contribution
+    from secure_fed.rounds.masked.encoding_plan import Contribution
 
     bare = encoding.encode(Contribution(np.random.default_rng(0).normal(size=layout.size) / 50, 1.0, 1.0), None)
     assert odd(np.concatenate([bare] * 4)) > limit
@@ -165,7 +165,7 @@ def test_no_model_goes_to_a_client_that_makes_up_the_number() -> None:
 
 def test_records_do_not_tell_how_many_took_part() -> None:
     from privacy.entropy import SeededEntropy
-    from privacy.sampling import Poisson
+    from privacy.sampling_and_turns import Poisson
 
     sampler, told, drawn = Poisson(8, 0.5), [], []
     for size in (0, 2, 6):

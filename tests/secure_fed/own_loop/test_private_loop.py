@@ -16,7 +16,7 @@ from privacy import mechanisms
 from privacy.accounting import epsilon
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
-from privacy.sampling import Poisson
+from privacy.sampling_and_turns import Poisson
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.private import Budget, wrap
 from tests.secure_fed.own_loop import loops

@@ -76,7 +76,7 @@ class ExampleWise(nn.Module):
     of the layer's own parameters (not its children's).
 
     Its forward uses only operations that `torch.func` can batch: no branch on values, nothing random, nothing in place. So the
-    layer can be called with parameters that differ between examples (`EachOwn`), and `learning/training/cohort/passes.py`
+    layer can be called with parameters that differ between examples (`EachOwn`), and `training/common_passes/passes.py`
     computes each example's gradient by the layer's own backward pass over that example alone.
     """
 

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from secure_fed.activity import activity
 from secure_fed.learning.data.audit_unit import Plain
-from secure_fed.learning.training.cohort.packing import Entry, Packing, Public, Room, Tight, Work
-from secure_fed.learning.training.cohort.parallel import Alone, Crew, Told, crew_of, divided, spreads
-from secure_fed.learning.training.cohort.passes import Found, Places, Trial, found_in, tried
-from secure_fed.learning.training.cohort.step_gradients import Means, NoisedSums
+from secure_fed.learning.training.common_passes.packing import Entry, Packing, Public, Room, Tight, Work
+from secure_fed.learning.training.common_passes.parallel import Alone, Crew, Told, crew_of, divided, spreads
+from secure_fed.learning.training.common_passes.passes import Found, Places, Trial, found_in, tried
+from secure_fed.learning.training.common_passes.step_gradients import Means, NoisedSums
 from secure_fed.learning.training.local import Job, Placed, Trained, optimizer_of, seeded, stepped, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.trials import parameters_stay, remembers, require_uncoupled, short

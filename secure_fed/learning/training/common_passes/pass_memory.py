@@ -31,8 +31,8 @@ from torch.utils.flop_counter import flop_registry
 from secure_fed.learning.models.quantised import layers
 from secure_fed.learning.tasks.next_tokens import rows_together, shaped_for
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.packing import labelled, words_of
-from secure_fed.learning.training.cohort.passes import Pack, Places, found_in
+from secure_fed.learning.training.common_passes.packing import labelled, words_of
+from secure_fed.learning.training.common_passes.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import losses
 from secure_fed.learning.training.objective import Objective
 

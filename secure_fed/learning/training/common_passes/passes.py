@@ -27,7 +27,7 @@ from secure_fed.learning.models.adapters.per_example import EachOwn, SmallProduc
 from secure_fed.learning.models.dropout_and_checkpointing import OwnDropout
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.parallel import copy_of, spreads
+from secure_fed.learning.training.common_passes.parallel import copy_of, spreads
 from secure_fed.learning.training.local import Placed, losses, seeded
 from secure_fed.learning.training.objective import CANNOT, Objective
 from secure_fed.learning.training.trials import agree, moved_away, same_losses, still, varied

@@ -32,12 +32,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privacy.sampling import Poisson
+from privacy.sampling_and_turns import Poisson
 from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.canary_directions import direction_of
-from secure_fed.learning.training.cohort.packing import Passes, Public, Room
-from secure_fed.learning.training.cohort.passes import Flat, Places, found_in
+from secure_fed.learning.training.common_passes.packing import Passes, Public, Room
+from secure_fed.learning.training.common_passes.passes import Flat, Places, found_in
 from secure_fed.learning.training.local import Job, Placed, PrivateSteps, batch_sampler, members_of
 from secure_fed.learning.training.objective import Objective
 

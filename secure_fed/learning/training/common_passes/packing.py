@@ -26,7 +26,7 @@ from secure_fed.learning.data.encode import IGNORED
 from secure_fed.learning.data.rows import places_of
 from secure_fed.learning.models.architecture import couples_examples
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.cohort.passes import Found, Pack, Places, found_alone, found_in
+from secure_fed.learning.training.common_passes.passes import Found, Pack, Places, found_alone, found_in
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from privacy.accounting import Release
 
+
 # uniform(n): n independent numbers in [0, 1), from a seeded generator or from a stream that nobody can predict.
 Uniform = Callable[[int], NDArray[np.float64]]
 
