@@ -91,7 +91,7 @@ def audited(
         accusations=() if scores is None else tuple(accusations(held, scores)),
         expected=_expected(target, main, judged),
         sweep=(),
-        verdict=Verdict("", "", ""),
+        verdict=Verdict("unsupported", "", ""),  # until it is made, from the rest
     )
     return Audited(replace(audit, verdict=verdict(audit)))
 

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from itertools import repeat
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from secure_fed.errors import RunDirectoryError
 
 Interval = tuple[float, float]
+Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
 NO_UNIT = "none"
 SCHEMA = 1
 
@@ -232,7 +233,7 @@ class RunBeside:
 class Verdict:
     """The verdict (`report.verdict`): its level, all sentences, and those that come first."""
 
-    level: str
+    level: Level
     text: str
     summary: str
 
@@ -386,6 +387,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     """The value as the type that a field has. ValueError for another one."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
+        return value
+    if origin is Literal and value in inner:
         return value
     if origin is UnionType:
         return None if value is None else _read(inner[0], value, name)

@@ -66,9 +66,8 @@ from typing import Literal
 from attacks.catalogue import ATTACKS
 from attacks.evidence import tradeoff
 from attacks.evidence.attempts import grade
-from attacks.record import Allowed, AttackAt, Audit, Cell, Tail
+from attacks.record import Allowed, AttackAt, Audit, Cell, Level, Tail
 
-Level = Literal["none_found", "within", "leak", "violation", "unsupported"]
 Standing = Literal["void", "leak", "beyond", "within", "none_found", "unsupported"]
 Mark = Literal["leak", "within", "beyond", "part", "sign", "inverted", "chance", "none"]
 ORDER = ("canary_likelihood", "canary_cosine", "one_run", "lira", "loss")

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from attacks.catalogue import ATTACKS
 from attacks.evidence.attempts import BY_COHORT, Attempt, How, Named, attempts, best
 from attacks.evidence.baseline import SHUFFLES
-from attacks.record import Audit, Cell, Estimate, Interval, Verdict
+from attacks.record import Audit, Cell, Estimate, Interval, Level, Verdict
 from attacks.report.verdict import (
     CHANCE,
     ENOUGH,
-    Level,
     allows,
     contradicts,
     holds_up,

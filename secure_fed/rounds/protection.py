@@ -282,7 +282,7 @@ def _room(
     population: Population,
     numbers: int,
     z: float,
-    allows: Callable[[int], bool],
+    allows: Callable[[int], bool] = lambda phantoms: True,
 ) -> Room:
     """The public numbers that determine how many phantoms a run can have."""
     if placement.step_noise:

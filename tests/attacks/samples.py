@@ -249,7 +249,7 @@ def whole(told: Mapping[str, Any]) -> dict[str, Any]:
             {"name": name} for name in dict.fromkeys(cell[one] for cell in audit["cells"])
         )
         audit[several] = [{"title": entry["name"], about: "", **entry} for entry in listed]
-    audit["verdict"] = {"level": "", "text": "", "summary": "", **audit["verdict"]}
+    audit["verdict"] = {"level": "unsupported", "text": "", "summary": "", **audit["verdict"]}
     return audit
 
 

@@ -413,6 +413,7 @@ def test_a_damaged_audit_is_one_sentence_that_names_the_value() -> None:
         ({"cells": [{**whole["cells"][0], "auc": "high"}]}, "auc is 'high'"),
         ({"cells": [{"attack": "loss"}]}, "cells has no vantage"),
         ({"rounds": 1.5}, "rounds is 1.5"),
+        ({"verdict": {"level": "splendid", "text": "All is well.", "summary": ""}}, "level is 'splendid'"),
         ({"significance": math.nan}, "significance is nan"),
         ({"delta": 10**400}, "too large"),
         ({"baseline": {**whole["baseline"], "auc_interval": [0.1]}}, "shorter"),
@@ -454,9 +455,9 @@ def test_whatever_one_value_is_it_is_named_or_the_page_is_written(
 
 
 CURVES: tuple[dict[str, Any], ...] = (
-    {"fpr": [0, 1], "tpr": [0, 1], "low": [], "high": None},
-    {"fpr": [0, 1, 2], "tpr": [0, 1]},
-    {"fpr": [0, 1], "tpr": [0, 1]},
+    {"fpr": [0, 1], "tpr": [0, 1], "low": [], "high": []},
+    {"fpr": [0, 0, 1], "tpr": [0, 1, 1], "low": [0, 0, 1], "high": [1, 1, 1]},
+    {"fpr": [0, 1e-9, 1], "tpr": [0, 0, 1], "low": [0, 0, 0], "high": [0, 1, 1]},
 )
 ROWS: tuple[dict[str, Any], ...] = (
     {"auc": None, "accuracy": None, "epsilon_lower": None},

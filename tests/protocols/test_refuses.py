@@ -1,6 +1,6 @@
 """A party refuses every false message: a client then keeps no secret and answers no more, a server keeps its state.
 
-The lies of `protocols.lies` are in `test_tampering`; here are all others.
+The lies of `protocols.lies` are in `test_simulate`; here are all others.
 """
 
 from __future__ import annotations

@@ -222,6 +222,22 @@ def test_one_rebuilder_serves_sets_of_holders_and_thresholds_in_any_order() -> N
         assert Rebuilder().rebuild(wrong, threshold, is_secret(raw)) == expected
 
 
+def framed(shares: Mapping[int, bytes], liars: tuple[int, int], basis: tuple[int, ...]) -> dict[int, bytes]:
+    """Shares with two lies that leave the secret of `basis` unchanged, so that trusting the basis means blaming all others."""
+    ones = {holder: shifted(bytes(SHARE), int(holder == liars[0])) for holder in basis}
+    others = {holder: shifted(bytes(SHARE), int(holder == liars[1])) for holder in basis}
+    lies = {liars[0]: naive(others), liars[1]: -naive(ones)}
+    return {**shares, **{liar: shifted(shares[liar], lie) for liar, lie in lies.items()}}
+
+
+@every(("count", "blamed"), [(8, {1, 2}), (5, {4})])
+def test_liars_who_agree_on_a_lie_that_fits_cannot_blame_the_others(count: int, blamed: set[int]) -> None:
+    """With five holders and one redundant share the liars cannot be identified, but the secret is right."""
+    lies = framed(split(Secret(RAW), 4, range(count)), (1, 2), (0, 1, 2, 3))
+    assert naive({holder: lies[holder] for holder in range(4)}) == int.from_bytes(RAW, "little")
+    assert Rebuilder().rebuild(lies, 4, is_secret(RAW)) == (Secret(RAW), frozenset(blamed))
+
+
 def test_the_audit_is_at_a_point_that_nobody_can_predict(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     draw = sharing.secrets.randbelow

@@ -6,7 +6,7 @@ Vectors that are not uniform fail by far, uniform ones hardly ever by chance. `t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -52,13 +52,10 @@ class View:
         """(length,) a copy of the client's masked vector, as the server received it."""
         return Masked.from_bytes(self.scene.said["mask", client], self.scene.cast.parameters, client).vector.copy()
 
-    def strip(self, words: Words, client: int, known: Iterable[AgreementKey], others: Iterable[int]) -> None:
-        """Remove, in place, the masks that the client added for `others`, given the private mask keys `known` of the others."""
+    def strip(self, words: Words, client: int, known: Mapping[int, AgreementKey]) -> None:
+        """Remove, in place, the masks that the client added for these others, given their private mask keys."""
         public, session = self.keys[client].mask.public, self.scene.cast.parameters.session
-        add_masks(words, [pair_mask(key, public, session, me, client) for key, me in zip(known, others, strict=True)])
-
-    def strip_colluders(self, words: Words, client: int, colluders: Collection[int]) -> None:
-        self.strip(words, client, [self.keys[me].mask for me in colluders], colluders)
+        add_masks(words, [pair_mask(key, public, session, me, client) for me, key in known.items()])
 
     def strip_all(self, words: Words, client: int, key: AgreementKey) -> None:
         """Remove, in place, all of the client's pair masks, given the client's own mask key."""
@@ -73,9 +70,9 @@ class View:
         return {holder: self.held[holder][owner][which] for holder in holders}
 
 
-def session(made: Cast, keys: Mapping[int, Keys] | None = None, silent: Collection[int] = ()) -> View:
+def session(made: Cast, silent: Collection[int] = ()) -> View:
     """A session played until the masked vectors are sent; the clients in `silent` send none."""
-    keys = keys or {me: Keys.new() for me in made.ids}
+    keys = {me: Keys.new() for me in made.ids}
     clients = {me: made.client(me, _keys=keys[me]) for me in made.ids}
     scene = play(made, clients=clients, silent={"mask": silent}, until="unmask")
     held = {
@@ -105,15 +102,14 @@ class Constant(Cast):
         return {me: np.full(self.length, self.value, f"u{self.bits // 8}") for me in self.ids}
 
 
-def constant(value: int = 0, bits: int = 32, size: int = BYTES, **options: Any) -> Constant:
-    return Constant(count=COUNT, threshold=THRESHOLD, bits=bits, length=8 * size // bits, value=value, **options)
+def constant(value: int = 0, bits: int = 32) -> Constant:
+    return Constant(count=COUNT, threshold=THRESHOLD, bits=bits, length=8 * BYTES // bits, value=value)
 
 
 @cache
 def large() -> View:
     """A session with vectors of zeros; the last client deals its shares and sends no vector."""
-    made = constant()
-    return session(made, silent=made.ids[-1:])
+    return session(constant(), silent=constant().ids[-1:])
 
 
 @pytest.mark.parametrize(("bits", "value"), [(32, 0), (64, 2**64 - 1)])
@@ -137,8 +133,7 @@ def test_after_all_is_opened_they_have_the_sum_of_the_honest_and_of_no_part_of_t
         words = stripped[honest] = view.masked(honest)
         holders = [me for me in survivors if me != honest][:THRESHOLD]
         add_masks(words, [(guessed(view.shares(honest, 0, holders)), -1)])
-        view.strip(words, honest, [key], [dropped])
-        view.strip_colluders(words, honest, colluders)
+        view.strip(words, honest, {dropped: key, **{me: view.keys[me].mask for me in colluders}})
     assert len(stripped) == 3
     for some in [*itertools.combinations(stripped, 1), *itertools.combinations(stripped, 2)]:
         assert p_value(np.sum([stripped[me] for me in some], axis=0, dtype=np.uint32)) > CHANCE

@@ -271,7 +271,8 @@ def test_settings_reach_the_methods() -> None:
     assert fra(columns=5).sketch == fra("fra_then_ffa", 5).sketch == 5
     assert fra().sketch == 4 * RANK
     assert build(MethodConfig(name="fra_lora")) == FraLora(replace(fra().adapter, rank=8, alpha=16.0))
-    assert build(MethodConfig(name="fra_lora", denoise="shrink")).summed
+    private = PrivacyConfig(unit="client", epsilon=8.0, delta=1e-5)
+    assert build(RunConfig(method=MethodConfig(name="fra_lora", denoise="shrink"), privacy=private)).summed
 
 
 def test_personal_factors_are_refused_and_a_personal_head_stays() -> None:
