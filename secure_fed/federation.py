@@ -101,6 +101,9 @@ class Federation:
             require_read(self.config)
         own = (model, train, test, collate, loss, metrics, non_members)
         problem = configured(self.config) if all(part is None for part in own) else given(self.config, *own)
+        if problem.ranks:  # a run has its ranks in its settings, whatever becomes of the column
+            ranks = [f"{name}={rank}" for name, rank in problem.ranks.items()]
+            self.config = self.config.replace({("method", "ranks"): ranks, ("method", "ranks_column"): ""})
         self.assembly = assemble(self.config, method, problem, entropy, mechanism, local=local)
         self.config = self.assembly.config
         self.callbacks = list(callbacks)

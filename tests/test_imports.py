@@ -53,7 +53,7 @@ def test_the_probe_sees_what_was_loaded() -> None:
 
 
 def test_packages_and_ledgers_load_nothing_heavy_and_the_public_names_are_listed_without() -> None:
-    of_ledgers = ("ledger", "ledger_file", "book", "filters", "statement", "errors", "entropy", "sampling")
+    of_ledgers = ("ledger", "ledger_file", "book", "filters", "statement", "errors", "entropy", "sampling_and_turns")
     names = "import secure_fed; assert {'Federation', 'RunConfig'} <= set(dir(secure_fed))"
     packages = [f"import {package}" for package in ("secure_fed", "privacy", "protocols", "attacks")]
     found, _ = probe(*packages, *(f"import privacy.{module}" for module in of_ledgers), names)

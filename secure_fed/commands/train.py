@@ -108,7 +108,7 @@ def check_ahead(config: RunConfig) -> None:
     methods.require_known(config.method.name)
     found(config.model)
     read, others = columns_of(config.data), config.evaluation.non_members
-    sources.require_columns(config.data, read, config.privacy.group_column, others)
+    sources.require_columns(config.data, read, config.privacy.group_column, others, config.method.ranks_column)
     if config.privacy.ledger:
         require_made(config.privacy.ledger)
 

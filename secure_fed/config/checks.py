@@ -207,6 +207,12 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.secure_aggregation.enabled and c.federation.weighting == "examples",
         "secure_aggregation.enabled = true and federation.weighting = 'examples'",
     ),
+    (
+        "method.ranks_column",
+        lambda c: not c.data.train or bool(c.data.client) or isinstance(c.data.train, tuple),
+        "data.client, or a file for each client",
+    ),
+    ("method.ranks_column", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
     ("privacy.group_column", _private("group"), "privacy.unit = 'group'"),
     ("privacy.group_examples", _private("group"), "privacy.unit = 'group'"),
     ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'group', or privacy.noise = 'local'"),
@@ -282,7 +288,7 @@ def _robust(config: Sections) -> None:
         ("evaluation.phantoms", bool(config.evaluation.phantoms), "phantoms are scored by sums; use 'mean'"),
         (
             "method.ranks",
-            bool(config.method.ranks),
+            bool(config.method.ranks or config.method.ranks_column),
             "a rank that fewer than half of the clients train would have a median of zero, and never learn; use 'mean'",
         ),
         (
@@ -343,9 +349,11 @@ def _ranks(config: Sections) -> None:
         wrong(
             config, "method.ranks", limit, f"method.ranks has the entry {wrong_ranks[0]!r:.80}, but it must be {limit}"
         )
-    if method.ranks and method.double_rank:
+    if (method.ranks or method.ranks_column) and method.double_rank:
         why = "double_rank compares methods at equal trained size; leave it out, and set method.rank"
         refuse(config, "method.ranks", "method.double_rank = true", why)
+    if method.ranks and method.ranks_column:
+        refuse(config, "method.ranks", "method.ranks_column", "both give the ranks of clients; leave one out")
 
 
 def _diagnostics(config: Sections) -> None:

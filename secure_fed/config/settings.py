@@ -385,6 +385,10 @@ class MethodConfig:
         "ranks that clients of unlike machines train, NAME=RANK for every client, each at most method.rank (fedlora, ffa_lora, "
         "fra_lora); empty: all train method.rank",
     )
+    ranks_column: str = key(
+        "",
+        "in place of ranks, a column of data.train with the rank of the row's client; it becomes public with the run",
+    )
 
     @property
     def ranks_by_name(self) -> dict[str, int]:

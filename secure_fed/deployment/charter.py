@@ -283,6 +283,7 @@ _ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
     "evaluation.non_members": (("",), "needs the members' examples in one place"),
     "evaluation.canaries": (("none",), "needs the members' examples in one place"),
     "evaluation.diagnostics": (((), ("variation",)), "needs the members' tensors in one place"),
+    "method.ranks_column": (("",), "is a column of files that only members have: use method.ranks"),
     "method.personal": (((),), "is not kept by nodes yet"),
     "evaluation.audit_fraction": ((0.0,), "needs the members' examples in one place"),
     "privacy.on_exhausted": (

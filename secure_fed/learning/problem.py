@@ -57,6 +57,7 @@ class Problem:
     labels and the test rows were not held out of private rows. note: a sentence on the objects that a user gave, or empty.
     non_members: examples that a user named as trained on by no client; empty if there are none. left_out: training examples
     that have no room in `model.max_length` tokens. asked: the test rows to which evaluations write answers, or None.
+    ranks: by the name of a client, the rank that a column of the data gives it.
     """
 
     model: nn.Module
@@ -82,6 +83,7 @@ class Problem:
     non_members: Sequence[Any] = ()
     left_out: int = 0
     asked: Asked | None = None
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lazy(self) -> bool:
@@ -140,6 +142,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
             group=config.privacy.group_column,
             unit=config.privacy.unit,
             non_members=config.evaluation.non_members,
+            ranks=config.method.ranks_column,
         )
     asked(config, task, source.test)  # refused before a model is loaded
     labels = source.train.label_names
@@ -185,6 +188,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         unit_digest=fingerprint.of_units(*partition.units(config, source, divided)) if private else "",
         commonest=Commonest.among(task.counted(source.test)) if is_declared(source.tested) or not private else None,
         note=f"The data are {task.title}s: {source.form}." if source.form else "",
+        ranks={name: source.ranks[name] for name in divided.names} if source.ranks else {},
         left_out=len(source.train) - sum(map(len, parts)),
         warning="; and ".join([*overlaps(config.data), *warnings(config, read, tokenizer, loaded.model)]),
     )

@@ -364,7 +364,7 @@ _ROWS = (
             paper="Trautmann et al., 2025, section III.A; FedLR in Yan et al., arXiv 2404.18848",
             travels="A, B, head",
             mean_exact=False,
-            options=(*LORA_OPTIONS, "ranks"),
+            options=(*LORA_OPTIONS, "ranks", "ranks_column"),
         ),
         lambda run: LoraAdapter.of(run.method),
         AveragedLora,

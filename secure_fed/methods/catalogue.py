@@ -90,7 +90,7 @@ def _settings(run: RunConfig, overrides: Iterable[str]) -> tuple[dict[str, Any],
     changed = run.override(overrides)
     for section, table in changed.to_dict().items():
         for name in (name for name, value in table.items() if value != usual[section][name]):
-            if section == "method" and name not in ("name", "ranks"):
+            if section == "method" and name not in ("name", "ranks", "ranks_column"):
                 settings[name] = table[name]
             elif section != "model" or name not in COUNTED:
                 keys = f"set keys of [method], but not name or ranks, or of [model] {', '.join(COUNTED)}"

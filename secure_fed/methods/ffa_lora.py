@@ -31,7 +31,7 @@ CARD = Card(
     paper="Sun et al., ICLR 2024, arXiv 2403.12313",
     travels="B, head",
     mean_exact=True,
-    options=(*LORA_OPTIONS, "freeze_init", "double_rank", "ranks"),
+    options=(*LORA_OPTIONS, "freeze_init", "double_rank", "ranks", "ranks_column"),
 )
 
 

@@ -78,7 +78,7 @@ CARD = Card(
     paper="Trautmann et al., 2025, section IV",
     travels="change of B A as factors of twice the rank, head; down A, B, head",
     mean_exact=True,
-    options=(*LORA_OPTIONS, "denoise", "denoise_over", "transport_form", "sketch", "ranks"),
+    options=(*LORA_OPTIONS, "denoise", "denoise_over", "transport_form", "sketch", "ranks", "ranks_column"),
 )
 
 SKETCH = "sketch"

@@ -40,7 +40,7 @@ def require_trainable(config: RunConfig, method: Method) -> None:
             f"{method.card.name} trains on a loss of its own, which local does not see: choose a method that trains on the "
             "task's loss"
         ).about("method.name", method.card.name, "a method without a loss of its own")
-    if config.method.ranks:
+    if config.method.ranks or config.method.ranks_column:
         raise ConfigError(
             "method.ranks is set, and local trains a model that has all ranks of the adapter: leave it out"
         ).about("method.ranks", config.method.ranks, "not set with local")

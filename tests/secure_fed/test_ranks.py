@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,7 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secure_fed.errors import ConfigError, ModelError, SecureFedError
+from secure_fed.commands.train import check_ahead
+from secure_fed.config import RunConfig
+from secure_fed.errors import ConfigError, ModelError, SecureFedError, UsageError
+from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.learning.training.common_passes.trainings import train_together
@@ -23,6 +27,7 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.catalogue import catalogue
 from secure_fed.methods.method import State
 from secure_fed.rounds.transport import Recording, Reply
+from secure_fed.runs.directory import read_config
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import every
 from tests.contracts import runs
@@ -425,3 +430,65 @@ def test_a_table_of_methods_has_no_clients() -> None:
 def test_a_personal_head_is_kept_at_every_rank() -> None:
     result = toys.federation(of("fedlora", {"method.personal": ["classifier.*"]})).run()
     assert result.state.tensors.is_finite()
+
+
+# Ranks by a column of the data.
+
+
+def by_column(tmp_path: Path, rows: Sequence[Mapping[str, Any]], **settings: Any) -> RunConfig:
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    usual = {
+        "data": {"train": str(tmp_path / "train.jsonl"), "client": "site", "test_fraction": 0.25},
+        "federation": {"rounds": 2, "cohort": 3},
+        "training": {"steps": 1},
+        "method": {"name": "fra_lora", "rank": RANK, "ranks_column": "gpu"},
+    }
+    return RunConfig.from_dict({part: {**own, **settings.get(part, {})} for part, own in usual.items()})
+
+
+ROWS = [{"text": f"word {n}", "label": n % 2, "site": f"s={n % 3}", "gpu": RANKS[n % 3]} for n in range(24)]
+
+
+def test_ranks_of_a_column_are_those_of_the_list(tmp_path: Path) -> None:
+    named = [f"s={client}={rank}" for client, rank in enumerate(RANKS)]
+    columned = Federation(by_column(tmp_path, ROWS))
+    listed = Federation(by_column(tmp_path, ROWS, method={"ranks_column": "", "ranks": named}))
+    assert columned.config == listed.config
+    assert columned.config.method.ranks == tuple(named)
+    results = [built.run(tmp_path / name) for name, built in (("column", columned), ("list", listed))]
+    assert toys.same(*(result.state.tensors for result in results))
+    # The run has the ranks, so it is resumed without the column.
+    again = Federation(read_config(tmp_path / "column")).run(tmp_path / "column", resume=True)
+    assert toys.same(again.state.tensors, results[0].state.tensors)
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "setting"),
+    [
+        ([{**row, "gpu": "two"} for row in ROWS], {}, "method.ranks_column"),
+        ([{**row, "gpu": None} for row in ROWS], {}, "method.ranks_column"),
+        ([{**row, "gpu": 1 + n % 2} for n, row in enumerate(ROWS)], {}, "method.ranks_column"),
+        ([{**row, "gpu": RANK + 1} for row in ROWS], {}, "method.ranks"),
+        ([{**row, "gpu": 0} for row in ROWS], {}, "method.ranks"),
+        (ROWS, {"method": {"ranks": ["s=0=1"]}}, "method.ranks"),
+        (ROWS, {"method": {"double_rank": True, "name": "ffa_lora"}}, "method.ranks"),
+        (ROWS, {"data": {"partition": "iid"}}, "data.client"),
+        (ROWS, {"data": {"client": ""}}, "method.ranks_column"),
+        (ROWS, {"federation": {"aggregate": "median"}}, "federation.aggregate"),
+    ],
+)
+def test_a_column_without_ranks_is_refused(rows: Any, settings: Any, setting: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        Federation(by_column(tmp_path, rows, **settings))
+    assert (caught.value.setting, caught.value.exit_code) == (setting, 2)
+
+
+def test_a_missing_column_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    config = by_column(tmp_path, [{name: row[name] for name in ("text", "label", "site")} for row in ROWS])
+    with pytest.raises(UsageError):
+        check_ahead(config)
+    with pytest.raises(UsageError):
+        check_ahead(RunConfig.from_dict({"method": {"name": "fedlora", "ranks_column": "gpu"}}))
+    with pytest.raises(ConfigError) as caught:
+        toys.federation({"method.name": "fedlora", "method.ranks_column": "gpu"})
+    assert caught.value.setting == "method.ranks_column"

@@ -7,8 +7,8 @@ of `evaluation.non_members` are of the same kind, and no client trains on them: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -165,14 +165,16 @@ def _expanded(paths: Sequence[Path], of_folder: Callable[[Path], list[Path]] = t
     return [file for path in paths for file in (of_folder(path) if path.is_dir() else [path])]
 
 
-def require_columns(data: DataConfig, columns: Columns, group: str = "", non_members: str | Sequence[str] = "") -> None:
+def require_columns(
+    data: DataConfig, columns: Columns, group: str = "", non_members: str | Sequence[str] = "", ranks: str = ""
+) -> None:
     """Refuse a missing file, or a file without a column that the task (`columns`) or [data] needs."""
     named, others = find(data) or Named((), ()), files_of_non_members(non_members)
     if generated(data):
-        require_columns_of_notes(data, group)
+        require_columns_of_notes(data, group, ranks)
         return
     read = {"data.text": columns.text, "data.text_b": columns.text_b, "data.label": columns.label}
-    owned = {"data.client": data.client, "privacy.group_column": group, "data.language": language_column(data)}
+    owned = {"data.client": data.client, **_others(data, group, ranks)}
     for setting, paths, needed in (
         ("data.train", named.train, read | owned),
         ("data.test", named.test, read),
@@ -187,11 +189,16 @@ def require_columns(data: DataConfig, columns: Columns, group: str = "", non_mem
                     head.column(name, chosen_by)
 
 
-def require_columns_of_notes(data: DataConfig, group: str) -> None:
+def _others(data: DataConfig, group: str, ranks: str) -> dict[str, str]:
+    """The columns of training rows beside the task's and the clients', by their settings."""
+    return {"privacy.group_column": group, "data.language": language_column(data), "method.ranks_column": ranks}
+
+
+def require_columns_of_notes(data: DataConfig, group: str, ranks: str = "") -> None:
     """Refuse a column that the built-in notes do not have."""
     if data.client not in ("", "site"):
         raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
-    for setting, column in (("privacy.group_column", group), ("data.language", language_column(data))):
+    for setting, column in _others(data, group, ranks).items():
         if column:
             raise DataError(f"{setting} is {column!r}, but {_BUILTIN} has no such column; use files")
 
@@ -207,6 +214,7 @@ class Source:
     languages: the language of each training row, if the partition uses it
     others: the rows of `evaluation.non_members`, if there are any
     form: the form of the inputs, where there are several
+    ranks: the rank of each client, if a column gives it
     """
 
     train: Rows
@@ -217,6 +225,7 @@ class Source:
     languages: tuple[str, ...] | None = None
     others: Rows | None = None
     form: str = ""
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,24 +245,26 @@ def load(
     group: str = "",
     unit: str = "none",
     non_members: str | Sequence[str] = "",
+    ranks: str = "",
 ) -> Source:
     """The training and test examples that `data` names, read by `task`; the same arguments give the same rows.
 
     `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
     out by `seed`. The column `data.client` names the client of an example; without it, each file of a list is
     one client, with the file's name. `group` is the column that names the person of a training example. unit:
-    the unit of privacy, which is held out as a whole. non_members: files of rows that no client trains on.
+    the unit of privacy, which is held out as a whole. non_members: files of rows that no client trains on. ranks: the column
+    with the rank of a training row's client.
     """
     named = find(data)
     if generated(data):
         from secure_fed.learning.data import notes
 
-        require_columns_of_notes(data, group)
+        require_columns_of_notes(data, group, ranks)
         train = notes.generate(data.examples, seed=seed, split="train")
         test = notes.generate(data.test_examples, seed=seed, split="test")
         return Source(train, test, train, keyed=data.client == "site")
     language = language_column(data)
-    wanted = _wanted(task, data.client, group, language)
+    wanted = _wanted(task, data.client, group, language, ranks)
     if named:
         read = [files.read(path, wanted, "data.train") for path in named.train]
         tables = _Tables(read, [files.read(path, wanted, "data.test") for path in named.test], named.owners)
@@ -278,7 +289,29 @@ def load(
         others = task.rows(found, task.classes(tables.train))
         require_apart(others, source.train)
         source = replace(source, others=others)
+    source = replace(source, ranks=_ranks(tables.train, ranks, train.client or ()) if ranks else {})
     return replace(source, form=task.form(tables.train), tested=FILES if data.test else source.tested)
+
+
+def _ranks(tables: Sequence[Table], name: str, clients: Sequence[str]) -> dict[str, int]:
+    """The rank of each client: the same positive integer in all its rows."""
+    found: dict[str, int] = {}
+    rows = (
+        (table, row, value) for table in tables for row, value in enumerate(table.column(name, "method.ranks_column"))
+    )
+    for client, (table, row, value) in zip(clients, rows, strict=True):
+        text = str(value).strip()
+        if not (text.isascii() and text.isdigit()):
+            raise DataError(
+                f"{table.place(row)}: the rank in {name!r} is {value!r}, no positive integer; correct it or set "
+                "method.ranks_column to another column"
+            ).about("method.ranks_column", value, "positive integers")
+        if found.setdefault(client, int(text)) != int(text):
+            raise DataError(
+                f"{table.place(row)}: the rank in {name!r} is {value!r}, but client {client!r} has {found[client]} before; "
+                "give all its rows one rank, or set method.ranks_column to another column"
+            ).about("method.ranks_column", value, "one rank for a client")
+    return found
 
 
 def _wanted(task: Reads, *others: str) -> Collection[str]:
