@@ -137,7 +137,14 @@ def run(chosen: argparse.Namespace) -> None:
         say("calibrating the noise of coins")
         made, others = _of_coins(chosen, setting, say)
     if chosen.json:
-        facts = [_way_facts(setting, way, chosen) for way in ways]
+        facts = [
+            {
+                **asdict(way),
+                "noise_share": way.share(setting),
+                "bytes_up_a_round": _sent_by_all(setting, way, chosen),
+            }
+            for way in ways
+        ]
         alternatives = [_plan_facts(other) for other in others]
         listed = [asdict(row) for row in methods]
         print(json.dumps({**_plan_facts(made), "alternatives": alternatives, "ways": facts, "methods": listed}))
@@ -328,11 +335,6 @@ def settings_of(setting: Setting, way: Way, chosen: argparse.Namespace) -> str:
         for section, keys in tables.items()
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _way_facts(setting: Setting, way: Way, chosen: argparse.Namespace) -> dict[str, Any]:
-    sent = _sent_by_all(setting, way, chosen)
-    return {**asdict(way), "noise_share": way.share(setting), "bytes_up_a_round": sent}
 
 
 def _sent_by_all(setting: Setting, way: Way, chosen: argparse.Namespace) -> int | None:

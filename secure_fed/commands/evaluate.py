@@ -42,7 +42,11 @@ def run(chosen: argparse.Namespace) -> None:
         if value is not None and value < least:
             name = f"--{option.replace('_', '-')}"
             raise UsageError(f"{name} is {value}, but it must be at least {least}").about(name, value, f">= {least}")
-    _require_folder(chosen.include_path)
+    folder = chosen.include_path
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--include-path is {folder}, which is no folder: name the one with the task files").about(
+            "--include-path", folder, "a folder"
+        )
     _require_writable(chosen.out)
     read_facts(chosen.run_dir)
     config = read_config(chosen.run_dir)
@@ -54,7 +58,7 @@ def run(chosen: argparse.Namespace) -> None:
     lm_eval_tasks.require_installed()
     names, fewshot = list(dict.fromkeys(chosen.tasks)), chosen.num_fewshot
     chat = config.data.task == "chat" if chosen.apply_chat_template is None else chosen.apply_chat_template
-    with lm_eval_tasks.loaded(names, chosen.include_path, fewshot) as found:
+    with lm_eval_tasks.loaded(names, folder, fewshot) as found:
         loaded = trained.load_run(chosen.run_dir, chosen.client, best=chosen.best)
         if chat and not loaded.tokenizer.chat_template:
             raise UsageError(
@@ -119,13 +123,6 @@ def _require_language_model(config: RunConfig) -> None:
             f"this run's data.task is {task!r}, whose model scores no next tokens: lm-eval needs a language model, as of "
             "causal_lm, chat or multiple_choice"
         ).about("data.task", task, "causal_lm, chat or multiple_choice")
-
-
-def _require_folder(folder: Path | None) -> None:
-    if folder is not None and not folder.is_dir():
-        raise UsageError(f"--include-path is {folder}, which is no folder: name the one with the task files").about(
-            "--include-path", folder, "a folder"
-        )
 
 
 def _require_writable(out: Path | None) -> None:

@@ -230,7 +230,9 @@ class NodeLedger:
 
         def above(limits: Budget) -> list[str]:
             names = ledger.exceeded(run, cost, limits) if ledger else limits.exceeded([cost])
-            return [_limit(name, limits) for name in names]
+            # An RDP filter has one limit, for epsilon at a given delta.
+            said = {"delta": f"delta {limits.delta}", "RDP": f"epsilon {limits.epsilon} at delta {limits.delta}"}
+            return [said.get(name, f"epsilon {limits.epsilon}") for name in names]
 
         beyond_ledger = above(fixed) if ledger else []
         if beyond := beyond_ledger or above(policy):
@@ -252,13 +254,6 @@ class NodeLedger:
 def words(cost: Cost) -> str:
     """A cost in words."""
     return f"epsilon {cost.epsilon:.4g} and delta {cost.delta:.3g}"
-
-
-def _limit(name: str, limits: Budget) -> str:
-    """A limit in words; an RDP filter has one limit, for epsilon at a given delta."""
-    if name == "delta":
-        return f"delta {limits.delta}"
-    return f"epsilon {limits.epsilon}" + (f" at delta {limits.delta}" if name == "RDP" else "")
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,15 @@ def load_adapter(folder: str | Path, model: nn.Module | None = None) -> nn.Modul
     adapted already.
     """
     path = Path(folder)
-    note, tensors = _read_note(path), _read_tensors(path)
-    config = _config_of(path, note)
+    note = _read_note(path)
+    try:
+        tensors = Tensors.from_bytes((path / TENSORS).read_bytes())
+    except (OSError, safetensors.SafetensorError, KeyError) as error:
+        raise ModelError(f"{path / TENSORS} cannot be read ({error}): export the run again") from error
+    try:
+        config = RunConfig.from_dict(note.settings)
+    except ConfigError as error:
+        raise ModelError(f"{path / NOTE} is damaged, or of another version of secure-fed: {error}") from error
     base = model if model is not None else _load_base(path, note, config)
     adopt(base)
     _require_head(path, note, base)
@@ -147,20 +154,6 @@ def _read_note(path: Path) -> Note:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{file} is damaged ({type(error).__name__}: {error}): export the run again") from error
-
-
-def _read_tensors(path: Path) -> Tensors:
-    try:
-        return Tensors.from_bytes((path / TENSORS).read_bytes())
-    except (OSError, safetensors.SafetensorError, KeyError) as error:
-        raise ModelError(f"{path / TENSORS} cannot be read ({error}): export the run again") from error
-
-
-def _config_of(path: Path, note: Note) -> RunConfig:
-    try:
-        return RunConfig.from_dict(note.settings)
-    except ConfigError as error:
-        raise ModelError(f"{path / NOTE} is damaged, or of another version of secure-fed: {error}") from error
 
 
 def _load_base(path: Path, note: Note, config: RunConfig) -> nn.Module:

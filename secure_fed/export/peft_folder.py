@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Collection, Sequence, Set
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -65,23 +64,20 @@ def _config(
     pattern = "|".join(re.escape(name) for name in sorted(adapted))
     base = getattr(model, "config", None)
     of_transformers = type(model).__name__.endswith("ForSequenceClassification") and not is_pooled(base)
+    # The class by which AutoPeftModel loads the base model, if that is secure-fed's own.
+    ours = {"base_model_class": POOLED, "parent_library": "secure_fed"} if is_pooled(base) else None
     tasks = ("SEQ_CLS", None) if of_transformers else (None,)
     for task in tasks:
         saved = _untied(model, _head_modules(head, _PEFT_HEADS if task else ()))
         for modules in (saved, []):  # if not named, PEFT loads the head's tensors into the base model
             for targets in (endings, pattern):
                 config = form.adapter.peft_config(targets, modules_to_save=modules, base_model=base_model)
-                config.task_type, config.inference_mode, config.auto_mapping = task, True, _ours(base)
+                config.task_type, config.inference_mode, config.auto_mapping = task, True, ours
                 config.fan_in_fan_out = _is_transposed(model, adapted)
                 config.rank_pattern, config.alpha_pattern = _patterns(form)
                 if _matches(config, names) == adapted and _holds_only(saved, _wrapped(config, names)):
                     return config
     raise ModelError(f"PEFT cannot name the adapted layers of {type(model).__name__} apart: export it merged")
-
-
-def _ours(config: Any) -> dict[str, str] | None:
-    """The class by which AutoPeftModel loads the base model, if that is secure-fed's own; config: of the base model."""
-    return {"base_model_class": POOLED, "parent_library": "secure_fed"} if is_pooled(config) else None
 
 
 def on_mean_pooled(folder: Path) -> bool:

@@ -67,10 +67,14 @@ class Link:
 
     def command(self, agent: Path, port: int) -> list[str]:
         """The command line of the SuperNode. agent: the socket of the node's agent."""
+        beside = Path(sys.executable).with_name("flower-supernode")
+        program = str(beside) if beside.exists() else shutil.which(beside.name)
+        if not program:
+            raise LinkError("Flower is not installed on this machine: install secure-fed[flower]")
         secured = ["--insecure"] if self.insecure else ["--root-certificates", str(self.root_certificates)]
         known = ["--auth-supernode-private-key", str(self.auth_key)] if self.auth_key else []
         own = ["--host", "127.0.0.1", "--port", str(port), "--node-config", f'secure-fed-agent="{agent}"']
-        return [_executable("flower-supernode"), *secured, *known, "--superlink", self.superlink, *own]
+        return [program, *secured, *known, "--superlink", self.superlink, *own]
 
 
 def run(folder: Path, link: Link) -> None:
@@ -205,13 +209,6 @@ def _since(log: Path, begun: int) -> str:
     with open(log, "rb") as file:
         file.seek(begun)
         return file.read().decode(errors="replace")
-
-
-def _executable(name: str) -> str:
-    beside = Path(sys.executable).with_name(name)
-    if found := (str(beside) if beside.exists() else shutil.which(name)):
-        return found
-    raise LinkError("Flower is not installed on this machine: install secure-fed[flower]")
 
 
 def _free_port() -> int:

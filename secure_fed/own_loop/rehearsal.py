@@ -76,7 +76,10 @@ class Parts:
         batches: list[tuple[Literal["alone", "together", "many"], list[int]]] = [("alone", [one]) for one in tried]
         batches.append(("together", tried))
         if self._size > len(tried):
-            many = self._among(tried, rng)
+            known, last = set(tried), self._size - 1
+            others = (index for index in self._drawn(self._size, rng) if index not in known)
+            places = {number * last // (len(tried) - 1): index for number, index in enumerate(tried)}
+            many = [places[row] if row in places else next(others) for row in range(self._size)]
             first = rng.permutation(len(many)) < len(many) // 2
             halves = [[index for index, own in zip(many, first, strict=True) if own == half] for half in (True, False)]
             batches += [("many", half) for half in (*halves, many)]
@@ -97,13 +100,6 @@ class Parts:
         wanted += [of[epoch % len(of)] for of in (*classes[first:], *classes[:first])]
         wanted += self._drawn(_MOST, np.random.default_rng(epoch)) + looked
         return sorted(list(dict.fromkeys(wanted))[:_MOST])
-
-    def _among(self, tried: Sequence[int], rng: np.random.Generator) -> list[int]:
-        """The tried examples, spread from first row to last, among others."""
-        known, rows = set(tried), range(self._size)
-        others = (index for index in self._drawn(self._size, rng) if index not in known)
-        places = {number * (len(rows) - 1) // (len(tried) - 1): index for number, index in enumerate(tried)}
-        return [places[row] if row in places else next(others) for row in rows]
 
     def _drawn(self, most: int, rng: np.random.Generator) -> list[int]:
         """That many indices without repetition, or all, in any order."""
@@ -144,13 +140,6 @@ def _label_places(item: Any) -> tuple[Hashable, ...]:
     return (len(item) - 1,) if isinstance(item, tuple | list) else ("labels", "label")
 
 
-def _targets(item: Any) -> Any:
-    """An example's labels: its entry `labels` or `label`, or its last element."""
-    if isinstance(item, Mapping):
-        return item.get("labels", item.get("label"))
-    return item[-1] if isinstance(item, tuple | list) and item else None
-
-
 def _classes(item: Any) -> dict[Hashable, Hashable]:
     """By place in an example, the parts that may be classes."""
     if isinstance(item, Mapping):
@@ -181,7 +170,10 @@ def _class(value: Any) -> Hashable | None:
 
 def _counted(item: Any) -> int:
     """The number of an example's tokens that have a label; its length if its tokens have no labels."""
-    labels = _targets(item)
+    if isinstance(item, Mapping):
+        labels = item.get("labels", item.get("label"))
+    else:
+        labels = item[-1] if isinstance(item, tuple | list) and item else None
     if isinstance(labels, list) and all(isinstance(one, int) for one in labels):
         return sum(one >= 0 for one in labels)
     if isinstance(labels, Tensor) and labels.ndim == 1:

@@ -186,7 +186,11 @@ class PrivateSteps:
         if batch.rehearsal:
             self._rehearsal.add(batch.rehearsal, found, self._gradients.summed())
         self._gradients.clear()
-        self._forget_gradients_of_frozen()
+        # The optimizer would step a frozen parameter along a gradient from before it was frozen, without noise.
+        for group in self._optimizer.param_groups:
+            for one in group["params"]:
+                if not one.requires_grad:
+                    one.grad = None
         self._batch = None
         return released
 
@@ -201,13 +205,6 @@ class PrivateSteps:
         divisor = self._expected if self.reduction == "mean" else 1.0
         noised = self._mechanism.noised(total, self._allowance.sensitivity, self._stream)
         return {name: (part / divisor).to(self._trained[name]) for name, part in noised.items()}
-
-    def _forget_gradients_of_frozen(self) -> None:
-        """The optimizer would step a frozen parameter along a gradient from before it was frozen, without noise."""
-        for group in self._optimizer.param_groups:
-            for one in group["params"]:
-                if not one.requires_grad:
-                    one.grad = None
 
     def _require_unchanged(self) -> None:
         """Every buffer and every parameter is as when the loop got the batch: no pass moved it."""

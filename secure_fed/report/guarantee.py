@@ -143,9 +143,13 @@ def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, .
     against = at_most(guarantee.epsilon_participants) if guarantee else ""
     server = f"epsilon {against}" if holds and place != "sum" else "trusted" if holds else "no limit"
     readers = f"epsilon {at_most(guarantee.epsilon)}" if guarantee and holds else "no limit"
+    sees = f"sees every {_NOISED.get(place, '')}update"
+    if masked(record):
+        few = record.draws_by_coins and not record.config.secure_aggregation.active
+        sees = f"sees {'each sum, even of one client' if few else 'only the sum of a round'}{_IN_SUM.get(place, '')}"
     return (
         Station(counted(len(record.client_names), "client"), _CLIENTS[place], noise=_BY_CLIENTS.get(place, "")),
-        Station("Server", _sees(record, place), server, noise="+ noise" if place == "sum" else ""),
+        Station("Server", sees, server, noise="+ noise" if place == "sum" else ""),
         Station("Readers of the model", "the model after every round", readers),
     )
 
@@ -156,14 +160,6 @@ def carried(record: RunRecord) -> tuple[str, str]:
         "masked updates; masks cancel when summed" if masked(record) else "updates, not texts",
         "the shared model",
     )
-
-
-def _sees(record: RunRecord, place: str) -> str:
-    """The server's view of a round, in a few words."""
-    if not masked(record):
-        return f"sees every {_NOISED.get(place, '')}update"
-    few = record.draws_by_coins and not record.config.secure_aggregation.active
-    return f"sees {'each sum, even of one client' if few else 'only the sum of a round'}{_IN_SUM.get(place, '')}"
 
 
 def in_detail(guarantee: Guarantee) -> str:

@@ -244,11 +244,8 @@ def drawing(title: str, draw: Callable[[Axes], None], inches: tuple[float, float
         draw(axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-        return _inline(buffer.getvalue(), title)
-
-
-def _inline(document: str, title: str) -> str:
-    """The <svg> element alone: without a fixed size, in the page's colours, with an accessible name."""
+    # The <svg> element alone: without a fixed size, in the page's colours, with an accessible name.
+    document = buffer.getvalue()
     element = _GROUP_ID.sub("<g", _DROPPED.sub("", document[document.index("<svg") :])).strip()
     for colour, variable in _VARIABLES.items():
         element = element.replace(colour, variable)

@@ -92,18 +92,15 @@ def _time(record: RunRecord, found: Facts | None) -> Rows:
     invited = f" of {number(found['clients'])} invited" if found else ""
     survivors = [row["masked"].get("survivors") for row in record.rounds]
     fewest = min((count for count in survivors if count is not None), default=None)
+    clients = "not measured: each client ran on its own node"
+    if not record.deployed:
+        seconds = _total(record, "client_seconds")
+        clients = time(seconds) + _each(time(seconds / _turns(record, found)), found)
     return [
-        ("time of all clients together", _time_of_clients(record, found)),
+        ("time of all clients together", clients),
         ("time of the server", time(_total(record, "server_seconds"))),
         ("clients in the smallest sum", number(fewest) + invited),
     ]
-
-
-def _time_of_clients(record: RunRecord, found: Facts | None) -> str:
-    if record.deployed:
-        return "not measured: each client ran on its own node"
-    clients = _total(record, "client_seconds")
-    return time(clients) + _each(time(clients / _turns(record, found)), found)
 
 
 def _protocol(record: RunRecord, found: Facts) -> Rows:

@@ -100,19 +100,17 @@ def membership(record: RunRecord) -> str:
     """Accuracy, AUC and true-positive rates with their meaning; empty where nothing was measured or audited."""
     found = measured(record)
     measured_here = "" if not found else _reported(record, found)
-    of_data = "".join(_of_data(record, title, key) for title, key in _OF_DATA)
+    # Figures of the data itself; a private run's are in the owner's page alone.
+    whose = paragraph(f"For {FOR_THE_OWNER}.", "notice") if record.private else ""
+    of_data = "".join(
+        subsection(title, whose + _reported(record, part))
+        for title, key in _OF_DATA
+        if (part := (record.result or {}).get(key))
+    )
     # In a private run only the page in the private folder has the link, and lies beside the audit.
     path = record.audit.rpartition("/")[2] if record.private else record.audit
     audit = link(path, _AUDIT) if path else ""
     return section("Membership inference: what the model reveals", measured_here, of_data, audit)
-
-
-def _of_data(record: RunRecord, title: str, key: str) -> str:
-    """Figures of the data itself; a private run's are in the owner's page alone."""
-    if not (found := (record.result or {}).get(key) or {}):
-        return ""
-    whose = paragraph(f"For {FOR_THE_OWNER}.", "notice") if record.private else ""
-    return subsection(title, whose + _reported(record, found))
 
 
 def measured(record: RunRecord) -> Mapping[str, Any]:

@@ -188,12 +188,17 @@ def results(record: RunRecord) -> str:
     """Every number of the result as a table, folded away; of an unfinished run the numbers so far."""
     result = record.result or {}
     expected = ", expected" if record.hides_cohort else ""
+    clients = number(len(record.client_names))
+    # Phantom clients, if there are any. Phantom examples belong to clients and are not counted here.
+    phantoms = (record.facts.get("phantoms") or {}).get("units")
+    if phantoms and record.config.privacy.unit in ("none", "client"):
+        clients += f" and {number(phantoms)} phantoms"
     rows = (
         ("method", record.config.method.name),
         ("model", _model(record)),
         ("data", _data(record)),
         ("task", str(record.facts.get("task", MISSING))),
-        ("clients", number(len(record.client_names)) + _phantoms(record)),
+        ("clients", clients),
         ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         *key_numbers(record),
@@ -233,12 +238,6 @@ def _data(record: RunRecord) -> str:
     files = record.config.data.train
     configured = (files if isinstance(files, str) else ", ".join(files)) or record.config.data.name
     return str((record.result or {}).get("data") or configured)
-
-
-def _phantoms(record: RunRecord) -> str:
-    """Phantom clients, if there are any. Phantom examples belong to clients and are not counted here."""
-    count = (record.facts.get("phantoms") or {}).get("units")
-    return f" and {number(count)} phantoms" if count and record.config.privacy.unit in ("none", "client") else ""
 
 
 def _cohort(record: RunRecord) -> str:

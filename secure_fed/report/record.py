@@ -138,7 +138,11 @@ def read(run_dir: Path) -> RunRecord:
     if record.private:
         record = _shown(record)
     if record.withholds_test and record.result is not None:
-        record = replace(record, result=_untested(record.result))
+        # A result without measurements on test rows.
+        tested = {name: None for name, source in published.RESULT.items() if source is published.TEST}
+        metrics = (record.result.get("metrics") or {}).items()
+        of_releases = {name: value for name, value in metrics if name in published.ROUND}
+        record = replace(record, result={**record.result, **tested, "metrics": of_releases})
     return _ended(record)
 
 
@@ -180,13 +184,6 @@ def _shown(record: RunRecord) -> RunRecord:
     return replace(
         record, facts=published.without_withheld(record.facts, published.FACTS), rounds=rounds, result=result
     )
-
-
-def _untested(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result without measurements on test rows."""
-    tested = {name: None for name, source in published.RESULT.items() if source is published.TEST}
-    of_releases = {name: value for name, value in (result.get("metrics") or {}).items() if name in published.ROUND}
-    return {**result, **tested, "metrics": of_releases}
 
 
 def _own(file: Path) -> dict[str, Any]:
