@@ -184,15 +184,12 @@ class FraLora(AveragedLora):
 
     def _step(self, name: str, means: Mapping[str, Tensors], product: LowRank, noise_std: float) -> Member:
         """The mean change of the matrix `product` (m, n)."""
-        mean = self._denoised(means[CHANGE][name], noise_std)
+        mean = means[CHANGE][name]
+        if noise_std and self.denoise not in ("none", "tangent"):
+            mean = denoised(mean, min(self.adapter.rank, *mean.shape), noise_std, shrink=self.denoise == "shrink")
         if self.sketch is not None:
             mean = sketches.lifted(sketches.basis(means[SKETCH].tensor(name)), mean)
         return tangent(mean, product) if noise_std and self.denoise == "tangent" else mean
-
-    def _denoised(self, mean: Member, noise_std: float) -> Member:
-        if noise_std == 0 or self.denoise in ("none", "tangent"):
-            return mean
-        return denoised(mean, min(self.adapter.rank, *mean.shape), noise_std, shrink=self.denoise == "shrink")
 
     def _products(self, before: Tensors, after: Tensors) -> dict[str, LowRank]:
         """The change of every adapted matrix, in factors, by the name under which it is sent."""

@@ -46,15 +46,11 @@ CARD = Card(
 def build(run: RunConfig) -> FraThenFfa:
     method, rounds = run.method, run.federation.rounds
     adapter, sketch = LoraAdapter.of(method), sketch_of(method)
-    built = FraThenFfa(adapter, CARD, _switch(run), method.denoise, sketch, over_sum(method))
+    # FRA rounds: as set, or five, or half of fewer than ten rounds. A run of one round is FRA.
+    switch_round = min(5, max(1, rounds // 2)) if method.switch_round is None else method.switch_round
+    built = FraThenFfa(adapter, CARD, switch_round, method.denoise, sketch, over_sum(method))
     built.settings(rounds)
     return built
-
-
-def _switch(run: RunConfig) -> int:
-    """The number of FRA rounds: as set, or five, or half of fewer than ten rounds. A run of one round is FRA."""
-    usual = min(5, max(1, run.federation.rounds // 2))
-    return usual if run.method.switch_round is None else run.method.switch_round
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,12 @@ class Subspace(AveragedLora):
         head = changes.without(delta(pair.module) for pair in found)
         sent = {}
         for pair in found:
-            factors = cast(LowRank, changes[delta(pair.module)])
-            sent[delta(pair.module)] = self._product(pass_name, factors, self._by(pass_name, before, pair, means))
+            # D_i or D_i^T times Q, computed in float64 and sent in the type of the change
+            change, q = cast(LowRank, changes[delta(pair.module)]), self._by(pass_name, before, pair, means)
+            left, right = change.left.double(), change.right.double()
+            q = q.to(left.device)
+            made: Tensor = right.T @ (left.T @ q) if self._turned(pass_name) else left @ (right @ q)
+            sent[delta(pair.module)] = made.to(change.dtype)
         return head | sent if pass_name == CHANGE else Tensors(sent)
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
@@ -111,13 +115,6 @@ class Subspace(AveragedLora):
         a, b = before.tensor(pair.a), before.tensor(pair.b)
         columns = min(self.columns, b.shape[0], a.shape[1])
         return start(a.shape[1], columns, sketch.seed_of(name, a, b))
-
-    def _product(self, pass_name: str, change: LowRank, by: Tensor) -> Tensor:
-        """D_i or D_i^T times `by`, computed in float64 and sent in the type of the change."""
-        left, right = change.left.double(), change.right.double()
-        by = by.to(left.device)
-        made: Tensor = right.T @ (left.T @ by) if self._turned(pass_name) else left @ (right @ by)
-        return made.to(change.dtype)
 
     def _turned(self, pass_name: str) -> bool:
         """Whether the pass multiplies by D_i^T instead of D_i."""

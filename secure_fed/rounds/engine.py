@@ -80,7 +80,13 @@ def run(
         if kept is None:
             keeper.keep(state, record)
         if schedule.evaluates(state.round):
-            record = _with_metrics(record, evaluate(state))
+            measured = evaluate(state)
+            if clash := sorted({*record, "seconds"} & set(measured)):
+                message = (
+                    f"metrics gives {clash[0]!r}, a name that every round's record has already; call it something else"
+                )
+                raise ConfigError(message).about("metrics", clash[0], "a name of its own")
+            record = record | measured
         yield state, _plain(record | {"seconds": time.perf_counter() - started})
 
 
@@ -167,13 +173,6 @@ def dealt_wrong(records: Sequence[Record], names: Sequence[str]) -> list[int]:
     """
     caught = {name for record in records for name, how in record.get("caught", {}).items() if how == _MISDEALT}
     return [client for client, name in enumerate(names) if name in caught]
-
-
-def _with_metrics(record: Record, measured: Record) -> Record:
-    if clash := sorted({*record, "seconds"} & set(measured)):
-        message = f"metrics gives {clash[0]!r}, a name that every round's record has already; call it something else"
-        raise ConfigError(message).about("metrics", clash[0], "a name of its own")
-    return record | measured
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privacy.errors import PrivacyError
 from secure_fed.activity import activity
@@ -23,10 +23,6 @@ from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Filtering, Method, Settling, Shrinking, State
 from secure_fed.rounds.cohort import cohort_size
 from secure_fed.tensors.tensors import Layout
-
-if TYPE_CHECKING:
-    from privacy.forecast import Way
-
 
 Settings = dict[tuple[str, str], Any]  # by section and name
 
@@ -110,22 +106,21 @@ def _in_turn(
     takes_back = takes_back and not unsteady(method, initial, config.federation.rounds)
     setting = Setting(clients, cohort, config.federation.rounds, privacy.delta, dim=numbers or None)
     target = Target(privacy.epsilon, privacy.noise_multiplier, privacy.delta, stop_early=True)
+    noise = "central" if privacy.clip_quantile is not None else config.privacy.noise
     possible = Possible(shares, 0, takes_back, config.federation.momentum)
     try:
         with activity("comparing the ways to add noise"):
-            ways = [way for way in in_turn(setting, target, possible) if _left_open(config.privacy, way)]
+            ways = [
+                way
+                for way in in_turn(setting, target, possible)
+                if noise in ("auto", way.noise) and privacy.correlation in ("auto", way.correlation)
+            ]
     except PrivacyError:
         ways = []
     if not ways:
         return _of_sums(privacy)  # the planning refuses impossible settings, with the reason
     chosen = pick(setting, ways)
     return chosen.noise, chosen.correlation
-
-
-def _left_open(privacy: PrivacyConfig, way: Way) -> bool:
-    """Whether the settings allow this way."""
-    noise = "central" if privacy.clip_quantile is not None else privacy.noise
-    return noise in ("auto", way.noise) and privacy.correlation in ("auto", way.correlation)
 
 
 def client_steps(config: RunConfig, lr: float, head: float, numbers: int, *, own: bool) -> Settings:
@@ -152,24 +147,19 @@ def client_steps(config: RunConfig, lr: float, head: float, numbers: int, *, own
     schedule = "stable_decay" if unit == "none" else "constant"
     usual = head if unit == "none" and training.optimizer == "adamw" else 1.0
     rate = longer * lr if training.lr is None else training.lr
+    # A contribution is clipped to the length of one step of AdamW where noise is added to it. The first step moves each of d
+    # numbers by lr, so it is lr sqrt(d) long for any data: hardly any of it is clipped, and little noise is wasted on longer
+    # contributions that nobody sends. Several steps are clipped to the length of one.
+    clip_norm = config.privacy.clip_norm
+    if clip_norm is None and unit != "none":
+        clip_norm = rate * math.sqrt(numbers) if _noised(config, own=own) and numbers else config.privacy.clip
     return {
         ("training", "batch_size"): batch if training.batch_size is None else training.batch_size,
         ("training", "lr"): rate,
         ("training", "head_factor"): usual if training.head_factor is None else training.head_factor,
         ("training", "lr_schedule"): schedule if training.lr_schedule == "auto" else training.lr_schedule,
-        ("privacy", "clip_norm"): _clip_norm(config, rate, numbers, own=own),
+        ("privacy", "clip_norm"): clip_norm,
     }
-
-
-def _clip_norm(config: RunConfig, lr: float, numbers: int, *, own: bool) -> float | None:
-    """The length of one step of AdamW for a client's contribution, else 1; none where nothing is clipped.
-
-    The first step moves each of d numbers by lr, so it is lr sqrt(d) long for any data: hardly any of it is clipped, and little
-    noise is wasted on longer contributions that nobody sends. Several steps are clipped to the length of one.
-    """
-    if config.privacy.clip_norm is not None or config.privacy.unit == "none":
-        return config.privacy.clip_norm
-    return lr * math.sqrt(numbers) if _noised(config, own=own) and numbers else config.privacy.clip
 
 
 def _noised(config: RunConfig, *, own: bool) -> bool:

@@ -103,7 +103,13 @@ class _VectorSum:
 
     def __init__(self, contribution: Tensors, precise: bool) -> None:
         """For the small tensors of the first contribution that are not low-rank, in float32 unless `precise`."""
-        small = contribution.select(name for name, member in contribution.items() if _is_small(member))
+        small = contribution.select(  # added faster in one vector than one by one; only types whose sum is float32
+            name
+            for name, member in contribution.items()
+            if isinstance(member, Tensor)
+            and member.numel() <= _SMALL
+            and torch.promote_types(member.dtype, torch.float32) == torch.float32
+        )
         self.names = tuple(small)
         self._layout = Layout.of(small)
         device = next((part.device for part in small.parts().values()), None)
@@ -185,12 +191,6 @@ def _added(
         sum_so_far = formed
     sum_so_far.add(member, weight)
     return sum_so_far
-
-
-def _is_small(member: Member) -> bool:
-    """Whether a member is added faster with others in one vector than by itself; only for types whose sum is float32."""
-    plain = isinstance(member, Tensor) and member.numel() <= _SMALL
-    return plain and torch.promote_types(member.dtype, torch.float32) == torch.float32
 
 
 class TrimmedSum:

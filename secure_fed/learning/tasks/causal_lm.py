@@ -120,7 +120,10 @@ def continuations(
     the special tokens that it adds itself. A sequence that is too long loses the prompt's beginning first, then the target's
     end.
     """
-    joined = [prompt + _gap(prompt, target) for prompt, target in zip(prompts, targets, strict=True)]
+    joined = []
+    for prompt, target in zip(prompts, targets, strict=True):
+        apart = prompt and target and not prompt[-1].isspace() and not target[0].isspace()
+        joined.append(prompt + " " if apart else prompt)
     whole = aligned(tokenizer, [prompt + target for prompt, target in zip(joined, targets, strict=True)])
     end = [tokenizer.eos_token_id] if ends and tokenizer.eos_token_id is not None else []
     for prompt, (ids, spans) in zip(joined, whole, strict=True):
@@ -139,10 +142,6 @@ def continuations(
             yield {"input_ids": ids[kept], "labels": labels[kept]}
         else:  # one padding token, because a model cannot read an empty sequence
             yield {"input_ids": np.array([pad_id(tokenizer)], dtype=np.int32), "labels": np.array([IGNORED])}
-
-
-def _gap(prompt: str, target: str) -> str:
-    return " " if prompt and target and not prompt[-1].isspace() and not target[0].isspace() else ""
 
 
 def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:

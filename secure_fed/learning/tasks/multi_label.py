@@ -117,7 +117,9 @@ def _one_a_row(table: Table, column: str) -> tuple[Table, list[int]]:
                 f"{table.place(row)}: {column!r} is {value!r:.60}, which is not a list of labels; "
                 "correct it or set data.label to another column"
             )
-        if _is_indicator(labels):
+        # Some libraries state for every label whether the text has it: zeros and ones, some repeated.
+        names = list(map(str, labels))
+        if len(set(names)) < len(names) and all(name in ("0", "1", "0.0", "1.0") for name in names):
             raise DataError(
                 f"{table.place(row)}: {column!r} is {value!r:.60}, a 0 or 1 for every label; list the labels that the text "
                 "has, by their names or numbers"
@@ -126,12 +128,6 @@ def _one_a_row(table: Table, column: str) -> tuple[Table, list[int]]:
     lines = [line for line, labels in zip(table.lines, lists, strict=True) for _ in labels]
     flat: list[object] = [label for labels in lists for label in labels]
     return Table(table.source, {column: flat}, (column,), lines, table.unit, table.classes), list(map(len, lists))
-
-
-def _is_indicator(labels: Sequence[object]) -> bool:
-    """Whether a list states for every label whether the text has it, as some libraries expect: zeros and ones, some
-    repeated."""
-    return len(set(map(str, labels))) < len(labels) and all(str(one) in ("0", "1", "0.0", "1.0") for one in labels)
 
 
 def build(data: DataConfig) -> MultiLabel:

@@ -76,7 +76,11 @@ class ByFunction:
         if self._spoilt:
             raise _changed(self._spoilt)
         left = _left(model, given)
-        _require_frozen(left, objective, start, job.trainable)
+        # Parameters that do not train keep their values in the model that the function left, and all keep their shapes.
+        for name, shared in objective.model.named_parameters():
+            now, before = left[name].detach(), start.get(name, shared.detach())
+            if now.shape != before.shape or (name not in job.trainable and not _same(now, before)):
+                raise _changed(name)
         if not isinstance(loss, float | None):
             raise OwnLoopError(f"local returned a {type(loss).__name__}; return the loss as a float, or None")
         moved = ((name, job.before.tensor(name) + (_value(left[name]) - start[name])) for name in job.trainable)
@@ -131,18 +135,6 @@ def _left(model: nn.Module, given: Mapping[str, nn.Parameter]) -> dict[str, nn.P
             "the parameters that have requires_grad, without a peft_config of your own"
         )
     return left
-
-
-def _require_frozen(
-    left: Mapping[str, nn.Parameter], objective: Objective, start: Mapping[str, Tensor], trainable: Sequence[str]
-) -> None:
-    """OwnLoopError if a parameter that does not train has another value in the model that the function left, or a trained one
-    another shape.
-    """
-    for name, shared in objective.model.named_parameters():
-        now, before = left[name].detach(), start.get(name, shared.detach())
-        if now.shape != before.shape or (name not in trainable and not _same(now, before)):
-            raise _changed(name)
 
 
 def _same(now: Tensor, before: Tensor) -> bool:

@@ -151,15 +151,12 @@ class MaskedClient:
             return masking.mask(stage.message, words), elsewhere
         steps = {"share": masking.share, "consistency": masking.confirm, "unmask": masking.unmask}
         if stage.name == ("consistency" if stage.parameters.active else "unmask"):
-            self._check_survivors(stage)
+            # refuse a list of survivors whose sum would reveal a contribution
+            survivors = listed(stage.message, stage.parameters).present
+            if self._listed is not None:
+                require_enough(survivors.intersection(self._listed.contributors), stage.parameters, self._terms)
+            self._passes.check(survivors)
         return steps[stage.name](stage.message), 0.0
-
-    def _check_survivors(self, stage: Stage) -> None:
-        """Refuse a list of survivors whose sum would reveal a contribution."""
-        survivors = listed(stage.message, stage.parameters).present
-        if self._listed is not None:
-            require_enough(survivors.intersection(self._listed.contributors), stage.parameters, self._terms)
-        self._passes.check(survivors)
 
     def _words(self, stage: Stage) -> tuple[Words, float]:
         request = stage.request
@@ -167,7 +164,12 @@ class MaskedClient:
         cohort = contributors(stage, self.client.index, self._terms)
         self._listed = stage.listed
         if request is None:  # invited to make up the number
-            self._require_filling()
+            # Zeros are sent only where coins draw the cohort: a server that makes all clients but one send zeros reads the
+            # contribution of that one client.
+            if not self._terms.varies:
+                raise Tampering(
+                    "the server requested zeros from this client in a sum to which every invited client contributes"
+                )
             self._passes.fill()
             return np.zeros(stage.parameters.length, np.uint32 if stage.parameters.bits == 32 else np.uint64), 0.0
         self._require_expected(request, stage)
@@ -201,16 +203,6 @@ class MaskedClient:
         if isinstance(encoding, Noised) and isinstance(self.client, Phantom):
             return replace(encoding, silent=True)
         return encoding
-
-    def _require_filling(self) -> None:
-        """Refuse to send zeros unless coins draw the cohort.
-
-        A server that makes all clients but one send zeros reads the contribution of that one client.
-        """
-        if not self._terms.varies:
-            raise Tampering(
-                "the server requested zeros from this client in a sum to which every invited client contributes"
-            )
 
     def _count(self) -> None:
         """Refuse more noised sums than the run reserved, unmasked or not."""

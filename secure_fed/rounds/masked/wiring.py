@@ -137,7 +137,10 @@ def behind_masks(
         behind = masked_clients(clients, rounds, clock, coin, elsewhere.players, fails_nonfinite=fails)
         return Masks(behind, MaskedSum.resumable(terms, len(clients), clock, device))
     together = OneProcess()  # both sides are made here, so all clients are of this process
-    workers = Workers() if _worth_workers(config, terms) else None
+    # masks are spread over processes if there are several cores, clients that work at the same time, and many shares
+    several = cores() != 1 and config.training.together != 1
+    worth = several and terms.invited * terms.choice(terms.invited).neighbours >= _WORTH_WORKERS
+    workers = Workers() if worth else None
     players: Players = workers or Here(together)
     behind = masked_clients(clients, rounds, clock, coin, players, fails_nonfinite=fails)
     during = workers.session if workers else together.session
@@ -203,13 +206,6 @@ def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, roun
             "sum needs, since held-out clients and missing phantoms leave places empty: set evaluation.phantoms to 0 or to at "
             f"least {math.ceil(1 / order.rate)}, evaluation.audit_fraction to 0, or raise secure_aggregation.dropout"
         ).about("evaluation.phantoms", found, f"at least {least} in every masked sum")
-
-
-def _worth_workers(config: RunConfig, terms: Terms) -> bool:
-    """Whether masks are spread over processes: there are several cores, many shares, and clients that work at the same time."""
-    if cores() == 1 or config.training.together == 1:
-        return False
-    return terms.invited * terms.choice(terms.invited).neighbours >= _WORTH_WORKERS
 
 
 def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:

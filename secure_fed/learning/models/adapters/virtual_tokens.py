@@ -177,7 +177,10 @@ class _VirtualTokens(ABC):
         room = Room.of(base, self.length, self.max_length)
         names = install(model, base, _PROMPT, lambda: self.made(embeddings_of(base)), head, seed)
         base.register_forward_pre_hook(_Prepended(room), with_kwargs=True)
-        if not _pools_the_first(model):
+        # A sequence classifier on an encoder reads only the first token of the base model's output. A decoder's head is called
+        # `score`, and finds its token in the ids of the text.
+        of_sequences = type(model).__name__.endswith("ForSequenceClassification") and hasattr(model, "classifier")
+        if not of_sequences or getattr(model.config, "classifier_pooling", "cls") != "cls":
             base.register_forward_hook(_Stripped(self.length))
         return names
 
@@ -217,15 +220,6 @@ class EncodedPromptTokens(_VirtualTokens):
         )
         config.num_transformer_submodules = 1
         return PromptEncoder(config)
-
-
-def _pools_the_first(model: nn.Module) -> bool:
-    """Whether the head reads only the first token of the base model's output: a sequence classifier on an encoder.
-
-    A decoder's head is called `score`, and finds its token in the ids of the text.
-    """
-    of_sequences = type(model).__name__.endswith("ForSequenceClassification") and hasattr(model, "classifier")
-    return of_sequences and getattr(model.config, "classifier_pooling", "cls") == "cls"
 
 
 @dataclass(frozen=True)

@@ -238,12 +238,10 @@ class _Cohort:
         def found(objective: Objective, work: Work) -> tuple[Found, list[int]]:
             return found_in(objective, self._places, work[0]), work[1]
 
-        yield from crew.results(found, map(self._seeded, self._packing.packs(entries, clients)))
-
-    def _seeded(self, work: Work) -> Work:
-        if self._dropout is None:
-            return work
-        return replace(work[0], seed=int(self._dropout.integers(2**63))), work[1]
+        packs: Iterator[Work] = self._packing.packs(entries, clients)
+        if (dropout := self._dropout) is not None:
+            packs = ((replace(part, seed=int(dropout.integers(2**63))), owners) for part, owners in packs)
+        yield from crew.results(found, packs)
 
     def _step(self, step: int, gradient: Tensor) -> None:
         """Step along the gradients (S, P) of the first S clients, each at the rate of its own schedule."""
